@@ -1,0 +1,140 @@
+"""Every default in one place, with its unit in its name and its source in its docstring."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from asyncfetch.errors import ConfigError
+
+__all__ = ["DecoderBackend", "FetchConfig", "RetryConfig", "StreamConfig", "TimeoutConfig"]
+
+MIB = 1024 * 1024
+
+DecoderBackend = Literal["auto", "torchcodec", "pyav"]
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutConfig:
+    """Limits on the phases of one attempt. There is none on the whole body: a slow but moving body is left alone."""
+
+    connect_seconds: float = 10.0
+    """TCP and TLS together, per attempt. object_store and s3fs allow 5 s, huggingface_hub 10 s."""
+    first_byte_seconds: float = 30.0
+    """From the request's last byte to the response's first. S3 answers in 0.1-0.2 s, 99.84 % within 10 s."""
+    stall_seconds: float = 30.0
+    """Longest silence inside a body. aws-c-s3 gives up at 30 s below 1 B/s."""
+
+    def __post_init__(self) -> None:
+        for name in ("connect_seconds", "first_byte_seconds", "stall_seconds"):
+            _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryConfig:
+    """The one retry layer. Waits are drawn from U(0, min(initial * 2**n, maximum)): "full jitter"."""
+
+    attempts: int = 5
+    """Requests for one range in all; progress in a body starts the count afresh. 1 switches retrying off."""
+    total_seconds: float = 120.0
+    """No new attempt starts later than this after the first one; botocore and object_store allow 60-180 s."""
+    initial_seconds: float = 0.1
+    """Upper bound of the first wait."""
+    maximum_seconds: float = 10.0
+    """Upper bound of any wait that the server didn't ask for."""
+    retry_after_maximum_seconds: float = 60.0
+    """A server's Retry-After above this ends the request as Throttled instead of being waited for."""
+
+    def __post_init__(self) -> None:
+        _require(self.attempts >= 1, f"attempts must be at least 1, not {self.attempts}")
+        for name in ("total_seconds", "initial_seconds", "maximum_seconds", "retry_after_maximum_seconds"):
+            _require(getattr(self, name) >= 0, f"{name} must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchConfig:
+    """How objects are asked for."""
+
+    max_requests_per_host: int = 64
+    """Requests in flight to one (scheme, host, port). 64 connections were the best of 4-128 on a Hub bucket."""
+    timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
+    retry: RetryConfig = field(default_factory=RetryConfig)
+    max_redirects: int = 10
+    """Redirects followed for one request; what browsers, reqwest and aiohttp allow."""
+    keepalive_seconds: float = 12.0
+    """Idle connections are closed after this; S3 closes them at about 20 s, aiobotocore uses 12 s."""
+    ca_file: str | None = None
+    """PEM file of the authorities to trust instead of the system's."""
+    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Extra request headers by host ("data.example.org" or "data.example.org:8443"). They never reach another host."""
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Bearer tokens by host, sent over https only (and to loopback)."""
+    trust_env: bool = True
+    """Whether HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc count."""
+    max_known_objects: int = 65_536
+    """Objects whose version and size are remembered, about 200 bytes each; the least recently used is forgotten."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_requests_per_host >= 1, "max_requests_per_host must be at least 1")
+        _require(self.max_redirects >= 0, "max_redirects must not be negative")
+        _require(self.keepalive_seconds > 0, "keepalive_seconds must be positive")
+        _require(self.max_known_objects >= 1, "max_known_objects must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """How a dataset is streamed. All byte bounds are for one rank: its loader workers share them."""
+
+    fetch: FetchConfig = field(default_factory=FetchConfig)
+    max_bytes: int = 2048 * MIB
+    """Clips, table rows and indexes in memory, and the decoders on them (a quarter of it)."""
+    decoded_max_bytes: int = 64 * MIB
+    """Decoded samples that wait for the consumer."""
+    lanes: int = 64
+    """Independent sequences of episodes that a shuffled order goes round; a power of two."""
+    pool_episodes: int = 64
+    """Episodes that frames are drawn from at a time, over all lanes; at least one a lane."""
+    prefetch_episodes: int = 8
+    """Episodes fetched ahead of the pool."""
+    decode_threads: int | None = None
+    """Threads that decode; None means one a core this process may use, divided among the loader workers."""
+    decoder: DecoderBackend = "auto"
+    """ "torchcodec", "pyav", or "auto": torchcodec where it loads, PyAV elsewhere."""
+    decoder_cache_size: int | None = None
+    """Open decoders kept; None means ASYNCFETCH_DECODER_CACHE_SIZE or else what the pool needs, at least 100."""
+
+    def __post_init__(self) -> None:
+        _require(self.max_bytes > 0, "max_bytes must be positive")
+        _require(self.decoded_max_bytes > 0, "decoded_max_bytes must be positive")
+        _require(
+            self.lanes >= 1 and self.lanes & (self.lanes - 1) == 0,
+            f"lanes must be a power of two, not {self.lanes}",
+        )
+        _require(
+            self.pool_episodes >= self.lanes,
+            f"pool_episodes={self.pool_episodes} must be at least one a lane: lower lanes={self.lanes} too",
+        )
+        _require(self.prefetch_episodes >= 0, "prefetch_episodes must not be negative")
+        _require(self.decode_threads is None or self.decode_threads >= 1, "decode_threads must be at least 1")
+        _require(
+            self.decoder in {"auto", "torchcodec", "pyav"},
+            f"decoder must be 'auto', 'torchcodec' or 'pyav', not {self.decoder!r}",
+        )
+        _require(
+            self.decoder_cache_size is None or self.decoder_cache_size >= 1,
+            "decoder_cache_size must be at least 1",
+        )
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on, at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1

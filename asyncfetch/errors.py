@@ -1,0 +1,236 @@
+"""Every error a user of asyncfetch can meet, in one tree.
+
+    AsyncFetchError
+    ├── ConfigError (ValueError)                    fix the call or the configuration
+    ├── FetchError                                  one object could not be read: url, start, stop, host, status, attempts
+    │   ├── NotFound (FileNotFoundError)            the server says that it isn't there
+    │   ├── AccessDenied (PermissionError)          credentials are missing, wrong or expired
+    │   ├── RangeNotSatisfiable                     the asked range isn't within the object
+    │   ├── ObjectChanged                           the object was replaced while it was being read
+    │   ├── InvalidResponse                         the server broke the protocol; its bytes were thrown away
+    │   ├── Throttled                               the server asked us to slow down for longer than we may wait
+    │   ├── FetchTimeout (TimeoutError)             a phase (connect, first byte, stall) took too long
+    │   └── ConnectionFailed (ConnectionError)      no connection, or it broke
+    ├── DatasetError                                a dataset isn't what it says it is
+    │   ├── FormatError                             a file can't be read as what it should be
+    │   ├── EpisodeNotFound (KeyError)              no such episode
+    │   └── FrameMissing                            the video has no such frame
+    ├── DecodeError                                 the bytes came, but no decoder could read them
+    ├── CacheError (RuntimeError)                   a cache can't do what was asked within its bounds
+    ├── MergeError                                  the datasets can't be merged
+    ├── TensorError                                 a remote tensor could not be stored or read
+    │   └── ShardNotFound (KeyError)                no such shard
+    ├── MissingDependency (ImportError)             an extra isn't installed; the message has the command
+    ├── ClosedError (RuntimeError)                  you closed it, then used it
+    ├── WrongLoop (RuntimeError)                    bound to another event loop, thread or process
+    └── StateMismatch (ValueError)                  a saved state belongs to something else
+
+All of them pickle with every field, so they cross from a loader's worker process to the trainer whole.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = [
+    "AccessDenied",
+    "AsyncFetchError",
+    "CacheError",
+    "ClosedError",
+    "ConfigError",
+    "ConnectionFailed",
+    "DatasetError",
+    "DecodeError",
+    "EpisodeNotFound",
+    "FetchError",
+    "FetchTimeout",
+    "FormatError",
+    "FrameMissing",
+    "InvalidResponse",
+    "MergeError",
+    "MissingDependency",
+    "NotFound",
+    "ObjectChanged",
+    "RangeNotSatisfiable",
+    "ShardNotFound",
+    "StateMismatch",
+    "TensorError",
+    "Throttled",
+    "WrongLoop",
+    "redact_url",
+]
+
+_USERINFO = re.compile(r"(?<=://)[^/?#@]*@")
+_SECRET_PARAMETER = re.compile(
+    r"(?i)([?&](?:x-amz-(?:signature|credential|security-token)|signature|sig|token|access_token|key-pair-id|policy"
+    r"|awsaccesskeyid|x-goog-(?:signature|credential)|x-xet-signed-range)=)[^&#]*"
+)
+
+
+def redact_url(url: str) -> str:
+    """The url without its password and without the values of its signature parameters, fit for logs and messages."""
+    return _SECRET_PARAMETER.sub(r"\1***", _USERINFO.sub("***@", url))
+
+
+def _rebuild(cls: type[AsyncFetchError], message: str, fields: dict[str, Any]) -> AsyncFetchError:
+    error = cls.__new__(cls, message)
+    error.args = (message,)
+    error.__dict__.update(fields)
+    return error
+
+
+class AsyncFetchError(Exception):
+    """Root of every error that asyncfetch raises on purpose."""
+
+    def __str__(self) -> str:
+        # KeyError would show the repr of the message, OSError an errno.
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), dict(self.__dict__))
+
+
+class ConfigError(AsyncFetchError, ValueError):
+    """An argument, environment variable or configuration value can't be used; the message says what can."""
+
+
+class FetchError(AsyncFetchError):
+    """One object could not be read.
+
+    Attributes:
+        url: The object, without secrets.
+        start: First byte asked for; None for the whole object.
+        stop: One past the last byte asked for; None for "to the end".
+        host: The host that answered last, after redirects.
+        status: HTTP status of the last answer; None where there was none.
+        attempts: How many requests were sent.
+    """
+
+    url: str | None
+    start: int | None
+    stop: int | None
+    host: str | None
+    status: int | None
+    attempts: int
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        url: str | None = None,
+        start: int | None = None,
+        stop: int | None = None,
+        host: str | None = None,
+        status: int | None = None,
+        attempts: int = 0,
+    ) -> None:
+        self.url = redact_url(url) if url is not None else None
+        self.start, self.stop, self.host, self.status, self.attempts = start, stop, host, status, attempts
+        super().__init__(message + self._where())
+
+    def _where(self) -> str:
+        parts = [self.url] if self.url is not None else []
+        if self.start is not None:
+            parts.append(f"bytes [{self.start}, {'end' if self.stop is None else self.stop})")
+        if self.host is not None:
+            parts.append(f"host {self.host}")
+        if self.status is not None:
+            parts.append(f"status {self.status}")
+        if self.attempts:
+            parts.append(f"{self.attempts} attempt{'s' if self.attempts > 1 else ''}")
+        return f" [{', '.join(parts)}]" if parts else ""
+
+
+class NotFound(FetchError, FileNotFoundError):
+    """The server says that the object isn't there. Not retried."""
+
+
+class AccessDenied(FetchError, PermissionError):
+    """The server refuses these credentials, or asks for some."""
+
+
+class RangeNotSatisfiable(FetchError):
+    """The asked range isn't within the object.
+
+    Attributes:
+        size: The object's size in bytes, where the server told it.
+    """
+
+    size: int | None
+
+    def __init__(self, message: str, *, size: int | None = None, **fields: Any) -> None:  # noqa: ANN401
+        self.size = size
+        super().__init__(message, **fields)
+
+
+class ObjectChanged(FetchError):
+    """The object was replaced between two requests for it; read it again from the start."""
+
+
+class InvalidResponse(FetchError):
+    """The server's answer contradicts itself or the request. Its bytes were not delivered."""
+
+
+class Throttled(FetchError):
+    """The server kept answering "slow down" for longer than the retry policy allows."""
+
+
+class FetchTimeout(FetchError, TimeoutError):
+    """Connecting, waiting for the first byte, or waiting for the next one took too long."""
+
+
+class ConnectionFailed(FetchError, ConnectionError):
+    """No connection to the host could be made or kept."""
+
+
+class DatasetError(AsyncFetchError):
+    """The dataset contradicts itself, or isn't one that asyncfetch reads."""
+
+
+class FormatError(DatasetError):
+    """A file can't be read as what it should be; the message names the file and the number that is off."""
+
+
+class EpisodeNotFound(DatasetError, KeyError):
+    """The dataset has no such episode."""
+
+
+class FrameMissing(DatasetError):
+    """The video holds no frame at the asked position; its neighbours are never given instead."""
+
+
+class DecodeError(AsyncFetchError):
+    """The bytes arrived whole, but no decoder could read them."""
+
+
+class CacheError(AsyncFetchError, RuntimeError):
+    """A cache can't do what was asked within its bounds, or was asked after it was closed."""
+
+
+class MergeError(AsyncFetchError):
+    """The datasets can't be merged; the message lists every disagreement."""
+
+
+class TensorError(AsyncFetchError):
+    """A remote tensor could not be stored or read."""
+
+
+class ShardNotFound(TensorError, KeyError):
+    """The server holds no such shard."""
+
+
+class MissingDependency(AsyncFetchError, ImportError):
+    """An optional dependency isn't installed; the message has the command that installs it."""
+
+
+class ClosedError(AsyncFetchError, RuntimeError):
+    """It was closed, by you, before this call."""
+
+
+class WrongLoop(AsyncFetchError, RuntimeError):
+    """It belongs to another event loop, or to the process before a fork."""
+
+
+class StateMismatch(AsyncFetchError, ValueError):
+    """The saved state belongs to another dataset, order or version; the message has both fingerprints."""

@@ -1,0 +1,56 @@
+"""The reading verbs that the engine, the byte cache and every wrapper offer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from asyncfetch.ranges import ByteRange, ObjectInfo
+
+__all__ = ["RangeReader", "WritableBuffer"]
+
+WritableBuffer = memoryview | bytearray
+"""Writable, contiguous, one byte an item."""
+
+
+class RangeReader(Protocol):
+    """Reads byte ranges. Whatever the server does: the right bytes, or an error of ours.
+
+    Ranges are half-open. An empty range (``start == stop``) is empty and costs no request. A ``stop`` past the end is
+    RangeNotSatisfiable, never fewer bytes; ``stop=None`` reads to the end, of an empty object nothing. A negative
+    ``start`` with ``stop=None`` asks for the last bytes, all of them where the object is shorter.
+
+    Views are read-only and stay valid as long as they are referenced. Every verb can be cancelled; then its requests
+    are cancelled and awaited before it returns. Errors: FetchError and its children, ConfigError for an argument that
+    can't be meant, ClosedError, WrongLoop.
+    """
+
+    async def stat(self, url: str) -> ObjectInfo:
+        """Size and version of the object."""
+        ...
+
+    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
+        """Bytes [start, stop) of the object, read-only."""
+        ...
+
+    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """Size and version of the object and its first ``min(max_bytes, size)`` bytes, in one request."""
+        ...
+
+    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
+        """Bytes [start, stop) into the caller's buffer of just that length.
+
+        On an error or a cancellation the buffer's content is undefined, and nothing writes to it afterwards.
+        """
+        ...
+
+    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
+        """All ranges, in input order; equal ranges are fetched once. The first error cancels the rest."""
+        ...
+
+    def fetch_stream(
+        self, ranges: Iterable[ByteRange]
+    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
+        """(index in ``ranges``, whole range) pairs as they arrive. Leaving the context cancels what is under way."""
+        ...
