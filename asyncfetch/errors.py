@@ -2,7 +2,7 @@
 
     AsyncFetchError
     ├── ConfigError (ValueError)                    fix the call or the configuration
-    ├── FetchError                                  one object could not be read: url, start, stop, host, status, attempts
+    ├── FetchError                                  one object could not be read; it says url, range, host, status
     │   ├── NotFound (FileNotFoundError)            the server says that it isn't there
     │   ├── AccessDenied (PermissionError)          credentials are missing, wrong or expired
     │   ├── RangeNotSatisfiable                     the asked range isn't within the object

@@ -25,7 +25,9 @@ class ByteRange:
 
     def __post_init__(self) -> None:
         if self.stop is not None and not 0 <= self.start <= self.stop:
-            message = f"byte range [{self.start}, {self.stop}) of {redact_url(self.url)} must satisfy 0 <= start <= stop"
+            message = (
+                f"byte range [{self.start}, {self.stop}) of {redact_url(self.url)} must satisfy 0 <= start <= stop"
+            )
             raise ConfigError(message)
 
     def __repr__(self) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from asyncfetch.ranges import ByteRange, ObjectInfo
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from contextlib import AbstractAsyncContextManager
+
+    from asyncfetch.ranges import ByteRange, ObjectInfo
 
 __all__ = ["RangeReader", "WritableBuffer"]
 
