@@ -1,1 +1,156 @@
-"""asyncfetch."""
+"""asyncfetch: many byte ranges, fast and safely, from anywhere into training.
+
+    errors          every error, one tree
+    config          every default, with its source
+    ranges          half-open byte ranges
+    fetch           the range engine: Fetcher
+    cache           which bytes are kept: ByteCache
+    decode          bytes to tensors: DecoderCache
+    lerobot         LeRobot v3 datasets: open_dataset
+    stream          the order of an epoch, look-ahead: Stream
+    torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
+    testing         a range server with faults on demand, datasets whose frames carry their identity
+
+Names are imported at their first use, so that ``import asyncfetch`` costs next to nothing and needs no extra.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncfetch import testing, torch
+    from asyncfetch.cache import ByteCache, CacheStatistics
+    from asyncfetch.config import FetchConfig, RetryConfig, StreamConfig, TimeoutConfig
+    from asyncfetch.decode import DecoderCache
+    from asyncfetch.errors import (
+        AccessDenied,
+        AsyncFetchError,
+        CacheError,
+        ClosedError,
+        ConfigError,
+        ConnectionFailed,
+        DatasetError,
+        DecodeError,
+        EpisodeNotFound,
+        FetchError,
+        FetchTimeout,
+        FormatError,
+        FrameMissing,
+        InvalidResponse,
+        MergeError,
+        MissingDependency,
+        NotFound,
+        ObjectChanged,
+        RangeNotSatisfiable,
+        ShardNotFound,
+        StateMismatch,
+        TensorError,
+        Throttled,
+        WrongLoop,
+    )
+    from asyncfetch.fetch import Fetcher, FetchStatistics, RangeReader
+    from asyncfetch.lerobot import LeRobotDataset, frames, open_dataset
+    from asyncfetch.ranges import ByteRange, ObjectInfo
+    from asyncfetch.stream import SamplePass, Stream
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "cache": ["ByteCache", "CacheStatistics"],
+    "config": ["FetchConfig", "RetryConfig", "StreamConfig", "TimeoutConfig"],
+    "decode": ["DecoderCache"],
+    "errors": [
+        "AccessDenied",
+        "AsyncFetchError",
+        "CacheError",
+        "ClosedError",
+        "ConfigError",
+        "ConnectionFailed",
+        "DatasetError",
+        "DecodeError",
+        "EpisodeNotFound",
+        "FetchError",
+        "FetchTimeout",
+        "FormatError",
+        "FrameMissing",
+        "InvalidResponse",
+        "MergeError",
+        "MissingDependency",
+        "NotFound",
+        "ObjectChanged",
+        "RangeNotSatisfiable",
+        "ShardNotFound",
+        "StateMismatch",
+        "TensorError",
+        "Throttled",
+        "WrongLoop",
+    ],
+    "fetch": ["FetchStatistics", "Fetcher", "RangeReader"],
+    "lerobot": ["LeRobotDataset", "frames", "open_dataset"],
+    "ranges": ["ByteRange", "ObjectInfo"],
+    "stream": ["SamplePass", "Stream"],
+}
+_ROOMS = ("testing", "torch")
+_HOME = {name: room for room, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AccessDenied",
+    "AsyncFetchError",
+    "ByteCache",
+    "ByteRange",
+    "CacheError",
+    "CacheStatistics",
+    "ClosedError",
+    "ConfigError",
+    "ConnectionFailed",
+    "DatasetError",
+    "DecodeError",
+    "DecoderCache",
+    "EpisodeNotFound",
+    "FetchConfig",
+    "FetchError",
+    "FetchStatistics",
+    "FetchTimeout",
+    "Fetcher",
+    "FormatError",
+    "FrameMissing",
+    "InvalidResponse",
+    "LeRobotDataset",
+    "MergeError",
+    "MissingDependency",
+    "NotFound",
+    "ObjectChanged",
+    "ObjectInfo",
+    "RangeNotSatisfiable",
+    "RangeReader",
+    "RetryConfig",
+    "SamplePass",
+    "ShardNotFound",
+    "StateMismatch",
+    "Stream",
+    "StreamConfig",
+    "TensorError",
+    "Throttled",
+    "TimeoutConfig",
+    "WrongLoop",
+    "frames",
+    "open_dataset",
+    "testing",
+    "torch",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _ROOMS:
+        return importlib.import_module(f"asyncfetch.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'asyncfetch' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"asyncfetch.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

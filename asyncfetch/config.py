@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from asyncfetch.errors import ConfigError
@@ -132,6 +132,20 @@ class StreamConfig:
         _require(
             self.decoder_cache_size is None or self.decoder_cache_size >= 1,
             "decoder_cache_size must be at least 1",
+        )
+
+    def shared_by(self, workers: int) -> StreamConfig:
+        """This configuration for one of a rank's workers: bytes, requests and threads divided, the order unchanged."""
+        _require(workers >= 1, f"workers must be at least 1, not {workers}")
+        threads = self.decode_threads or usable_cpus()
+        requests = self.fetch.max_requests_per_host
+        return replace(
+            self,
+            fetch=replace(self.fetch, max_requests_per_host=max(1, requests // workers)),
+            max_bytes=max(1, self.max_bytes // workers),
+            decoded_max_bytes=max(1, self.decoded_max_bytes // workers),
+            prefetch_episodes=-(-self.prefetch_episodes // workers),
+            decode_threads=max(1, threads // workers),
         )
 
 

@@ -1,1 +1,19 @@
-"""stream."""
+"""Samples in order: what comes when, what is fetched ahead, who takes which part.
+
+    order.py        the order of an epoch, a pure function
+    placement.py    which part of it this process takes
+    epochs.py       which epoch comes next
+    window.py       episodes held and fetched ahead, within a bound
+    samples.py      one pass: decoded ahead, delivered in order
+    session.py      a dataset on a loop in a thread, for synchronous iteration
+    stream.py       Stream, which brings them together
+"""
+
+from __future__ import annotations
+
+from asyncfetch.stream.placement import Placement
+from asyncfetch.stream.samples import PassStatistics, SamplePass
+from asyncfetch.stream.session import Session
+from asyncfetch.stream.stream import Samples, Stream
+
+__all__ = ["PassStatistics", "Placement", "SamplePass", "Samples", "Session", "Stream"]

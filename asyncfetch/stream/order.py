@@ -45,7 +45,7 @@ class Step(NamedTuple):
     frame: int
     """Frame in the episode, from 0."""
     finished: tuple[int, ...]
-    """Episodes that this consumer has used and won't use after this step. Each is named once, if any step is left to."""
+    """Episodes that this consumer used and won't use after this step; each is named once, or never at the very end."""
 
 
 def _mix(value: int) -> int:
@@ -132,6 +132,12 @@ class Order:
     def count(self, consumer: int, consumers: int) -> int:
         """Samples of one consumer: the totals of any two differ by one at most."""
         return (len(self) - consumer + consumers - 1) // consumers
+
+    def open_episodes(self, consumers: int) -> int:
+        """How many episodes a consumer draws from at a time, while every lane has some."""
+        if not self.shuffle:
+            return 1
+        return self.pool_episodes // consumers if self.lanes % consumers == 0 else self.pool_episodes
 
     def steps(self, consumer: int = 0, consumers: int = 1) -> Iterator[Step]:
         """The samples of one consumer, in order."""

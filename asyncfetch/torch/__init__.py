@@ -1,1 +1,12 @@
-"""torch."""
+"""The bridge to torch's DataLoader.
+
+    dataset.py    StreamDataset: iterates a Stream; FrameDataset: dataset[i]
+    bridge.py     AsyncIterableDataset: any async iterator of your own
+"""
+
+from __future__ import annotations
+
+from asyncfetch.torch.bridge import AsyncIterableDataset
+from asyncfetch.torch.dataset import FrameDataset, StreamDataset
+
+__all__ = ["AsyncIterableDataset", "FrameDataset", "StreamDataset"]

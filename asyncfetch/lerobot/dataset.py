@@ -1,0 +1,315 @@
+"""A LeRobot v3 dataset at any URL, open for reading."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import OrderedDict
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from asyncfetch.cache import ByteCache, CacheStatistics
+from asyncfetch.config import StreamConfig, usable_cpus
+from asyncfetch.decode import DecodePool, DecodePoolStatistics, DecoderCache, DecoderCacheStatistics
+from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ConfigError, FrameMissing, redact_url
+from asyncfetch.fetch import Fetcher, FetchStatistics
+from asyncfetch.lerobot.episode_cache import EpisodeCache, EpisodeCacheStatistics, HeldEpisode
+from asyncfetch.lerobot.metadata import load_metadata
+from asyncfetch.lerobot.rows import RowReader
+from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
+from asyncfetch.lerobot.video_index import VideoIndexes
+from asyncfetch.lerobot.windows import Windows, resolve_windows
+from asyncfetch.runtime import SingleFlight
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from types import TracebackType
+
+    from asyncfetch.lerobot.episode_table import EpisodeTable
+    from asyncfetch.lerobot.info import Feature
+    from asyncfetch.lerobot.metadata import Metadata
+
+__all__ = ["DatasetStatistics", "LeRobotDataset", "open_dataset"]
+
+DECODERS_SHARE, TABLES_SHARE = 4, 8
+"""Of ``max_bytes``, a quarter is for decoders and an eighth for rows and indexes; clips have the rest. A decoder takes
+2-3 MiB at 640x480, a clip of 150 frames 1.3 MiB, its rows 15 kB, its file's index 8 bytes a frame."""
+MAX_PREFETCHES = 1024
+"""Prefetches that may be asked for and not yet be done; more would only queue up behind the host's limit."""
+MAX_FAILURES = 1024
+"""Failed prefetches remembered; the oldest is forgotten, and its episode is then fetched again when it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetStatistics:
+    """A snapshot of everything that works for one open dataset. Counters are since it was opened."""
+
+    fetch: FetchStatistics
+    clips: CacheStatistics
+    episodes: EpisodeCacheStatistics
+    decoders: DecoderCacheStatistics
+    decode: DecodePoolStatistics
+
+
+class LeRobotDataset:
+    """An open dataset: metadata at once, samples on demand. Made by ``open_dataset``.
+
+    Loop-bound: use it on the loop that opened it. Cancelling any of its coroutines leaves it as it was.
+    """
+
+    def __init__(
+        self, url: str, *, features: Collection[str] | None, image_dtype: ImageDtype, config: StreamConfig
+    ) -> None:
+        self.url = url
+        self.config = config
+        self.image_dtype: ImageDtype = image_dtype
+        self._chosen = features
+        self._stack = AsyncExitStack()
+        self._metadata: Metadata | None = None
+        self._prefetches: set[int] = set()
+        self._failures: OrderedDict[int, AsyncFetchError] = OrderedDict()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        config = self.config
+        tables_bytes = config.max_bytes // TABLES_SHARE
+        decoder_bytes = config.max_bytes // DECODERS_SHARE
+        self._fetcher = await stack.enter_async_context(Fetcher(config.fetch))
+        metadata = self._metadata = await load_metadata(self._fetcher, self.url, features=self._chosen)
+        self._clips = await stack.enter_async_context(
+            ByteCache(self._fetcher, max_bytes=config.max_bytes - tables_bytes - decoder_bytes)
+        )
+        self._decoders = _decoder_cache(config, len(metadata.cameras), decoder_bytes)
+        stack.callback(self._decoders.close)
+        self._decode = DecodePool(config.decode_threads or usable_cpus())
+        self._rows = RowReader(self._fetcher, metadata, max_bytes=tables_bytes // 3)
+        self._group = await stack.enter_async_context(anyio.create_task_group())
+        stack.callback(self._group.cancel_scope.cancel)
+        indexes = VideoIndexes(self._fetcher, SingleFlight(self._group), max_bytes=tables_bytes // 3)
+        self._episodes = EpisodeCache(
+            clips=self._clips,
+            rows=self._rows,
+            indexes=indexes,
+            decoders=self._decoders,
+            backend=config.decoder,
+            metadata=metadata,
+            max_rows_bytes=tables_bytes // 3,
+        )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._closed = True
+        await self._stack.__aexit__(kind, error, at)
+
+    # What the metadata says.
+
+    @property
+    def metadata(self) -> Metadata:
+        """All of it, as read when the dataset was opened."""
+        if self._metadata is None:
+            raise ClosedError(f"{redact_url(self.url)} isn't open: `async with open_dataset(url) as dataset`")
+        return self._metadata
+
+    @property
+    def fps(self) -> float:
+        """Frames a second, of rows and videos alike."""
+        return self.metadata.info.fps
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes in the dataset."""
+        return len(self.metadata.episodes)
+
+    @property
+    def num_frames(self) -> int:
+        """Frames over all episodes; a frame is one row and one picture per camera."""
+        return self.metadata.episodes.num_frames
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Keys of the video features that are read, depth cameras included."""
+        return self.metadata.cameras
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """The features that are read, by key, in the dataset's order."""
+        return self.metadata.features
+
+    @property
+    def tasks(self) -> Mapping[int, str]:
+        """Task string by task_index."""
+        return self.metadata.tasks
+
+    @property
+    def stats(self) -> dict[str, Any] | None:
+        """meta/stats.json as it stands; None where the dataset has none."""
+        return self.metadata.stats
+
+    @property
+    def episodes(self) -> EpisodeTable:
+        """Length, rows and videos of each episode."""
+        return self.metadata.episodes
+
+    @property
+    def clips_max_bytes(self) -> int:
+        """The part of the configured max_bytes that clips may take."""
+        return self._clips.max_bytes
+
+    @property
+    def decode_pool(self) -> DecodePool:
+        """The threads that this dataset decodes in."""
+        return self._decode
+
+    # Reading.
+
+    def prefetch(self, episode: int) -> None:
+        """Start fetching an episode, all cameras and rows at once, and return at once.
+
+        A failure is kept for ``ready`` and ``sample`` of this episode, until ``prefetch`` is called for it again, which
+        tries again. What arrives stays as long as the byte cache has room for it.
+
+        Raises:
+            EpisodeNotFound: The dataset has no such episode.
+            CacheError: More than 1,024 prefetches are under way; await ``ready`` for some of them.
+        """
+        self.metadata.episodes[episode]
+        self._failures.pop(episode, None)
+        if episode in self._prefetches:
+            return
+        if len(self._prefetches) >= MAX_PREFETCHES:
+            raise CacheError(f"{MAX_PREFETCHES} prefetches are under way; await ready() of some before asking for more")
+        self._prefetches.add(episode)
+        self._group.start_soon(self._prefetch, episode, name=f"prefetch episode {episode}")
+
+    async def _prefetch(self, episode: int) -> None:
+        try:
+            await self._fetch(episode)
+        except AsyncFetchError:
+            pass  # kept in self._failures, for whoever reads this episode
+        finally:
+            self._prefetches.discard(episode)
+
+    async def _fetch(self, episode: int) -> None:
+        try:
+            (await self.hold(episode)).release()
+        except AsyncFetchError as error:
+            self._failures[episode] = error
+            if len(self._failures) > MAX_FAILURES:
+                self._failures.popitem(last=False)
+            raise
+
+    async def ready(self, episode: int) -> None:
+        """Wait until an episode is in memory, fetching it where nobody did.
+
+        Raises:
+            EpisodeNotFound: The dataset has no such episode.
+            FetchError, FormatError, DatasetError: What its fetch ended with, again at each call until ``prefetch``.
+        """
+        self._raise_failure(episode)
+        await self._fetch(episode)
+
+    def _raise_failure(self, episode: int) -> None:
+        failure = self._failures.get(episode)
+        if failure is not None:
+            # A copy: one exception object raised in several tasks would pile up their tracebacks.
+            raise copy.copy(failure) from failure
+
+    async def sample(self, episode: int, frame: int, *, windows: Windows | None = None) -> Sample:
+        """The exact frame of an episode, or an error; never a neighbour.
+
+        Args:
+            episode: The episode's index in the dataset.
+            frame: Frame in the episode, from 0.
+            windows: Seconds or ``frames(...)`` relative to the frame, by feature key.
+
+        Raises:
+            EpisodeNotFound, FrameMissing: There is no such episode or frame.
+            FetchError, FormatError, DatasetError, DecodeError: It could not be read.
+        """
+        length = self.metadata.episodes[episode].length
+        if not 0 <= frame < length:
+            raise FrameMissing(f"episode {episode} has frames [0, {length}), not {frame}, in {redact_url(self.url)}")
+        self._raise_failure(episode)
+        builder = self.sample_builder(windows)
+        held = await self.hold(episode)
+        try:
+            samples = await self._decode.run(builder.build, [(held, frame)])
+        finally:
+            held.release()
+        return samples[0]
+
+    def sample_builder(self, windows: Windows | None) -> SampleBuilder:
+        """What makes samples with these windows; for the stream above. ConfigError where the windows don't fit."""
+        offsets = resolve_windows(windows, fps=self.fps, keys=self.features)
+        return SampleBuilder(
+            features=self.features, tasks=self.tasks, windows=offsets, image_dtype=self.image_dtype
+        )
+
+    async def hold(self, episode: int) -> HeldEpisode:
+        """The episode in memory until it is released; for the stream above. Fetches it where needed."""
+        return await self._episodes.hold(self.metadata.episodes[episode])
+
+    async def clip_bytes(self, episode: int) -> int:
+        """Memory that the clips of an episode take; fetches the indexes of its video files where needed."""
+        return await self._episodes.clip_bytes(self.metadata.episodes[episode])
+
+    def statistics(self) -> DatasetStatistics:
+        """A snapshot of the engine, the caches and the decode threads."""
+        return DatasetStatistics(
+            fetch=self._fetcher.statistics(),
+            clips=self._clips.statistics(),
+            episodes=self._episodes.statistics(),
+            decoders=self._decoders.statistics(),
+            decode=self._decode.statistics(),
+        )
+
+    def __repr__(self) -> str:
+        if self._metadata is None:
+            return f"LeRobotDataset({redact_url(self.url)!r}, not open)"
+        return (
+            f"LeRobotDataset({redact_url(self.url)!r}, {self.num_episodes} episodes, {self.num_frames} frames, "
+            f"{len(self.cameras)} cameras{', closed' if self._closed else ''})"
+        )
+
+
+def _decoder_cache(config: StreamConfig, cameras: int, max_bytes: int) -> DecoderCache:
+    """The pool needs a decoder for each of its clips: frames are drawn from all of them in turn."""
+    if config.decoder_cache_size is not None:
+        return DecoderCache(config.decoder_cache_size, max_bytes=max_bytes)
+    if DECODER_CACHE_SIZE_VARIABLE in os.environ:
+        return DecoderCache(max_bytes=max_bytes)
+    return DecoderCache(max(DECODER_CACHE_SIZE, config.pool_episodes * cameras), max_bytes=max_bytes)
+
+
+def open_dataset(
+    url: str,
+    *,
+    features: Collection[str] | None = None,
+    image_dtype: ImageDtype = "uint8",
+    config: StreamConfig = StreamConfig(),  # noqa: B008  frozen
+) -> LeRobotDataset:
+    """A LeRobot v3 dataset, opened by ``async with open_dataset(url) as dataset``.
+
+    Args:
+        url: Root of the dataset: http(s)://, file:// or a path.
+        features: Keys to read; None reads all. Nothing of the others is fetched. ``index``, ``episode_index``,
+            ``frame_index``, ``timestamp``, ``task_index`` and ``task`` are always there.
+        image_dtype: "uint8", or "float32" in [0, 1].
+        config: Bounds, limits and threads.
+
+    Entering raises FetchError where the metadata can't be fetched, FormatError and DatasetError where it can't be
+    read or contradicts itself, ConfigError for an unknown feature.
+    """
+    if image_dtype not in {"uint8", "float32"}:
+        raise ConfigError(f"image_dtype must be 'uint8' or 'float32', not {image_dtype!r}")
+    return LeRobotDataset(url, features=features, image_dtype=image_dtype, config=config)

@@ -1,0 +1,286 @@
+"""One pass over a dataset: an async iterator of samples, decoded ahead and delivered in order."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from asyncfetch.errors import ClosedError
+from asyncfetch.stream.window import EpisodeWindow
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from asyncfetch.lerobot import HeldEpisode, LeRobotDataset, Sample, SampleBuilder
+    from asyncfetch.stream.order import Step
+
+__all__ = ["PassStatistics", "SamplePass", "Transform"]
+
+Transform = Callable[["Sample"], "Sample"]
+"""Called in a decode thread on every sample; what it returns is delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassStatistics:
+    """A snapshot of one pass."""
+
+    samples: int
+    """Delivered."""
+    waited_seconds: float
+    """Time that the consumer waited for samples."""
+    first_sample_seconds: float | None
+    """From the start of the pass to its first sample; None before that."""
+    open_episodes: int
+    """Episodes in memory or on their way."""
+
+
+class _Chunk:
+    """Consecutive samples of the order, decoded by one call in a thread."""
+
+    __slots__ = ("error", "ready", "samples", "steps", "waits_for")
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.steps = steps
+        self.ready = anyio.Event()
+        self.samples: list[Sample] = []
+        self.error: Exception | None = None
+        self.waits_for: int | None = None
+        """The episode whose arrival it waits for."""
+
+
+class SamplePass:
+    """The samples of one consumer for one epoch. Entered with ``async with``, iterated once.
+
+    Samples come in order. An error is raised at its place, behind every sample in front of it, and ends the pass.
+    A cancelled ``__anext__`` loses nothing, and several tasks may share the iterator. Leaving the context cancels and
+    awaits everything under way; a call that is already in a decode thread is waited for.
+
+    Args:
+        dataset: Open dataset to read from.
+        steps: Gives the order's steps afresh at each call; used twice, for the samples and for the look-ahead.
+        selection: Episode index of each position that the order speaks of.
+        builder: Makes the samples.
+        transform: Applied to each sample in a decode thread.
+        chunk_samples: Samples decoded by one call.
+        ahead_chunks: Chunks decoded, or being decoded, ahead of the consumer.
+        max_episodes: Episodes admitted at a time.
+        on_end: Called when the consumer has come to the end.
+    """
+
+    def __init__(
+        self,
+        dataset: LeRobotDataset,
+        steps: Callable[[], Iterator[Step]],
+        selection: Sequence[int],
+        *,
+        builder: SampleBuilder,
+        transform: Transform | None,
+        chunk_samples: int,
+        ahead_chunks: int,
+        max_episodes: int,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._dataset = dataset
+        self._steps = steps
+        self._selection = selection
+        self._builder = builder
+        self._transform = transform
+        self._chunk_samples = chunk_samples
+        self._room = anyio.Semaphore(ahead_chunks)
+        self._max_episodes = max_episodes
+        self._on_end = on_end
+        self._turn = anyio.Lock(fast_acquire=True)
+        self._queue: deque[_Chunk] = deque()
+        self._queued = anyio.Event()
+        self._produced_all = self._ended = False
+        self._failure: Exception | None = None
+        self._current: Iterator[Sample] = iter(())
+        self._closed = False
+        self._delivered = 0
+        self._waited_seconds = 0.0
+        self._first_sample_seconds: float | None = None
+
+    async def __aenter__(self) -> Self:
+        self._started_at = time.perf_counter()
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        self._window = EpisodeWindow(
+            self._dataset,
+            self._first_uses(),
+            self._group,
+            max_episodes=self._max_episodes,
+            max_bytes=self._dataset.clips_max_bytes,
+            on_full=self._fail_if_stuck,
+        )
+        self._group.start_soon(self._produce, name="produce samples")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._closed = True
+        self._group.cancel_scope.cancel()
+        try:
+            await self._group.__aexit__(kind, error, at)
+        finally:
+            self._window.close()
+            self._queue.clear()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Sample:
+        async with self._turn:
+            sample = next(self._current, None)
+            while sample is None:
+                self._current = iter(await self._next_chunk())
+                sample = next(self._current, None)
+        return sample
+
+    async def next_chunk(self) -> list[Sample]:
+        """The next few samples as they were decoded together, for handing over to another thread.
+
+        Empty where an error comes next. Raises StopAsyncIteration at the end. Don't mix it with ``async for``.
+        """
+        async with self._turn:
+            return await self._next_chunk()
+
+    async def _next_chunk(self) -> list[Sample]:
+        """The next samples; none of them where an error is next."""
+        if self._closed:
+            raise ClosedError("this pass was left: iterate inside of `async with stream.samples() as samples`")
+        if self._failure is not None:
+            failure, self._failure, self._ended = self._failure, None, True
+            raise failure
+        waiting_since = time.perf_counter()
+        while not self._queue and not self._produced_all and not self._ended:
+            await self._queued.wait()
+        if self._ended or not self._queue:
+            if not self._ended:
+                self._ended = True
+                self._on_end()
+            raise StopAsyncIteration
+        chunk = self._queue[0]
+        await chunk.ready.wait()
+        self._queue.popleft()
+        self._room.release()
+        self._count(chunk, waiting_since)
+        self._failure = chunk.error
+        return chunk.samples
+
+    def _count(self, chunk: _Chunk, waiting_since: float) -> None:
+        now = time.perf_counter()
+        self._waited_seconds += now - waiting_since
+        self._delivered += len(chunk.samples)
+        if self._first_sample_seconds is None:
+            self._first_sample_seconds = now - self._started_at
+
+    def _first_uses(self) -> Iterator[int]:
+        used: set[int] = set()
+        for step in self._steps():
+            if step.episode not in used:
+                used.add(step.episode)
+                yield self._selection[step.episode]
+            used.difference_update(step.finished)
+
+    async def _produce(self) -> None:
+        steps = self._steps()
+        while chunk_steps := list(itertools.islice(steps, self._chunk_samples)):
+            if not self._room.value:
+                self._fail_if_stuck()
+            await self._room.acquire()
+            self._dispatch(_Chunk(chunk_steps))
+        self._produced_all = True
+        self._queued.set()
+        self._fail_if_stuck()
+
+    def _dispatch(self, chunk: _Chunk) -> None:
+        for step in chunk.steps:
+            self._window.use(self._selection[step.episode])
+        for step in chunk.steps:
+            for episode in step.finished:
+                self._window.finish(self._selection[episode])
+        self._queue.append(chunk)
+        self._queued.set()
+        self._queued = anyio.Event()
+        self._group.start_soon(self._decode, chunk, name="decode a chunk")
+
+    async def _decode(self, chunk: _Chunk) -> None:
+        asked: list[tuple[HeldEpisode, int]] = []
+        try:
+            for step in chunk.steps:
+                chunk.waits_for = self._selection[step.episode]
+                self._fail_if_stuck()
+                asked.append((await self._window.get(chunk.waits_for), step.frame))
+        except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
+            chunk.error = error
+        chunk.waits_for = None
+        try:
+            if asked:
+                chunk.samples, error = await self._dataset.decode_pool.run(self._build, asked)
+                chunk.error = error or chunk.error
+        finally:
+            for step in chunk.steps:
+                self._window.done(self._selection[step.episode])
+        chunk.ready.set()
+        self._fail_if_stuck()
+
+    def _build(self, asked: list[tuple[HeldEpisode, int]]) -> tuple[list[Sample], Exception | None]:
+        """As many of the samples as come before the first error, and the error. Runs in a decode thread."""
+        samples, error = self._read(asked)
+        if self._transform is None:
+            return samples, error
+        transformed: list[Sample] = []
+        try:
+            for sample in samples:
+                transformed.append(self._transform(sample))  # noqa: PERF401  those before an error count
+        except Exception as failure:  # noqa: BLE001  the user's own; raised by the iterator as it is
+            return transformed, failure
+        return transformed, error
+
+    def _read(self, asked: list[tuple[HeldEpisode, int]]) -> tuple[list[Sample], Exception | None]:
+        try:
+            return self._builder.build(asked), None
+        except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
+            if len(asked) == 1:
+                return [], error
+        samples: list[Sample] = []
+        for one in asked:
+            read, error = self._read([one])
+            samples += read
+            if error is not None:
+                return samples, error
+        return samples, None
+
+    def _fail_if_stuck(self) -> None:
+        """Fail the pass where it would wait for ever: the consumer for an episode, and that for room nobody returns.
+
+        Room comes back when decoding ends, and decoding goes on while a chunk can start or the consumer takes one.
+        """
+        if not self._queue or self._queue[0].ready.is_set() or (self._room.value and not self._produced_all):
+            return
+        first_error: Exception | None = None
+        for chunk in self._queue:
+            if chunk.ready.is_set():
+                continue
+            lacking = None if chunk.waits_for is None else self._window.lacks_room_for(chunk.waits_for)
+            if lacking is None:
+                return
+            first_error = first_error or lacking
+        self._queue[0].error = first_error
+        self._queue[0].ready.set()
+
+    def statistics(self) -> PassStatistics:
+        """A snapshot."""
+        return PassStatistics(
+            samples=self._delivered,
+            waited_seconds=self._waited_seconds,
+            first_sample_seconds=self._first_sample_seconds,
+            open_episodes=self._window.open_episodes,
+        )

@@ -1,0 +1,252 @@
+"""A dataset as an endless supply of epochs: what to read, in which order, within which bounds."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncfetch.config import StreamConfig
+from asyncfetch.errors import ConfigError, redact_url
+from asyncfetch.lerobot import LeRobotDataset, open_dataset
+from asyncfetch.runtime import iterate
+from asyncfetch.stream.epochs import EpochCounter
+from asyncfetch.stream.order import Order
+from asyncfetch.stream.placement import Placement, find_rank
+from asyncfetch.stream.samples import SamplePass, Transform
+from asyncfetch.stream.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+    from types import TracebackType
+
+    from asyncfetch.lerobot import DatasetStatistics, ImageDtype, Sample, Windows
+
+__all__ = ["Samples", "Stream"]
+
+CHUNK_BYTES = 8 * 1024 * 1024
+"""Decoded by one call in a thread: about four samples of two 640x480 cameras. Enough that crossing into the thread
+(some 50 us) doesn't count, few enough that all threads have work."""
+CHUNK_MAX_SAMPLES = 64
+HANDED_OVER_CHUNKS = 3
+"""Beside those decoded ahead: the consumer's own, and two between the loop and a synchronous consumer."""
+
+
+class Stream:
+    """The samples of a dataset, epoch after epoch, in a seeded order.
+
+    Iterate it (``for sample in stream``), or ``async with stream.samples() as samples`` on a loop of your own. The
+    order is a pure function of the seed, the epoch, the chosen episodes' lengths and the configuration's lanes and
+    pool; every frame comes exactly once an epoch over all ranks and workers.
+
+    Args:
+        source: URL or path of a LeRobot v3 dataset, or an open ``LeRobotDataset``, which is then read on its own loop,
+            with its own features, image_dtype and config.
+        shuffle: Whether frames are drawn from a pool of episodes, or come in the dataset's order.
+        seed: Any whole number.
+        windows: By feature key: seconds or ``frames(...)`` relative to the sample's frame.
+        episodes: Indices of the episodes to read; None means all. Without shuffle they are read in this order.
+        features: Keys to fetch and deliver; None means all.
+        transform: Applied to each sample in a decode thread. To use loader workers started by spawn it must pickle.
+        image_dtype: "uint8", or "float32" in [0, 1].
+        config: Bounds, limits and threads, for one rank.
+
+    Pickles, as what to read; connections and caches stay behind. Not thread-safe: one thread at a time.
+    """
+
+    def __init__(
+        self,
+        source: str | LeRobotDataset,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        windows: Windows | None = None,
+        episodes: Sequence[int] | None = None,
+        features: Collection[str] | None = None,
+        transform: Transform | None = None,
+        image_dtype: ImageDtype | None = None,
+        config: StreamConfig | None = None,
+    ) -> None:
+        if isinstance(source, LeRobotDataset):
+            if features is not None or image_dtype is not None or config is not None:
+                raise ConfigError("features, image_dtype and config of an open dataset were given to open_dataset()")
+            config = source.config
+        self.source = source
+        self.shuffle = shuffle
+        self.seed = seed
+        self.windows = windows
+        self.episodes = None if episodes is None else _distinct(episodes)
+        self.features = features
+        self.transform = transform
+        self.image_dtype: ImageDtype = image_dtype or "uint8"
+        self.config = config or StreamConfig()
+        self.epochs = EpochCounter()
+        """Which epoch comes next; a loader puts it into memory that its workers share."""
+        self._session: Session | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next pass that isn't told another one."""
+        return self.epochs.current()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass; workers of a running loader see it when they start their next pass."""
+        self.epochs.set(epoch)
+
+    def samples(
+        self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None
+    ) -> Samples:
+        """One pass, on the running loop: ``async with stream.samples() as samples: async for sample in samples``.
+
+        Args:
+            epoch: None counts: 0, and one more after each pass that came to its end, or what ``set_epoch`` said.
+            rank: This process among ``world_size``; None finds both, from torch.distributed or torchrun's variables.
+            world_size: Processes that share the epoch.
+
+        Entering opens the dataset, where the source is a URL: FetchError, FormatError, DatasetError as it says. An
+        error of a sample is raised by the iterator at that sample's place. Leaving stops everything.
+        """
+        return Samples(self, epoch=epoch, placement=self.placement(rank, world_size))
+
+    @staticmethod
+    def placement(rank: int | None = None, world_size: int | None = None) -> Placement:
+        """The given rank and world size, or those found."""
+        if (rank is None) != (world_size is None):
+            raise ConfigError("give both rank and world_size, or none of them")
+        if rank is None or world_size is None:
+            rank, world_size = find_rank()
+        return Placement(rank, world_size)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """One pass, driven by a loop in a thread of its own, which stays for the next pass with its connections."""
+        return self.iterate(self.placement())
+
+    def iterate(self, placement: Placement, *, epoch: int | None = None) -> Iterator[Sample]:
+        """What iterating does, for one consumer of many: a loader's worker says here which it is."""
+        session = self._open_session()
+        opened = Samples(self, epoch=epoch, placement=placement, dataset=session.dataset())
+        return iterate(session.thread, partial(_Chunks, opened))
+
+    def _open_session(self) -> Session:
+        if isinstance(self.source, LeRobotDataset):
+            raise ConfigError("an open dataset lives on its own loop: `async with stream.samples()` there")
+        if self._session is None or not self._session.is_usable:
+            self._session = Session(self.open)
+        return self._session
+
+    def open(self) -> LeRobotDataset:
+        """The dataset, to be entered."""
+        if isinstance(self.source, LeRobotDataset):
+            return self.source
+        return open_dataset(self.source, features=self.features, image_dtype=self.image_dtype, config=self.config)
+
+    def statistics(self) -> DatasetStatistics | None:
+        """What the synchronous iteration's engine and caches have done in this process; None before the first."""
+        return self._session.statistics() if self._session is not None else None
+
+    def close(self) -> None:
+        """End the loop thread of the synchronous iteration, if there is one. The stream can be iterated again."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def shared_by(self, workers: int) -> Stream:
+        """This stream for one of a rank's loader workers: bounds, host limits and threads divided among them."""
+        stream = self.__class__.__new__(self.__class__)
+        stream.__dict__.update(self.__dict__)
+        stream.config = self.config.shared_by(workers)
+        stream._session = None
+        return stream
+
+    def __getstate__(self) -> dict[str, Any]:
+        if isinstance(self.source, LeRobotDataset):
+            raise TypeError("a stream of an open dataset can't be pickled: make it of the dataset's URL")
+        return self.__dict__ | {"_session": None}
+
+    def __repr__(self) -> str:
+        source = redact_url(self.source) if isinstance(self.source, str) else repr(self.source)
+        return f"Stream({source!r}, shuffle={self.shuffle}, seed={self.seed}, epoch={self.epoch})"
+
+
+def _distinct(episodes: Sequence[int]) -> tuple[int, ...]:
+    chosen = tuple(int(episode) for episode in episodes)
+    if len(set(chosen)) != len(chosen):
+        raise ConfigError("episodes must not name an episode twice: every frame comes once an epoch")
+    return chosen
+
+
+class Samples:
+    """A pass that isn't open yet; entering it gives the ``SamplePass``."""
+
+    def __init__(
+        self, stream: Stream, *, epoch: int | None, placement: Placement, dataset: LeRobotDataset | None = None
+    ) -> None:
+        self._stream = stream
+        self._epoch = epoch
+        self._placement = placement
+        self._dataset = dataset or (stream.source if isinstance(stream.source, LeRobotDataset) else None)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> SamplePass:
+        async with AsyncExitStack() as stack:
+            dataset = self._dataset or await stack.enter_async_context(self._stream.open())
+            samples = await stack.enter_async_context(self._start(dataset))
+            self._stack = stack.pop_all()
+        return samples
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, at)
+
+    def _start(self, dataset: LeRobotDataset) -> SamplePass:
+        stream, config, placement = self._stream, dataset.config, self._placement
+        epoch = stream.epochs.current(placement.workers) if self._epoch is None else self._epoch
+        selection = dataset.episodes.indices if stream.episodes is None else np.asarray(stream.episodes, dtype=np.int64)
+        lengths = np.array([dataset.episodes[int(episode)].length for episode in selection], dtype=np.int64)
+        order = Order(
+            lengths,
+            shuffle=stream.shuffle,
+            seed=stream.seed,
+            epoch=epoch,
+            lanes=config.lanes,
+            pool_episodes=config.pool_episodes,
+        )
+        builder = dataset.sample_builder(stream.windows)
+        chunk_samples = max(1, min(CHUNK_MAX_SAMPLES, CHUNK_BYTES // builder.sample_bytes))
+        chunks = config.decoded_max_bytes // (chunk_samples * builder.sample_bytes) - HANDED_OVER_CHUNKS
+        return SamplePass(
+            dataset,
+            partial(order.steps, placement.consumer, placement.consumers),
+            selection,
+            builder=builder,
+            transform=stream.transform,
+            chunk_samples=chunk_samples,
+            ahead_chunks=max(chunks, dataset.decode_pool.threads),
+            max_episodes=order.open_episodes(placement.consumers) + config.prefetch_episodes,
+            on_end=partial(stream.epochs.finish, epoch, placement.worker),
+        )
+
+
+class _Chunks:
+    """A pass as an async iterator of lists, for ``runtime.iterate``."""
+
+    def __init__(self, opened: Samples) -> None:
+        self._opened = opened
+
+    async def __aenter__(self) -> _Chunks:
+        self._samples = await self._opened.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._opened.__aexit__(kind, error, at)
+
+    def __aiter__(self) -> _Chunks:
+        return self
+
+    async def __anext__(self) -> list[Sample]:
+        return await self._samples.next_chunk()

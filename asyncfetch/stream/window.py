@@ -1,0 +1,179 @@
+"""The episodes that a pass draws from and those it needs next, in memory within a bound.
+
+Episodes are admitted in the order of their first use. Each is weighed first (its video indexes tell how long its clips
+are) and paid for before it is fetched, strictly in order: an episode needed later never takes the room of one needed
+earlier, which is why a pass can't lock itself up. The room comes back when the order has no further use for an episode
+and no decoding reads it any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import anyio
+
+from asyncfetch.errors import CacheError
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+    from asyncfetch.lerobot import HeldEpisode, LeRobotDataset
+
+__all__ = ["EpisodeWindow"]
+
+
+class _Slot:
+    """An admitted episode, from its weighing to its last use."""
+
+    __slots__ = ("done", "episode", "error", "finished", "granted", "held", "size_bytes", "users")
+
+    def __init__(self, episode: int) -> None:
+        self.episode = episode
+        self.size_bytes: int | None = None
+        self.granted = anyio.Event()
+        self.done = anyio.Event()
+        self.held: HeldEpisode | None = None
+        self.error: Exception | None = None
+        self.users = 0
+        self.finished = False
+
+
+class EpisodeWindow:
+    """Fetches the episodes of one pass ahead of their use. Loop-bound; its tasks belong to the group it is given.
+
+    Args:
+        dataset: Open dataset to read from.
+        episodes: Episode indices, each once, in the order of their first use.
+        group: Owner of the fetching tasks; cancel it before ``close``.
+        max_episodes: Episodes admitted at a time, those in use and those ahead; more only when one is needed at once.
+        max_bytes: Memory of the clips of all admitted episodes.
+        on_full: Called when the next episode has to wait for room.
+    """
+
+    def __init__(
+        self,
+        dataset: LeRobotDataset,
+        episodes: Iterable[int],
+        group: TaskGroup,
+        *,
+        max_episodes: int,
+        max_bytes: int,
+        on_full: Callable[[], None],
+    ) -> None:
+        self._dataset = dataset
+        self._episodes = iter(episodes)
+        self._group = group
+        self._max_episodes = max_episodes
+        self._max_bytes = max_bytes
+        self._on_full = on_full
+        self._used_bytes = 0
+        self._slots: dict[int, _Slot] = {}
+        self._unpaid: deque[_Slot] = deque()
+        self._exhausted = False
+        self._admit()
+
+    @property
+    def open_episodes(self) -> int:
+        """Episodes admitted and not yet let go of."""
+        return len(self._slots)
+
+    def use(self, episode: int) -> None:
+        """Announce a use of an episode; ``get`` it, then ``done`` with it. Admits it now if it isn't yet."""
+        if episode not in self._slots:
+            self._admit_next()
+        self._slots[episode].users += 1
+
+    async def get(self, episode: int) -> HeldEpisode:
+        """The episode that ``use`` announced, as soon as it is in memory; or the error that its fetch ended with."""
+        slot = self._slots[episode]
+        await slot.done.wait()
+        if slot.error is not None:
+            raise slot.error
+        assert slot.held is not None
+        return slot.held
+
+    def done(self, episode: int) -> None:
+        """The use announced by ``use`` is over."""
+        slot = self._slots[episode]
+        slot.users -= 1
+        self._let_go(slot)
+
+    def finish(self, episode: int) -> None:
+        """The order has no use for the episode behind those announced."""
+        slot = self._slots.get(episode)
+        if slot is not None:
+            slot.finished = True
+            self._let_go(slot)
+
+    def lacks_room_for(self, episode: int) -> CacheError | None:
+        """Why the episode waits, if it waits for room: an error to raise where nothing will give any back."""
+        slot = self._slots[episode]
+        if slot.granted.is_set() or slot.error is not None or not self._unpaid:
+            return None
+        first = self._unpaid[0]
+        if first.size_bytes is None or self._fits(first.size_bytes):
+            return None
+        in_use = sum(1 for other in self._slots.values() if other.held is not None)
+        return CacheError(
+            f"the clips of {in_use} episodes in the pool take {self._used_bytes} bytes, and episode {first.episode} "
+            f"needs {first.size_bytes} more, but max_bytes leaves {self._max_bytes} for clips: set "
+            f"StreamConfig(max_bytes=...) at least {(self._used_bytes + first.size_bytes) / self._max_bytes:.2f} times "
+            f"as high, or lower pool_episodes and lanes"
+        )
+
+    def close(self) -> None:
+        """Let go of everything. The group's tasks must have ended."""
+        for slot in self._slots.values():
+            if slot.held is not None:
+                slot.held.release()
+        self._slots.clear()
+
+    def _admit(self) -> None:
+        while not self._exhausted and len(self._slots) < self._max_episodes:
+            self._admit_next()
+
+    def _admit_next(self) -> None:
+        episode = next(self._episodes, None)
+        if episode is None:
+            self._exhausted = True
+            return
+        slot = self._slots[episode] = _Slot(episode)
+        self._unpaid.append(slot)
+        self._group.start_soon(self._load, slot, name=f"load episode {episode}")
+
+    async def _load(self, slot: _Slot) -> None:
+        try:
+            slot.size_bytes = await self._dataset.clip_bytes(slot.episode)
+            self._grant()
+            await slot.granted.wait()
+            slot.held = await self._dataset.hold(slot.episode)
+        except Exception as error:  # noqa: BLE001  raised by get(), at the episode's place in the order
+            slot.error = error
+            slot.size_bytes = slot.size_bytes or 0
+            self._grant()
+        slot.done.set()
+        self._let_go(slot)
+
+    def _fits(self, size_bytes: int) -> bool:
+        return self._used_bytes + size_bytes <= self._max_bytes
+
+    def _grant(self) -> None:
+        while self._unpaid and (first := self._unpaid[0]).size_bytes is not None:
+            if not self._fits(first.size_bytes):
+                self._on_full()
+                return
+            self._unpaid.popleft()
+            self._used_bytes += first.size_bytes
+            first.granted.set()
+
+    def _let_go(self, slot: _Slot) -> None:
+        if not (slot.finished and slot.users == 0 and slot.done.is_set()):
+            return
+        if slot.held is not None:
+            slot.held.release()
+        del self._slots[slot.episode]
+        self._used_bytes -= slot.size_bytes or 0
+        self._grant()
+        self._admit()

@@ -1,0 +1,80 @@
+"""Any async iterator as an IterableDataset."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from torch.utils.data import IterableDataset
+
+from asyncfetch.errors import ConfigError
+from asyncfetch.runtime import LoopThread, iterate
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["AsyncIterableDataset"]
+
+T = TypeVar("T")
+
+Factory = Callable[[], "AsyncIterable[T] | AbstractAsyncContextManager[AsyncIterable[T]]"]
+
+
+class AsyncIterableDataset(IterableDataset[T], Generic[T]):
+    """Bridges an async iterator of your own to torch's ``DataLoader``.
+
+    Each ``iter()`` calls the factory on an event loop in a thread of its own, in whichever process it happens: nothing
+    is shared across a fork, and a factory that pickles works with spawn. In a loader's worker use
+    ``torch.utils.data.get_worker_info()`` inside of the factory to choose a share.
+
+    Items come in order, at most ``max_ahead`` of them ahead. An exception of the iterator, of whatever type, is raised
+    to the consumer behind the items in front of it. An early ``break`` cancels the iterator and waits for its end, for
+    0.8 s at most.
+
+    Args:
+        factory: Returns an async iterator, or an async context manager that gives one.
+        max_ahead: Items made ahead of the consumer, at least 1.
+    """
+
+    def __init__(self, factory: Factory[T], *, max_ahead: int = 16) -> None:
+        if max_ahead < 1:
+            raise ConfigError(f"max_ahead must be at least 1, not {max_ahead}")
+        self.factory = factory
+        self.max_ahead = max_ahead
+
+    def __iter__(self) -> Iterator[T]:
+        with LoopThread(name="asyncfetch bridge") as thread:
+            yield from iterate(thread, lambda: _Batches(self.factory), max_batches=self.max_ahead)
+
+
+class _Batches(Generic[T]):
+    """The factory's iterator in batches of one, entered and left in one task."""
+
+    def __init__(self, factory: Factory[T]) -> None:
+        self._factory = factory
+        self._context: AbstractAsyncContextManager[AsyncIterable[T]] | None = None
+
+    async def __aenter__(self) -> _Batches[T]:
+        made: Any = self._factory()
+        if isinstance(made, AbstractAsyncContextManager) and not isinstance(made, AsyncIterable):
+            self._context = made
+            made = await made.__aenter__()
+        if not isinstance(made, AsyncIterable):
+            raise ConfigError(f"the factory must return an async iterator, or a context manager of one, not {made!r}")
+        self._iterator = aiter(made)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if hasattr(self, "_iterator") and hasattr(self._iterator, "aclose"):
+            await self._iterator.aclose()
+        if self._context is not None:
+            await self._context.__aexit__(kind, error, at)
+
+    def __aiter__(self) -> _Batches[T]:
+        return self
+
+    async def __anext__(self) -> tuple[T]:
+        return (await anext(self._iterator),)

@@ -1,0 +1,166 @@
+"""A Stream as torch datasets."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from asyncfetch.config import StreamConfig
+from asyncfetch.errors import ConfigError
+from asyncfetch.lerobot import open_dataset
+from asyncfetch.runtime import run_all
+from asyncfetch.stream import Placement, Session, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from asyncfetch.lerobot import DatasetStatistics, ImageDtype, LeRobotDataset, Sample, Windows
+
+__all__ = ["FrameDataset", "StreamDataset"]
+
+
+class StreamDataset(IterableDataset["Sample"]):
+    """A ``Stream`` for ``torch.utils.data.DataLoader``, with any number of workers, started by fork or spawn.
+
+    Every frame comes exactly once an epoch over all ranks and workers. The stream's byte bounds, host limits and
+    threads are for the rank: its workers get equal shares of them, and say so in their statistics. Connections and
+    caches live as long as the worker: give the loader ``persistent_workers=True`` to keep them from epoch to epoch.
+    Epochs are counted as the workers finish them; behind an early ``break`` say which one comes next by ``set_epoch``.
+
+    Args:
+        stream: What to read. ``set_epoch`` on it, or here, reaches the workers of a running loader at their next pass.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        if not isinstance(stream.source, str):
+            raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
+        self.stream = stream
+        # Workers count epochs in this memory, whether they were forked or spawned.
+        self._epochs = torch.from_numpy(stream.epochs.places.copy()).share_memory_()
+        stream.epochs.places = self._epochs.numpy()
+        self._workers_stream: Stream | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, in persistent workers too."""
+        self.stream.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Sample]:
+        worker = get_worker_info()
+        if worker is None:
+            return iter(self.stream)
+        if self._workers_stream is None:
+            self._workers_stream = self.stream.shared_by(worker.num_workers)
+        rank = self.stream.placement()
+        placement = Placement(rank.rank, rank.world_size, worker.id, worker.num_workers)
+        return self._workers_stream.iterate(placement)
+
+    def statistics(self) -> DatasetStatistics | None:
+        """Of this process: the worker's share where a worker asks."""
+        return (self._workers_stream or self.stream).statistics()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_workers_stream": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.stream.epochs.places = self._epochs.numpy()
+
+    def __repr__(self) -> str:
+        return f"StreamDataset({self.stream!r})"
+
+
+class FrameDataset(Dataset["Sample"]):
+    """Random access to a dataset's samples, ``dataset[i]``, over the same caches; for samplers of your own.
+
+    ``i`` counts frames in the dataset's order, over the chosen episodes. Works in loader workers started by fork or
+    spawn: each process opens the dataset for itself, at its first read, with the whole of the configuration's bounds.
+    Reading a batch (``__getitems__``, as torch's loader does) fetches all its episodes at once.
+
+    Args:
+        source: URL or path of a LeRobot v3 dataset.
+        windows, episodes, features, image_dtype, config: As in ``Stream``.
+
+    Raises:
+        IndexError: ``i`` is out of range.
+        AsyncFetchError: What ``LeRobotDataset.sample`` raises.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        windows: Windows | None = None,
+        episodes: Sequence[int] | None = None,
+        features: Collection[str] | None = None,
+        image_dtype: ImageDtype = "uint8",
+        config: StreamConfig | None = None,
+    ) -> None:
+        self.source = source
+        self.windows = windows
+        self.episodes = episodes
+        self._open = partial(
+            open_dataset, source, features=features, image_dtype=image_dtype, config=config or StreamConfig()
+        )
+        self._session: Session | None = None
+        self._ends: np.ndarray[Any, np.dtype[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        ends = self._episode_ends()
+        return int(ends[-1]) if len(ends) else 0
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        """The samples of several frames, read concurrently, in the asked order."""
+        places = [self._locate(int(index)) for index in indices]
+        session = self._opened()
+        return session.thread.run(_read_all, session.dataset(), places, self.windows)
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        total = len(self)
+        if not -total <= index < total:
+            raise IndexError(f"frame {index} isn't among the {total} frames of {self.source}")
+        index %= total
+        ends = self._episode_ends()
+        number = int(np.searchsorted(ends, index, side="right"))
+        start = int(ends[number - 1]) if number else 0
+        return int(self._selection()[number]), index - start
+
+    def _selection(self) -> Any:  # noqa: ANN401
+        return self._opened().dataset().episodes.indices if self.episodes is None else self.episodes
+
+    def _episode_ends(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if self._ends is None:
+            table = self._opened().dataset().episodes
+            self._ends = np.cumsum([table[int(episode)].length for episode in self._selection()], dtype=np.int64)
+        return self._ends
+
+    def _opened(self) -> Session:
+        if self._session is None or not self._session.is_usable:
+            self._session = Session(self._open)
+        return self._session
+
+    def close(self) -> None:
+        """Close the dataset in this process; the next read opens it again."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_session": None}
+
+
+async def _read_all(dataset: LeRobotDataset, places: list[tuple[int, int]], windows: Windows | None) -> list[Sample]:
+    samples: list[Any] = [None] * len(places)
+
+    async def read(number: int) -> None:
+        episode, frame = places[number]
+        samples[number] = await dataset.sample(episode, frame, windows=windows)
+
+    await run_all(partial(read, number) for number in range(len(places)))
+    return samples
