@@ -36,6 +36,7 @@ class SpaceQueue(Generic[K, V]):
     def __init__(self, lru: LeasedLRU[K, V]) -> None:
         self._lru = lru
         self._waiters: dict[_Waiter[K, V], None] = {}  # ordered, and one that leaves in the middle costs O(1)
+        self._granting = False
 
     def __len__(self) -> int:
         """Requests that are waiting."""
@@ -65,12 +66,17 @@ class SpaceQueue(Generic[K, V]):
 
     def grant(self) -> None:
         """Serve those at the head of the queue for whom there is room now."""
-        while self._waiters:
-            waiter = next(iter(self._waiters))
-            reservation = self._lru.reserve(waiter.size_bytes)
-            if reservation is None:
-                return
-            # By pop, because the eviction's callback may have changed the queue.
-            self._waiters.pop(waiter, None)
-            waiter.reservation = reservation
-            waiter.served.set()
+        if self._granting:
+            return  # called back by an eviction of ours; the loop below looks again anyway
+        self._granting = True
+        try:
+            while self._waiters:
+                waiter = next(iter(self._waiters))
+                reservation = self._lru.reserve(waiter.size_bytes)
+                if reservation is None:
+                    return
+                del self._waiters[waiter]
+                waiter.reservation = reservation
+                waiter.served.set()
+        finally:
+            self._granting = False

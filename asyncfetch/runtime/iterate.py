@@ -26,8 +26,8 @@ def iterate(
 ) -> Generator[T, None, None]:
     """Yield the items of ``async with factory() as batches: async for batch in batches``, run on the loop thread.
 
-    All of it runs in one task, from the first ``next`` on, at most ``max_batches`` ahead of the consumer. What is raised
-    there, by leaving the context too, is raised here after the items before it. Closing the generator (an early
+    All of it runs in one task, from the first ``next`` on, at most ``max_batches`` ahead of the consumer. What is
+    raised there, by leaving the context too, is raised here after the items before it. Closing the generator (an early
     ``break``, ``close``, collection) cancels the task and waits for its end, but no longer than STOP_SECONDS.
 
     Raises:

@@ -29,7 +29,6 @@ class _Flight(Generic[V]):
 
     def __init__(self) -> None:
         self.waiters = 1
-        self.started = False
         self.scope = anyio.CancelScope()
         self.landed = anyio.Event()
         self.value: V = _NOTHING
@@ -106,11 +105,9 @@ class SingleFlight(Generic[K, V]):
         return flight
 
     async def _fly(self, key: K, flight: _Flight[V], work: Callable[[], Awaitable[V]]) -> None:
-        flight.started = True
         try:
             with flight.scope:
-                if flight.waiters:
-                    flight.value = await work()
+                flight.value = await work()
         except asyncio.CancelledError:
             # From a future that the work awaited and somebody cancelled; let out, it would cancel the whole task group.
             if was_cancelled():
@@ -126,10 +123,8 @@ class SingleFlight(Generic[K, V]):
         """Cancel a flight that nobody waits for any more, and see it off."""
         self._forget(key, flight)
         flight.scope.cancel()
-        # One that hasn't started won't do anything, and if its task is killed before its first step it never lands.
-        if flight.started:
-            with anyio.CancelScope(shield=True):
-                await flight.landed.wait()
+        with anyio.CancelScope(shield=True):
+            await flight.landed.wait()
 
     def _forget(self, key: K, flight: _Flight[V]) -> None:
         # By identity: an abandoned flight must not take away the newer one of the same key.
