@@ -1,0 +1,101 @@
+"""What callers see of cached bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asyncfetch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+    from asyncfetch.ranges import ByteRange
+
+__all__ = ["CacheKey", "CacheStatistics", "Lease"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """What tells one entry from another. Equal ranges with different headroom are different entries."""
+
+    range: ByteRange
+    headroom_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.headroom_bytes < 0:
+            raise ConfigError(f"headroom_bytes must not be negative, but is {self.headroom_bytes}")
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Headroom and range together; None where the range's end isn't known before it is read."""
+        if self.range.stop is None:
+            return None
+        return self.headroom_bytes + self.range.stop - self.range.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStatistics:
+    """A snapshot. Every ask that needs bytes counts as one of hits, joins and misses."""
+
+    hits: int
+    """Answered at once from what is held."""
+    joins: int
+    """Answered by a fetch that was under way."""
+    misses: int
+    """Began a fetch, successful or not."""
+    bypasses: int
+    """Fetches whose bytes were handed out and not kept: larger than the cache, or outdated when they came."""
+    evictions: int
+    """Entries that made room for others."""
+    entries: int
+    max_bytes: int
+    used_bytes: int
+    """Held in entries, leased ones included. ``used_bytes + reserved_bytes <= max_bytes``."""
+    leased_bytes: int
+    """Part of ``used_bytes`` that somebody uses."""
+    reserved_bytes: int
+    """Set aside for fetches under way."""
+    waiting: int
+    """Fetches that wait for room."""
+
+
+class Lease:
+    """One range in memory, not to be evicted before ``release``. A context manager, whose exit releases.
+
+    Everybody who leases the same key shares the same bytes. The views stay valid after the release as long as they are
+    referenced, but the cache may then hold other bytes in the room they are counted in. Bound to the cache's loop.
+
+    Attributes:
+        key: The entry.
+        buffer: Headroom, then the range; writable. Only the headroom is for writing, and everybody writes the same.
+        view: The range alone, read-only.
+    """
+
+    __slots__ = ("_give_back", "buffer", "key", "view")
+
+    def __init__(self, key: CacheKey, buffer: memoryview, give_back: Callable[[], None] | None) -> None:
+        self.key = key
+        self.buffer = buffer
+        self.view = buffer[key.headroom_bytes :].toreadonly()
+        self._give_back = give_back
+
+    def release(self) -> None:
+        """Allow the eviction. A second release does nothing.
+
+        Raises:
+            WrongLoop: Called in another thread, loop or process; then nothing is released.
+        """
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.key.range!r}, {len(self.buffer)} bytes with {self.key.headroom_bytes} of headroom>"

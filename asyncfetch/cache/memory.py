@@ -1,0 +1,327 @@
+"""Byte ranges kept in memory, within a bound in bytes.
+
+A range goes through here once however many ask for it: those who ask while it is under way join its flight, later ones
+hit its entry. Room is set aside before a fetch begins, so the bound holds while bytes are on their way; the bytes then
+land in the buffer that is also the entry.
+
+What a flight brings must not be evicted between its landing and the moment its askers run again, or with a small bound
+two askers could throw each other's bytes out for ever. So whoever waits has put a claim down, and the landing gives
+each claim its lease.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+
+from asyncfetch.cache.lease import CacheKey, CacheStatistics, Lease
+from asyncfetch.cache.range_stream import RangeStream
+from asyncfetch.cache.space import SpaceQueue
+from asyncfetch.errors import CacheError, ClosedError, ConfigError, ObjectChanged
+from asyncfetch.ranges import ByteRange
+from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.leased_lru import LeasedLRU
+from asyncfetch.runtime.loop_guard import LoopGuard
+from asyncfetch.runtime.single_flight import SingleFlight
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+    from typing import Self
+
+    from asyncfetch.fetch.reader import RangeReader, WritableBuffer
+    from asyncfetch.ranges import ObjectInfo
+    from asyncfetch.runtime.leased_lru import EntryLease, Reservation
+
+__all__ = ["ByteCache"]
+
+
+class _Claim:
+    """Somebody who waits for a flight, and the lease that the landing gives them."""
+
+    __slots__ = ("lease",)
+
+    def __init__(self) -> None:
+        self.lease: Lease | None = None
+
+
+class _Load:
+    """One fetch under way, and whether its bytes may be kept."""
+
+    __slots__ = ("current", "url")
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.current = True
+
+
+class ByteCache:
+    """A RangeReader over another one that remembers what it read. Use it as an async context manager.
+
+    An entry is one range with its headroom; overlapping ranges are different entries. Entries in use are leased and
+    never evicted; of the others the least recently used goes first. What ``fetch`` returns is not leased: its bytes
+    stay valid as long as the view is referenced, but an eviction drops the cache's own reference, so views that are
+    kept for long cost memory beyond ``max_bytes``. Hold a lease where that matters.
+
+    A fetch for which there is no room waits for its turn, first come, first served, so leases that nobody gives back
+    make it wait for ever. A range larger than ``max_bytes`` bypasses the cache: fetched once for all who ask at the
+    time, and not kept. When an object changed (ObjectChanged), all that is held of it is dropped.
+
+    Bound to the loop that entered it, and to the process; only ``statistics`` may be called from any thread. A hit
+    never waits, not even for one turn of the loop.
+
+    Args:
+        fetcher: Where bytes come from; entered by the caller, and left after the cache.
+        max_bytes: Bound on what is held and on its way. Python's objects, under 1 KiB an entry, are not counted.
+    """
+
+    def __init__(self, fetcher: RangeReader, *, max_bytes: int) -> None:
+        if max_bytes < 1:
+            raise ConfigError(f"max_bytes must be at least 1, not {max_bytes}")
+        self._fetcher = fetcher
+        self._max_bytes = max_bytes
+        self._lru: LeasedLRU[CacheKey, memoryview] = LeasedLRU(max_bytes, on_evict=self._tell_evicted)
+        self._space = SpaceQueue(self._lru)
+        self._claims: dict[CacheKey, set[_Claim]] = {}
+        self._loads: set[_Load] = set()
+        self._evict_callbacks: list[Callable[[CacheKey], object]] = []
+        self._joins = self._misses = self._bypasses = 0
+        self._guard: LoopGuard | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        if self._guard is not None:
+            raise ClosedError("a ByteCache can be entered only once: make a new one")
+        self._guard = LoopGuard("this ByteCache")
+        self._group = await anyio.create_task_group().__aenter__()
+        self._flights: SingleFlight[CacheKey, None] = SingleFlight(self._group)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Cancel and await the fetches under way, whose askers get ClosedError, and drop every entry."""
+        self._closed = True
+        try:
+            await end_tasks(self._group)
+        finally:
+            self._lru.drop(lambda _key: True)
+
+    async def stat(self, url: str) -> ObjectInfo:
+        """Size and version of the object, as the fetcher knows them now."""
+        self._check()
+        return await self._fetcher.stat(url)
+
+    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """Size, version and first bytes of the object, as the fetcher reads them now; they are not kept."""
+        self._check()
+        return await self._fetcher.fetch_head(url, max_bytes)
+
+    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
+        """Bytes [start, stop) of the object, read-only.
+
+        The length of an open range (``stop=None``) isn't known before it is there, so its room is taken afterwards; if
+        there is none without waiting, it isn't kept. This is meant for footers, not for large objects.
+        """
+        return await self._fetch_range(ByteRange(url, start, stop))
+
+    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
+        """Bytes [start, stop) copied into the caller's buffer of just that length; the cache keeps its own."""
+        wanted = ByteRange(url, start, stop)
+        target = memoryview(buffer).cast("B")
+        if target.readonly or len(target) != stop - start:
+            raise ConfigError(
+                f"bytes [{start}, {stop}) need a writable buffer of {stop - start} bytes, not a "
+                f"{'read-only' if target.readonly else 'writable'} one of {len(target)}"
+            )
+        target[:] = await self._fetch_range(wanted)
+
+    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
+        """All ranges, in input order; equal ones are fetched once. The first error cancels the rest.
+
+        Raises:
+            CacheError: Together they are larger than the cache, so that they could only be had by breaking its bound.
+        """
+        ranges = list(ranges)
+        self._require_room_for(ranges)
+        views: list[memoryview | None] = [None] * len(ranges)
+        async with self.fetch_stream(ranges) as stream:
+            async for index, view in stream:
+                views[index] = view
+        return [view for view in views if view is not None]
+
+    def fetch_stream(
+        self, ranges: Iterable[ByteRange]
+    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
+        """(index in ``ranges``, whole range) pairs as they arrive. Leaving the context cancels what is under way."""
+        self._check()
+        return RangeStream(ranges, self._fetch_range)
+
+    def lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> AbstractAsyncContextManager[Lease]:
+        """Bytes [start, stop) of the object with writable room in front of them, kept from eviction in the context."""
+        return self._lease(CacheKey(ByteRange(url, start, stop), headroom_bytes))
+
+    def try_lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> Lease | None:
+        """The lease if the cache holds the bytes now, which counts as a hit, or None. The caller releases it."""
+        self._check()
+        key = CacheKey(ByteRange(url, start, stop), headroom_bytes)
+        return self._hit(key)
+
+    def on_evict(self, callback: Callable[[CacheKey], object]) -> None:
+        """Call back with the key of each entry that the cache lets go, at its close too.
+
+        It is for dropping what was built on the bytes. It runs on the loop and must neither wait nor raise.
+        """
+        self._evict_callbacks.append(callback)
+
+    def statistics(self) -> CacheStatistics:
+        """A snapshot; taken off the loop its figures can be one event apart."""
+        held = self._lru.statistics()
+        return CacheStatistics(
+            hits=held.hits,
+            joins=self._joins,
+            misses=self._misses,
+            bypasses=self._bypasses,
+            evictions=held.evictions,
+            entries=held.entries,
+            max_bytes=held.max_bytes,
+            used_bytes=held.used_bytes,
+            leased_bytes=held.leased_bytes,
+            reserved_bytes=held.reserved_bytes,
+            waiting=len(self._space),
+        )
+
+    def __repr__(self) -> str:
+        return f"<ByteCache {self._lru!r}, {len(self._loads)} loading, {len(self._space)} waiting>"
+
+    def _check(self) -> None:
+        if self._guard is None or self._closed:
+            raise ClosedError("this ByteCache is " + ("closed" if self._closed else "not entered: use async with"))
+        self._guard.check()
+
+    def _require_room_for(self, ranges: list[ByteRange]) -> None:
+        sizes = [byte_range.stop - byte_range.start for byte_range in set(ranges) if byte_range.stop is not None]
+        needed_bytes = sum(size for size in sizes if size <= self._max_bytes)
+        if needed_bytes > self._max_bytes:
+            raise CacheError(
+                f"{len(sizes)} ranges asked for at once need {needed_bytes} bytes, the cache has max_bytes="
+                f"{self._max_bytes}: ask for fewer at a time, read them with fetch_stream, or raise max_bytes"
+            )
+
+    async def _fetch_range(self, byte_range: ByteRange) -> memoryview:
+        with await self._obtain(CacheKey(byte_range)) as lease:
+            return lease.view
+
+    @asynccontextmanager
+    async def _lease(self, key: CacheKey) -> AsyncGenerator[Lease, None]:
+        with await self._obtain(key) as lease:
+            yield lease
+
+    def _hit(self, key: CacheKey) -> Lease | None:
+        if key not in self._lru:
+            return None
+        held = self._lru.lease(key)
+        return None if held is None else Lease(key, held.value, partial(self._give_back, held))
+
+    async def _obtain(self, key: CacheKey) -> Lease:
+        """A lease: at once where the bytes are held, else from the flight that the key has or gets."""
+        self._check()
+        if key.size_bytes == 0:  # an entry without bytes would never be evicted
+            return Lease(key, memoryview(b""), None)
+        lease = self._hit(key)
+        if lease is not None:
+            return lease
+        if key in self._flights:
+            self._joins += 1
+        else:
+            self._misses += 1
+        claim = _Claim()
+        self._claims.setdefault(key, set()).add(claim)
+        try:
+            await self._flights.run(key, partial(self._load, key))
+        except BaseException:
+            self._withdraw(key, claim)
+            raise
+        assert claim.lease is not None
+        return claim.lease
+
+    def _withdraw(self, key: CacheKey, claim: _Claim) -> None:
+        if claim.lease is not None:
+            claim.lease.release()
+            return
+        claims = self._claims[key]
+        claims.discard(claim)
+        if not claims:
+            del self._claims[key]
+
+    async def _load(self, key: CacheKey) -> None:
+        """Read the bytes, keep them if they may and can be kept, and hand them to all who claim them."""
+        load = _Load(key.range.url)
+        self._loads.add(load)
+        try:
+            buffer, reservation = await self._read(key)
+        except ObjectChanged:
+            self._forget(key.range.url)
+            raise
+        finally:
+            self._loads.discard(load)
+        if reservation is not None and not load.current:
+            reservation.release()
+            reservation = None
+        self._land(key, buffer, reservation)
+
+    async def _read(self, key: CacheKey) -> tuple[memoryview, Reservation[CacheKey, memoryview] | None]:
+        """The bytes behind their headroom, and the room set aside for them; None where they can't be kept."""
+        size_bytes, wanted = key.size_bytes, key.range
+        if wanted.stop is None or size_bytes is None:
+            view = await self._fetcher.fetch(wanted.url, wanted.start, None)
+            return view, self._space.reserve_nowait(len(view)) if len(view) else None
+        reservation = await self._space.reserve(size_bytes) if size_bytes <= self._max_bytes else None
+        try:
+            buffer = _allocate(size_bytes)
+            await self._fetcher.fetch_into(wanted.url, wanted.start, wanted.stop, buffer[key.headroom_bytes :])
+        except BaseException:
+            if reservation is not None:
+                reservation.release()
+                self._space.grant()
+            raise
+        return buffer, reservation
+
+    def _land(self, key: CacheKey, buffer: memoryview, reservation: Reservation[CacheKey, memoryview] | None) -> None:
+        claims = self._claims.pop(key, set())
+        if reservation is None:
+            self._bypasses += 1
+            for claim in claims:
+                claim.lease = Lease(key, buffer, None)
+        else:
+            landing = reservation.commit(key, buffer)
+            for claim in claims:
+                claim.lease = Lease(key, buffer, partial(self._give_back, landing.share()))
+            landing.release()
+        self._space.grant()
+
+    def _forget(self, url: str) -> None:
+        """Drop what is held of an object, and don't keep what is on its way."""
+        for load in self._loads:
+            if load.url == url:
+                load.current = False
+        self._lru.drop(lambda key: key.range.url == url)
+        self._space.grant()
+
+    def _give_back(self, held: EntryLease[CacheKey, memoryview]) -> None:
+        if not self._closed:
+            self._check()
+            held.release()
+            self._space.grant()
+
+    def _tell_evicted(self, key: CacheKey, _buffer: memoryview) -> None:
+        for callback in self._evict_callbacks:
+            callback(key)
+
+
+def _allocate(size_bytes: int) -> memoryview:
+    try:
+        return np.empty(size_bytes, dtype=np.uint8).data
+    except (MemoryError, OverflowError, ValueError) as error:  # numpy has a limit of its own on sizes
+        raise CacheError(f"no memory for a range of {size_bytes} bytes: ask for a smaller one") from error

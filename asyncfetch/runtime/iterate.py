@@ -1,0 +1,53 @@
+"""Synchronous iteration over an asynchronous iterator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from asyncfetch.runtime.channel import HandOver
+from asyncfetch.runtime.loop_thread import STOP_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, Callable, Generator, Iterable
+    from contextlib import AbstractAsyncContextManager
+
+    from asyncfetch.runtime.loop_thread import LoopThread
+
+__all__ = ["iterate"]
+
+T = TypeVar("T")
+
+
+def iterate(
+    loop_thread: LoopThread,
+    factory: Callable[[], AbstractAsyncContextManager[AsyncIterable[Iterable[T]]]],
+    *,
+    max_batches: int = 2,
+) -> Generator[T, None, None]:
+    """Yield the items of ``async with factory() as batches: async for batch in batches``, run on the loop thread.
+
+    All of it runs in one task, from the first ``next`` on, at most ``max_batches`` ahead of the consumer. What is
+    raised there, by leaving the context too, is raised here after the items before it. Closing the generator (an early
+    ``break``, ``close``, collection) cancels the task and waits for its end, but no longer than STOP_SECONDS.
+
+    Raises:
+        ClosedError: The loop thread was closed meanwhile.
+        WrongLoop: Iterated on the loop's own thread or in a forked child.
+    """
+    hand_over: HandOver[T] = HandOver(max_batches)
+    call = loop_thread.start(_produce, factory, hand_over)
+    call.add_done_callback(lambda error: hand_over.finish() if error is None else hand_over.fail(error))
+    try:
+        yield from hand_over
+    finally:
+        hand_over.close()
+        call.cancel()
+        call.wait(STOP_SECONDS)
+
+
+async def _produce(
+    factory: Callable[[], AbstractAsyncContextManager[AsyncIterable[Iterable[T]]]], hand_over: HandOver[T]
+) -> None:
+    async with factory() as batches:
+        async for batch in batches:
+            await hand_over.put(batch)

@@ -1,0 +1,283 @@
+"""An event loop in a thread, for callers that aren't coroutines.
+
+Why not anyio's blocking portal: it has no answer to an interrupted caller (the coroutine must be cancelled and seen
+off), a loop that ends between a call and its start (the caller must not wait for ever), a fork, collection without
+``close`` and interpreter exit.
+
+The thread holds an ``_Engine``, never the ``LoopThread`` itself, so that a forgotten LoopThread is collected, and
+collecting it ends the thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import concurrent.futures.thread  # noqa: F401 - its exit hook comes after ours, because hooks run last in, first out
+import logging
+import threading
+import time
+import weakref
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import anyio
+
+from asyncfetch.errors import ClosedError, WrongLoop
+from asyncfetch.runtime.cancellation import was_cancelled
+from asyncfetch.runtime.fork import ForkGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Self
+
+    from anyio.abc import TaskGroup
+
+__all__ = ["LoopCall", "LoopThread"]
+
+T = TypeVar("T")
+
+_LOGGER = logging.getLogger(__name__)
+
+STOP_SECONDS: Final = 0.8
+"""How long a close, an interrupt or an early exit waits for coroutines to end; Ctrl-C is to act within a second."""
+
+
+class LoopCall(Generic[T]):
+    """One coroutine on a LoopThread, as other threads see it. Every method may be called from any thread."""
+
+    def __init__(self, engine: _Engine, work: Callable[[], Awaitable[T]]) -> None:
+        self._engine = engine
+        self._work = work
+        self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._scope: anyio.CancelScope | None = None
+        self._cancelled = False
+
+    def result(self) -> T:
+        """Wait for the coroutine and return or raise what it did, whatever the exception's type.
+
+        Interrupted by Ctrl-C, it cancels the coroutine and waits for its end, but no longer than STOP_SECONDS.
+
+        Raises:
+            ClosedError: The call was cancelled, or the LoopThread closed, before the coroutine was done.
+        """
+        try:
+            return self._future.result()
+        except BaseException:
+            if not self._future.done():  # it is the wait that was interrupted
+                self.cancel()
+                self.wait(STOP_SECONDS)
+            raise
+        finally:
+            del self  # else error -> traceback -> this frame -> future -> error is a cycle
+
+    def cancel(self) -> None:
+        """Ask for the coroutine's cancellation, without waiting for it. Harmless when it is done."""
+        if not self._engine.guard.in_child and not self._future.done():
+            self._engine.call_soon(self._cancel_on_loop)
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Wait for the coroutine's end, at most so long, and tell whether it came.
+
+        On the loop's own thread, and in a forked child, the end can't come while we wait, so this returns at once.
+        """
+        if not self._engine.guard.in_child and not self._engine.is_current_thread:
+            concurrent.futures.wait([self._future], timeout_seconds)
+        return self._future.done()
+
+    def add_done_callback(self, callback: Callable[[BaseException | None], object]) -> None:
+        """Call ``callback(error or None)`` when the coroutine is done, on the loop's thread, or now where it is."""
+        self._future.add_done_callback(lambda future: callback(future.exception()))
+
+    async def serve(self) -> None:
+        """Run the coroutine, on the loop, and settle. Raises nothing but the LoopThread's own cancellation."""
+        try:
+            with anyio.CancelScope() as self._scope:
+                if not self._cancelled:
+                    self.settle(await self._work())
+            if not self._future.done():
+                self.settle(error=ClosedError("this call was cancelled before it was done"))
+        except asyncio.CancelledError as error:
+            if was_cancelled():
+                self.settle(error=ClosedError("the LoopThread was closed before this call was done"))
+                raise
+            self.settle(error=error)
+        except BaseException as error:  # noqa: BLE001 - it is the caller's, who gets it as it was raised
+            self.settle(error=error)
+        finally:
+            self._engine.calls.discard(self)
+            del self  # for the same reason as in ``result``
+
+    def settle(self, value: T | None = None, *, error: BaseException | None = None) -> None:
+        """Give the outcome; the first one counts."""
+        try:
+            if error is None:
+                self._future.set_result(value)  # type: ignore[arg-type]  # None only where T allows it
+            else:
+                self._future.set_exception(error)
+        except concurrent.futures.InvalidStateError:
+            pass
+        finally:
+            del error
+
+    def _cancel_on_loop(self) -> None:
+        self._cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+
+class _Engine:
+    """The thread, its loop and the calls on it."""
+
+    _loop: asyncio.AbstractEventLoop
+    _stop: anyio.Event
+    _calls_group: TaskGroup
+
+    def __init__(self, name: str) -> None:
+        self.guard = ForkGuard("this LoopThread")
+        self.calls: set[LoopCall[Any]] = set()
+        self.ended = False
+        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+        self._started.result()
+
+    @property
+    def is_current_thread(self) -> bool:
+        return threading.get_ident() == self._thread.ident
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Run the callback on the loop, or never if the loop has ended."""
+        with suppress(RuntimeError):  # closed; what was waiting there is settled by the thread's end
+            self._loop.call_soon_threadsafe(callback)
+
+    def start(self, call: LoopCall[Any]) -> None:
+        """Start the call. It is settled for sure, also when the loop ends before it starts."""
+        self.calls.add(call)
+        self.call_soon(partial(self._spawn, call))
+        if self.ended:  # looked at after the call was added; ``_main`` sets it before it looks at the calls
+            self._settle_calls()
+
+    def request_stop(self) -> None:
+        """Cancel all calls and end the loop, without waiting. Does nothing in a forked child."""
+        if not self.guard.in_child:
+            self.call_soon(self._on_stop)
+
+    def join(self, timeout_seconds: float) -> bool:
+        """Wait for the thread's end, at most so long, and tell whether it came."""
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _main(self) -> None:
+        try:
+            anyio.run(self._serve)
+        except BaseException as error:  # nobody is above in this thread; whoever waits gets it
+            if self._started.done():
+                _LOGGER.exception("the event loop of %s died", self._thread.name)
+            else:
+                self._started.set_exception(error)
+        finally:
+            self.ended = True
+            self._settle_calls()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = anyio.Event()
+        async with anyio.create_task_group() as self._calls_group:
+            self._started.set_result(None)
+            await self._stop.wait()
+            self._calls_group.cancel_scope.cancel()
+
+    def _spawn(self, call: LoopCall[Any]) -> None:
+        with suppress(RuntimeError):  # the group has ended, the loop is about to; the thread's end settles the call
+            self._calls_group.start_soon(call.serve)
+
+    def _on_stop(self) -> None:
+        self._stop.set()
+
+    def _settle_calls(self) -> None:
+        for call in list(self.calls):
+            call.settle(error=ClosedError("the LoopThread was closed before this call was done"))
+        self.calls.clear()
+
+
+_engines: weakref.WeakSet[_Engine] = weakref.WeakSet()
+
+
+def _stop_at_exit() -> None:
+    """Stop every loop that is still running, with one bound on all of them."""
+    engines = [engine for engine in _engines if not engine.guard.in_child]
+    for engine in engines:
+        engine.request_stop()
+    deadline = time.monotonic() + STOP_SECONDS
+    for engine in engines:
+        engine.join(max(0.0, deadline - time.monotonic()))
+
+
+# Not ``atexit``: that comes after the interpreter has joined all threads that aren't daemons, and anyio's worker
+# threads aren't. They end with the loop they work for, so the loop must end first. concurrent.futures does the same.
+threading._register_atexit(_stop_at_exit)  # type: ignore[attr-defined]
+
+
+class LoopThread:
+    """Owns one thread and the event loop in it; made running.
+
+    ``close`` or a ``with`` block ends it, and so do collection and interpreter exit, where coroutines are cancelled and
+    get STOP_SECONDS to end; the thread is a daemon, so one that doesn't can't keep the process alive.
+
+    Thread-safe. Not fork-safe: in a child every call raises WrongLoop and ``close`` does nothing, and the parent's goes
+    on undisturbed.
+
+    Args:
+        name: The thread's name.
+    """
+
+    def __init__(self, *, name: str = "asyncfetch loop") -> None:
+        try:
+            self._engine = _Engine(name)
+        except RuntimeError as error:  # "can't start new thread", among others at interpreter exit
+            raise ClosedError(f"no thread for an event loop could be started: {error}") from error
+        _engines.add(self._engine)
+        self._closed = False
+        # It may run in the middle of anything, even on the loop's own thread, so it doesn't wait. At exit our hook is
+        # earlier.
+        weakref.finalize(self, self._engine.request_stop).atexit = False
+
+    def run(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
+        """Run ``async_fn(*args)`` on the loop and wait for what it returns or raises; see ``LoopCall.result``.
+
+        Raises:
+            WrongLoop: Called on the loop's own thread, which would wait for itself, or in a forked child.
+            ClosedError: The LoopThread is closed, or was before the coroutine was done.
+        """
+        return self.start(async_fn, *args).result()
+
+    def start(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> LoopCall[T]:  # noqa: ANN401
+        """Start ``async_fn(*args)`` on the loop; raises as ``run`` does."""
+        self._engine.guard.check()
+        if self._engine.is_current_thread:
+            raise WrongLoop("called on the LoopThread's own thread, where waiting would stop its loop: await instead")
+        if self._closed or self._engine.ended:
+            raise ClosedError("this LoopThread is closed: make a new one")
+        call = LoopCall(self._engine, partial(async_fn, *args))
+        self._engine.start(call)
+        return call
+
+    def close(self) -> None:
+        """Cancel what runs on the loop, end the thread and wait for that, at most STOP_SECONDS. Idempotent."""
+        if self._engine.guard.in_child:
+            return
+        self._closed = True
+        self._engine.request_stop()
+        if not self._engine.is_current_thread and not self._engine.join(STOP_SECONDS):
+            _LOGGER.warning("the event loop did not end within %s s: a coroutine on it blocks", STOP_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed or self._engine.ended else f"{len(self._engine.calls)} calls"
+        return f"<LoopThread {state}>"

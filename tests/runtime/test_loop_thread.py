@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import time
+import weakref
+
+import anyio
+import pytest
+
+from asyncfetch.errors import ClosedError, WrongLoop
+from asyncfetch.runtime.loop_thread import LoopThread
+
+
+async def double(number: int) -> int:
+    await anyio.lowlevel.checkpoint()
+    return 2 * number
+
+
+def wait_for_thread_end(ident: int) -> None:
+    for thread in threading.enumerate():
+        if thread.ident == ident:
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def test_calls_from_several_threads_return_their_own_values() -> None:
+    with LoopThread() as loop_thread:
+        results: dict[int, int] = {}
+
+        def call(number: int) -> None:
+            results[number] = loop_thread.run(double, number)
+
+        threads = [threading.Thread(target=call, args=(number,)) for number in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert results == {number: 2 * number for number in range(20)}
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(2), asyncio.CancelledError()])
+def test_whatever_is_raised_reaches_the_caller_and_the_loop_goes_on(error: BaseException) -> None:
+    async def fail() -> None:
+        raise error
+
+    with LoopThread() as loop_thread:
+        with pytest.raises(type(error)) as caught:
+            loop_thread.run(fail)
+        assert caught.value is error
+        assert loop_thread.run(double, 2) == 4
+
+
+def test_an_error_leaves_no_cycle_behind() -> None:
+    class Canary:
+        pass
+
+    async def fail() -> None:
+        local = Canary()
+        refs.append(weakref.ref(local))
+        raise ValueError("x")
+
+    refs: list[weakref.ref[Canary]] = []
+    with LoopThread() as loop_thread:
+        gc.disable()
+        try:
+            with pytest.raises(ValueError, match="x"):
+                loop_thread.run(fail)
+            loop_thread.run(double, 1)  # the loop's own last references go with its next turn
+            assert refs[0]() is None
+        finally:
+            gc.enable()
+
+
+def test_its_own_thread_is_refused() -> None:
+    with LoopThread() as loop_thread:
+
+        async def call_back() -> None:
+            loop_thread.run(double, 1)
+
+        with pytest.raises(WrongLoop, match="await instead"):
+            loop_thread.run(call_back)
+
+
+def test_close_cancels_what_runs_and_tells_its_caller() -> None:
+    loop_thread = LoopThread()
+    cleaned_up = threading.Event()
+
+    async def forever() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cleaned_up.set()
+
+    call = loop_thread.start(forever)
+    loop_thread.run(double, 1)
+    loop_thread.close()
+    loop_thread.close()
+    assert cleaned_up.is_set()
+    with pytest.raises(ClosedError, match="closed"):
+        call.result()
+    with pytest.raises(ClosedError, match="make a new one"):
+        loop_thread.run(double, 1)
+
+
+def test_a_cancelled_call_ends_and_says_so() -> None:
+    with LoopThread() as loop_thread:
+        call = loop_thread.start(anyio.sleep_forever)
+        call.cancel()
+        assert call.wait(5)
+        with pytest.raises(ClosedError, match="cancelled"):
+            call.result()
+
+
+def test_every_call_is_answered_however_close_the_end_is() -> None:
+    for _ in range(30):
+        loop_thread = LoopThread()
+        answered: list[bool] = []
+
+        def caller(loop_thread: LoopThread = loop_thread, answered: list[bool] = answered) -> None:
+            try:
+                while True:
+                    loop_thread.run(double, 1)
+            except ClosedError:
+                answered.append(True)
+
+        threads = [threading.Thread(target=caller) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        loop_thread.close()
+        for thread in threads:
+            thread.join(5)
+        assert answered == [True] * 3
+
+
+def test_a_coroutine_that_blocks_bounds_the_close(caplog: pytest.LogCaptureFixture) -> None:
+    loop_thread = LoopThread()
+    release = threading.Event()
+
+    async def block() -> None:  # the fault under test
+        release.wait()
+
+    call = loop_thread.start(block)
+    began = time.monotonic()
+    loop_thread.close()
+    assert time.monotonic() - began < 1.0
+    assert "a coroutine on it blocks" in caplog.text
+    release.set()
+    assert call.wait(5)
+
+
+def test_collection_ends_the_thread() -> None:
+    loop_thread = LoopThread()
+    ident = loop_thread.run(_thread_ident)
+    del loop_thread
+    gc.collect()
+    wait_for_thread_end(ident)
+
+
+async def _thread_ident() -> int:
+    return threading.get_ident()
+
+
+def test_a_forked_child_is_refused_and_leaves_the_parent_alone() -> None:
+    with LoopThread() as loop_thread:
+        call = loop_thread.start(anyio.sleep_forever)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                with pytest.raises(WrongLoop, match="forked"):
+                    loop_thread.run(double, 1)
+                loop_thread.close()
+                call.cancel()
+                assert not call.wait(60)
+                del loop_thread, call
+                gc.collect()
+                with LoopThread() as own:
+                    assert own.run(double, 4) == 8
+                status = 0
+            finally:
+                os._exit(status)
+        _, wait_status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(wait_status) == 0
+        assert not call.wait(0)
+        assert loop_thread.run(double, 5) == 10

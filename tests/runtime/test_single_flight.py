@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+import pytest
+
+from asyncfetch.errors import ClosedError
+from asyncfetch.runtime.single_flight import SingleFlight
+
+
+class Work:
+    """Work that stands still until told to go, and keeps a log."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.go = anyio.Event()
+        self.error = error
+        self.log: list[str] = []
+
+    async def __call__(self) -> int:
+        self.log.append("start")
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            await anyio.lowlevel.cancel_shielded_checkpoint()  # cleaning up takes a moment
+            self.log.append("cancelled")
+            raise
+        if self.error is not None:
+            raise self.error
+        self.log.append("done")
+        return 7
+
+
+async def settle() -> None:
+    await anyio.wait_all_tasks_blocked()
+
+
+async def test_concurrent_callers_share_one_execution() -> None:
+    async with anyio.create_task_group() as owner:
+        flights: SingleFlight[str, int] = SingleFlight(owner)
+        work, answers = Work(), []
+
+        async def ask() -> None:
+            answers.append(await flights.run("a", work))
+
+        async with anyio.create_task_group() as askers:
+            for _ in range(1000):
+                askers.start_soon(ask)
+            await settle()
+            assert "a" in flights
+            work.go.set()
+        assert (answers, work.log, len(flights)) == ([7] * 1000, ["start", "done"], 0)
+
+
+async def test_a_cancelled_first_caller_costs_the_others_nothing() -> None:
+    async with anyio.create_task_group() as owner:
+        flights: SingleFlight[str, int] = SingleFlight(owner)
+        work, answers = Work(), []
+        first = anyio.CancelScope()
+
+        async def ask(scope: anyio.CancelScope) -> None:
+            with scope:
+                answers.append(await flights.run("a", work))
+
+        async with anyio.create_task_group() as askers:
+            askers.start_soon(ask, first)
+            await settle()
+            askers.start_soon(ask, anyio.CancelScope())
+            await settle()
+            first.cancel()
+            await settle()
+            work.go.set()
+        assert (answers, work.log) == ([7], ["start", "done"])
+
+
+async def test_the_last_callers_cancellation_cancels_the_work_and_awaits_it() -> None:
+    async with anyio.create_task_group() as owner:
+        flights: SingleFlight[str, int] = SingleFlight(owner)
+        work = Work()
+        with anyio.move_on_after(0.01):
+            await flights.run("a", work)
+        assert (work.log, len(flights)) == (["start", "cancelled"], 0)
+
+
+async def test_a_call_while_the_old_work_is_being_cancelled_starts_anew() -> None:
+    async with anyio.create_task_group() as owner:
+        flights: SingleFlight[str, int] = SingleFlight(owner)
+        old, new = Work(), Work()
+        new.go.set()
+        old_scope = anyio.CancelScope()
+        answers = []
+
+        async def ask_old() -> None:
+            with old_scope:
+                await flights.run("a", old)
+
+        async with anyio.create_task_group() as askers:
+            askers.start_soon(ask_old)
+            await settle()
+            old_scope.cancel()
+            await anyio.lowlevel.checkpoint()
+            answers.append(await flights.run("a", new))
+        assert (answers, new.log, old.log) == ([7], ["start", "done"], ["start", "cancelled"])
+
+
+async def test_an_error_reaches_every_caller_and_the_next_call_tries_again() -> None:
+    async with anyio.create_task_group() as owner:
+        flights: SingleFlight[str, int] = SingleFlight(owner)
+        work, errors = Work(ValueError("broken")), []
+
+        async def ask() -> None:
+            with pytest.raises(ValueError, match="broken") as caught:
+                await flights.run("a", work)
+            errors.append(caught.value)
+
+        async with anyio.create_task_group() as askers:
+            for _ in range(50):
+                askers.start_soon(ask)
+            await settle()
+            work.go.set()
+        assert (len(errors), work.log) == (50, ["start"])
+        assert not owner.cancel_scope.cancel_called
+        work.error = None
+        assert await flights.run("a", work) == 7
+
+
+async def test_a_shared_errors_traceback_does_not_grow_with_its_callers() -> None:
+    async with anyio.create_task_group() as owner:
+        flights: SingleFlight[str, int] = SingleFlight(owner)
+        work, lengths = Work(ValueError("broken")), []
+
+        async def ask() -> None:
+            try:
+                await flights.run("a", work)
+            except ValueError as error:
+                traceback, length = error.__traceback__, 0
+                while traceback is not None:
+                    traceback, length = traceback.tb_next, length + 1
+                lengths.append(length)
+
+        async with anyio.create_task_group() as askers:
+            for _ in range(20):
+                askers.start_soon(ask)
+            await settle()
+            work.go.set()
+        assert len(set(lengths)) == 1
+
+
+async def test_a_stray_cancelled_error_of_the_work_leaves_the_owner_alone() -> None:
+    async with anyio.create_task_group() as owner:
+        flights: SingleFlight[str, int] = SingleFlight(owner)
+
+        async def awaits_a_cancelled_future() -> int:
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+            return 0
+
+        with pytest.raises(ClosedError):
+            await flights.run("a", awaits_a_cancelled_future)
+        assert not owner.cancel_scope.cancel_called
+
+
+async def test_flights_end_with_their_owner() -> None:
+    work = Work()
+
+    async def ask() -> None:
+        with pytest.raises(ClosedError):
+            await flights.run("a", work)
+
+    async with anyio.create_task_group() as askers, anyio.create_task_group() as owner:
+        flights: SingleFlight[str, int] = SingleFlight(owner)
+        askers.start_soon(ask)
+        await settle()
+        owner.cancel_scope.cancel()
+    assert (work.log, len(flights)) == (["start", "cancelled"], 0)
+    with pytest.raises(ClosedError):
+        await flights.run("a", work)
+    assert len(flights) == 0
