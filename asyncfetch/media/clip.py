@@ -2,8 +2,18 @@
 
 The samples' bytes are fetched as they lie in the source file; in front of them go ``ftyp``, ``moov`` and the header of
 ``mdat``. The new sample tables describe only the samples needed; what else lies between them (audio, free space) stays
-in the media data, and nothing refers to it. There is no edit list: composition offsets are moved so that none is
-negative, so a frame's presentation time is its decode time plus its offset, in every reader.
+in the media data, and nothing refers to it.
+
+The clip's clock starts at its first key frame. Where frames aren't shown in the order they are decoded in, three things
+need care, because a decoder finds a frame by seeking to the last key frame shown at or before it:
+
+- FFmpeg seeks by *decode* time, less the lag of presentation behind it, and knows the lag only from an edit list. So
+  there is one; it starts at the first key frame.
+- That finds the right key frame only if all lag alike. In open GOPs they don't: the seek lands a key frame too far, and
+  the decoder hands out a neighbour of the frame asked for. Decode times are free as long as they ascend, so
+  ``clip_timing`` chooses them to make the lags equal.
+- Pictures that follow the first key frame and precede it on the screen may refer to frames in front of the clip. The
+  edit list hides them; leaving them out could disturb the decoder's count of reference frames.
 """
 
 from __future__ import annotations
@@ -40,13 +50,13 @@ class ClipPlan:
     stop: int
     """One past the last byte to fetch."""
     frame_index: NDArray[np.int32]
-    """Rank, by presentation time among the clip's samples, of each asked frame; -1 where the file has no such frame."""
+    """Rank of each asked frame among those the clip shows, by time; -1 where the file has no such frame."""
     pts: NDArray[np.int64]
     """Presentation time of each asked frame in the clip, in ticks; -1 where the file has no such frame."""
     timescale: int
     """Ticks per second; the source track's."""
     num_samples: int
-    """Frames that the clip holds."""
+    """Coded frames that the clip holds."""
     codec: str
     """Sample entry: "av01", "avc1", "hev1" ..."""
     width: int
@@ -84,16 +94,54 @@ class TrackFormat:
     """The end of the track header, from ``layer`` on: volume, matrix (rotation), width and height."""
 
 
+class Timing(NamedTuple):
+    """Times of a clip's samples, in decode order."""
+
+    durations: NDArray[np.int64]
+    """From each decode time to the next; the first decode time is 0."""
+    composition: NDArray[np.int64]
+    """From decode to presentation, before the edit list; none negative."""
+    edit_start: int
+    """Presentation time at which the clip's clock starts."""
+    hides: bool
+    """Whether samples are presented before that, and so never shown."""
+
+
 class ClipTables(NamedTuple):
     """The samples of a clip, in decode order, in the numbers of the new file."""
 
     sizes: NDArray[Any]
-    durations: NDArray[Any]
-    composition: NDArray[Any]
-    """None negative."""
+    timing: Timing
     sync: NDArray[Any] | None
     """Key frames, from 0; None means all."""
     runs: ByteRuns
+
+
+def clip_timing(
+    decode: NDArray[np.int64], presentation: NDArray[np.int64], sync: NDArray[Any] | None, *, last_duration: int
+) -> Timing:
+    """Times for samples that the clip is to show at ``presentation`` on its clock.
+
+    The decode times are kept but for a shift, unless the key frames' composition offsets differ: then all get the same,
+    and the samples between two key frames share the time between them evenly.
+    """
+    composition = presentation - decode
+    if sync is not None and len(sync) and (composition[sync] != composition[0]).any():
+        decode = _aligned_decode_times(presentation, sync, last_duration)
+        composition = presentation - decode
+    durations = np.empty(len(decode), np.int64)
+    np.subtract(decode[1:], decode[:-1], out=durations[:-1])
+    durations[-1] = last_duration
+    least = int(composition.min())
+    return Timing(durations, composition - least, -least - int(decode[0]), bool(presentation.min() < 0))
+
+
+def _aligned_decode_times(presentation: NDArray[np.int64], sync: NDArray[Any], last_duration: int) -> NDArray[np.int64]:
+    """Ascending times that are the presentation time for every key frame."""
+    count = len(presentation)
+    samples, times = np.append(sync, count), np.append(presentation[sync], presentation.max() + last_duration)
+    even = np.interp(np.arange(count), samples, times).astype(np.int64)
+    return np.maximum.accumulate(even)
 
 
 def build_header(track: TrackFormat, tables: ClipTables, *, start: int, stop: int) -> bytes:
@@ -134,18 +182,27 @@ UNDETERMINED = 0x55C4  # the language "und"
 
 
 def _moov(track: TrackFormat, tables: ClipTables, offsets: NDArray[Any]) -> bytes:
-    duration = int(tables.durations.sum(dtype=np.int64))
+    duration = int(tables.timing.durations.sum())
     mvhd = _box(b"mvhd", struct.pack(">I16xIQ", VERSION_1, track.timescale, duration), MVHD_END)
     tkhd = _box(b"tkhd", struct.pack(">I16xI4xQ8x", VERSION_1 | TRACK_ENABLED, 1, duration), track.geometry)
     mdhd = _box(b"mdhd", struct.pack(">I16xIQHH", VERSION_1, track.timescale, duration, UNDETERMINED, 0))
     minf = _box(b"minf", VMHD, SELF_CONTAINED, _stbl(track, tables, offsets))
-    return _box(b"moov", mvhd, _box(b"trak", tkhd, _box(b"mdia", mdhd, HDLR, minf)))
+    trak = _box(b"trak", tkhd, _edts(tables.timing, duration), _box(b"mdia", mdhd, HDLR, minf))
+    return _box(b"moov", mvhd, trak)
+
+
+def _edts(timing: Timing, duration: int) -> bytes:
+    if not timing.edit_start and not timing.hides:
+        return b""
+    # Longer than what there is to show: near the end of an edit FFmpeg drops frames that follow a key frame.
+    duration += int(timing.composition.max())
+    return _box(b"edts", _box(b"elst", struct.pack(">IIQqI", VERSION_1, 1, duration, timing.edit_start, 0x10000)))
 
 
 def _stbl(track: TrackFormat, tables: ClipTables, offsets: NDArray[Any]) -> bytes:
-    boxes = [_box(b"stsd", track.stsd), _run_length(b"stts", tables.durations)]
-    if tables.composition.any():
-        boxes.append(_run_length(b"ctts", tables.composition))
+    boxes = [_box(b"stsd", track.stsd), _run_length(b"stts", tables.timing.durations)]
+    if tables.timing.composition.any():
+        boxes.append(_run_length(b"ctts", tables.timing.composition))
     if tables.sync is not None:
         boxes.append(_table(b"stss", len(tables.sync), (tables.sync + 1).astype(">u4")))
     chunks = np.empty((len(offsets), 3), ">u4")

@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncfetch.errors import ConfigError, FormatError, redact_url
 from asyncfetch.media.boxes import Box, Buffer, find
-from asyncfetch.media.clip import ClipPlan, ClipTables, TrackFormat, build_header
+from asyncfetch.media.clip import ClipPlan, ClipTables, TrackFormat, build_header, clip_timing
 from asyncfetch.media.samples import MAX_POSITION, SampleTable, parse_samples
 
 if TYPE_CHECKING:
@@ -109,18 +109,21 @@ class Mp4Index:
         first_frame, num_frames, fps = _check_request(first_frame, num_frames, fps)
         frame_index = np.full(num_frames, -1, np.int32)
         pts = np.full(num_frames, -1, np.int64)
-        wanted, frames, earliest = self._find_frames(first_frame, num_frames, fps)
-        if not len(wanted):
+        sample_of, earliest = self._find_frames(first_frame, num_frames, fps)
+        present = np.flatnonzero(sample_of >= 0)
+        if not len(present):
             return ClipPlan(0, 0, frame_index, pts, self.timescale, 0, self.codec, self.width, self.height, b"")
 
-        first = self.samples.decodable_from(int(wanted[0]), earliest)
-        stop = int(wanted[-1]) + 1
-        tables, times = self._cut(first, stop)
+        wanted = sample_of[present]
+        first, stop = self.samples.decodable_from(int(wanted.min()), earliest), int(wanted.max()) + 1
+        times = self.samples.presentation_times(first, stop)
+        times -= min(int(times[0]), earliest)
         rank = np.empty(stop - first, np.int32)
-        rank[np.argsort(times, kind="stable")] = np.arange(stop - first)
-        frame_index[frames] = rank[wanted - first]
-        pts[frames] = times[wanted - first]
+        rank[np.argsort(times, kind="stable")] = np.arange(stop - first) - np.count_nonzero(times < 0)
+        frame_index[present] = rank[wanted - first]
+        pts[present] = times[wanted - first]
 
+        tables = self._cut(first, stop, times)
         begin = int(tables.runs.offset.min())
         end = int((tables.runs.offset + tables.runs.num_bytes).max())
         return ClipPlan(
@@ -136,43 +139,40 @@ class Mp4Index:
             header=build_header(self.track, tables, start=begin, stop=end),
         )
 
-    def _find_frames(
-        self, first_frame: int, num_frames: int, fps: float
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """(samples in decode order, which of the asked frames each one is, earliest presentation time of them all)."""
+    def _find_frames(self, first_frame: int, num_frames: int, fps: float) -> tuple[NDArray[np.int64], int]:
+        """(sample of each asked frame or -1, earliest presentation time of these samples)."""
+        sample_of = np.full(num_frames, -1, np.int64)
         ticks = self.timescale / fps
-        # One tick more at both ends than the exact bounds: those are drawn by the rounding below.
+        # One tick more at both ends than the exact bounds: the rounding below draws those.
         low = floor((first_frame - 0.5) * ticks) - 1 + self.edit.shift
         high = ceil((first_frame + num_frames - 0.5) * ticks) + 1 + self.edit.shift
-        first, stop = self.samples.presented_between(max(low, self.edit.start), min(high, self.edit.stop))
-        times = self.samples.presentation_times(first, max(first, stop))
+        low, high = max(low, self.edit.start), min(high, self.edit.stop)
+        first, stop = self.samples.presented_between(low, high)
+        if first >= stop:
+            return sample_of, 0
+
+        times = self.samples.presentation_times(first, stop)
         position = (times - self.edit.shift) / ticks
         number = np.floor(position + 0.5)
         frames = number.astype(np.int64) - first_frame
-        shown = (times >= self.edit.start) & (times < self.edit.stop) & (frames >= 0) & (frames < num_frames)
-        chosen = np.flatnonzero(shown)
-        if len(chosen) > 1:
-            order = np.lexsort((times[chosen], np.abs(position - number)[chosen], frames[chosen]))
-            chosen = chosen[order]
-            chosen = np.sort(chosen[np.flatnonzero(np.diff(frames[chosen], prepend=-1))])
-        earliest = int(times[chosen].min()) if len(chosen) else 0
-        return chosen + first, frames[chosen], earliest
+        found = np.flatnonzero((times >= low) & (times < high) & (frames >= 0) & (frames < num_frames))
+        frames = frames[found]
+        sample_of[frames] = found + first
+        if np.count_nonzero(sample_of >= 0) < len(found):  # two samples at one number: of equal indices the last wins
+            best_last = np.lexsort((-times[found], -np.abs(position - number)[found]))
+            sample_of[frames[best_last]] = found[best_last] + first
+        return sample_of, int(times[found].min()) if len(found) else 0
 
-    def _cut(self, first: int, stop: int) -> tuple[ClipTables, NDArray[np.int64]]:
-        """The tables of a clip of samples [first, stop), and their presentation times in it."""
+    def _cut(self, first: int, stop: int, times: NDArray[np.int64]) -> ClipTables:
+        """The tables of a clip of samples [first, stop), which it presents at ``times``."""
         samples = self.samples
-        composition = samples.composition[first:stop].astype(np.int64)
-        composition -= composition.min()
-        times = samples.decode_times(first, stop) + composition
-        times -= int(times[0] - composition[0])
-        tables = ClipTables(
-            sizes=samples.sizes[first:stop],
-            durations=samples.durations[first:stop],
-            composition=composition,
-            sync=samples.sync_between(first, stop),
-            runs=samples.byte_runs(first, stop),
+        sync = samples.sync_between(first, stop)
+        timing = clip_timing(
+            samples.decode_times(first, stop), times, sync, last_duration=int(samples.durations[stop - 1])
         )
-        return tables, times
+        return ClipTables(
+            sizes=samples.sizes[first:stop], timing=timing, sync=sync, runs=samples.byte_runs(first, stop)
+        )
 
 
 def _check_request(first_frame: int, num_frames: int, fps: float) -> tuple[int, int, float]:
