@@ -1,0 +1,227 @@
+"""A clip: a stretch of a video file's samples, and the header that makes a whole MP4 of their bytes.
+
+The samples' bytes are fetched as they lie in the source file; in front of them go ``ftyp``, ``moov`` and the header of
+``mdat``. The new sample tables describe only the samples needed; what else lies between them (audio, free space) stays
+in the media data, and nothing refers to it.
+
+The clip's clock starts at its first key frame. Where frames aren't shown in the order they are decoded in, three things
+need care, because a decoder finds a frame by seeking to the last key frame shown at or before it:
+
+- FFmpeg seeks by *decode* time, less the lag of presentation behind it, and knows the lag only from an edit list. So
+  there is one; it starts at the first key frame.
+- That finds the right key frame only if all lag alike. In open GOPs they don't: the seek lands a key frame too far, and
+  the decoder hands out a neighbour of the frame asked for. Decode times are free as long as they ascend, so
+  ``clip_timing`` chooses them to make the lags equal.
+- Pictures that follow the first key frame and precede it on the screen may refer to frames in front of the clip. The
+  edit list hides them; leaving them out could disturb the decoder's count of reference frames.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from asyncfetch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from asyncfetch.media.samples import ByteRuns
+
+__all__ = ["ClipPlan", "ClipTables", "TrackFormat", "build_header"]
+
+UINT32_LIMIT = 1 << 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClipPlan:
+    """Which bytes of a video file to fetch for some frames, and how to find the frames in them.
+
+    ``buffer[:header_bytes]``, filled by ``write_header``, followed by the file's bytes [start, stop) is an MP4 of one
+    video track. It may hold more frames than asked for: the key frame in front, and what lies between.
+    With no frame to show, all is empty: ``start == stop``, no header.
+    """
+
+    start: int
+    """First byte of the source file to fetch."""
+    stop: int
+    """One past the last byte to fetch."""
+    frame_index: NDArray[np.int32]
+    """Rank of each asked frame among those the clip shows, by time; -1 where the file has no such frame."""
+    pts: NDArray[np.int64]
+    """Presentation time of each asked frame in the clip, in ticks; -1 where the file has no such frame."""
+    timescale: int
+    """Ticks per second; the source track's."""
+    num_samples: int
+    """Coded frames that the clip holds."""
+    codec: str
+    """Sample entry: "av01", "avc1", "hev1" ..."""
+    width: int
+    height: int
+    header: bytes = field(repr=False)
+    """``ftyp``, ``moov`` and the header of ``mdat``."""
+
+    @property
+    def header_bytes(self) -> int:
+        """Room to reserve in front of the fetched bytes."""
+        return len(self.header)
+
+    def write_header(self, buffer: memoryview) -> None:
+        """Writes the header to the first ``header_bytes`` of a writable byte buffer; what follows is left alone.
+
+        Raises:
+            ConfigError: The buffer is too short.
+        """
+        if buffer.nbytes < self.header_bytes:
+            raise ConfigError(f"the clip's header takes {self.header_bytes} bytes; the buffer has {buffer.nbytes}")
+        buffer[: self.header_bytes] = self.header
+
+
+@dataclass(frozen=True, slots=True)
+class TrackFormat:
+    """What a clip takes over from its source track unchanged."""
+
+    codec: str
+    width: int
+    height: int
+    timescale: int
+    stsd: bytes = field(repr=False)
+    """Body of the sample description box, with the decoder's configuration and the colour description."""
+    geometry: bytes = field(repr=False)
+    """The end of the track header, from ``layer`` on: volume, matrix (rotation), width and height."""
+
+
+class Timing(NamedTuple):
+    """Times of a clip's samples, in decode order."""
+
+    durations: NDArray[np.int64]
+    """From each decode time to the next; the first decode time is 0."""
+    composition: NDArray[np.int64]
+    """From decode to presentation, before the edit list; none negative."""
+    edit_start: int
+    """Presentation time at which the clip's clock starts."""
+    hides: bool
+    """Whether samples are presented before that, and so never shown."""
+
+
+class ClipTables(NamedTuple):
+    """The samples of a clip, in decode order, in the numbers of the new file."""
+
+    sizes: NDArray[Any]
+    timing: Timing
+    sync: NDArray[Any] | None
+    """Key frames, from 0; None means all."""
+    runs: ByteRuns
+
+
+def clip_timing(
+    decode: NDArray[np.int64], presentation: NDArray[np.int64], sync: NDArray[Any] | None, *, last_duration: int
+) -> Timing:
+    """Times for samples that the clip is to show at ``presentation`` on its clock.
+
+    The decode times are kept but for a shift, unless the key frames' composition offsets differ: then all get the same,
+    and the samples between two key frames share the time between them evenly.
+    """
+    composition = presentation - decode
+    if sync is not None and len(sync) and (composition[sync] != composition[0]).any():
+        decode = _aligned_decode_times(presentation, sync, last_duration)
+        composition = presentation - decode
+    durations = np.empty(len(decode), np.int64)
+    np.subtract(decode[1:], decode[:-1], out=durations[:-1])
+    durations[-1] = last_duration
+    least = int(composition.min())
+    return Timing(durations, composition - least, -least - int(decode[0]), bool(presentation.min() < 0))
+
+
+def _aligned_decode_times(presentation: NDArray[np.int64], sync: NDArray[Any], last_duration: int) -> NDArray[np.int64]:
+    """Ascending times that are the presentation time for every key frame."""
+    count = len(presentation)
+    samples, times = np.append(sync, count), np.append(presentation[sync], presentation.max() + last_duration)
+    even = np.interp(np.arange(count), samples, times).astype(np.int64)
+    return np.maximum.accumulate(even)
+
+
+def build_header(track: TrackFormat, tables: ClipTables, *, start: int, stop: int) -> bytes:
+    """The bytes to put in front of bytes [start, stop) of the source file; all runs lie within them."""
+    header = _build_header(track, tables, start, stop, wide=stop - start >= UINT32_LIMIT)
+    if len(header) + stop - start >= UINT32_LIMIT:  # an offset, or the size of mdat, may not fit 32 bits
+        header = _build_header(track, tables, start, stop, wide=True)
+    return header
+
+
+def _build_header(track: TrackFormat, tables: ClipTables, start: int, stop: int, *, wide: bool) -> bytes:
+    mdat = (
+        struct.pack(">I4sQ", 1, b"mdat", 16 + stop - start) if wide else struct.pack(">I4s", 8 + stop - start, b"mdat")
+    )
+    offsets = np.zeros(len(tables.runs.offset), ">u8" if wide else ">u4")
+    header = bytearray().join((FTYP, _moov(track, tables, offsets), mdat))
+    # The offsets are the last bytes of moov, and depend on its length: they are filled in now that it is known.
+    offsets[:] = tables.runs.offset + (len(header) - start)
+    header[-len(mdat) - offsets.nbytes : -len(mdat)] = offsets.tobytes()
+    return bytes(header)
+
+
+def _box(kind: bytes, *parts: bytes) -> bytes:
+    return b"".join((struct.pack(">I4s", 8 + sum(map(len, parts)), kind), *parts))
+
+
+UNITY_MATRIX = struct.pack(">9i", 0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000)
+FTYP = _box(b"ftyp", b"isom", struct.pack(">I", 512), b"isomiso2mp41")
+HDLR = _box(b"hdlr", struct.pack(">II4s12x", 0, 0, b"vide"), b"video\0")
+VMHD = _box(b"vmhd", struct.pack(">I8x", 1))
+SELF_CONTAINED = _box(b"dinf", _box(b"dref", struct.pack(">II", 0, 1), _box(b"url ", struct.pack(">I", 1))))
+MVHD_END = (
+    struct.pack(">IH10x", 0x10000, 0x100) + UNITY_MATRIX + struct.pack(">24xI", 2)
+)  # rate 1, volume 1, next track 2
+VERSION_1 = 1 << 24  # 64-bit durations
+TRACK_ENABLED = 3  # and part of the movie
+UNDETERMINED = 0x55C4  # the language "und"
+
+
+def _moov(track: TrackFormat, tables: ClipTables, offsets: NDArray[Any]) -> bytes:
+    duration = int(tables.timing.durations.sum())
+    mvhd = _box(b"mvhd", struct.pack(">I16xIQ", VERSION_1, track.timescale, duration), MVHD_END)
+    tkhd = _box(b"tkhd", struct.pack(">I16xI4xQ8x", VERSION_1 | TRACK_ENABLED, 1, duration), track.geometry)
+    mdhd = _box(b"mdhd", struct.pack(">I16xIQHH", VERSION_1, track.timescale, duration, UNDETERMINED, 0))
+    minf = _box(b"minf", VMHD, SELF_CONTAINED, _stbl(track, tables, offsets))
+    trak = _box(b"trak", tkhd, _edts(tables.timing, duration), _box(b"mdia", mdhd, HDLR, minf))
+    return _box(b"moov", mvhd, trak)
+
+
+def _edts(timing: Timing, duration: int) -> bytes:
+    if not timing.edit_start and not timing.hides:
+        return b""
+    # Longer than what there is to show: near the end of an edit FFmpeg drops frames that follow a key frame.
+    duration += int(timing.composition.max())
+    return _box(b"edts", _box(b"elst", struct.pack(">IIQqI", VERSION_1, 1, duration, timing.edit_start, 0x10000)))
+
+
+def _stbl(track: TrackFormat, tables: ClipTables, offsets: NDArray[Any]) -> bytes:
+    boxes = [_box(b"stsd", track.stsd), _run_length(b"stts", tables.timing.durations)]
+    if tables.timing.composition.any():
+        boxes.append(_run_length(b"ctts", tables.timing.composition))
+    if tables.sync is not None:
+        boxes.append(_table(b"stss", len(tables.sync), (tables.sync + 1).astype(">u4")))
+    chunks = np.empty((len(offsets), 3), ">u4")
+    chunks[:, 0] = np.arange(1, len(offsets) + 1)
+    chunks[:, 1] = tables.runs.num_samples
+    chunks[:, 2] = tables.runs.description
+    boxes.append(_table(b"stsc", len(offsets), chunks))
+    boxes.append(_box(b"stsz", struct.pack(">III", 0, 0, len(tables.sizes)), tables.sizes.astype(">u4").tobytes()))
+    boxes.append(_table(b"stco" if offsets.itemsize == 4 else b"co64", len(offsets), offsets))
+    return _box(b"stbl", *boxes)
+
+
+def _table(kind: bytes, count: int, entries: NDArray[Any]) -> bytes:
+    return _box(kind, struct.pack(">II", 0, count), entries.tobytes())
+
+
+def _run_length(kind: bytes, values: NDArray[Any]) -> bytes:
+    edges = np.flatnonzero(values[1:] != values[:-1]) + 1
+    entries = np.empty((len(edges) + 1, 2), ">u4")
+    entries[:, 0] = np.diff(edges, prepend=0, append=len(values))
+    entries[:, 1] = values[np.append(0, edges)]
+    return _table(kind, len(entries), entries)

@@ -1,0 +1,268 @@
+"""The index of an MP4 file (its moov box), and the clips that can be cut with it."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from math import ceil, floor, isfinite
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncfetch.errors import ConfigError, FormatError, redact_url
+from asyncfetch.media.boxes import Box, Buffer, find
+from asyncfetch.media.clip import ClipPlan, ClipTables, TrackFormat, build_header, clip_timing
+from asyncfetch.media.samples import MAX_POSITION, SampleTable, parse_samples
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Mp4Index", "parse_moov"]
+
+MAX_TIMESCALE = (1 << 31) - 1
+"""FFmpeg takes time scales above this for broken."""
+MAX_FRAME = 1 << 31
+"""Frame numbers are below this: two years at 30 fps."""
+VISUAL_ENTRY_BYTES = 78
+"""Length of the fixed part of a visual sample entry."""
+GEOMETRY_BYTES = 52
+"""From ``layer`` to the end of a track header: 2+2+2+2 of small fields, 36 of matrix, 4+4 of width and height."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """The part of the track that is shown, and when. Other samples are decoded, but never shown."""
+
+    start: int = -MAX_POSITION
+    """First presentation time shown, in ticks, before the edit."""
+    stop: int = MAX_POSITION
+    """One past the last presentation time shown."""
+    shift: int = 0
+    """What to subtract from a presentation time to have the time on the movie's clock."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mp4Index:
+    """The first video track of an MP4 file: where each of its frames lies and when it is shown.
+
+    Immutable, so any number of threads may share it. It takes 4 to 8 bytes a frame (``nbytes``) and refers to nothing
+    that it was parsed from.
+    """
+
+    url: str
+    """The file, as the caller wrote it."""
+    track: TrackFormat
+    samples: SampleTable
+    edit: Edit
+
+    @property
+    def codec(self) -> str:
+        """Sample entry: "av01", "avc1", "avc3", "hev1", "hvc1" ..."""
+        return self.track.codec
+
+    @property
+    def width(self) -> int:
+        """Pixels a row."""
+        return self.track.width
+
+    @property
+    def height(self) -> int:
+        """Pixels a column."""
+        return self.track.height
+
+    @property
+    def timescale(self) -> int:
+        """Ticks per second."""
+        return self.track.timescale
+
+    @property
+    def num_samples(self) -> int:
+        """Frames in the file, those not shown included."""
+        return self.samples.num_samples
+
+    @property
+    def data_stop(self) -> int:
+        """One past the last byte of the file that holds a frame; a file shorter than this was cut off."""
+        return self.samples.data_stop
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the index holds, but for a few hundred of the objects themselves."""
+        return self.samples.nbytes + len(self.track.stsd) + len(self.track.geometry)
+
+    def __repr__(self) -> str:
+        size = f"{self.width}x{self.height}"
+        return f"Mp4Index({redact_url(self.url)!r}, {self.codec!r}, {size}, num_samples={self.num_samples})"
+
+    def clip(self, first_frame: int, num_frames: int, *, fps: float) -> ClipPlan:
+        """What to fetch for frames [first_frame, first_frame + num_frames) of the file.
+
+        Frame i is the sample shown at i / fps seconds: each sample belongs to the number nearest to its presentation
+        time; of two at one number the nearer wins, then the earlier one. A number without a sample is missing, never
+        filled from its neighbour.
+
+        The clip starts at the key frame that decoding needs, and ends with the last sample needed, in decode order.
+
+        Raises:
+            ConfigError: The arguments can't be meant for any file.
+        """
+        first_frame, num_frames, fps = _check_request(first_frame, num_frames, fps)
+        frame_index = np.full(num_frames, -1, np.int32)
+        pts = np.full(num_frames, -1, np.int64)
+        sample_of, earliest = self._find_frames(first_frame, num_frames, fps)
+        present = np.flatnonzero(sample_of >= 0)
+        if not len(present):
+            return ClipPlan(0, 0, frame_index, pts, self.timescale, 0, self.codec, self.width, self.height, b"")
+
+        wanted = sample_of[present]
+        first, stop = self.samples.decodable_from(int(wanted.min()), earliest), int(wanted.max()) + 1
+        times = self.samples.presentation_times(first, stop)
+        times -= min(int(times[0]), earliest)
+        rank = np.empty(stop - first, np.int32)
+        rank[np.argsort(times, kind="stable")] = np.arange(stop - first) - np.count_nonzero(times < 0)
+        frame_index[present] = rank[wanted - first]
+        pts[present] = times[wanted - first]
+
+        tables = self._cut(first, stop, times)
+        begin = int(tables.runs.offset.min())
+        end = int((tables.runs.offset + tables.runs.num_bytes).max())
+        return ClipPlan(
+            start=begin,
+            stop=end,
+            frame_index=frame_index,
+            pts=pts,
+            timescale=self.timescale,
+            num_samples=stop - first,
+            codec=self.codec,
+            width=self.width,
+            height=self.height,
+            header=build_header(self.track, tables, start=begin, stop=end),
+        )
+
+    def _find_frames(self, first_frame: int, num_frames: int, fps: float) -> tuple[NDArray[np.int64], int]:
+        """(sample of each asked frame or -1, earliest presentation time of these samples)."""
+        sample_of = np.full(num_frames, -1, np.int64)
+        ticks = self.timescale / fps
+        # One tick more at both ends than the exact bounds: the rounding below draws those.
+        low = floor((first_frame - 0.5) * ticks) - 1 + self.edit.shift
+        high = ceil((first_frame + num_frames - 0.5) * ticks) + 1 + self.edit.shift
+        low, high = max(low, self.edit.start), min(high, self.edit.stop)
+        first, stop = self.samples.presented_between(low, high)
+        if first >= stop:
+            return sample_of, 0
+
+        times = self.samples.presentation_times(first, stop)
+        position = (times - self.edit.shift) / ticks
+        number = np.floor(position + 0.5)
+        frames = number.astype(np.int64) - first_frame
+        found = np.flatnonzero((times >= low) & (times < high) & (frames >= 0) & (frames < num_frames))
+        frames = frames[found]
+        sample_of[frames] = found + first
+        if np.count_nonzero(sample_of >= 0) < len(found):  # two samples at one number: of equal indices the last wins
+            best_last = np.lexsort((-times[found], -np.abs(position - number)[found]))
+            sample_of[frames[best_last]] = found[best_last] + first
+        return sample_of, int(times[found].min()) if len(found) else 0
+
+    def _cut(self, first: int, stop: int, times: NDArray[np.int64]) -> ClipTables:
+        """The tables of a clip of samples [first, stop), which it presents at ``times``."""
+        samples = self.samples
+        sync = samples.sync_between(first, stop)
+        timing = clip_timing(
+            samples.decode_times(first, stop), times, sync, last_duration=int(samples.durations[stop - 1])
+        )
+        return ClipTables(
+            sizes=samples.sizes[first:stop], timing=timing, sync=sync, runs=samples.byte_runs(first, stop)
+        )
+
+
+def _check_request(first_frame: int, num_frames: int, fps: float) -> tuple[int, int, float]:
+    first_frame, num_frames, fps = operator.index(first_frame), operator.index(num_frames), float(fps)
+    if first_frame < 0 or num_frames < 0 or first_frame + num_frames > MAX_FRAME:
+        raise ConfigError(
+            f"first_frame={first_frame} and num_frames={num_frames} must not be negative, nor reach beyond {MAX_FRAME}"
+        )
+    if not (isfinite(fps) and 1e-3 <= fps <= 1e6):
+        raise ConfigError(f"fps must be within 0.001 and 1,000,000, not {fps}")
+    return first_frame, num_frames, fps
+
+
+def parse_moov(data: Buffer, *, url: str) -> Mp4Index:
+    """The index of the file's first video track. Audio and other tracks are skipped.
+
+    Args:
+        data: Bytes of the file from the start of a box on, with the whole moov box in them; other boxes may lie in
+            front of it and behind. ``locate_moov`` says which bytes.
+        url: Names the file in errors, and in the index.
+
+    Raises:
+        FormatError: No index, no video, a fragmented file, or tables that are cut off or contradict each other.
+    """
+    moov = find(data, "moov", url=url)
+    if moov.child("mvex") is not None:
+        raise FormatError(
+            f"{redact_url(url)}: a fragmented MP4 (mvex box), which has no index of its frames; "
+            "remux it with: ffmpeg -i IN.mp4 -c copy -movflags faststart OUT.mp4"
+        )
+    trak = _first_video(moov)
+    mdhd, stbl = trak.require("mdia", "mdhd"), trak.require("mdia", "minf", "stbl")
+    timescale = _timescale(mdhd)
+    return Mp4Index(
+        url=url,
+        track=_track_format(trak.require("tkhd"), stbl.require("stsd"), timescale),
+        samples=parse_samples(stbl),
+        edit=_edit(moov, trak, timescale),
+    )
+
+
+def _first_video(moov: Box) -> Box:
+    handlers = []
+    for trak in moov.children():
+        if trak.kind == "trak":
+            (handler,) = trak.require("mdia", "hdlr").unpack("4s", 8)
+            if handler == b"vide":
+                return trak
+            handlers.append(repr(handler.decode("latin-1")))
+    raise moov.error(f"no video track ('vide') among its {len(handlers)} tracks: {', '.join(handlers[:8]) or 'none'}")
+
+
+def _timescale(header: Box) -> int:
+    """Ticks per second of a movie or media header."""
+    timescale = header.u32(20 if header.version == 1 else 12)
+    if not 1 <= timescale <= MAX_TIMESCALE:
+        raise header.error(f"time scale {timescale} isn't within 1..{MAX_TIMESCALE}")
+    return timescale
+
+
+def _track_format(tkhd: Box, stsd: Box, timescale: int) -> TrackFormat:
+    (geometry,) = tkhd.unpack(f"{GEOMETRY_BYTES}s", 44 if tkhd.version == 1 else 32)
+    entry = next((box for box in stsd.children(8) if len(box.body) >= VISUAL_ENTRY_BYTES), None)
+    if entry is None:
+        raise stsd.error("holds no visual sample entry")
+    width, height = entry.unpack("HH", 24)
+    if not width or not height:
+        raise stsd.error(f"the frames are {width}x{height} pixels")
+    return TrackFormat(entry.kind, width, height, timescale, bytes(stsd.body), geometry)
+
+
+def _edit(moov: Box, trak: Box, timescale: int) -> Edit:
+    """The one stretch of the track that its edit list shows; empty edits in front of it delay it."""
+    elst = trak.child("edts", "elst")
+    if elst is None:
+        return Edit()
+    wide = elst.version == 1
+    dtype = np.dtype([("duration", ">u8" if wide else ">u4"), ("time", ">i8" if wide else ">i4"), ("rate", ">i4")])
+    table = elst.table(dtype, elst.u32(4), 8)
+    if not len(table):
+        return Edit()
+    duration, start, rate = table[-1].item()
+    if (table["time"][:-1] != -1).any() or start < 0 or rate != 0x10000:
+        raise elst.error(
+            "shows other than one stretch of the track at normal speed; remux with: ffmpeg -i IN.mp4 -c copy OUT.mp4"
+        )
+    movie = _timescale(moov.require("mvhd"))
+    delay = round(sum(table["duration"][:-1].tolist()) * timescale / movie)
+    if max(start, delay) >= MAX_POSITION:
+        raise elst.error(f"starts at tick {start} after a delay of {delay} ticks, which can't be meant")
+    # Durations are in the movie's ticks, often milliseconds, and rounded: the one tick more is less than a frame.
+    length = -(-(duration + 1) * timescale // movie)
+    return Edit(start, start + length if duration else MAX_POSITION, start - delay)

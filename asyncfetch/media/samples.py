@@ -1,0 +1,309 @@
+"""The sample tables of a track as columns.
+
+A *sample* is one coded frame. Samples are numbered from 0 in decode order, times are integer ticks of the track's
+time scale. A column is one number where it is constant, as durations mostly are, and else of the narrowest type that
+holds it, so that a frame costs about 4 to 8 bytes. Sums (decode time, byte offset) are kept once per BLOCK samples;
+what lies between is summed when asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from asyncfetch.media.boxes import Box
+
+__all__ = ["ByteRuns", "SampleTable", "parse_samples"]
+
+BLOCK = 256
+"""Samples between two kept sums: 0.06 bytes a frame, and at most 255 numbers to add before those asked for."""
+MAX_CONSTANT_SAMPLES = 1 << 22
+"""Most samples of a track of equal sizes (39 hours at 30 fps): there no table's length bounds their count."""
+MAX_OFFSET = 1 << 28
+"""Composition offsets from here on make FFmpeg ignore the whole table, and show other times than we compute."""
+MAX_DURATION = 1 << 31
+"""FFmpeg takes durations from here on for negative."""
+MAX_POSITION = 1 << 62
+"""No file is this long; sums up to here fit 64 bits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByteRuns:
+    """Samples [first, stop) as runs of samples that follow each other in the file without a gap."""
+
+    offset: NDArray[np.int64]
+    """Where each run starts in the file."""
+    num_bytes: NDArray[np.int64]
+    num_samples: NDArray[np.int64]
+    description: NDArray[np.int64]
+    """Which sample description of stsd the run's samples use, from 1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleTable:
+    """Sizes, times, key frames and byte offsets of all samples of a track, copied from what they were parsed from."""
+
+    num_samples: int
+    sizes: NDArray[Any]
+    """Bytes of each sample."""
+    durations: NDArray[Any]
+    """Ticks from each sample's decode time to the next one's."""
+    composition: NDArray[Any]
+    """Ticks from decode to presentation time of each sample, may be negative."""
+    composition_limits: tuple[int, int]
+    """Least and greatest composition offset."""
+    sync: NDArray[np.int32] | None
+    """Samples that decoding can start at, ascending; None means every sample."""
+    block_times: NDArray[np.int64]
+    """Decode time of samples 0, BLOCK, 2 BLOCK ..."""
+    run_first: NDArray[np.int32]
+    """First sample of each run of adjacent samples; a run is at most BLOCK long."""
+    run_offset: NDArray[np.int64]
+    """Where each run starts in the file."""
+    run_description: NDArray[Any]
+    """Sample description of each run, from 1."""
+    data_stop: int
+    """One past the last byte of the file that belongs to a sample."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the columns hold."""
+        columns = (self.sizes, self.durations, self.composition, self.block_times)
+        runs = (self.run_first, self.run_offset, self.run_description)
+        sync = () if self.sync is None else (self.sync,)
+        return sum(column.itemsize if column.strides == (0,) else column.nbytes for column in (*columns, *runs, *sync))
+
+    def decode_times(self, first: int, stop: int) -> NDArray[np.int64]:
+        """Decode times of samples [first, stop)."""
+        block = first // BLOCK
+        times = np.empty(stop - block * BLOCK + 1, np.int64)
+        times[0] = 0
+        np.cumsum(self.durations[block * BLOCK : stop], out=times[1:])
+        times += self.block_times[block]
+        return times[first - block * BLOCK : -1]
+
+    def presentation_times(self, first: int, stop: int) -> NDArray[np.int64]:
+        """Presentation times of samples [first, stop), before any edit list."""
+        times = self.decode_times(first, stop)
+        times += self.composition[first:stop]
+        return times
+
+    def count_before(self, time: int) -> int:
+        """How many samples have a decode time below ``time``: the number of the first one that hasn't."""
+        time = min(max(time, -MAX_POSITION), MAX_POSITION)
+        block = int(np.searchsorted(self.block_times, time)) - 1
+        if block < 0:
+            return 0
+        first = block * BLOCK
+        times = self.decode_times(first, min(first + BLOCK, self.num_samples))
+        return first + int(np.searchsorted(times, time))
+
+    def presented_between(self, start: int, stop: int) -> tuple[int, int]:
+        """A range of samples that holds every one presented in [start, stop), and maybe others."""
+        least, greatest = self.composition_limits
+        return self.count_before(start - greatest), self.count_before(stop - least)
+
+    def decodable_from(self, sample: int, time: int) -> int:
+        """Where decoding has to start for samples from ``sample`` on that are presented from ``time`` on.
+
+        That is the last key frame at or before ``sample``. One more back where pictures are wanted that follow the key
+        frame in decode order and precede it on the screen (open GOP): they may refer to the group before; standards let
+        them refer no further. The first sample where there is no key frame in front.
+        """
+        if self.sync is None:
+            return sample
+        nearest = int(np.searchsorted(self.sync, sample, "right")) - 1
+        if nearest < 0:
+            return 0
+        key = int(self.sync[nearest])
+        if nearest > 0 and int(self.presentation_times(key, key + 1)[0]) > time:
+            key = int(self.sync[nearest - 1])
+        return key
+
+    def sync_between(self, first: int, stop: int) -> NDArray[np.int32] | None:
+        """Key frames among samples [first, stop), counted from ``first``; None means all."""
+        if self.sync is None:
+            return None
+        low, high = np.searchsorted(self.sync, (first, stop))
+        return self.sync[low:high] - np.int32(first)
+
+    def byte_runs(self, first: int, stop: int) -> ByteRuns:
+        """Where samples [first, stop) lie in the file; at least one sample."""
+        low = int(np.searchsorted(self.run_first, first, "right")) - 1
+        high = int(np.searchsorted(self.run_first, stop))
+        origin = int(self.run_first[low])
+        ends = np.zeros(stop - origin + 1, np.int64)
+        np.cumsum(self.sizes[origin:stop], out=ends[1:])
+        starts = self.run_first[low:high] - origin
+        shift = self.run_offset[low:high] - ends[starts]
+        description = self.run_description[low:high]
+        new = _changes(shift) | _changes(description)
+        shift = shift[new]
+        edges = np.append(np.maximum(starts[new], first - origin), stop - origin)
+        return ByteRuns(
+            offset=ends[edges[:-1]] + shift,
+            num_bytes=np.diff(ends[edges]),
+            num_samples=np.diff(edges),
+            description=description[new],
+        )
+
+
+def parse_samples(stbl: Box) -> SampleTable:
+    """The columns of a sample table box.
+
+    Raises:
+        FormatError: A table is cut off, disagrees with another one, or holds numbers that can't be meant.
+    """
+    sizes = _sizes(stbl)
+    count = len(sizes)
+    durations = _durations(stbl, count)
+    composition = _composition(stbl, count)
+    times = np.concatenate(([0], np.cumsum(durations[:-1], dtype=np.int64)))
+    run_first, run_offset, run_description, data_stop = _runs(stbl, sizes)
+    return SampleTable(
+        num_samples=count,
+        sizes=sizes,
+        durations=durations,
+        composition=composition,
+        composition_limits=(int(composition.min()), int(composition.max())),
+        sync=_sync(stbl, count),
+        block_times=times[::BLOCK].copy(),
+        run_first=run_first,
+        run_offset=run_offset,
+        run_description=run_description,
+        data_stop=data_stop,
+    )
+
+
+def _changes(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Where a value differs from the one before it; the first always does."""
+    changed = np.empty(len(values), np.bool_)
+    changed[:1] = True
+    np.not_equal(values[1:], values[:-1], out=changed[1:])
+    return changed
+
+
+def _compact(values: NDArray[Any], counts: NDArray[Any] | None, total: int) -> NDArray[Any]:
+    """A column of ``total`` numbers in the narrowest type; one stored number where they are equal.
+
+    With ``counts``, value i stands for ``counts[i]`` numbers; the counts add up to ``total``.
+    """
+    low, high = int(values.min()), int(values.max())
+    dtype = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
+    if low == high:
+        return np.broadcast_to(dtype.type(low), (total,))
+    narrow = values.astype(dtype)
+    return narrow if counts is None else np.repeat(narrow, counts)
+
+
+def _sizes(stbl: Box) -> NDArray[Any]:
+    if stbl.child("stz2") is not None:
+        raise stbl.error("compact sample sizes (stz2) aren't supported; remux with: ffmpeg -i IN -c copy OUT.mp4")
+    stsz = stbl.require("stsz")
+    size, count = stsz.unpack("II", 4)
+    if count == 0:
+        raise stsz.error("the video track has 0 samples")
+    if size == 0:
+        return _compact(stsz.table(">u4", count, 12), None, count)
+    if count > MAX_CONSTANT_SAMPLES:
+        raise stsz.error(f"{count} samples of {size} bytes each: more than {MAX_CONSTANT_SAMPLES} can't be meant")
+    return _compact(np.array([size]), None, count)
+
+
+def _run_length(box: Box, dtype: str, total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(counts, values) of a run-length table; every sample has to have its value."""
+    table = box.table(np.dtype([("count", ">u4"), ("value", dtype)]), box.u32(4), 8)
+    counts = table["count"].astype(np.int64)
+    if (described := int(counts.sum())) != total:
+        raise box.error(f"describes {described} samples, but there are {total} (stsz)")
+    return counts, table["value"].astype(np.int64)
+
+
+def _durations(stbl: Box, total: int) -> NDArray[Any]:
+    stts = stbl.require("stts")
+    counts, durations = _run_length(stts, ">u4", total)
+    if (greatest := int(durations.max())) >= MAX_DURATION:
+        raise stts.error(f"a sample lasts {greatest} ticks, which is {MAX_DURATION} or more and can't be meant")
+    return _compact(durations, counts, total)
+
+
+def _composition(stbl: Box, total: int) -> NDArray[Any]:
+    ctts = stbl.child("ctts")
+    if ctts is None:
+        return _compact(np.zeros(1, np.int64), None, total)
+    # Version 0 has unsigned offsets by the book; QuickTime writes signed ones there, and FFmpeg reads them so.
+    counts, offsets = _run_length(ctts, ">i4", total)
+    if (greatest := int(np.abs(offsets).max())) >= MAX_OFFSET:
+        raise ctts.error(f"a composition offset is {greatest} ticks, which is {MAX_OFFSET} or more and can't be meant")
+    return _compact(offsets, counts, total)
+
+
+def _sync(stbl: Box, total: int) -> NDArray[np.int32] | None:
+    stss = stbl.child("stss")
+    if stss is None:
+        return None
+    numbers = stss.table(">u4", stss.u32(4), 8).astype(np.int64)
+    if not len(numbers):
+        raise stss.error("marks no sample as a key frame")
+    if numbers[0] < 1 or numbers[-1] > total or (np.diff(numbers) <= 0).any():
+        raise stss.error(f"its sample numbers aren't ascending within 1..{total}")
+    return (numbers - 1).astype(np.int32)
+
+
+def _runs(stbl: Box, sizes: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[Any], int]:
+    """(run_first, run_offset, run_description, data_stop) of SampleTable, from the chunk tables."""
+    total = len(sizes)
+    offsets = _chunk_offsets(stbl)
+    counts, description = _chunk_samples(stbl, len(offsets), total)
+    used = counts > 0
+    offsets, counts, description = offsets[used], counts[used], description[used]
+
+    before = np.zeros(total + 1, np.int64)  # bytes in front of each sample, were there no gaps
+    np.cumsum(sizes, out=before[1:])
+    stops = np.cumsum(counts)
+    firsts = stops - counts
+    shift = offsets - before[firsts]
+    data_stop = int((shift + before[stops]).max())
+    if data_stop >= MAX_POSITION:
+        raise stbl.error(f"its samples run to byte {data_stop}")
+
+    new = _changes(shift) | _changes(description)
+    firsts, shift, description = firsts[new], shift[new], description[new]
+    run_first = np.union1d(firsts, np.arange(0, total, BLOCK))
+    source = np.searchsorted(firsts, run_first, "right") - 1
+    return (
+        run_first.astype(np.int32),
+        shift[source] + before[run_first],
+        _compact(description[source], None, len(run_first)),
+        data_stop,
+    )
+
+
+def _chunk_offsets(stbl: Box) -> NDArray[np.int64]:
+    box = stbl.child("stco") or stbl.require("co64")
+    offsets = box.table(">u4" if box.kind == "stco" else ">u8", box.u32(4), 8)
+    if not len(offsets):
+        raise box.error("has 0 chunks, but there are samples (stsz)")
+    if int(offsets.max()) >= MAX_POSITION:
+        raise box.error(f"a chunk starts at byte {int(offsets.max())}, which can't be meant")
+    return offsets.astype(np.int64)
+
+
+def _chunk_samples(stbl: Box, num_chunks: int, total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(number of samples, sample description) of each chunk."""
+    stsc = stbl.require("stsc")
+    entry = np.dtype([("chunk", ">u4"), ("samples", ">u4"), ("description", ">u4")])
+    table = stsc.table(entry, stsc.u32(4), 8)
+    firsts = table["chunk"].astype(np.int64)
+    lengths = np.diff(firsts, append=num_chunks + 1)
+    if not len(firsts) or firsts[0] != 1 or (lengths <= 0).any():
+        raise stsc.error(f"its chunk numbers aren't ascending from 1 within 1..{num_chunks}")
+    counts = np.repeat(table["samples"].astype(np.int64), lengths)
+    if (described := int(counts.sum())) != total:
+        raise stsc.error(f"its {num_chunks} chunks hold {described} samples, but there are {total} (stsz)")
+    return counts, np.repeat(table["description"].astype(np.int64), lengths)
