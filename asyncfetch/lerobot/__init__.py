@@ -1,1 +1,1 @@
-"""lerobot."""
+"""LeRobot v3 datasets: metadata, tables by column and range, episodes and samples."""

@@ -1,0 +1,174 @@
+"""From Arrow columns to numpy arrays and Python lists. Blocks: for use in a thread."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.lerobot.parquet import require_pyarrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from asyncfetch.lerobot.info import Feature
+
+__all__ = ["Column", "empty_column", "is_list", "to_array", "to_column", "to_floats", "to_integers"]
+
+Array = Any
+"""pyarrow.Array. Its types know neither lists nor structs."""
+
+Column = Any
+"""NDArray (length, *shape), (length,) for shapes (1,) and (); or a list with an item a row."""
+
+
+def to_integers(column: pa.ChunkedArray[Any], name: str, url: str, *, missing: int | None = None) -> NDArray[np.int64]:
+    """The column as int64, whatever integer-like type (nullable, float, narrow) it is stored in.
+
+    Args:
+        column: One value a row.
+        name: For messages.
+        url: For messages.
+        missing: What null and NaN become. None: they are an error.
+
+    Raises:
+        FormatError: Not numbers, not whole, beyond int64, or missing.
+    """
+    numbers = to_floats(column, name, url) if column.null_count else _numbers(column, name, url)
+    if numbers.dtype.kind == "f":
+        absent = np.isnan(numbers)
+        if absent.any():
+            if missing is None:
+                message = f"column {name} of {redact_url(url)} has no value in {absent.sum()} of {len(numbers)} rows"
+                raise FormatError(f"{message}, first in row {absent.argmax()}")
+            numbers = np.where(absent, missing, numbers)
+    # From 2**53 on, a float no longer tells neighbours apart.
+    wrong = np.abs(numbers) > 2.0**53 if numbers.dtype.kind == "f" else numbers > np.iinfo(np.int64).max
+    with np.errstate(invalid="ignore"):
+        whole = numbers.astype(np.int64)
+    wrong |= whole != numbers
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise FormatError(f"column {name} of {redact_url(url)} must hold whole numbers; row {row} is {numbers[row]}")
+    return whole
+
+
+def to_floats(column: pa.ChunkedArray[Any], name: str, url: str) -> NDArray[np.float64]:
+    """The column as float64, null as NaN.
+
+    Raises:
+        FormatError: Not numbers.
+    """
+    return _numbers(column, name, url).astype(np.float64)
+
+
+def _numbers(column: pa.ChunkedArray[Any], name: str, url: str) -> NDArray[Any]:
+    values = column.to_numpy()
+    if values.dtype.kind not in "iuf":
+        if column.null_count == len(column):
+            return np.full(len(column), np.nan)
+        raise FormatError(f"column {name} of {redact_url(url)} must hold numbers, not {column.type}")
+    return values
+
+
+def empty_column(feature: Feature) -> Column:
+    """The feature's column of no rows."""
+    if feature.kind == "value":
+        return np.empty((0, *_row_shape(feature)), dtype=feature.dtype)
+    return []
+
+
+def to_column(column: pa.ChunkedArray[Any], feature: Feature, url: str) -> Column:
+    """The feature's values in row order, in memory of their own.
+
+    Numbers keep the stored dtype; a null in a float column is NaN. Strings are str, pictures the bytes of their file,
+    everything else Python objects.
+
+    Raises:
+        FormatError: The stored type or shape isn't the feature's, or a value is missing that must not be.
+    """
+    pa = require_pyarrow()
+    array = to_array(column)
+    if feature.kind == "value":
+        return _values(pa, array, feature, url)
+    if feature.kind == "image":
+        return _images(pa, array, feature, url)
+    if feature.kind == "string" and not _is_text(pa, array.type):
+        raise FormatError(f"feature {feature.key} of {redact_url(url)} must hold strings, not {array.type}")
+    return array.to_pylist()
+
+
+def to_array(column: pa.ChunkedArray[Any]) -> Array:
+    """The column in one piece, without dictionary and without extension type."""
+    pa = require_pyarrow()
+    array = column.combine_chunks()
+    if isinstance(array, pa.ChunkedArray):  # always with pyarrow 16, and where it takes more than 2 GiB
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return _storage(pa, array)
+
+
+def is_list(arrow_type: pa.DataType) -> bool:
+    """Whether a value is a list, of fixed size or not."""
+    types = require_pyarrow().types
+    return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
+
+
+def _storage(pa: Any, array: Array) -> Array:  # noqa: ANN401  (pyarrow has no types)
+    """Without extension type (the datasets library registers some) and without dictionary."""
+    if isinstance(array, pa.ExtensionArray):
+        return _storage(pa, array.storage)
+    return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
+
+
+def _values(pa: Any, array: Array, feature: Feature, url: str) -> NDArray[Any]:  # noqa: ANN401
+    where = f"feature {feature.key} of {redact_url(url)}"
+    length, stored = len(array), []
+    while is_list(array.type):
+        sizes = _list_sizes(pa, array, where)
+        stored.append(sizes)
+        array = _storage(pa, array.flatten())
+    if array.null_count and not pa.types.is_floating(array.type):
+        raise FormatError(f"{where} has {array.null_count} nulls among its {len(array)} values of type {array.type}")
+    if not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
+        raise FormatError(f"{where} must hold {feature.dtype}, not {array.type}")
+    if length and math.prod(stored) != math.prod(feature.shape):
+        raise FormatError(f"{where} has shape {tuple(stored)} a row; info.json says {feature.shape}")
+    flat = array.to_numpy(zero_copy_only=False)
+    return np.array(flat).reshape(length, *_row_shape(feature))
+
+
+def _list_sizes(pa: Any, array: Array, where: str) -> int:  # noqa: ANN401
+    """The one length that all lists have."""
+    if array.null_count:
+        raise FormatError(f"{where} has {array.null_count} nulls among its {len(array)} rows or axes")
+    sizes = np.unique(pa.compute.list_value_length(array).to_numpy(zero_copy_only=False))
+    if len(sizes) > 1:
+        raise FormatError(f"{where} has rows of {sizes[0]} to {sizes[-1]} values; they must have one shape")
+    return int(sizes[0]) if len(sizes) else 0
+
+
+def _images(pa: Any, array: Array, feature: Feature, url: str) -> list[bytes]:  # noqa: ANN401
+    where = f"feature {feature.key} of {redact_url(url)}"
+    data = array
+    if pa.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
+        data = array.field("bytes")
+        if array.null_count:
+            data = pa.compute.if_else(array.is_valid(), data, None)
+    if not (pa.types.is_binary(data.type) or pa.types.is_large_binary(data.type) or pa.types.is_null(data.type)):
+        raise FormatError(f"{where} must hold pictures as struct<bytes, path>, not {array.type}")
+    if data.null_count:
+        message = f"{where} lacks the picture's bytes in {data.null_count} of {len(data)} rows"
+        raise FormatError(f"{message}; pictures must be embedded in the table")
+    pictures: list[bytes] = data.to_pylist()
+    return pictures
+
+
+def _is_text(pa: Any, arrow_type: pa.DataType) -> bool:  # noqa: ANN401
+    return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type) or pa.types.is_null(arrow_type))
+
+
+def _row_shape(feature: Feature) -> tuple[int, ...]:
+    return () if feature.shape == (1,) else feature.shape

@@ -1,0 +1,215 @@
+"""meta/episodes: from its parquet files to the checked table.
+
+There is no list of the files over HTTP. File 0 is there; while episodes are missing, the next files follow, as many at
+once as the files so far suggest. They are read in the order of their numbers, and the rows are ordered by
+episode_index. The statistics in these files, by far the most of their bytes, are never fetched.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncfetch.errors import DatasetError, FetchError, FormatError, NotFound, redact_url
+from asyncfetch.lerobot.columns import is_list, to_array, to_floats, to_integers
+from asyncfetch.lerobot.concurrency import gather
+from asyncfetch.lerobot.episode_table import ABSENT, EpisodeTable, FilePlaces, TaskLists, VideoPlaces
+from asyncfetch.lerobot.layout import EPISODES_PATH, join_url
+from asyncfetch.lerobot.parquet import open_table, read_columns, require_pyarrow
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from asyncfetch.fetch.reader import RangeReader
+    from asyncfetch.lerobot.concurrency import RunSync
+    from asyncfetch.lerobot.info import DatasetInfo
+    from asyncfetch.lerobot.parquet import TableFile
+
+__all__ = ["episodes_url", "load_episodes"]
+
+_MAX_FILES_AT_ONCE = 8
+"""Episode files read side by side. A large one takes some 100 MB while it is being read."""
+_MAX_NUMBER = 2**31 - 1
+_FRAME_COLUMNS = ("episode_index", "length", "dataset_from_index", "dataset_to_index")
+_TASKS = "tasks"
+
+
+def episodes_url(root: str, number: int, chunks_size: int) -> str:
+    """Url of the episode table's file ``number``, counted on over the chunk directories."""
+    chunk_index, file_index = divmod(number, chunks_size)
+    return join_url(root, EPISODES_PATH.format(chunk_index=chunk_index, file_index=file_index))
+
+
+async def load_episodes(
+    reader: RangeReader,
+    root: str,
+    info: DatasetInfo,
+    cameras: Sequence[str],
+    *,
+    open_first: Callable[[], Awaitable[TableFile]],
+    run: RunSync,
+) -> EpisodeTable:
+    """Read and check the episode table.
+
+    Args:
+        reader: Fetches the files.
+        root: The dataset.
+        info: Its info.json.
+        cameras: Video features to know the places of.
+        open_first: Opens file 0; it may have been opened already.
+        run: Runs the blocking parts.
+
+    Raises:
+        FetchError: A file could not be fetched.
+        FormatError: A file is missing or damaged, or the rows contradict each other or info.json.
+    """
+    total = info.total_episodes
+    tables: list[tuple[str, pa.Table]] = []
+    rows = 0
+
+    async def load(number: int) -> pa.Table | DatasetError | FetchError:
+        url = episodes_url(root, number, info.chunks_size)
+        try:
+            file = await open_first() if number == 0 else await open_table(reader, url, run=run)
+            columns = _columns(cameras, file)
+            return await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
+        except (DatasetError, FetchError) as error:
+            return error  # It may be of one file too many: whether it matters is seen when its turn comes.
+
+    while rows < total:
+        likely = math.ceil((total - rows) * len(tables) / rows) if rows else 1
+        numbers = range(len(tables), len(tables) + min(likely, _MAX_FILES_AT_ONCE))
+        for number, loaded in zip(numbers, await gather(*(partial(load, number) for number in numbers)), strict=True):
+            if rows < total:
+                url = episodes_url(root, number, info.chunks_size)
+                tables.append((url, _rows_or_raise(loaded, url, rows, total)))
+                rows += len(tables[-1][1])
+    return await run(partial(_build, root, info, cameras, tables))
+
+
+def _rows_or_raise(loaded: pa.Table | DatasetError | FetchError, url: str, rows: int, total: int) -> pa.Table:
+    if isinstance(loaded, NotFound):
+        message = f"{redact_url(url)} isn't there, but the files before it have {rows} of the {total} episodes"
+        raise FormatError(f"{message} that info.json counts") from loaded
+    if isinstance(loaded, DatasetError | FetchError):
+        raise loaded
+    if not len(loaded):
+        raise FormatError(f"{redact_url(url)} has no episode, but info.json counts {total} and {rows} are found so far")
+    return loaded
+
+
+def _columns(cameras: Sequence[str], file: TableFile) -> list[str]:
+    columns = [*_FRAME_COLUMNS, "data/chunk_index", "data/file_index"]
+    for camera in cameras:
+        columns += [f"videos/{camera}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
+    return [*columns, _TASKS] if _TASKS in file.columns else columns
+
+
+def _build(
+    root: str, info: DatasetInfo, cameras: Sequence[str], tables: Sequence[tuple[str, pa.Table]]
+) -> EpisodeTable:
+    columns = {name: _integers(tables, name, missing=None) for name in _FRAME_COLUMNS}
+    urls = [redact_url(url) for url, table in tables for _ in range(len(table))]
+    order = np.argsort(columns["episode_index"], kind="stable")
+    columns = {name: values[order] for name, values in columns.items()}
+    _check(columns, [urls[row] for row in order], join_url(root, "meta/info.json"), info)
+    return EpisodeTable(
+        root,
+        info,
+        lengths=columns["length"].astype(np.int32),
+        tasks=_task_lists(tables, order),
+        data=_file_places(tables, "data", order),
+        videos={
+            camera: VideoPlaces(
+                _file_places(tables, f"videos/{camera}", order), _first_frames(tables, camera, info.fps)[order]
+            )
+            for camera in cameras
+        },
+    )
+
+
+def _check(columns: dict[str, NDArray[np.int64]], urls: Sequence[str], info_url: str, info: DatasetInfo) -> None:
+    """Raise FormatError at the first row, in the order of episodes, that contradicts the others."""
+    episodes, lengths = columns["episode_index"], columns["length"]
+    starts, stops = columns["dataset_from_index"], columns["dataset_to_index"]
+    if len(episodes) != info.total_episodes:
+        message = f"meta/episodes has {len(episodes)} episodes (the last one in {urls[-1]})"
+        raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_episodes}")
+
+    def fail(wrong: NDArray[np.bool_], says: Callable[[int], str]) -> None:
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise FormatError(f"{urls[row]}: {says(row)}")
+
+    fail(
+        episodes != np.arange(len(episodes)),
+        lambda row: (
+            f"episode_index {episodes[row]} stands where {row} should; each of 0 to {len(episodes) - 1} must occur once"
+        ),
+    )
+    fail((lengths < 0) | (lengths > _MAX_NUMBER), lambda row: f"episode {row} has length {lengths[row]}")
+    fail(
+        stops - starts != lengths,
+        lambda row: f"episode {row} has frames [{starts[row]}, {stops[row]}), which isn't its length {lengths[row]}",
+    )
+    expected = np.cumsum(lengths) - lengths
+    fail(
+        starts != expected,
+        lambda row: f"episode {row} begins at frame {starts[row]}, but the episodes before it have {expected[row]}",
+    )
+    if (frames := int(lengths.sum())) != info.total_frames:
+        message = f"the lengths in meta/episodes add up to {frames} frames"
+        raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_frames}")
+
+
+def _integers(tables: Sequence[tuple[str, pa.Table]], name: str, *, missing: int | None) -> NDArray[np.int64]:
+    parts = [to_integers(table[name], name, url, missing=missing) for url, table in tables]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _file_places(tables: Sequence[tuple[str, pa.Table]], prefix: str, order: NDArray[np.int64]) -> FilePlaces:
+    def numbers(name: str) -> NDArray[np.int32]:
+        values = _integers(tables, f"{prefix}/{name}", missing=ABSENT)[order]
+        return np.where((values < 0) | (values > _MAX_NUMBER), ABSENT, values).astype(np.int32)
+
+    return FilePlaces(numbers("chunk_index"), numbers("file_index"))
+
+
+def _first_frames(tables: Sequence[tuple[str, pa.Table]], camera: str, fps: float) -> NDArray[np.int64]:
+    name = f"videos/{camera}/from_timestamp"
+    parts = [to_floats(table[name], name, url) for url, table in tables]
+    frames = np.rint(np.concatenate(parts) * fps) if parts else np.empty(0)
+    with np.errstate(invalid="ignore"):
+        return np.where((frames >= 0) & (frames <= _MAX_NUMBER), frames, ABSENT).astype(np.int64)
+
+
+def _task_lists(tables: Sequence[tuple[str, pa.Table]], order: NDArray[np.int64]) -> TaskLists:
+    numbers: dict[str, int] = {}
+    codes, counts = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
+    for url, table in tables:
+        if _TASKS not in table.column_names:
+            counts.append(np.zeros(len(table), np.int32))
+            continue
+        words, places, sizes = _encode_lists(to_array(table[_TASKS]), url)
+        translation = np.array([numbers.setdefault(word, len(numbers)) for word in words] or [0], np.int32)
+        codes.append(translation[places])
+        counts.append(sizes)
+    all_counts = np.concatenate(counts)
+    starts = np.cumsum(all_counts, dtype=np.int64) - all_counts
+    return TaskLists(tuple(numbers), np.concatenate(codes), starts[order], all_counts[order])
+
+
+def _encode_lists(lists: Any, url: str) -> tuple[list[str], NDArray[np.int32], NDArray[np.int32]]:  # noqa: ANN401
+    """The distinct strings in a column of lists, the number of each one in turn, and the length of each list."""
+    pa = require_pyarrow()
+    if not is_list(lists.type) or not pa.types.is_string(lists.type.value_type):
+        raise FormatError(f"column {_TASKS} of {redact_url(url)} must hold lists of strings, not {lists.type}")
+    sizes = pa.compute.list_value_length(lists).fill_null(0).cast("int32")
+    words = lists.flatten().fill_null("").dictionary_encode()
+    return words.dictionary.to_pylist(), words.indices.to_numpy(), sizes.to_numpy(zero_copy_only=False)

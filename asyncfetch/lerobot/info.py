@@ -1,0 +1,205 @@
+"""meta/info.json: what the dataset says of itself, checked. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from asyncfetch.errors import DatasetError, FormatError, redact_url
+from asyncfetch.lerobot.layout import PathTemplate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["DEFAULT_FEATURES", "DatasetInfo", "Feature", "FeatureKind", "parse_info", "parse_json"]
+
+DEFAULT_FEATURES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+"""Features that every LeRobot dataset has."""
+
+FeatureKind = Literal["value", "string", "image", "language", "video", "depth", "audio", "other"]
+
+_NUMERIC = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
+_KINDS: Mapping[str, FeatureKind] = {
+    "string": "string",
+    "image": "image",
+    "language": "language",
+    "audio": "audio",
+    "video": "video",
+}
+_DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+_CHUNKS_SIZE = 1000
+_CONVERT = "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=<user>/<dataset>"
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One feature of the dataset."""
+
+    key: str
+    """Its name, dots kept."""
+    dtype: str
+    """As in info.json: a numpy name, "string", "video", "image", "language" or something else."""
+    shape: tuple[int, ...]
+    """Of one frame; (1,) for scalars, (height, width, channels) for pictures."""
+    names: Any
+    """Of the axes or their elements, as in info.json: list, dict or None."""
+    kind: FeatureKind
+    """How it is read: numbers ("value"), "string", pictures in the table ("image") or in MP4 ("video", "depth") ..."""
+    info: Mapping[str, Any]
+    """The ``info`` (older: ``video_info``) block. For videos it describes the camera's first file only."""
+
+    @property
+    def is_camera(self) -> bool:
+        """Whether its frames are in MP4 files."""
+        return self.kind in {"video", "depth"}
+
+    @property
+    def is_depth(self) -> bool:
+        """Whether its pictures, in MP4 or in the table, are depth maps."""
+        return _is_depth(self.info)
+
+    @property
+    def has_column(self) -> bool:
+        """Whether its values are a column of the data files."""
+        return not self.is_camera and self.kind != "audio"
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """What info.json says; keys that aren't listed here are ignored."""
+
+    version: str
+    """Format version, such as "v3.0"."""
+    fps: float
+    """Frames a second, more than 0."""
+    features: Mapping[str, Feature]
+    """All features, in the order of info.json."""
+    total_episodes: int
+    total_frames: int
+    total_tasks: int | None
+    """As stored, None where it isn't; nothing here relies on it."""
+    chunks_size: int
+    """Most files in one chunk directory, more than 0."""
+    data_path: PathTemplate
+    video_path: PathTemplate | None
+    """None in a dataset without videos."""
+    robot_type: str | None
+    splits: Mapping[str, str]
+    """Half-open episode ranges by name, such as {"train": "0:50"}."""
+
+
+def parse_json(data: memoryview | bytes, url: str) -> dict[str, Any]:
+    """The JSON object in ``data``.
+
+    Raises:
+        FormatError: It is no JSON object; the message shows how it begins, since it often is an error page.
+    """
+    try:
+        value = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        begin = bytes(data[:40]).decode("utf-8", "replace")
+        raise FormatError(f"{redact_url(url)} isn't JSON ({error}); its {len(data)} bytes begin {begin!r}") from error
+    if not isinstance(value, dict):
+        raise FormatError(f"{redact_url(url)} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
+    """What the info.json in ``data`` says.
+
+    Raises:
+        FormatError: It isn't JSON, or a key is missing or has a value that can't be meant.
+        DatasetError: It is another version's, or a default feature is missing.
+    """
+    raw = parse_json(data, url)
+    version = _version(raw, url)
+    features = _features(raw, url)
+    video_path = raw.get("video_path", _VIDEO_PATH)
+    return DatasetInfo(
+        version=version,
+        fps=_fps(raw, url),
+        features=features,
+        total_episodes=_integer(raw, "total_episodes", url, minimum=0),
+        total_frames=_integer(raw, "total_frames", url, minimum=0),
+        total_tasks=_integer(raw, "total_tasks", url, minimum=0) if raw.get("total_tasks") is not None else None,
+        chunks_size=_integer({"chunks_size": _CHUNKS_SIZE, **raw}, "chunks_size", url, minimum=1),
+        data_path=_template(raw.get("data_path", _DATA_PATH), "data_path", url),
+        video_path=_template(video_path, "video_path", url) if video_path is not None else None,
+        robot_type=raw.get("robot_type"),
+        splits=raw.get("splits") or {},
+    )
+
+
+def _version(raw: Mapping[str, Any], url: str) -> str:
+    version = raw.get("codebase_version")
+    match = re.match(r"v?(\d{1,6})(\.\d|$)", version) if isinstance(version, str) else None
+    if match is None:
+        message = f"codebase_version of {redact_url(url)} is {version!r:.80}, not 'v3.0': is it LeRobot's?"
+        raise FormatError(message)
+    major = int(match[1])
+    if major < 3:
+        message = f"{redact_url(url)} is a LeRobot {version} dataset; asyncfetch reads v3. Convert it with `{_CONVERT}`"
+        raise DatasetError(message)
+    if major > 3:
+        message = f"{redact_url(url)} is a LeRobot {version} dataset; this asyncfetch reads v3 only. Upgrade asyncfetch"
+        raise DatasetError(message)
+    if raw.get("storage_format", "parquet") != "parquet":
+        message = f"storage_format of {redact_url(url)} is {raw['storage_format']!r}; asyncfetch reads 'parquet' only"
+        raise DatasetError(message)
+    return str(version)
+
+
+def _features(raw: Mapping[str, Any], url: str) -> dict[str, Feature]:
+    blocks = raw.get("features")
+    if not isinstance(blocks, dict):
+        raise FormatError(f"features of {redact_url(url)} must be an object, not {blocks!r:.80}")
+    features = {key: _feature(key, block, url) for key, block in blocks.items()}
+    missing = [key for key in DEFAULT_FEATURES if key not in features]
+    if missing:
+        message = f"features of {redact_url(url)} lack {', '.join(missing)}, which every LeRobot dataset has"
+        raise DatasetError(f"{message}; present are {', '.join(features) or 'none'}")
+    return features
+
+
+def _feature(key: str, block: object, url: str) -> Feature:
+    where = f"feature {key!r} of {redact_url(url)}"
+    if not isinstance(block, dict) or not isinstance(block.get("dtype"), str):
+        raise FormatError(f"{where} must be an object with a dtype, not {block!r:.80}")
+    dtype, shape = block["dtype"], block.get("shape")
+    if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
+        raise FormatError(f"{where} has shape {shape!r:.80}; it must be a list of sizes")
+    info = {**(block.get("video_info") or {}), **(block.get("info") or {})}
+    kind = _KINDS.get(dtype) or ("value" if _NUMERIC.fullmatch(dtype) else "other")
+    if kind == "video" and _is_depth(info):
+        kind = "depth"
+    return Feature(key, dtype, tuple(shape), block.get("names"), kind, info)
+
+
+def _is_depth(info: Mapping[str, Any]) -> bool:
+    return bool(info.get("is_depth_map") or info.get("video.is_depth_map"))
+
+
+def _fps(raw: Mapping[str, Any], url: str) -> float:
+    fps = raw.get("fps")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps) or fps <= 0:
+        raise FormatError(f"fps of {redact_url(url)} is {fps!r:.80}; it must be a number above 0")
+    return fps
+
+
+def _integer(raw: Mapping[str, Any], key: str, url: str, *, minimum: int) -> int:
+    value = raw.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or value < minimum:
+        raise FormatError(
+            f"{key} of {redact_url(url)} is {value!r:.80}; it must be a whole number of at least {minimum}"
+        )
+    return int(value)
+
+
+def _template(value: object, key: str, url: str) -> PathTemplate:
+    if not isinstance(value, str):
+        raise FormatError(f"{key} of {redact_url(url)} is {value!r:.80}; it must be a path template")
+    return PathTemplate(value)

@@ -1,0 +1,154 @@
+"""A dataset's metadata: info.json, tasks, statistics and the episode table, loaded and checked together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from asyncfetch.errors import AccessDenied, ConfigError, FormatError, NotFound, redact_url
+from asyncfetch.lerobot.columns import to_integers
+from asyncfetch.lerobot.concurrency import Eventual, ungrouped
+from asyncfetch.lerobot.episode_files import episodes_url, load_episodes
+from asyncfetch.lerobot.info import DEFAULT_FEATURES, parse_info, parse_json
+from asyncfetch.lerobot.layout import join_url
+from asyncfetch.lerobot.parquet import open_table, read_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    import pyarrow as pa
+
+    from asyncfetch.fetch.reader import RangeReader
+    from asyncfetch.lerobot.concurrency import RunSync
+    from asyncfetch.lerobot.episode_table import EpisodeTable
+    from asyncfetch.lerobot.info import DatasetInfo, Feature
+
+__all__ = ["Metadata", "load_metadata"]
+
+_INFO, _TASKS, _STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
+_TASK_COLUMNS = ("task", "__index_level_0__")
+"""Where the task's string is; the second one in sets that LeRobot 0.4 converted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What a dataset says of itself, checked for contradictions."""
+
+    url: str
+    """Root of the dataset, as the caller wrote it."""
+    info: DatasetInfo
+    features: Mapping[str, Feature]
+    """The chosen features and the default ones, in the order of info.json."""
+    cameras: tuple[str, ...]
+    """The chosen features whose frames are in MP4 files, in the order of info.json. Kind "depth" marks depth maps."""
+    tasks: Mapping[int, str]
+    """Task strings by task_index."""
+    stats: Mapping[str, Any] | None
+    """As in stats.json; None where there is none. Its image counts are of sampled frames or pixels."""
+    episodes: EpisodeTable
+    fingerprint: str
+    """Hash of what defines the samples: chosen features, fps, tasks, lengths and places, but not the url."""
+
+
+async def load_metadata(
+    reader: RangeReader,
+    url: str,
+    *,
+    features: Collection[str] | None = None,
+    run: RunSync = anyio.to_thread.run_sync,
+) -> Metadata:
+    """Load and check a LeRobot v3 dataset's metadata. Its files are fetched side by side, episodes by column.
+
+    Args:
+        reader: Fetches the files.
+        url: The directory that holds ``meta/``.
+        features: Keys of the features that will be used; None means all. The default features are always among them.
+        run: Runs the blocking parts.
+
+    Raises:
+        ConfigError: ``features`` has a key that the dataset hasn't.
+        NotFound: There is no info.json, or no tasks.parquet.
+        FetchError: A file could not be fetched.
+        FormatError: A file is missing or damaged, or two numbers contradict each other.
+        DatasetError: It is another version's, or lacks a default feature.
+        MissingDependency: pyarrow isn't installed.
+    """
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+            info_file = Eventual(tasks, partial(reader.fetch, join_url(url, _INFO)))
+            task_strings = Eventual(tasks, partial(_load_tasks, reader, join_url(url, _TASKS), run))
+            stats = Eventual(tasks, partial(_load_stats, reader, join_url(url, _STATS), run))
+            first = Eventual(tasks, partial(open_table, reader, episodes_url(url, 0, 1), run=run))
+            # info.json first, since it explains what else is wrong: a v2 dataset, say, has no tasks.parquet.
+            info = await run(partial(parse_info, await _root_file(info_file, url), join_url(url, _INFO)))
+            chosen = _choose(info, features, url)
+            cameras = tuple(key for key, feature in chosen.items() if feature.is_camera)
+            episodes = await load_episodes(reader, url, info, cameras, open_first=first.get, run=run)
+            names, numbers = await task_strings.get(), await stats.get()
+    fingerprint = await run(partial(_fingerprint, info, chosen, names, episodes))
+    return Metadata(url, info, chosen, cameras, names, numbers, episodes, fingerprint)
+
+
+async def _root_file(info_file: Eventual[memoryview], url: str) -> memoryview:
+    try:
+        return await info_file.get()
+    except NotFound as error:
+        message = f"{redact_url(url)} has no {_INFO}: is it the root of a LeRobot v3 dataset?"
+        raise NotFound(message, url=error.url, host=error.host, status=error.status, attempts=error.attempts) from error
+
+
+async def _load_tasks(reader: RangeReader, url: str, run: RunSync) -> dict[int, str]:
+    file = await open_table(reader, url, run=run)
+    task = next((name for name in _TASK_COLUMNS if name in file.columns), _TASK_COLUMNS[0])
+    columns = ("task_index", task)
+    table = await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
+    return await run(partial(_parse_tasks, table, task, url))
+
+
+def _parse_tasks(table: pa.Table, task: str, url: str) -> dict[int, str]:
+    indices = to_integers(table["task_index"], "task_index", url).tolist()
+    words = table[task].to_pylist()
+    if not all(isinstance(word, str) for word in words):
+        raise FormatError(f"column {task} of {redact_url(url)} must hold strings, not {table[task].type} with nulls")
+    # By the number in the row: LeRobot itself goes by the row's position, and rows may be permuted.
+    tasks = dict(zip(indices, words, strict=True))
+    if len(tasks) != len(indices):
+        raise FormatError(f"task_index of {redact_url(url)} numbers {len(indices)} tasks with {len(tasks)} numbers")
+    return dict(sorted(tasks.items()))
+
+
+async def _load_stats(reader: RangeReader, url: str, run: RunSync) -> dict[str, Any] | None:
+    try:
+        data = await reader.fetch(url)
+    except (AccessDenied, NotFound):
+        return None  # S3 denies access to what isn't there to those who may not list.
+    return await run(partial(parse_json, data, url))
+
+
+def _choose(info: DatasetInfo, features: Collection[str] | None, url: str) -> dict[str, Feature]:
+    if features is None:
+        return dict(info.features)
+    unknown = [key for key in features if key not in info.features]
+    if unknown or isinstance(features, str):
+        message = (
+            f"{redact_url(url)} has no feature {', '.join(map(repr, unknown))}" if unknown else "features is a str"
+        )
+        raise ConfigError(f"{message}; features= takes a collection of {', '.join(info.features)}")
+    return {key: feature for key, feature in info.features.items() if key in features or key in DEFAULT_FEATURES}
+
+
+def _fingerprint(
+    info: DatasetInfo, features: Mapping[str, Feature], tasks: Mapping[int, str], episodes: EpisodeTable
+) -> str:
+    described = {
+        "fps": float(info.fps),
+        "features": {key: [feature.dtype, feature.shape] for key, feature in sorted(features.items())},
+        "tasks": sorted(tasks.items()),
+    }
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode() + episodes.digest()).hexdigest()

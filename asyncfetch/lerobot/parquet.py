@@ -1,0 +1,274 @@
+"""Parquet by byte ranges: the footer first, then only the column chunks that are wanted.
+
+A file is opened with one request for its last ``TAIL_BYTES``. That holds the footer of most files and the whole of
+small ones, whose columns then cost nothing more. A longer footer costs a second request for just what is missing. The
+chunks go to pyarrow through a file object that knows only the fetched bytes, so what we did not plan to read can't be
+read. pyarrow works in a thread, and no exception of its gets out.
+
+Chunks that lie together are asked for as one range. Whether a larger gap is worth reading over is the reader's decision.
+"""
+
+from __future__ import annotations
+
+import io
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from asyncfetch.errors import FormatError, MissingDependency, redact_url
+from asyncfetch.ranges import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from asyncfetch.fetch.reader import RangeReader
+    from asyncfetch.lerobot.concurrency import RunSync
+
+__all__ = ["TAIL_BYTES", "TableFile", "open_table", "read_columns", "require_pyarrow"]
+
+TAIL_BYTES = 64 * 1024
+"""First request for a file. A footer takes about 130 bytes a column and row group: 60 episodes of 8 columns."""
+
+_MAX_GAP_BYTES = 512
+"""A gap between chunks that is read over: less than the headers of another request and its answer."""
+_MAGIC = b"PAR1"
+_TRAILER_BYTES = 8
+"""Length of the footer (4 bytes, little-endian) and the magic."""
+_MAX_FOOTER_BYTES = 256 * 1024 * 1024
+"""Three times what LeRobot's fattest file, a 100 MB episode table with statistics, has. More is a lie."""
+_MAX_GROUP_ROWS = 64 * 1024 * 1024
+"""Arrow writes no larger row group. pyarrow allocates by this number before it has read a value."""
+_FOOTER_WEIGHT = 2
+"""Memory that pyarrow takes for a byte of footer; 1.1-2 measured."""
+
+
+def require_pyarrow() -> Any:  # noqa: ANN401  (pyarrow has no types)
+    """The module pyarrow. Import takes 0.1 s and more: call it in a thread.
+
+    Raises:
+        MissingDependency: It isn't installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.compute
+        import pyarrow.parquet  # noqa: F401  (used as pa.parquet)
+    except ImportError as error:
+        message = 'LeRobot tables need pyarrow: pip install "asyncfetch[lerobot]"'
+        raise MissingDependency(message) from error
+    return pa
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """An open parquet file: its footer, and the bytes in front of that which came along."""
+
+    url: str
+    metadata: pq.FileMetaData
+    leaves: Mapping[str, range]
+    """Physical columns of each top-level column; nested ones have several."""
+    tail: memoryview
+    """Bytes [tail_start, data_stop) of the file."""
+    tail_start: int
+    data_stop: int
+    """Where the footer begins."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the top-level columns, in file order."""
+        return tuple(self.leaves)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held, about."""
+        return _FOOTER_WEIGHT * int(self.metadata.serialized_size) + len(self.tail)
+
+    def require(self, columns: Collection[str]) -> None:
+        """FormatError if a column isn't there."""
+        missing = [column for column in columns if column not in self.leaves]
+        if missing:
+            present = ", ".join(column for column in self.leaves if not column.startswith("stats/"))
+            raise FormatError(f"{redact_url(self.url)} has no column {', '.join(missing)}; present are {present}")
+
+    def chunks(self, groups: Sequence[int], columns: Collection[str]) -> list[tuple[int, int]]:
+        """The byte ranges [start, stop) of these columns in these row groups, ascending, near ones joined.
+
+        Raises:
+            FormatError: A column isn't there, or a range or a row count can't be true.
+        """
+        self.require(columns)
+        spans = []
+        for group in groups:
+            row_group = self.metadata.row_group(group)
+            if not 0 <= row_group.num_rows <= _MAX_GROUP_ROWS:
+                message = f"row group {group} of {redact_url(self.url)} says it has {row_group.num_rows} rows"
+                raise FormatError(f"{message}; at most {_MAX_GROUP_ROWS} are possible")
+            for column in columns:
+                spans += [self._chunk(group, row_group.column(leaf)) for leaf in self.leaves[column]]
+        return _join_near(spans)
+
+    def _chunk(self, group: int, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+        # The dictionary, where there is one, lies in front of the data. Some writers say 0 for "none".
+        start = chunk.data_page_offset
+        if chunk.dictionary_page_offset:
+            start = min(start, chunk.dictionary_page_offset)
+        stop = start + chunk.total_compressed_size
+        if not len(_MAGIC) <= start <= stop <= self.data_stop or chunk.num_values < 0:
+            message = f"{redact_url(self.url)} says column {chunk.path_in_schema!r} of row group {group} is its bytes"
+            raise FormatError(
+                f"{message} [{start}, {stop}), but its data ends at {self.data_stop}: the file is damaged"
+            )
+        return start, stop
+
+
+async def open_table(reader: RangeReader, url: str, *, run: RunSync) -> TableFile:
+    """Read a parquet file's footer.
+
+    Raises:
+        FetchError: It could not be fetched.
+        FormatError: It isn't a parquet file, or is a damaged one.
+    """
+    tail = await reader.fetch(url, -TAIL_BYTES, None)
+    # A full tail says nothing of the size. After a fetch the engine knows it without asking again.
+    size = len(tail) if len(tail) < TAIL_BYTES else (await reader.stat(url)).size
+    data_stop = size - _TRAILER_BYTES - _footer_bytes(tail, url, size)
+    tail_start = size - len(tail)
+    footer = [tail[max(0, data_stop - tail_start) :]]
+    if data_stop < tail_start:
+        footer.insert(0, await reader.fetch(url, data_stop, tail_start))
+        tail_start = data_stop
+    return await run(partial(_parse, url, footer, tail[: data_stop - tail_start], tail_start, data_stop))
+
+
+async def read_columns(
+    reader: RangeReader, file: TableFile, groups: Sequence[int], columns: Collection[str], *, run: RunSync
+) -> pa.Table:
+    """These columns of these row groups, as one Arrow table in file order.
+
+    Nothing else is fetched, and nothing at all that came with the footer.
+
+    Raises:
+        FetchError: A range could not be fetched.
+        FormatError: A column isn't there, or the file is damaged.
+    """
+    chunks = await run(partial(file.chunks, groups, columns))
+    ranges = [
+        ByteRange(file.url, start, min(stop, file.tail_start)) for start, stop in chunks if start < file.tail_start
+    ]
+    views = await reader.fetch_many(ranges) if ranges else []
+    pieces = [(piece.start, view) for piece, view in zip(ranges, views, strict=True)]
+    source = _SparseFile(file.url, [*pieces, (file.tail_start, file.tail)], file.data_stop)
+    table: pa.Table = await run(partial(_decode, file, source, groups, columns))
+    return table
+
+
+def _footer_bytes(tail: memoryview, url: str, size: int) -> int:
+    """Length of the footer, by the file's last eight bytes."""
+    if len(tail) < _TRAILER_BYTES + len(_MAGIC) or tail[-4:] != _MAGIC:
+        end = bytes(tail[-16:])
+        raise FormatError(
+            f"{redact_url(url)} isn't a whole parquet file: its {size} bytes end with {end!r}, not {_MAGIC!r}"
+        )
+    footer_bytes = int.from_bytes(tail[-8:-4], "little")
+    if footer_bytes > min(size - _TRAILER_BYTES - len(_MAGIC), _MAX_FOOTER_BYTES):
+        message = f"{redact_url(url)} says that {footer_bytes} of its {size} bytes are its footer: the file is damaged"
+        raise FormatError(message)
+    return footer_bytes
+
+
+def _parse(url: str, footer: Sequence[memoryview], tail: memoryview, tail_start: int, data_stop: int) -> TableFile:
+    pa = require_pyarrow()
+    leaves: dict[str, range] = {}
+    next_leaf = 0
+    with _border(url):
+        metadata = pa.parquet.read_metadata(pa.BufferReader(footer[0] if len(footer) == 1 else b"".join(footer)))
+        for field in metadata.schema.to_arrow_schema():
+            leaves[field.name] = range(next_leaf, next_leaf := next_leaf + _count_leaves(field.type))
+    if next_leaf != metadata.num_columns:
+        message = f"schema of {redact_url(url)} has {next_leaf} columns, its row groups {metadata.num_columns}"
+        raise FormatError(message)
+    return TableFile(url, metadata, leaves, tail, tail_start, data_stop)
+
+
+def _count_leaves(arrow_type: pa.DataType) -> int:
+    storage = getattr(arrow_type, "storage_type", arrow_type)
+    return sum(_count_leaves(storage.field(i).type) for i in range(storage.num_fields)) or 1
+
+
+def _decode(file: TableFile, source: _SparseFile, groups: Sequence[int], columns: Collection[str]) -> Any:  # noqa: ANN401
+    pa = require_pyarrow()
+    with _border(file.url):
+        # Buffering ahead, pyarrow would read the gaps too.
+        parquet = pa.parquet.ParquetFile(
+            pa.PythonFile(source, mode="r"), metadata=file.metadata, pre_buffer=False, page_checksum_verification=True
+        )
+        names = sorted(columns, key=lambda column: file.leaves[column].start)
+        table = parquet.read_row_groups(list(groups), columns=names, use_threads=False)
+        expected = sum(file.metadata.row_group(group).num_rows for group in groups)
+    if table.num_rows != expected:
+        message = f"{redact_url(file.url)} says its row groups {list(groups)} have {expected} rows"
+        raise FormatError(f"{message}, but they hold {table.num_rows}")
+    return table
+
+
+def _join_near(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if joined and start <= joined[-1][1] + _MAX_GAP_BYTES:
+            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+class _SparseFile(io.RawIOBase):
+    """Pieces of a file, read-only, in the places where they belong. Reading anything else is a FormatError."""
+
+    def __init__(self, url: str, pieces: Sequence[tuple[int, memoryview]], size: int) -> None:
+        self._url = url
+        self._pieces = sorted(pieces, key=lambda piece: piece[0])
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = origin + offset
+        return self._position
+
+    def read(self, size: int = -1) -> memoryview | bytes:
+        start = self._position
+        stop = self._size if size < 0 else min(start + size, self._size)
+        parts = list(self._cut(start, stop))
+        if sum(map(len, parts)) != max(0, stop - start):
+            message = f"{redact_url(self._url)} refers to its bytes [{start}, {stop}), outside the columns that its"
+            raise FormatError(f"{message} footer places there: the file is damaged")
+        self._position = max(start, stop)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _cut(self, start: int, stop: int) -> Iterator[memoryview]:
+        for piece_start, piece in self._pieces:
+            begin, end = max(start, piece_start), min(stop, piece_start + len(piece))
+            if begin < end:
+                yield piece[begin - piece_start : end - piece_start]
+
+
+@contextmanager
+def _border(url: str) -> Iterator[None]:
+    """Turn what pyarrow raises about a bad file into FormatError."""
+    pa = require_pyarrow()
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:
+        raise FormatError(f"{redact_url(url)} can't be read as parquet: {error}") from error

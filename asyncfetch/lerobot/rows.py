@@ -1,0 +1,279 @@
+"""The table rows of an episode, by range.
+
+A data file's row groups are found by their statistics of ``index``, so neither the order of files nor that of rows
+matters, and rows that no episode claims are skipped. LeRobot records one row group per episode; converted and older
+files hold many episodes in one. Such a shared group is decoded once and kept, an episode's own group is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+import numpy as np
+
+from asyncfetch.errors import ConfigError, DatasetError, redact_url
+from asyncfetch.lerobot.columns import empty_column, to_column, to_integers
+from asyncfetch.lerobot.concurrency import SharedLRU, gather
+from asyncfetch.lerobot.info import DEFAULT_FEATURES
+from asyncfetch.lerobot.parquet import TableFile, open_table, read_columns, require_pyarrow
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from asyncfetch.fetch.reader import RangeReader
+    from asyncfetch.lerobot.columns import Column
+    from asyncfetch.lerobot.concurrency import RunSync
+    from asyncfetch.lerobot.episode_table import Episode
+    from asyncfetch.lerobot.info import Feature
+    from asyncfetch.lerobot.metadata import Metadata
+
+__all__ = ["EpisodeRows", "RowReader"]
+
+_INDEX_COLUMNS = ("frame_index", "episode_index", "index", "task_index")
+_LIST_ITEM_BYTES = 64
+"""A Python string or bytes object and the reference to it, beside its content."""
+
+
+class EpisodeRows(Mapping[str, "Column"]):
+    """The rows of one episode by feature, in frame order; row k of each column is frame k.
+
+    A column is an NDArray of the stored dtype, (length, *shape) or (length,) for shape (1,), that nobody else holds;
+    or a list: str, pictures as the bytes of their file, anything else as Python objects. ``index``, ``frame_index``,
+    ``episode_index`` and ``task_index`` are int64, however they are stored.
+    """
+
+    __slots__ = ("_columns", "nbytes")
+
+    def __init__(self, columns: Mapping[str, Column], nbytes: int) -> None:
+        self._columns = columns
+        self.nbytes = nbytes
+        """Memory held; of lists about."""
+
+    def __getitem__(self, key: str) -> Column:
+        return self._columns[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"<EpisodeRows {len(self['index'])} rows of {', '.join(self)}, {self.nbytes} bytes>"
+
+
+@dataclass(frozen=True, slots=True)
+class _DataFile:
+    """An open data file; row group g holds values of ``index`` from first[g] to last[g], both included."""
+
+    table: TableFile
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        return self.table.nbytes + self.first.nbytes + self.last.nbytes
+
+    def groups_of(self, episode: Episode) -> tuple[list[int], list[int]]:
+        """The row groups that hold rows of this episode only, and those that may hold others' too."""
+        touched = (self.first < episode.to_index) & (self.last >= episode.from_index)
+        own = touched & (self.first >= episode.from_index) & (self.last < episode.to_index)
+        return np.flatnonzero(own).tolist(), np.flatnonzero(touched & ~own).tolist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Decoded row groups."""
+
+    rows: pa.Table
+    index: NDArray[np.int64]
+    ascending: bool
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.rows.nbytes)
+
+    def rows_of(self, episode: Episode, url: str) -> pa.Table:
+        """The rows with the episode's ``index`` and ``episode_index``, in file order."""
+        if self.ascending:
+            start, stop = np.searchsorted(self.index, (episode.from_index, episode.to_index))
+            rows = self.rows.slice(start, stop - start)
+        else:
+            rows = self.rows.take(np.flatnonzero((self.index >= episode.from_index) & (self.index < episode.to_index)))
+        mine = to_integers(rows["episode_index"], "episode_index", url) == episode.index
+        # Rows of a deleted episode may carry the same numbers.
+        return rows if mine.all() else rows.take(np.flatnonzero(mine))
+
+
+class RowReader:
+    """Reads the rows of episodes, fetching only the columns and row groups that are needed.
+
+    For one event loop; not thread-safe.
+
+    Args:
+        reader: Fetches the ranges.
+        metadata: Of the dataset.
+        columns: Keys of the features to read; cameras among them are ignored. None means all of
+            ``metadata.features``. The default features always come along.
+        max_bytes: Bound on what is kept: a quarter for footers, the rest for decoded row groups that several
+            episodes share. Larger ones are read anew for each episode. What calls under way hold comes on top.
+        run: Runs the blocking parts.
+
+    Raises:
+        ConfigError: ``columns`` has a key that isn't among the features of the metadata.
+    """
+
+    def __init__(
+        self,
+        reader: RangeReader,
+        metadata: Metadata,
+        *,
+        columns: Collection[str] | None = None,
+        max_bytes: int,
+        run: RunSync = anyio.to_thread.run_sync,
+    ) -> None:
+        features = metadata.features
+        unknown = [key for key in columns or () if key not in features]
+        if unknown:
+            message = f"{', '.join(map(repr, unknown))} can't be read from {redact_url(metadata.url)}"
+            raise ConfigError(f"{message}; its chosen features are {', '.join(features)}")
+        self._features = {
+            key: feature
+            for key, feature in features.items()
+            if feature.has_column and (columns is None or key in columns or key in DEFAULT_FEATURES)
+        }
+        self._reader = reader
+        self._metadata = metadata
+        self._run = run
+        self._files: SharedLRU[str, _DataFile] = SharedLRU(max_bytes // 4)
+        self._groups: SharedLRU[tuple[str, int], _Group] = SharedLRU(max_bytes - max_bytes // 4)
+
+    def __repr__(self) -> str:
+        return f"<RowReader of {redact_url(self._metadata.url)!r}, files {self._files!r}, row groups {self._groups!r}>"
+
+    @property
+    def nbytes(self) -> int:
+        """Memory kept now."""
+        return self._files.nbytes + self._groups.nbytes
+
+    async def rows(self, episode: Episode) -> EpisodeRows:
+        """All rows of the episode.
+
+        Can be cancelled at any time; calls for other episodes that wait for the same bytes go on.
+
+        Raises:
+            FetchError: A range could not be fetched.
+            FormatError: The file is damaged, or a column isn't there or isn't what info.json says.
+            DatasetError: The rows aren't those that the metadata counts.
+        """
+        if episode.length == 0:
+            return EpisodeRows({key: empty_column(feature) for key, feature in self._features.items()}, 0)
+        url = episode.data_url
+        file = await self._files.get(url, partial(self._open, url))
+        own, shared = file.groups_of(episode)
+        reads = [partial(self._groups.get, (url, group), partial(self._read, file, [group])) for group in shared]
+        if own:
+            reads.append(partial(self._read, file, own))
+        groups = await gather(*reads)
+        return await self._run(partial(_select, groups, episode, self._features, self._metadata.tasks))
+
+    async def _open(self, url: str) -> _DataFile:
+        table = await open_table(self._reader, url, run=self._run)
+        table.require(self._features)
+        first, last, unknown = await self._run(partial(_index_spans, table))
+        if unknown:
+            rows = await read_columns(self._reader, table, unknown, ["index"], run=self._run)
+            await self._run(partial(_fill_spans, table, rows, unknown, first, last))
+        return _DataFile(table, first, last)
+
+    async def _read(self, file: _DataFile, groups: Sequence[int]) -> _Group:
+        rows = await read_columns(self._reader, file.table, groups, self._features, run=self._run)
+        return await self._run(partial(_decoded, rows, file.table.url))
+
+
+def _decoded(rows: pa.Table, url: str) -> _Group:
+    index = to_integers(rows["index"], "index", url)
+    return _Group(rows, index, bool((index[1:] > index[:-1]).all()))
+
+
+def _index_spans(table: TableFile) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+    """First and last ``index`` of each row group by the footer, and the groups of which it doesn't tell."""
+    groups = table.metadata.num_row_groups
+    # What is empty holds no index: its span ends before it begins.
+    first, last = np.zeros(groups, np.int64), np.full(groups, -1, np.int64)
+    unknown = []
+    leaf = table.leaves["index"].start
+    for group in range(groups):
+        row_group = table.metadata.row_group(group)
+        if not row_group.num_rows:
+            continue
+        statistics = row_group.column(leaf).statistics
+        low, high = (statistics.min, statistics.max) if statistics is not None else (None, None)
+        if isinstance(low, int) and isinstance(high, int):
+            first[group], last[group] = low, high
+        else:
+            unknown.append(group)
+    return first, last, unknown
+
+
+def _fill_spans(
+    table: TableFile, rows: pa.Table, groups: Sequence[int], first: NDArray[np.int64], last: NDArray[np.int64]
+) -> None:
+    index = to_integers(rows["index"], "index", table.url)
+    start = 0
+    for group in groups:
+        stop = start + table.metadata.row_group(group).num_rows
+        first[group], last[group] = index[start:stop].min(), index[start:stop].max()
+        start = stop
+
+
+def _select(
+    groups: Sequence[_Group], episode: Episode, features: Mapping[str, Feature], tasks: Mapping[int, str]
+) -> EpisodeRows:
+    url = episode.data_url
+    where = f"{redact_url(url)}, episode {episode.index}"
+    parts = [group.rows_of(episode, url) for group in groups]
+    found = sum(map(len, parts))
+    if found != episode.length:
+        message = f"{where}: {found} rows have its episode_index and an index in"
+        message += f" [{episode.from_index}, {episode.to_index}), but its length is {episode.length}"
+        raise DatasetError(message)
+    rows = require_pyarrow().concat_tables(parts) if len(parts) > 1 else parts[0]
+    frames = to_integers(rows["frame_index"], "frame_index", url)
+    if (frames[1:] < frames[:-1]).any():
+        rows = rows.take(np.argsort(frames, kind="stable"))
+    columns: dict[str, Any] = {}
+    nbytes = 0
+    for key, feature in features.items():
+        if key in _INDEX_COLUMNS:
+            columns[key] = np.array(to_integers(rows[key], key, url))
+        else:
+            columns[key] = to_column(rows[key], feature, url)
+        nbytes += _nbytes(columns[key], rows[key])
+    _check_rows(columns, episode, tasks, where)
+    return EpisodeRows(columns, nbytes)
+
+
+def _check_rows(columns: Mapping[str, Column], episode: Episode, tasks: Mapping[int, str], where: str) -> None:
+    for key, first in (("frame_index", 0), ("index", episode.from_index)):
+        wrong = columns[key] != np.arange(first, first + episode.length)
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise DatasetError(f"{where}: {key} of row {row} is {columns[key][row]}, it should be {first + row}")
+    unknown = sorted(set(np.unique(columns["task_index"]).tolist()) - set(tasks))
+    if unknown:
+        message = f"{where}: its rows have task_index {', '.join(map(str, unknown))}"
+        raise DatasetError(f"{message}, meta/tasks.parquet has {', '.join(map(str, tasks)) or 'none'}")
+
+
+def _nbytes(column: Column, stored: pa.ChunkedArray[Any]) -> int:
+    if isinstance(column, np.ndarray):
+        return column.nbytes
+    return int(stored.nbytes) + _LIST_ITEM_BYTES * len(column)

@@ -1,0 +1,180 @@
+"""A reader of local files that writes down what it is asked, and small tables to read with it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncfetch.errors import NotFound, RangeNotSatisfiable
+from asyncfetch.ranges import ByteRange, ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+
+    from asyncfetch.fetch.reader import WritableBuffer
+
+DATA = Path(__file__).parents[1] / "data"
+FIXTURES = ("h264", "merge-a")
+
+
+@dataclass
+class LocalReader:
+    """A RangeReader over paths."""
+
+    log: list[tuple[str, int, int]] = field(default_factory=list)
+    """(path, start, stop) of every range that was read, and of every file that wasn't there (path, 0, 0)."""
+    gate: anyio.Event | None = None
+    """Where set, every read waits for it."""
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(stop - start for _, start, stop in self.log)
+
+    def of(self, part: str) -> list[tuple[int, int]]:
+        """The ranges read of files with this in their path."""
+        return [(start, stop) for path, start, stop in self.log if part in path]
+
+    async def stat(self, url: str) -> ObjectInfo:
+        return ObjectInfo(url, self._path(url).stat().st_size)
+
+    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
+        await anyio.lowlevel.checkpoint()
+        if self.gate is not None:
+            await self.gate.wait()
+        data = self._path(url).read_bytes()
+        size = len(data)
+        begin, end = (max(0, size + start) if start < 0 else start), (size if stop is None else stop)
+        if end > size or begin > size:
+            raise RangeNotSatisfiable("no such range", size=size, url=url, start=start, stop=stop)
+        self.log.append((url, begin, end))
+        return memoryview(data)[begin:end].toreadonly()
+
+    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
+        return [await self.fetch(wanted.url, wanted.start, wanted.stop) for wanted in ranges]
+
+    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        info = await self.stat(url)
+        return info, await self.fetch(url, 0, min(max_bytes, info.size))
+
+    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
+        buffer[:] = await self.fetch(url, start, stop)
+
+    @asynccontextmanager
+    async def fetch_stream(self, ranges: Iterable[ByteRange]) -> AsyncIterator[AsyncIterator[tuple[int, memoryview]]]:
+        async def items() -> AsyncIterator[tuple[int, memoryview]]:
+            for index, view in enumerate(await self.fetch_many(ranges)):
+                yield index, view
+
+        yield items()
+
+    def _path(self, url: str) -> Path:
+        path = Path(url)
+        if not path.is_file():
+            self.log.append((url, 0, 0))
+            raise NotFound("no such file", url=url)
+        return path
+
+
+@pytest.fixture
+def reader() -> LocalReader:
+    return LocalReader()
+
+
+@dataclass
+class Tables:
+    """Tables of a dataset to be bent and written. Row k of the data is frame k of the dataset."""
+
+    lengths: tuple[int, ...] = (3, 4, 5)
+    fps: int = 10
+    camera: str = "observation.images.top"
+    info: dict[str, Any] = field(default_factory=dict)
+    """Changes to info.json; None drops a key."""
+    features: dict[str, Any] = field(default_factory=dict)
+    """More features."""
+
+    def __post_init__(self) -> None:
+        lengths = np.array(self.lengths, np.int64)
+        stops = np.cumsum(lengths)
+        episodes = np.arange(len(lengths))
+        self.episodes: dict[str, Any] = {
+            "episode_index": episodes,
+            "tasks": [["pick"] if index % 2 == 0 else ["place", "pick"] for index in episodes],
+            "length": lengths,
+            "data/chunk_index": 0 * episodes,
+            "data/file_index": 0 * episodes,
+            "dataset_from_index": stops - lengths,
+            "dataset_to_index": stops,
+            f"videos/{self.camera}/chunk_index": 0 * episodes,
+            f"videos/{self.camera}/file_index": episodes,
+            f"videos/{self.camera}/from_timestamp": (stops - lengths) / self.fps,
+            f"videos/{self.camera}/to_timestamp": stops / self.fps,
+            "stats/action/mean": [[0.5] * 400 for _ in episodes],
+        }
+        frames = np.concatenate([np.arange(length) for length in lengths] or [np.arange(0)])
+        total = len(frames)
+        self.rows: dict[str, Any] = {
+            "action": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(6 * total, dtype=np.float32)), 6),
+            "reward": np.arange(total, dtype=np.float32) / 7,
+            "timestamp": (frames / self.fps).astype(np.float32),
+            "frame_index": frames,
+            "episode_index": np.repeat(episodes, lengths),
+            "index": np.arange(total),
+            "task_index": np.repeat(episodes % 2, lengths),
+        }
+        self.tasks: dict[str, Any] = {"task_index": [0, 1], "task": ["pick", "place"]}
+
+    def describe(self) -> dict[str, Any]:
+        scalar = {"shape": [1], "names": None}
+        features = {
+            "action": {"dtype": "float32", "shape": [6], "names": [f"j{i}" for i in range(6)]},
+            "reward": {"dtype": "float32", **scalar},
+            self.camera: {"dtype": "video", "shape": [8, 8, 3], "names": ["height", "width", "channels"], "info": {}},
+            **self.features,
+            "timestamp": {"dtype": "float32", **scalar},
+            **{key: {"dtype": "int64", **scalar} for key in ("frame_index", "episode_index", "index", "task_index")},
+        }
+        info = {
+            "codebase_version": "v3.0",
+            "fps": self.fps,
+            "features": features,
+            "total_episodes": len(self.lengths),
+            "total_frames": sum(self.lengths),
+            "total_tasks": 2,
+            "chunks_size": 1000,
+            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+            "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+            "robot_type": None,
+            "splits": {"train": f"0:{len(self.lengths)}"},
+            **self.info,
+        }
+        return {key: value for key, value in info.items() if value is not None or key in {"robot_type", "video_path"}}
+
+    def write(self, root: Path, *, group_rows: int | None = None, **parquet_options: Any) -> str:  # noqa: ANN401
+        """Write all of it, the data in row groups of this many rows (None: one an episode), and return the root."""
+        (root / "meta").mkdir(parents=True, exist_ok=True)
+        (root / "meta/info.json").write_text(json.dumps(self.describe()))
+        write_table(root / "meta/tasks.parquet", self.tasks)
+        write_table(root / "meta/episodes/chunk-000/file-000.parquet", self.episodes)
+        lengths = self.lengths if group_rows is None else [group_rows] * -(-sum(self.lengths) // group_rows)
+        write_table(root / "data/chunk-000/file-000.parquet", self.rows, lengths, **parquet_options)
+        return str(root)
+
+
+def write_table(path: Path, columns: Mapping[str, Any], groups: Iterable[int] = (), **options: Any) -> None:  # noqa: ANN401
+    """Write a parquet file in row groups of these lengths; without any, in one."""
+    table = pa.table(dict(columns))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    start = 0
+    with pq.ParquetWriter(path, table.schema, **options) as writer:
+        for length in groups or [max(1, len(table))]:
+            writer.write_table(table.slice(start, length), row_group_size=max(1, length))
+            start += length
