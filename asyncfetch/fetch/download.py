@@ -1,0 +1,83 @@
+"""One range on its way, over as many attempts as it takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncfetch.errors import InvalidResponse
+from asyncfetch.fetch.buffers import allocate
+from asyncfetch.fetch.objects import strong_etag
+from asyncfetch.fetch.responses import Wanted
+from asyncfetch.fetch.retry import AttemptFailed, Verdict
+
+if TYPE_CHECKING:
+    from asyncfetch.fetch.objects import ObjectMemory
+    from asyncfetch.fetch.responses import Delivery
+    from asyncfetch.ranges import ObjectInfo
+
+__all__ = ["Download"]
+
+
+class Download:
+    """What was asked, what is known of the object, where its bytes land and how many have.
+
+    Bytes of two answers are joined only under one strong ETag; without one a broken body starts over.
+    """
+
+    __slots__ = ("_buffer", "_memory", "_span", "info", "landed_bytes", "url", "wanted")
+
+    def __init__(self, url: str, wanted: Wanted, memory: ObjectMemory, buffer: memoryview | None = None) -> None:
+        """``buffer`` is where the bytes are to land, of just the range's length; None means a fresh block."""
+        self.url = url
+        self.wanted = wanted
+        self._memory = memory
+        self._buffer = buffer
+        self._span: tuple[int, int] | None = None
+        self.info: ObjectInfo | None = None
+        self.landed_bytes = 0
+
+    @property
+    def known(self) -> ObjectInfo | None:
+        """What an earlier answer said of the object."""
+        return self.info or self._memory.get(self.url)
+
+    def next_request(self) -> Wanted:
+        """What the next attempt has to ask for: the rest of it."""
+        if self._span is None:
+            return self.wanted
+        start, stop = self._span
+        return Wanted(start + self.landed_bytes, stop)
+
+    def accept(self, delivery: Delivery) -> memoryview:
+        """Pins the object's version and gives the writable memory for just this delivery's bytes."""
+        if self._span is None or self._buffer is None:
+            self._span = delivery.start, delivery.stop
+            self._buffer = self._buffer if self._buffer is not None else allocate(delivery.stop - delivery.start)
+            self.info = delivery.info
+        elif self.landed_bytes and delivery.info.etag != strong_etag(self.info):
+            self.landed_bytes = 0
+            message = "the rest of a broken body came without the ETag of its start"
+            raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
+        return self._buffer[self.landed_bytes :]
+
+    def remember(self) -> None:
+        """Lets later reads of the object insist on this version. On the loop only: the memory is shared."""
+        if self.info is not None:
+            self._memory.remember(self.info)
+
+    def broke(self) -> None:
+        """Keeps what has landed where the rest can be asked for safely, else starts over."""
+        # All landed and yet broken: the end of the body was wrong, so no byte of it is trusted.
+        whole = self._buffer is not None and self.landed_bytes == len(self._buffer)
+        if whole or strong_etag(self.info) is None:
+            self.landed_bytes = 0
+
+    def changed(self) -> None:
+        """Forgets the object's version, so that the next call starts afresh."""
+        self._memory.forget(self.url)
+
+    def result(self) -> tuple[ObjectInfo, memoryview]:
+        """The object and its bytes, read-only. Only after the whole range has landed."""
+        if self.info is None or self._buffer is None or self.landed_bytes != len(self._buffer):
+            raise AssertionError("a transport returned before the range was whole")
+        return self.info, self._buffer.toreadonly()

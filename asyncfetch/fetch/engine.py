@@ -1,0 +1,212 @@
+"""The fetcher: the verbs, and what they share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from asyncfetch.config import FetchConfig
+from asyncfetch.errors import ClosedError, ConfigError, WrongLoop, redact_url
+from asyncfetch.fetch.batch import RangeStream, for_each
+from asyncfetch.fetch.download import Download
+from asyncfetch.fetch.hosts import Hosts
+from asyncfetch.fetch.objects import ObjectMemory
+from asyncfetch.fetch.responses import Wanted
+from asyncfetch.fetch.retry import Clock
+from asyncfetch.fetch.transports.file import FileTransport
+from asyncfetch.fetch.transports.http import HttpTransport
+from asyncfetch.ranges import ByteRange, ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from asyncfetch.fetch.hosts import FetchStatistics
+    from asyncfetch.fetch.reader import WritableBuffer
+
+__all__ = ["Fetcher"]
+
+FILE_THREADS = 16
+"""Threads that read local files; NVMe disks are saturated by fewer."""
+_EMPTY = memoryview(b"")
+_WORKERS_PER_REQUEST = 2
+"""Workers of a batch per request in flight: so that a gate that opens always finds one waiting."""
+
+
+class Fetcher:
+    """Reads byte ranges of objects: ``http://``, ``https://``, ``file://`` and plain paths.
+
+    Offers the verbs of RangeReader, whose docstrings are their contracts. The first version seen of an object is
+    insisted on from then on: when it is replaced, a call raises ObjectChanged, once, and the next one starts afresh.
+
+    Use it as ``async with Fetcher() as fetcher``. Leaving the block ends calls under way in other tasks with
+    ClosedError, awaits them and closes every connection.
+
+    Not thread-safe and not fork-safe: it belongs to the event loop that entered it, and raises WrongLoop in any other
+    and in a forked child.
+    """
+
+    def __init__(self, config: FetchConfig | None = None, *, _clock: Clock | None = None) -> None:
+        """``config`` None means FetchConfig(), the defaults."""
+        self.config = config or FetchConfig()
+        self._clock = _clock or Clock()
+        self._hosts = Hosts(self.config.max_requests_per_host)
+        self._objects = ObjectMemory(self.config.max_known_objects)
+        self._calls: set[anyio.CancelScope] = set()
+        self._state = "new"
+        self._pid = -1
+
+    async def __aenter__(self) -> Self:
+        """Binds the fetcher to the running loop; ConfigError where ``ca_file`` or the environment can't be read."""
+        if self._state != "new":
+            raise ClosedError(f"this Fetcher is {self._state}; it can be entered once: make another one")
+        self._state = "open"
+        self._pid = os.getpid()
+        self._loop = asyncio.get_running_loop()
+        self._last_call_left = anyio.Event()
+        self._files = FileTransport(self._hosts, FILE_THREADS)
+        try:
+            self._http = await HttpTransport.open(self.config, self._hosts, self._clock)
+        except BaseException:
+            self._state = "closed"
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._state = "closed"
+        if os.getpid() != self._pid:
+            return  # the parent's connections; a child must not touch them
+        for scope in self._calls:
+            scope.cancel()
+        with anyio.CancelScope(shield=True):
+            if self._calls:
+                await self._last_call_left.wait()
+            await self._http.aclose()
+
+    def __repr__(self) -> str:
+        now = self.statistics()
+        return (
+            f"<Fetcher {self._state}: {now.in_flight} in flight, {now.waiting} waiting, {now.requests} requests,"
+            f" {now.bytes} bytes, {now.retries} retries, {now.errors} errors, {len(now.hosts)} hosts>"
+        )
+
+    def statistics(self) -> FetchStatistics:
+        """A frozen snapshot, at any time, also after closing."""
+        return self._hosts.statistics()
+
+    async def stat(self, url: str) -> ObjectInfo:
+        """Size and version of the object.
+
+        Asks for the first byte rather than HEAD: urls signed for GET refuse that, and some servers lie in its answer.
+        """
+        info, _ = await self._read(url, Wanted(0, 1, clamp=True))
+        return info
+
+    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
+        """Bytes [start, stop) of the object, read-only."""
+        return await self._fetch(ByteRange(url, start, stop))
+
+    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """Size and version of the object and its first ``min(max_bytes, size)`` bytes, in one request."""
+        if max_bytes < 0:
+            raise ConfigError(f"max_bytes must not be negative, not {max_bytes}")
+        if max_bytes == 0:
+            return await self.stat(url), _EMPTY
+        return await self._read(url, Wanted(0, max_bytes, clamp=True))
+
+    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
+        """Bytes [start, stop) into the caller's buffer of just that length."""
+        wanted = ByteRange(url, start, stop)
+        view = _bytes_of(buffer, stop - start)
+        if start == stop:
+            self._transport(url)
+        else:
+            await self._read(wanted.url, Wanted(start, stop), view)
+
+    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
+        """All ranges, in input order; equal ranges are fetched once and share a view."""
+        self._check()
+        wanted = list(ranges)
+        views: dict[ByteRange, memoryview] = {}
+
+        async def work(one: ByteRange) -> None:
+            views[one] = await self._fetch(one)
+
+        await for_each(dict.fromkeys(wanted), work, workers=self._workers)
+        return [views[one] for one in wanted]
+
+    def fetch_stream(self, ranges: Iterable[ByteRange]) -> RangeStream:
+        """(index in ``ranges``, whole range) pairs as they arrive.
+
+        ``ranges`` is drawn from as places get free, so it may be long, or endless; equal ranges are fetched again.
+        """
+        self._check()
+        return RangeStream(ranges, self._fetch, workers=self._workers)
+
+    async def listdir(self, url: str) -> list[ObjectInfo]:
+        """The entries of a local directory, sorted by name, not its sub-directories'.
+
+        A sub-directory has size 0 and a url that ends in "/". What is neither file nor directory is left out.
+        """
+        if self._transport(url) is not self._files:
+            raise ConfigError(f"web servers can't list {redact_url(url)!r}: listdir takes file:// urls and paths")
+        return await self._files.listdir(url)
+
+    @property
+    def _workers(self) -> int:
+        return _WORKERS_PER_REQUEST * self.config.max_requests_per_host
+
+    async def _fetch(self, wanted: ByteRange) -> memoryview:
+        if wanted.start == wanted.stop:
+            self._transport(wanted.url)
+            return _EMPTY
+        _, view = await self._read(wanted.url, Wanted(wanted.start, wanted.stop))
+        return view
+
+    async def _read(self, url: str, wanted: Wanted, buffer: memoryview | None = None) -> tuple[ObjectInfo, memoryview]:
+        """One range through the transport of its url. ``wanted`` isn't empty."""
+        transport = self._transport(url)
+        with anyio.CancelScope() as scope:
+            self._calls.add(scope)
+            try:
+                download = Download(url, wanted, self._objects, buffer)
+                await transport.read(download)
+                return download.result()
+            finally:
+                self._calls.discard(scope)
+                if not self._calls and self._state == "closed":
+                    self._last_call_left.set()
+        raise ClosedError(f"the Fetcher was closed while it read {redact_url(url)}")
+
+    def _transport(self, url: str) -> HttpTransport | FileTransport:
+        self._check()
+        scheme, separator, _ = url.partition("://")
+        if not separator or scheme.lower() == "file":
+            return self._files
+        if scheme.lower() in {"http", "https"}:
+            return self._http
+        raise ConfigError(f"{redact_url(url)!r}: scheme {scheme!r} isn't supported; http, https, file and paths are")
+
+    def _check(self) -> None:
+        if self._state != "open":
+            raise ClosedError(f"this Fetcher is {self._state}: use it within its async with block")
+        if os.getpid() != self._pid:
+            raise WrongLoop("this Fetcher was entered before the process forked: make one in the child")
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongLoop("this Fetcher was entered on another event loop: make one per loop")
+
+
+def _bytes_of(buffer: WritableBuffer, length: int) -> memoryview:
+    try:
+        view = memoryview(buffer)
+        usable = view.c_contiguous and not view.readonly
+        view = view.cast("B") if usable else view
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the buffer can't be written to as bytes: {error}") from error
+    if not usable:
+        raise ConfigError("the buffer must be writable and contiguous")
+    if len(view) != length:
+        raise ConfigError(f"the buffer has {len(view)} bytes and the range {length}: they must be equal")
+    return view

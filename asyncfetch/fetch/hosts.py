@@ -1,0 +1,188 @@
+"""One gate and one set of counters per host."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from yarl import URL
+
+__all__ = ["FetchStatistics", "Host", "HostStatistics", "Hosts", "Route"]
+
+MAX_IDLE_HOSTS = 256
+"""Idle hosts that are remembered. Signed urls of a CDN name a handful; a crawler's list must not grow for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What all requests to one origin have in common."""
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request, credentials included."""
+    proxy: URL | None = None
+    """The proxy to go through, without its credentials."""
+    proxy_headers: Mapping[str, str] | None = field(default=None, repr=False)
+    """Sent to the proxy alone."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened so far. All of them only grow."""
+
+    requests: int = 0
+    bytes: int = 0
+    retries: int = 0
+    redirects: int = 0
+    errors: int = 0
+
+    def add(self, other: Counts) -> None:
+        """Adds ``other`` to this."""
+        for item in fields(self):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostStatistics:
+    """One host at one moment."""
+
+    limit: int
+    """Requests that may be in flight."""
+    in_flight: int
+    """Requests between their start and the end of their body."""
+    peak_in_flight: int
+    """Most that ever were."""
+    waiting: int
+    """Requests that wait for one of those to end."""
+    requests: int
+    """Sent, repeats and redirects included."""
+    bytes: int
+    """Of bodies, as received."""
+    retries: int
+    """Attempts after the first that began here."""
+    redirects: int
+    """Answers that named another url."""
+    errors: int
+    """Attempts that failed, repeated or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchStatistics:
+    """A fetcher at one moment. The sums cover hosts that ``hosts`` has forgotten, too."""
+
+    requests: int
+    """Sent, repeats and redirects included."""
+    bytes: int
+    """Of bodies, as received."""
+    retries: int
+    """Attempts after the first."""
+    redirects: int
+    """Answers that named another url."""
+    errors: int
+    """Attempts that failed, repeated or not."""
+    in_flight: int
+    """Requests between their start and the end of their body, over all hosts."""
+    waiting: int
+    """Requests that wait for their host's limit."""
+    hosts: Mapping[str, HostStatistics]
+    """By origin, ``scheme://host:port``; local files are ``file://``."""
+
+
+class Host:
+    """A gate: held as ``async with host`` by every request in flight. First come, first served."""
+
+    __slots__ = ("_gate", "counts", "in_flight", "limit", "origin", "peak_in_flight", "route")
+
+    def __init__(self, origin: str, limit: int, route: Route) -> None:
+        self.origin = origin
+        self.limit = limit
+        self.route = route
+        self.counts = Counts()
+        self.in_flight = 0
+        self.peak_in_flight = 0
+        self._gate = anyio.Semaphore(limit, max_value=limit, fast_acquire=True)
+
+    async def __aenter__(self) -> Self:
+        await self._gate.acquire()
+        self.in_flight += 1
+        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.in_flight -= 1
+        self._gate.release()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait at the gate."""
+        return self._gate.statistics().tasks_waiting
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is in or waits."""
+        return self.in_flight == 0 and self.waiting == 0
+
+    def statistics(self) -> HostStatistics:
+        """A snapshot."""
+        return HostStatistics(
+            limit=self.limit,
+            in_flight=self.in_flight,
+            peak_in_flight=self.peak_in_flight,
+            waiting=self.waiting,
+            requests=self.counts.requests,
+            bytes=self.counts.bytes,
+            retries=self.counts.retries,
+            redirects=self.counts.redirects,
+            errors=self.counts.errors,
+        )
+
+
+class Hosts:
+    """Every host in use, and the idle ones used last."""
+
+    __slots__ = ("_forgotten", "_hosts", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._hosts: OrderedDict[str, Host] = OrderedDict()
+        self._forgotten = Counts()
+
+    def get(self, origin: str, route: Callable[[], Route] = Route) -> Host:
+        """The host of ``origin``; ``route`` is called when it is new. Enter it before you await anything else."""
+        host = self._hosts.get(origin)
+        if host is None:
+            host = self._hosts[origin] = Host(origin, self._limit, route())
+            self._forget_idle(keep=host)
+        else:
+            self._hosts.move_to_end(origin)
+        return host
+
+    def _forget_idle(self, keep: Host) -> None:
+        surplus = len(self._hosts) - MAX_IDLE_HOSTS
+        if surplus <= 0:
+            return
+        for host in [host for host in self._hosts.values() if host.is_idle and host is not keep][:surplus]:
+            self._forgotten.add(host.counts)
+            del self._hosts[host.origin]
+
+    def statistics(self) -> FetchStatistics:
+        """A snapshot."""
+        total = Counts()
+        total.add(self._forgotten)
+        for host in self._hosts.values():
+            total.add(host.counts)
+        return FetchStatistics(
+            requests=total.requests,
+            bytes=total.bytes,
+            retries=total.retries,
+            redirects=total.redirects,
+            errors=total.errors,
+            in_flight=sum(host.in_flight for host in self._hosts.values()),
+            waiting=sum(host.waiting for host in self._hosts.values()),
+            hosts={origin: host.statistics() for origin, host in self._hosts.items()},
+        )

@@ -1,0 +1,68 @@
+"""What is known of the objects read so far, so that no two bytes come from different versions of one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncfetch.ranges import ObjectInfo
+
+__all__ = ["ObjectMemory", "difference", "strong_etag"]
+
+
+def strong_etag(info: ObjectInfo | None) -> str | None:
+    """The entity tag that promises equal bytes; None where there is none, or only a weak one."""
+    if info is None or info.etag is None or info.etag.startswith("W/"):
+        return None
+    return info.etag
+
+
+def difference(known: ObjectInfo, seen: ObjectInfo) -> str | None:
+    """In words what tells ``seen`` from ``known``; None where they may be the same content.
+
+    Tags are compared without their weakness mark: a proxy that compresses weakens the tag of unchanged content. A tag
+    or date that one answer lacks proves nothing.
+    """
+    if known.size != seen.size:
+        return f"its size was {known.size} bytes and is {seen.size} now"
+    if known.etag is not None and seen.etag is not None:
+        if known.etag.removeprefix("W/") != seen.etag.removeprefix("W/"):
+            return f"its ETag was {known.etag} and is {seen.etag} now"
+        return None
+    if known.last_modified is not None and seen.last_modified is not None and known.last_modified != seen.last_modified:
+        return f"its Last-Modified was {known.last_modified} and is {seen.last_modified} now"
+    return None
+
+
+class ObjectMemory:
+    """The first thing seen of each object, by url. Bounded: the least recently used is forgotten."""
+
+    __slots__ = ("_infos", "_maximum")
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._infos: OrderedDict[str, ObjectInfo] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def get(self, url: str) -> ObjectInfo | None:
+        """What was seen first of the object, None where nothing was."""
+        info = self._infos.get(url)
+        if info is not None:
+            self._infos.move_to_end(url)
+        return info
+
+    def remember(self, info: ObjectInfo) -> None:
+        """Keeps ``info`` unless its url is known already with a version."""
+        known = self._infos.get(info.url)
+        if known is None or known.version is None:
+            self._infos[info.url] = info
+        self._infos.move_to_end(info.url)
+        if len(self._infos) > self._maximum:
+            self._infos.popitem(last=False)
+
+    def forget(self, url: str) -> None:
+        """Makes the next answer for ``url`` the first one."""
+        self._infos.pop(url, None)

@@ -1,0 +1,120 @@
+"""Where a request goes, hop by hop, and which secrets may go with it. Pure.
+
+Every hop gets the headers that belong to its own host, and nothing that was meant for another one. Following redirects
+inside the HTTP library would keep custom headers (``X-Amz-Security-Token``, a private gateway's key) across hosts.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+from typing import TYPE_CHECKING
+
+from yarl import URL
+
+from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
+from asyncfetch.fetch.retry import AttemptFailed, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["REDIRECTS", "basic_auth", "host_name", "next_url", "origin_of", "parse_url", "static_headers", "userinfo"]
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_RESERVED = frozenset({"accept-encoding", "content-length", "host", "if-match", "range", "transfer-encoding"})
+
+# Printable ASCII whose percent signs all begin an escape: sent byte for byte, because a signature may cover it.
+_EXACT = re.compile(r"(?:[!-$&-~]|%[0-9A-Fa-f]{2})*")
+
+
+def parse_url(text: str) -> URL:
+    """The http(s) url, requoted only where it can't be sent as it is; ConfigError where it names no host."""
+    try:
+        url = _url(text)
+        if url.scheme in {"http", "https"} and url.host and url.port:
+            return url
+    except ValueError as error:
+        raise ConfigError(f"{redact_url(text)!r} is no http url: {error}") from error
+    raise ConfigError(f"{redact_url(text)!r} is no http url: it needs a scheme, a host and a port below 65536")
+
+
+def next_url(url: URL, location: str | None) -> URL:
+    """The target of a redirect, without any userinfo: a server has no say in which credentials we send."""
+    if not location:
+        raise AttemptFailed(InvalidResponse, "the server redirects without saying where (no Location)", Verdict.ONCE)
+    try:
+        target = url.join(_url(location)).with_fragment(None)
+        valid = target.scheme in {"http", "https"} and bool(target.host) and bool(target.port)
+    except ValueError as error:
+        raise AttemptFailed(InvalidResponse, f"Location can't be parsed: {error}", Verdict.ONCE) from error
+    if not valid:
+        message = f"the server redirects to {redact_url(location)!r}, which is no http url"
+        raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
+    if url.scheme == "https" and target.scheme == "http":
+        message = f"the server redirects from https to plain http at {host_name(target)}: not followed"
+        raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
+    return target.with_user(None) if target.raw_user is not None else target
+
+
+def origin_of(url: URL) -> str:
+    """``scheme://host:port``, what a connection, a limit and a secret belong to."""
+    return f"{url.scheme}://{host_name(url)}"
+
+
+def host_name(url: URL) -> str:
+    """``host:port``, in lower case, with the default port spelt out."""
+    host = (url.host or "").lower()
+    return f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}"
+
+
+def userinfo(url: URL) -> str | None:
+    """The Authorization header for the url's own user and password."""
+    return None if url.raw_user is None else basic_auth(url.user or "", url.password or "")
+
+
+def basic_auth(user: str, password: str) -> str:
+    """The value of a Basic Authorization header."""
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
+
+
+def static_headers(
+    url: URL, *, headers: Mapping[str, Mapping[str, str]], tokens: Mapping[str, str], login: tuple[str, str] | None
+) -> dict[str, str]:
+    """What every request to the url's origin carries.
+
+    Args:
+        url: Any url of the origin.
+        headers: Extra headers by "host" or "host:port"; the latter wins.
+        tokens: Bearer tokens by the same, sent over https or to loopback only.
+        login: User and password from ~/.netrc; the weakest, after a header and a token.
+    """
+    own: dict[str, str] = {}
+    for name in (_bare_host(url), host_name(url)):
+        own.update(headers.get(name, {}))
+    reserved = sorted(name for name in own if name.lower() in _RESERVED)
+    if reserved:
+        raise ConfigError(f"headers for {host_name(url)} must not set {', '.join(reserved)}: the engine does")
+    if any(name.lower() == "authorization" for name in own):
+        return own
+    token = tokens.get(host_name(url), tokens.get(_bare_host(url)))
+    if token is not None and (url.scheme == "https" or _is_loopback(_bare_host(url))):
+        own["Authorization"] = f"Bearer {token}"
+    elif login is not None:
+        own["Authorization"] = basic_auth(*login)
+    return own
+
+
+def _url(text: str) -> URL:
+    return URL(text, encoded=_EXACT.fullmatch(text) is not None)
+
+
+def _bare_host(url: URL) -> str:
+    return (url.host or "").lower()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,221 @@
+"""What we ask a server for, and whether its answer is one to exactly that. Pure: headers in, decision out.
+
+A server or a proxy in front of it may ignore the range, shift it, compress it, answer with another version, or say one
+length and send another. Whoever takes such an answer gets wrong bytes. So an answer either proves by its status,
+Content-Range, length, encoding and version that it holds the asked bytes, or it is an AttemptFailed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asyncfetch.errors import (
+    AccessDenied,
+    FetchError,
+    FetchTimeout,
+    InvalidResponse,
+    NotFound,
+    ObjectChanged,
+    RangeNotSatisfiable,
+    Throttled,
+)
+from asyncfetch.fetch.objects import difference
+from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.ranges import ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Delivery", "Wanted", "check_response"]
+
+SLICE_LIMIT_BYTES = 1024 * 1024
+"""A server that ignores Range is read and sliced up to here: about what another round trip to a far host costs."""
+
+_CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})", re.ASCII)
+
+_REFUSALS: Mapping[int, tuple[type[FetchError], Verdict, str]] = {
+    401: (AccessDenied, Verdict.FATAL, "the server wants credentials: set FetchConfig(tokens=...) or headers"),
+    403: (AccessDenied, Verdict.FATAL, "the server refuses these credentials, or the signed url has expired"),
+    404: (NotFound, Verdict.FATAL, "the server has no such object: check the url"),
+    407: (AccessDenied, Verdict.FATAL, "the proxy wants credentials: put them into its url"),
+    408: (FetchTimeout, Verdict.AGAIN, "the server gave up waiting for our request"),
+    410: (NotFound, Verdict.FATAL, "the object was removed for good"),
+    412: (
+        ObjectChanged,
+        Verdict.FATAL,
+        "the object was replaced since it was first read: read it again from its start",
+    ),
+    429: (Throttled, Verdict.AGAIN, "too many requests: lower max_requests_per_host, or send a token"),
+    500: (FetchError, Verdict.AGAIN, "the server failed"),
+    502: (FetchError, Verdict.AGAIN, "a gateway got no good answer from the server behind it"),
+    503: (Throttled, Verdict.AGAIN, "the server is overloaded: lower max_requests_per_host"),
+    504: (FetchError, Verdict.AGAIN, "a gateway got no answer in time from the server behind it"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A range as a request asks for it."""
+
+    start: int
+    """First byte; negative for the last ``-start`` bytes, with stop None."""
+    stop: int | None
+    """One past the last byte; None means to the end."""
+    clamp: bool = False
+    """Whether a stop beyond the end means the end."""
+
+    def header(self) -> str:
+        """The value of the Range header. The range must not be empty."""
+        if self.start < 0:
+            return f"bytes={self.start}"
+        return f"bytes={self.start}-{'' if self.stop is None else self.stop - 1}"
+
+    def span_in(self, size: int) -> tuple[int, int]:
+        """The absolute half-open range within an object of ``size`` bytes; AttemptFailed where it isn't within."""
+        if self.start < 0:
+            return max(0, size + self.start), size
+        stop = size if self.stop is None else min(self.stop, size) if self.clamp else self.stop
+        if max(self.start, stop) > size:
+            message = f"the object has {size} bytes: ask for a range within [0, {size})"
+            raise AttemptFailed(RangeNotSatisfiable, message, Verdict.FATAL, fields={"size": size})
+        return self.start, stop
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """An answer that passed: which bytes of which object its body holds."""
+
+    info: ObjectInfo
+    start: int
+    """Absolute position of the first byte to keep."""
+    stop: int
+    """One past the last byte to keep."""
+    skip_bytes: int = 0
+    """Bytes of the body in front of ``start``, to be thrown away."""
+    cut: bool = False
+    """Whether the body goes on beyond ``stop``; then the connection is closed rather than read to the end."""
+
+
+def check_response(
+    wanted: Wanted, status: int, headers: Mapping[str, str], *, url: str, known: ObjectInfo | None
+) -> Delivery:
+    """The delivery that an answer to ``wanted`` makes, or AttemptFailed.
+
+    Args:
+        wanted: What was asked.
+        status: Status of the answer.
+        headers: Headers of the answer, found by names of any case.
+        url: The object as the caller wrote it.
+        known: What an earlier answer said of the object; None where this is the first.
+    """
+    if status == 206:
+        return _partial(wanted, headers, url, known)
+    if status == 200:
+        return _whole(wanted, headers, url, known)
+    if status == 416:
+        return _unsatisfiable(wanted, headers, url, known)
+    kind, verdict, message = _REFUSALS.get(status, (FetchError, Verdict.FATAL, "the server refuses the request"))
+    if status < 400:
+        kind, verdict, message = InvalidResponse, Verdict.ONCE, "expected 206 Partial Content"
+    raise AttemptFailed(kind, message, verdict, status)
+
+
+def _partial(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> Delivery:
+    _check_encoding(206, headers)
+    if headers.get("Content-Type", "").lower().startswith("multipart/byteranges"):
+        raise _lie(206, "one range was asked for, several were sent (multipart/byteranges)")
+    first, last, size = _content_range(206, headers)
+    if first is None or last is None:
+        raise _lie(206, f"Content-Range {headers['Content-Range']!r} names no range")
+    info = _info(url, size, headers)
+    _check_version(known, info, 206)
+    start, stop = wanted.span_in(size)
+    if (first, last + 1) != (start, stop):
+        raise _lie(206, f"asked for {wanted.header()}, got Content-Range {headers['Content-Range']!r}")
+    _check_length(206, headers, stop - start)
+    return Delivery(info, start, stop)
+
+
+def _whole(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> Delivery:
+    """A server that ignores Range sends everything: fine where that was asked, or where the wanted part comes early."""
+    _check_encoding(200, headers)
+    size = _content_length(200, headers)
+    if size is None:
+        raise _lie(200, "the server ignores Range and doesn't say how long the object is (no Content-Length)")
+    info = _info(url, size, headers)
+    _check_version(known, info, 200)
+    start, stop = wanted.span_in(size)
+    if (start, stop) != (0, size) and stop > SLICE_LIMIT_BYTES:
+        message = (
+            f"the server ignores Range and sends all {size} bytes; only ranges that end within the first"
+            f" {SLICE_LIMIT_BYTES} are cut out of that: use a server that supports ranges"
+        )
+        raise _lie(200, message)
+    return Delivery(info, start, stop, skip_bytes=start, cut=stop < size)
+
+
+def _unsatisfiable(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> Delivery:
+    """416 is right where nothing of the range exists: an error, or the empty rest of an object read to its end."""
+    if "Content-Range" not in headers:
+        message = "the server says that the range isn't within the object, and not how long that is"
+        raise AttemptFailed(RangeNotSatisfiable, message, Verdict.FATAL, 416)
+    _, _, size = _content_range(416, headers)
+    # The tag of an error answer may be the error's own, so only the size counts.
+    info = ObjectInfo(url, size)
+    _check_version(known, info, 416)
+    start, stop = wanted.span_in(size)
+    if start < stop:
+        raise _lie(
+            416, f"the server refuses {wanted.header()}, which is within the {size} bytes that it says there are"
+        )
+    return Delivery(info, start, stop)
+
+
+def _content_range(status: int, headers: Mapping[str, str]) -> tuple[int | None, int | None, int]:
+    value = headers.get("Content-Range")
+    if value is None:
+        raise _lie(status, "the answer lacks Content-Range")
+    match = _CONTENT_RANGE.fullmatch(value.strip())
+    if match is None:
+        raise _lie(status, f"Content-Range {value!r} isn't 'bytes first-last/size'")
+    first, last, size = match.groups()
+    return (None, None, int(size)) if first is None else (int(first), int(last), int(size))
+
+
+def _content_length(status: int, headers: Mapping[str, str]) -> int | None:
+    value = headers.get("Content-Length")
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+        raise _lie(status, f"Content-Length {value!r} isn't a number of bytes")
+    return int(value)
+
+
+def _check_length(status: int, headers: Mapping[str, str], expected: int) -> None:
+    # Absent with chunked transfer: Content-Range has said it all, and the bytes are counted as they come.
+    length = _content_length(status, headers)
+    if length is not None and length != expected:
+        raise _lie(status, f"Content-Range promises {expected} bytes, Content-Length {length}")
+
+
+def _check_encoding(status: int, headers: Mapping[str, str]) -> None:
+    encoding = headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in {"", "identity"}:
+        raise _lie(status, f"asked for the bytes as they are, got Content-Encoding {encoding!r}: switch it off there")
+
+
+def _check_version(known: ObjectInfo | None, seen: ObjectInfo, status: int) -> None:
+    changed = difference(known, seen) if known is not None else None
+    if changed is not None:
+        message = f"the object was replaced since it was first read, {changed}: read it again from its start"
+        raise AttemptFailed(ObjectChanged, message, Verdict.FATAL, status)
+
+
+def _info(url: str, size: int, headers: Mapping[str, str]) -> ObjectInfo:
+    return ObjectInfo(url, size, headers.get("ETag"), headers.get("Last-Modified"))
+
+
+def _lie(status: int, message: str) -> AttemptFailed:
+    return AttemptFailed(InvalidResponse, message, Verdict.ONCE, status)

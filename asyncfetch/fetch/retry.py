@@ -1,0 +1,141 @@
+"""When a failed attempt is made again, and after how long. Pure: the clock and the dice are passed in."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from asyncfetch.errors import FetchError, Throttled
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from asyncfetch.config import RetryConfig
+
+__all__ = ["AttemptFailed", "Clock", "Retries", "Verdict", "retry_after_seconds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time and dice of the retry layer; a test passes its own and never waits."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    """Seconds since some point, never backwards."""
+    wall: Callable[[], float] = time.time
+    """Seconds since the epoch, for a Retry-After that is a date."""
+    sleep: Callable[[float], Awaitable[object]] = anyio.sleep
+    """Waits for so many seconds; can be cancelled."""
+    uniform: Callable[[], float] = random.random
+    """A number in [0, 1)."""
+
+
+class Verdict(Enum):
+    """What a failed attempt says about the next one."""
+
+    FATAL = "fatal"
+    """The same question gets the same answer."""
+    ONCE = "once"
+    """Probably final, but one answer of a broken proxy or resolver looks the same: ask once more."""
+    AGAIN = "again"
+    """The world was busy or broken; it passes."""
+
+
+@dataclass(slots=True, eq=False)
+class AttemptFailed(Exception):
+    """One attempt did not bring its bytes. Stays within this room; ``error`` makes what the user sees."""
+
+    kind: type[FetchError]
+    message: str
+    """What happened and the remedy, without url and range, which ``error`` adds."""
+    verdict: Verdict = Verdict.AGAIN
+    status: int | None = None
+    retry_after: float | None = None
+    """Seconds that the server asked us to wait; None where it didn't."""
+    host: str | None = None
+    """``host:port`` that the attempt ended at, after redirects."""
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Further fields of ``kind``, such as the size of RangeNotSatisfiable."""
+
+    def __str__(self) -> str:
+        return f"{self.kind.__name__}: {self.message}"
+
+    def error(self, *, url: str, start: int | None, stop: int | None, attempts: int) -> FetchError:
+        """The error for the caller of a verb."""
+        fields: dict[str, Any] = {"status": self.status, "host": self.host, **self.fields}
+        return self.kind(self.message, url=url, start=start, stop=stop, attempts=attempts, **fields)
+
+
+class Retries:
+    """The retry policy over the attempts for one range.
+
+    Not shared between ranges. ``delay_after`` is the only decision; it never sleeps.
+    """
+
+    __slots__ = ("_config", "_failures", "_lies", "_started", "_uniform")
+
+    def __init__(self, config: RetryConfig, *, now: float, uniform: Callable[[], float]) -> None:
+        self._config = config
+        self._started = now
+        self._uniform = uniform
+        self._failures = 0
+        self._lies = 0
+
+    def delay_after(self, failure: AttemptFailed, *, progressed: bool, now: float) -> float | None:
+        """Seconds to wait before the next attempt, or None to give up.
+
+        Progress (bytes that need not be fetched again) starts the count of attempts afresh, never the total time. A
+        server's Retry-After is waited out in full, plus the jitter that any retry has, so that those who were turned
+        away together don't come back together.
+        """
+        config = self._config
+        if progressed:
+            self._failures = 0
+        self._failures += 1
+        self._lies += failure.verdict is Verdict.ONCE
+        if failure.verdict is Verdict.FATAL or self._lies > 1 or self._failures >= config.attempts:
+            return None
+        if failure.retry_after is not None and failure.retry_after > config.retry_after_maximum_seconds:
+            return None
+        # The exponent is capped because 2.0**1024 overflows; no wait grows beyond the maximum anyway.
+        bound = min(config.initial_seconds * 2.0 ** min(self._failures - 1, 60), config.maximum_seconds)
+        delay = (failure.retry_after or 0.0) + self._uniform() * bound
+        return delay if now + delay <= self._started + config.total_seconds else None
+
+
+def giving_up(failure: AttemptFailed, config: RetryConfig) -> AttemptFailed:
+    """The failure as it is told to the user: a Retry-After that is too long to wait for is throttling, and says so."""
+    if failure.retry_after is None or failure.retry_after <= config.retry_after_maximum_seconds:
+        return failure
+    message = (
+        f"the server asks to wait {failure.retry_after:.0f} s, more than"
+        f" retry_after_maximum_seconds={config.retry_after_maximum_seconds:g}: come back later, ask less, or raise it"
+    )
+    return AttemptFailed(Throttled, message, Verdict.FATAL, failure.status, failure.retry_after, failure.host)
+
+
+def retry_after_seconds(value: str | None, *, wall_now: float) -> float | None:
+    """Seconds that a Retry-After header asks for, in both of its forms; None where it is absent or unreadable.
+
+    Args:
+        value: The header: digits, or an HTTP date.
+        wall_now: Seconds since the epoch. A date in the past gives 0.
+    """
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:18])
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return max(0.0, date.timestamp() - wall_now)

@@ -1,0 +1,177 @@
+"""One request and its answer on one connection, with a limit on each phase."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Self
+
+import aiohttp
+import anyio
+
+from asyncfetch.errors import ConnectionFailed, FetchTimeout, InvalidResponse
+from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
+from asyncfetch.fetch.transports.session import current_user
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextvars import Token
+    from types import TracebackType
+
+    from aiohttp.connector import Connection
+
+    from asyncfetch.config import TimeoutConfig
+    from asyncfetch.fetch.responses import Delivery
+    from asyncfetch.fetch.transports.session import ConnectionUser
+
+__all__ = ["Exchange", "PooledConnectionDied", "receive_body"]
+
+DRAIN_LIMIT_BYTES = 64 * 1024
+"""A longer body that nobody wants costs more to read than a new connection."""
+DRAIN_LIMIT_SECONDS = 1.0
+"""As above: a handshake takes less than this nearly everywhere."""
+LOOP_LAG_SECONDS = 1.0
+"""A timer that fires later than this says that the loop was blocked, and nothing about the server."""
+
+
+class PooledConnectionDied(AttemptFailed):
+    """The server had closed the idle connection: the request never reached it, so repeating it is free."""
+
+
+class Exchange:
+    """What a request waits for, for how long, and on which connection.
+
+    Entered around the request and its body. A phase that takes too long ends the block with AttemptFailed. The
+    connection returns to the pool only by way of its body's last byte; leaving earlier, however, aborts it: closing a
+    TLS connection gracefully would wait for a server that may never answer.
+    """
+
+    def __init__(self, timeouts: TimeoutConfig, host: str, *, needs_new_connection: bool) -> None:
+        self.needs_new_connection = needs_new_connection
+        self.reused = False
+        self.response: aiohttp.ClientResponse | None = None
+        self._timeouts = timeouts
+        self._host = host
+        self._connection: Connection | None = None
+        self._transport: asyncio.BaseTransport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._scope = anyio.CancelScope()
+
+    def __enter__(self) -> Self:
+        self._token: Token[ConnectionUser] = current_user.set(self)
+        self._scope.__enter__()
+        self._phase, self._seconds, self._since = "connecting", self._timeouts.connect_seconds, self._loop.time()
+        self._timer = self._loop.call_at(self._since + self._seconds, self._check)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        self._timer.cancel()
+        current_user.reset(self._token)
+        self._abort_unless_ended()
+        swallowed = self._scope.__exit__(exc_type, exc, traceback)
+        if self._scope.cancelled_caught:
+            message = f"{self._phase} took longer than {self._seconds:g} s: is {self._host} up? Or raise the timeout"
+            raise AttemptFailed(FetchTimeout, message)
+        return swallowed
+
+    def connected(self, connection: Connection, *, reused: bool) -> None:
+        """The connection is there; what is waited for now is the answer's first byte."""
+        self._connection, self._transport, self.reused = connection, connection.transport, reused
+        self._begin("waiting for the first byte", self._timeouts.first_byte_seconds)
+
+    def answered(self, response: aiohttp.ClientResponse) -> None:
+        """The head is there; what is waited for now is the body, chunk after chunk."""
+        self.response = response
+        self._begin("waiting for the next bytes of the body", self._timeouts.stall_seconds)
+
+    def died_idle(self, error: Exception) -> bool:
+        """Whether ``error``, in place of an answer, only says that the pooled connection was closed meanwhile."""
+        return self.reused and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+
+    async def next_chunk(self) -> bytes:
+        """Some bytes of the body, as many as have come; empty at its end. AttemptFailed where it broke."""
+        assert self.response is not None
+        try:
+            chunk = await self.response.content.readany()
+        except FOREIGN as error:
+            raise as_failure(error, self._host) from error
+        self._since = self._loop.time()
+        return chunk
+
+    async def drain(self) -> None:
+        """Reads a body that nobody wants where that is cheap, so that its connection can be used again."""
+        assert self.response is not None
+        length = self.response.content_length
+        if length is None or length > DRAIN_LIMIT_BYTES:
+            return
+        with anyio.move_on_after(DRAIN_LIMIT_SECONDS):
+            try:
+                while await self.response.content.readany():
+                    pass
+            except FOREIGN:
+                return  # the head has said all that matters
+
+    def _begin(self, phase: str, seconds: float) -> None:
+        self._phase, self._seconds, self._since = phase, seconds, self._loop.time()
+        if self._since + seconds < self._timer.when():
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self._since + seconds, self._check)
+
+    def _check(self) -> None:
+        # One timer for all phases and chunks: progress only notes the time, and a timer that comes too early is set
+        # again. Setting it with every chunk of 16 KiB would cost a tenth of the whole fetch.
+        now = self._loop.time()
+        if now - self._timer.when() > LOOP_LAG_SECONDS:
+            self._since = now
+        due = self._since + self._seconds
+        if now >= due:
+            self._scope.cancel()
+        else:
+            self._timer = self._loop.call_at(due, self._check)
+
+    def _abort_unless_ended(self) -> None:
+        if self.response is not None:
+            if self.response.connection is None:
+                return  # at the body's end aiohttp gave it back; it may be another request's by now
+            self._transport = self.response.connection.transport
+            self.response.close()
+        if isinstance(self._transport, asyncio.WriteTransport):
+            self._transport.abort()
+
+
+async def receive_body(exchange: Exchange, delivery: Delivery, view: memoryview, landed: Callable[[int], None]) -> None:
+    """Copies the body's wanted bytes into ``view``, in order; returns when the body has ended as declared.
+
+    Args:
+        exchange: An answered one.
+        delivery: What its body holds.
+        view: Writable, of just the delivery's length.
+        landed: Called with the number of bytes that were just added to ``view``.
+
+    Raises:
+        AttemptFailed: The body broke, ended early or went on too long.
+    """
+    skip_bytes = delivery.skip_bytes
+    filled = 0
+    while filled < len(view):
+        chunk = await exchange.next_chunk()
+        if not chunk:
+            raise AttemptFailed(ConnectionFailed, f"the body ended after {filled} of {len(view)} bytes")
+        if skip_bytes:
+            skipped = min(skip_bytes, len(chunk))
+            skip_bytes -= skipped
+            chunk = chunk[skipped:]
+        count = min(len(chunk), len(view) - filled)
+        view[filled : filled + count] = chunk if count == len(chunk) else chunk[:count]
+        filled += count
+        landed(count)
+        if count < len(chunk) and not delivery.cut:
+            raise _surplus(view)
+    if not delivery.cut and await exchange.next_chunk():
+        raise _surplus(view)
+
+
+def _surplus(view: memoryview) -> AttemptFailed:
+    return AttemptFailed(InvalidResponse, f"the body goes on after its {len(view)} bytes", Verdict.ONCE)

@@ -1,0 +1,142 @@
+"""Ranges of local files, read in threads."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote, urlsplit
+
+import anyio
+from anyio import from_thread, to_thread
+
+from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged
+from asyncfetch.fetch.objects import difference
+from asyncfetch.fetch.responses import Delivery
+from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.ranges import ObjectInfo
+
+if TYPE_CHECKING:
+    from asyncfetch.fetch.download import Download
+    from asyncfetch.fetch.hosts import Hosts
+
+__all__ = ["FileTransport", "local_path"]
+
+READ_STEP_BYTES = 8 * 1024 * 1024
+"""Between two of these a read can be cancelled; about 10 ms on a local disk."""
+
+
+class FileTransport:
+    """Fills downloads from local files. A file has a strong version: its modification time, size and inode."""
+
+    def __init__(self, hosts: Hosts, threads: int) -> None:
+        self._hosts = hosts
+        self._limiter = anyio.CapacityLimiter(threads)
+
+    async def read(self, download: Download) -> None:
+        """Fills ``download``. Cancelled, it returns when the thread has stopped writing."""
+        wanted = download.wanted
+        async with self._hosts.get("file://") as host:
+            host.counts.requests += 1
+            try:
+                await to_thread.run_sync(_read, download, download.known, limiter=self._limiter)
+            except AttemptFailed as failure:
+                host.counts.errors += 1
+                if failure.kind is ObjectChanged:
+                    download.changed()
+                raise failure.error(
+                    url=download.url, start=wanted.start, stop=wanted.stop, attempts=1
+                ) from failure.__cause__
+            download.remember()
+            host.counts.bytes += download.landed_bytes
+
+    async def listdir(self, url: str) -> list[ObjectInfo]:
+        """The entries of a directory, sorted by name; a directory among them has size 0 and a url that ends in "/"."""
+        try:
+            return await to_thread.run_sync(_list, url, limiter=self._limiter)
+        except AttemptFailed as failure:
+            raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
+
+
+def local_path(url: str) -> Path:
+    """The path that a ``file://`` url or a plain path names; ConfigError for what can't be one."""
+    path = url
+    if "://" in url:
+        parts = urlsplit(url)
+        if parts.netloc not in {"", "localhost"}:
+            raise ConfigError(f"{url!r} names a file of the host {parts.netloc!r}: write file:///path for a local one")
+        path = unquote(parts.path)
+    if not path or "\0" in path:
+        raise ConfigError(f"{url!r} is no path: it is empty, or holds a zero byte")
+    return Path(path)
+
+
+def _read(download: Download, known: ObjectInfo | None) -> None:
+    """Runs in a thread."""
+    try:
+        # Without O_NONBLOCK, opening a named pipe would wait for its writer.
+        descriptor = os.open(local_path(download.url), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise _as_failure(error) from error
+    try:
+        info = _info(download.url, os.fstat(descriptor))
+        _check_version(known, info)
+        start, stop = download.wanted.span_in(info.size)
+        _read_exactly(descriptor, start, download.accept(Delivery(info, start, stop)), download)
+        _check_version(info, _info(download.url, os.fstat(descriptor)))
+    except OSError as error:
+        raise _as_failure(error) from error
+    finally:
+        os.close(descriptor)
+
+
+def _read_exactly(descriptor: int, start: int, view: memoryview, download: Download) -> None:
+    while download.landed_bytes < len(view):
+        from_thread.check_cancelled()
+        landed = download.landed_bytes
+        count = os.preadv(descriptor, [view[landed : landed + READ_STEP_BYTES]], start + landed)
+        if count == 0:
+            raise AttemptFailed(ObjectChanged, "the file was truncated while it was being read", Verdict.FATAL)
+        download.landed_bytes += count
+
+
+def _check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
+    changed = difference(known, seen) if known is not None else None
+    if changed is not None:
+        message = f"the file was changed since it was first read, {changed}: read it again from its start"
+        raise AttemptFailed(ObjectChanged, message, Verdict.FATAL)
+
+
+def _info(url: str, status: os.stat_result) -> ObjectInfo:
+    if not stat.S_ISREG(status.st_mode):
+        raise AttemptFailed(NotFound, "there is something, but it is no regular file", Verdict.FATAL)
+    return ObjectInfo(url, status.st_size, f'"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"')
+
+
+def _list(url: str) -> list[ObjectInfo]:
+    """Runs in a thread."""
+    base = url if url.endswith("/") else f"{url}/"
+    infos = []
+    try:
+        with os.scandir(local_path(url)) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                name = quote(entry.name) if "://" in url else entry.name
+                if entry.is_dir():
+                    infos.append(ObjectInfo(f"{base}{name}/", 0))
+                elif entry.is_file():
+                    infos.append(_info(base + name, entry.stat()))
+    except OSError as error:
+        raise _as_failure(error) from error
+    return infos
+
+
+def _as_failure(error: OSError) -> AttemptFailed:
+    reason = error.strerror or str(error)
+    match error:
+        case FileNotFoundError() | NotADirectoryError():
+            return AttemptFailed(NotFound, f"{reason}: check the path", Verdict.FATAL)
+        case PermissionError():
+            return AttemptFailed(AccessDenied, f"{reason}: this user may not read it", Verdict.FATAL)
+        case _:
+            return AttemptFailed(FetchError, f"reading failed: {reason}", Verdict.FATAL)

@@ -1,0 +1,129 @@
+"""aiohttp's session, set up so that nothing happens in it that we don't decide.
+
+It follows no redirect, repeats no request, keeps no cookie, decompresses nothing, reads no environment, limits no
+connections and has no timeouts: the engine does what of this there is to do. What is left is the pool of connections,
+TLS and the parsing of heads, which it does well.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import weakref
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Protocol
+
+import aiohttp
+import anyio.to_thread
+
+from asyncfetch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aiohttp.client_proto import ResponseHandler
+    from aiohttp.connector import Connection
+    from aiohttp.tracing import Trace
+
+    from asyncfetch.config import FetchConfig
+
+__all__ = ["ConnectionUser", "current_user", "open_session"]
+
+_log = logging.getLogger(__name__)
+
+
+class ConnectionUser(Protocol):
+    """A request that wants to know on which connection it goes out."""
+
+    needs_new_connection: bool
+    """Whether a pooled connection won't do."""
+
+    def connected(self, connection: Connection, *, reused: bool) -> None:
+        """The connection is there and the request goes out on it now."""
+        ...
+
+
+current_user: ContextVar[ConnectionUser] = ContextVar("current_user")
+"""The request that runs in this task; aiohttp has no other way to tell its connector."""
+
+
+class Connector(aiohttp.TCPConnector):
+    """A connector that tells the request which connection it got, and gives none on which unasked bytes lie.
+
+    A server that sends more than it declared leaves the surplus on the pooled connection, where aiohttp 3.14 takes it
+    for the answer to the next request.
+    """
+
+    def __init__(self, *, keepalive_seconds: float, tls: ssl.SSLContext | bool) -> None:
+        super().__init__(limit=0, keepalive_timeout=keepalive_seconds, ssl=tls)
+        self._seen: weakref.WeakSet[ResponseHandler] = weakref.WeakSet()
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
+        """The next usable connection: pooled where the request allows it, else new."""
+        user = current_user.get()
+        while True:
+            connection = await super().connect(req, traces, timeout)
+            protocol = connection.protocol
+            reused = protocol in self._seen
+            # One idle connection of a host that turned out dead speaks for its neighbours: all are dropped in turn.
+            if reused and (user.needs_new_connection or protocol is None or protocol.should_close):
+                connection.close()
+                continue
+            if protocol is not None:
+                self._seen.add(protocol)
+            user.connected(connection, reused=reused)
+            return connection
+
+
+async def open_session(config: FetchConfig) -> aiohttp.ClientSession:
+    """A session on the running loop; ConfigError where ``ca_file`` can't be read."""
+    tls: ssl.SSLContext | bool = True
+    if config.ca_file is not None:
+        tls = await anyio.to_thread.run_sync(_tls_context, config.ca_file)
+    session = aiohttp.ClientSession(
+        connector=Connector(keepalive_seconds=config.keepalive_seconds, tls=tls),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "asyncfetch"},
+        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
+        auto_decompress=False,
+        trust_env=False,
+        raise_for_status=False,
+    )
+    _switch_off_silent_retry(session)
+    _open_sessions.add(session)
+    return session
+
+
+def _tls_context(ca_file: str) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:  # ssl.SSLError is one: no certificate in the file
+        raise ConfigError(f"ca_file={ca_file!r} is no readable PEM file of certificates: {error}") from error
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _switch_off_silent_retry(session: aiohttp.ClientSession) -> None:
+    """One retry layer: aiohttp's own repeat on a dead pooled connection would not be counted, paced or seen."""
+    if hasattr(session, "_retry_connection"):
+        session._retry_connection = False  # there is no public switch
+    else:
+        _log.warning("aiohttp %s has no _retry_connection: its own repeats are not counted", aiohttp.__version__)
+
+
+# A forked child inherits sockets and the epoll descriptor. Were it to collect a session, closing the connections would
+# unregister the parent's sockets from the epoll that both share, and the parent would wait for ever. So the child
+# takes the connectors away from their sessions and never lets go of them.
+_open_sessions: weakref.WeakSet[aiohttp.ClientSession] = weakref.WeakSet()
+_inherited_connectors: list[aiohttp.BaseConnector | None] = []
+
+
+def _disown_sessions_in_child() -> None:
+    for session in list(_open_sessions):
+        _inherited_connectors.append(session.connector)
+        session.detach()
+    _open_sessions.clear()
+
+
+os.register_at_fork(after_in_child=_disown_sessions_in_child)
