@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncfetch.testing.server.faults import Fault
     from asyncfetch.testing.server.log import RequestLog, ServedRequest
 
-__all__ = ["Delivery", "Pace"]
+__all__ = ["Delivery", "Pace", "sleep_until"]
 
 BLOCK_BYTES = 256 * 1024
 """Read and written at once where there is no rate: some syscalls and thread hops a megabyte, little memory."""
@@ -43,6 +43,11 @@ class Pace:
         """When the next ``byte_count`` bytes have had the time they take."""
         self._clock = max(self._clock, now - CATCH_UP_SECONDS) + byte_count / self._bytes_per_second
         return self._clock
+
+
+async def sleep_until(monotonic_seconds: float) -> None:
+    """Sleep until then; a time that has passed gives way to other tasks once."""
+    await anyio.sleep(max(0.0, monotonic_seconds - time.monotonic()))
 
 
 class Delivery:
@@ -90,8 +95,7 @@ class Delivery:
             for offset in range(0, len(block), piece_bytes):
                 piece = block[offset : offset + piece_bytes]
                 if pace:
-                    now = time.monotonic()
-                    await anyio.sleep(pace.due(len(piece), now=now) - now)
+                    await sleep_until(pace.due(len(piece), now=time.monotonic()))
                 self._log.sent(self._record, len(piece))
                 if whole and self._record.bytes_sent == length:
                     self._log.end(self._record)

@@ -20,7 +20,7 @@ from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.testing.server.answers import Answer, answer_object, answer_status, asked_range
 from asyncfetch.testing.server.certificates import TemporaryPem, certificate_for
 from asyncfetch.testing.server.contents import Contents, Directory, InMemory, StoredObject
-from asyncfetch.testing.server.delivery import Delivery
+from asyncfetch.testing.server.delivery import Delivery, sleep_until
 from asyncfetch.testing.server.faults import Fault, FaultRule
 from asyncfetch.testing.server.log import RequestLog, ServedRequest, ServerStatistics
 
@@ -228,7 +228,7 @@ class RangeServer:
         if stored and fault.encode_gzip and answer.start < answer.stop:
             answer = await _compressed(answer, await read(answer.start, answer.stop))
         delay = self._first_byte_seconds if fault.first_byte_seconds is None else fault.first_byte_seconds
-        await anyio.sleep(record.started + delay - time.monotonic())
+        await sleep_until(record.started + delay)
         rate = fault.bytes_per_second or self._bytes_per_second
         delivery = Delivery(request, record, self._log, read=read, bytes_per_second=rate)
         return await delivery.send(_override(answer, fault.answer_headers), fault)
