@@ -1,0 +1,156 @@
+"""What can go wrong with one response, as values. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from asyncfetch.testing.server.log import ServedRequest
+
+__all__ = ["Ending", "Fault", "FaultEvery", "FaultOnce", "FaultRule"]
+
+Ending: TypeAlias = Literal["complete", "stall", "reset", "close"]
+"""How a response ends: whole; silent until the client or the server goes; by RST; by FIN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What goes wrong with one response.
+
+    The static methods make the usual ones. For several at once, set the fields yourself:
+    ``Fault(new_etag=True, ending="stall", after_bytes=1000)``.
+    """
+
+    answer_status: int | None = None
+    """Status sent instead of the object; the body is a line of text. The object needn't exist."""
+    answer_headers: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+    """Headers set last, over all others; None removes one. Without Content-Length the body goes in chunks."""
+    ending: Ending = "complete"
+    """How the response ends."""
+    after_bytes: int | None = 0
+    """Bytes of the body sent before an early ending; None: not even a status line is sent."""
+    drop_range: bool = False
+    """The request is answered as if it had no Range header."""
+    shift_bytes: int = 0
+    """Added to both ends that a Content-Range tells; the body stays right."""
+    missing_bytes: int = 0
+    """Bytes by which a ranged answer falls short of what was asked, all its headers agreeing with one another."""
+    surplus_bytes: int = 0
+    """Bytes sent behind the end of the body, beyond Content-Length."""
+    new_etag: bool = False
+    """The object counts as replaced: another ETag, so a condition on the old one fails."""
+    encode_gzip: bool = False
+    """The body is compressed though nobody asked, as Content-Encoding says. Held in memory whole."""
+    corrupt_at: int | None = None
+    """Offset in the object of one byte that is sent inverted, where a response covers it."""
+    first_byte_seconds: float | None = None
+    """The server's delay to the first byte, for this response."""
+    bytes_per_second: float | None = None
+    """The server's rate, for this response."""
+
+    @staticmethod
+    def status(code: int, *, retry_after: float | str | None = None) -> Fault:
+        """Answer ``code``; ``retry_after`` in seconds or as an HTTP date."""
+        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        return Fault(answer_status=code, answer_headers=headers)
+
+    @staticmethod
+    def redirect(url: str, status: int = 302) -> Fault:
+        """Send the client to ``url``."""
+        return Fault(answer_status=status, answer_headers={"Location": url})
+
+    @staticmethod
+    def headers(headers: Mapping[str, str | None]) -> Fault:
+        """Override headers of the answer; None removes one."""
+        return Fault(answer_headers=headers)
+
+    @staticmethod
+    def reset(after_bytes: int | None = 0) -> Fault:
+        """Break the connection by RST after so many bytes of the body; None: instead of an answer.
+
+        What the client's kernel has not taken by then is lost as well.
+        """
+        return Fault(ending="reset", after_bytes=after_bytes)
+
+    @staticmethod
+    def truncate(after_bytes: int | None = 0) -> Fault:
+        """Close the connection in good order after so many bytes of the body; None: instead of an answer."""
+        return Fault(ending="close", after_bytes=after_bytes)
+
+    @staticmethod
+    def stall(after_bytes: int | None = 0) -> Fault:
+        """Send no more after so many bytes of the body; None: nothing at all. The connection stays open."""
+        return Fault(ending="stall", after_bytes=after_bytes)
+
+    @staticmethod
+    def ignore_range() -> Fault:
+        """Answer 200 with the whole object."""
+        return Fault(drop_range=True)
+
+    @staticmethod
+    def wrong_content_range(shift: int = 1) -> Fault:
+        """Claim a range that lies ``shift`` bytes beside the one sent."""
+        return Fault(shift_bytes=shift)
+
+    @staticmethod
+    def short(missing_bytes: int = 1) -> Fault:
+        """Answer a shorter range than asked, of at least one byte, with headers that agree with one another."""
+        return Fault(missing_bytes=missing_bytes)
+
+    @staticmethod
+    def surplus(byte_count: int = 1) -> Fault:
+        """Send so many bytes too many, past the end that the headers tell."""
+        return Fault(surplus_bytes=byte_count)
+
+    @staticmethod
+    def change_etag() -> Fault:
+        """Answer as if the object had been replaced by one with another ETag."""
+        return Fault(new_etag=True)
+
+    @staticmethod
+    def gzip() -> Fault:
+        """Compress the body, asked or not."""
+        return Fault(encode_gzip=True)
+
+    @staticmethod
+    def corrupt(at: int) -> Fault:
+        """Invert the byte at offset ``at`` of the object."""
+        return Fault(corrupt_at=at)
+
+    @staticmethod
+    def slow(*, first_byte_seconds: float | None = None, bytes_per_second: float | None = None) -> Fault:
+        """Another delay, another rate than the server's."""
+        return Fault(first_byte_seconds=first_byte_seconds, bytes_per_second=bytes_per_second)
+
+
+FaultRule: TypeAlias = "Callable[[ServedRequest], Fault | None]"
+"""Says what goes wrong with a request, None for nothing. Called once a request, in order of arrival."""
+
+
+class FaultEvery:
+    """A rule: ``fault`` for every ``n``-th request, the ``n``-th first."""
+
+    def __init__(self, n: int, fault: Fault) -> None:
+        self._n, self._fault, self._seen = n, fault, 0
+
+    def __call__(self, request: ServedRequest) -> Fault | None:
+        """The fault, or None."""
+        self._seen += 1
+        return self._fault if self._seen % self._n == 0 else None
+
+
+class FaultOnce:
+    """A rule: ``fault`` for the first ``times`` requests for ``path``, given as ServedRequest.path is: "/a.bin"."""
+
+    def __init__(self, path: str, fault: Fault, *, times: int = 1) -> None:
+        self._path, self._fault, self._left = path, fault, times
+
+    def __call__(self, request: ServedRequest) -> Fault | None:
+        """The fault, or None."""
+        if request.path != self._path or self._left <= 0:
+            return None
+        self._left -= 1
+        return self._fault

@@ -1,0 +1,280 @@
+"""RangeServer: its life, and one request from arrival to end."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import os
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+import anyio
+import anyio.to_thread
+from aiohttp import web
+from anyio.from_thread import start_blocking_portal
+
+from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.testing.server.answers import Answer, answer_object, answer_status, asked_range
+from asyncfetch.testing.server.certificates import TemporaryPem, certificate_for
+from asyncfetch.testing.server.contents import Contents, Directory, InMemory, StoredObject
+from asyncfetch.testing.server.delivery import Delivery, sleep_until
+from asyncfetch.testing.server.faults import Fault, FaultRule
+from asyncfetch.testing.server.log import RequestLog, ServedRequest, ServerStatistics
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping
+    from types import TracebackType
+
+__all__ = ["RangeServer"]
+
+CLOSE_SECONDS = 0.5
+"""Longest wait for requests to unwind after their connections are gone; only a read from a disk takes time then."""
+HANDSHAKE_SECONDS = 5.0
+"""A client that connects and doesn't speak TLS is dropped after this."""
+
+
+class RangeServer:
+    """An HTTP server of byte ranges for tests: TLS, a pace per stream, a delay to the first byte, faults on demand.
+
+    It runs on the loop of ``async with server:``, or in a thread of its own under ``with server:``, for synchronous
+    tests and loader workers:
+
+        with RangeServer({"a.bin": bytes(1000)}, fault=FaultOnce("/a.bin", Fault.status(503))) as server:
+            fetch(f"{server.url}/a.bin", ca_file=server.ca_file)
+        assert [request.status for request in server.requests] == [503, 206]
+
+    It answers GET and HEAD: one Range (206, 416), If-Match (412), If-Range, strong ETags (of the content for a
+    mapping, of time and size for a file), 404, and 405 to the rest. Leaving the block breaks every connection; the
+    log stays readable. It can be entered again afterwards.
+
+    Args:
+        content: A directory, served without symbolic links out of it and read in pieces; or a mapping of path to
+            content, read at each request, so that changing a value replaces the object.
+        host: An address of this machine. Any of 127.0.0.0/8 works on Linux: several hosts on one machine.
+        port: 0 takes a free one.
+        tls: Whether to speak TLS. Needs the extra ``testing``.
+        first_byte_seconds: From a request's arrival to its status line. Connecting and TLS are not delayed.
+        bytes_per_second: Rate of each response's body.
+        max_concurrent: Requests above so many in flight are answered 503 at once.
+        fault: What goes wrong with which request. Called on the server's loop: it must not block. An error that it
+            raises is answered 500 and logged by aiohttp.
+        max_log: Requests remembered; older ones are forgotten.
+
+    Raises:
+        ConfigError: An argument can't be used, or (on entering) the address can't be listened on.
+        MissingDependency: On entering: TLS is asked, trustme isn't installed.
+    """
+
+    def __init__(
+        self,
+        content: str | os.PathLike[str] | Mapping[str, bytes],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tls: bool = True,
+        first_byte_seconds: float = 0.0,
+        bytes_per_second: float | None = None,
+        max_concurrent: int | None = None,
+        fault: FaultRule | None = None,
+        max_log: int = 10_000,
+    ) -> None:
+        if first_byte_seconds < 0:
+            raise ConfigError(f"first_byte_seconds must not be negative, not {first_byte_seconds}")
+        if bytes_per_second is not None and bytes_per_second <= 0:
+            raise ConfigError(f"bytes_per_second must be positive, or None for no limit, not {bytes_per_second}")
+        self._contents = _contents(content)
+        self._host, self._port, self._tls = host, port, tls
+        self._first_byte_seconds, self._bytes_per_second = first_byte_seconds, bytes_per_second
+        self._max_concurrent, self._fault = max_concurrent, fault
+        self._log = RequestLog(max_log)
+        self._url: str | None = None
+        self._pem: TemporaryPem | None = None
+        self._http: web.Server | None = None
+        self._listener: asyncio.Server | None = None
+        self._thread = ExitStack()
+
+    @property
+    def url(self) -> str:
+        """``https://127.0.0.1:PORT``, without a slash at its end; after the block still that of the last run."""
+        if self._url is None:
+            raise ClosedError("the RangeServer has no url before it is entered: use `with server:` or `async with`")
+        return self._url
+
+    @property
+    def ca_file(self) -> str | None:
+        """PEM file of the authority to trust, there as long as the server runs; None without TLS, and before and after.
+
+        It fits FetchConfig(ca_file=...) and ssl.create_default_context(cafile=...) either way.
+        """
+        return self._pem.path if self._pem else None
+
+    @property
+    def requests(self) -> list[ServedRequest]:
+        """The latest requests, in order of arrival, those in flight included."""
+        return self._log.requests()
+
+    def statistics(self) -> ServerStatistics:
+        """Counters since the last reset."""
+        return self._log.statistics()
+
+    def reset(self) -> None:
+        """Forget the log and set the counters to zero, the peak to what is in flight."""
+        self._log.reset()
+
+    def __repr__(self) -> str:
+        state = "running" if self._listener else "not running"
+        return f"<RangeServer {self._url or self._host} {state}: {self.statistics()}>"
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._close()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            portal = stack.enter_context(start_blocking_portal())
+            portal.call(self._open)
+            stack.callback(portal.call, self._close)
+            self._thread = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.close()
+
+    async def _open(self) -> None:
+        if self._http is not None:
+            raise ConfigError(f"the RangeServer at {self._url or self._host} runs already; make another one")
+        self._http = web.Server(self._handle, handler_cancellation=True)
+        try:
+            context = await anyio.to_thread.run_sync(self._prepare_tls) if self._tls else None
+            self._listener = await self._listen(self._http, context)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._close()
+            raise
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        port = self._listener.sockets[0].getsockname()[1]
+        self._url = f"{'https' if self._tls else 'http'}://{host}:{port}"
+
+    def _prepare_tls(self) -> ssl.SSLContext:
+        certificate = certificate_for(self._host)
+        self._pem = TemporaryPem(certificate.authority_pem)
+        return certificate.context
+
+    async def _listen(self, http: web.Server, context: ssl.SSLContext | None) -> asyncio.Server:
+        handshake_seconds = HANDSHAKE_SECONDS if context else None
+        try:
+            # The backlog: hundreds of clients may connect at once.
+            return await asyncio.get_running_loop().create_server(
+                http, self._host, self._port, ssl=context, backlog=1024, ssl_handshake_timeout=handshake_seconds
+            )
+        except OSError as exc:
+            raise ConfigError(f"RangeServer can't listen on {self._host} port {self._port}: {exc}") from exc
+
+    async def _close(self) -> None:
+        listener, http, pem = self._listener, self._http, self._pem
+        self._listener = self._http = self._pem = None
+        if listener is not None:
+            listener.close()
+        if http is not None:
+            # A connection's end cancels its handler. Without abort() each would wait for its client's good-bye.
+            for connection in http.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await http.shutdown(CLOSE_SECONDS)
+        if pem is not None:
+            await anyio.to_thread.run_sync(pem.remove)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        start, stop = asked_range(request.headers.get("Range")) or (None, None)
+        record = ServedRequest(
+            method=request.method,
+            path=request.path,
+            start=start,
+            stop=stop,
+            headers=request.headers,
+            started=time.monotonic(),
+        )
+        in_flight = self._log.begin(record)
+        try:
+            return await self._respond(request, record, in_flight)
+        except Exception:
+            record.status = record.status or 500  # what aiohttp answers, unless a status line is out
+            raise
+        finally:
+            self._log.end(record)
+
+    async def _respond(self, request: web.BaseRequest, record: ServedRequest, in_flight: int) -> web.StreamResponse:
+        if self._max_concurrent is not None and in_flight > self._max_concurrent:
+            fault = Fault.slow(first_byte_seconds=0.0)
+            answer, stored = answer_status(503, record.method), None
+        else:
+            record.fault = self._fault(record) if self._fault else None
+            fault = record.fault or Fault()
+            answer, stored = await self._answer(record, fault)
+        record.status = answer.status
+        read = partial(_read, stored, fault) if stored else _read_nothing
+        if stored and fault.encode_gzip and answer.start < answer.stop:
+            answer = await _compressed(answer, await read(answer.start, answer.stop))
+        delay = self._first_byte_seconds if fault.first_byte_seconds is None else fault.first_byte_seconds
+        await sleep_until(record.started + delay)
+        rate = fault.bytes_per_second or self._bytes_per_second
+        delivery = Delivery(request, record, self._log, read=read, bytes_per_second=rate)
+        return await delivery.send(_override(answer, fault.answer_headers), fault)
+
+    async def _answer(self, record: ServedRequest, fault: Fault) -> tuple[Answer, StoredObject | None]:
+        if fault.answer_status is not None:
+            return answer_status(fault.answer_status, record.method), None
+        if record.method not in {"GET", "HEAD"}:
+            return answer_status(405, record.method, {"Allow": "GET, HEAD"}), None
+        try:
+            stored = await self._contents.find(record.path)
+        except PermissionError:
+            return answer_status(403, record.method), None
+        if stored is None:
+            return answer_status(404, record.method), None
+        return answer_object(record.method, record.headers, stored.version, fault), stored
+
+
+def _contents(content: str | os.PathLike[str] | Mapping[str, bytes]) -> Contents:
+    if not isinstance(content, (str, os.PathLike)):
+        return InMemory(content)
+    if not os.path.isdir(content):
+        raise ConfigError(f"RangeServer serves a directory or a mapping; {os.fspath(content)!r} isn't a directory")
+    return Directory(content)
+
+
+async def _read(stored: StoredObject, fault: Fault, start: int, stop: int) -> bytes | memoryview:
+    content = await stored.read(start, stop)
+    if fault.corrupt_at is None or not start <= fault.corrupt_at < stop:
+        return content
+    corrupted = bytearray(content)
+    corrupted[fault.corrupt_at - start] ^= 0xFF
+    return bytes(corrupted)
+
+
+async def _read_nothing(start: int, stop: int) -> bytes:
+    raise AssertionError(f"this answer has no bytes [{start}, {stop})")
+
+
+async def _compressed(answer: Answer, body: bytes | memoryview) -> Answer:
+    text = await anyio.to_thread.run_sync(gzip.compress, body)
+    headers = {**answer.headers, "Content-Encoding": "gzip", "Content-Length": str(len(text))}
+    return replace(answer, headers=headers, start=0, stop=0, text=text)
+
+
+def _override(answer: Answer, headers: Mapping[str, str | None]) -> Answer:
+    changed = {name.lower() for name in headers}
+    kept = {name: value for name, value in answer.headers.items() if name.lower() not in changed}
+    return replace(answer, headers=kept | {name: value for name, value in headers.items() if value is not None})
