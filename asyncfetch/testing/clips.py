@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from asyncfetch.errors import ConfigError, MissingDependency
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -139,14 +139,12 @@ def join_clips(clips: Sequence[bytes], path: Path, *, fps: int) -> None:
                 stream: Any = source.streams.video[0]
                 # Opaque: by default PyAV looks for an encoder of the decoder's name, and there is none for AV1's.
                 target = target or output.add_stream_from_template(stream, opaque=True)
-                for packet in _packets(source, stream):
+                packet: Any
+                for packet in source.demux(stream):
+                    if packet.dts is None:  # the demuxer's end mark
+                        continue
                     packet.pts += offset_ticks
                     packet.dts += offset_ticks
                     packet.stream = target
                     output.mux(packet)
                 offset_ticks += stream.frames * round(1 / (fps * stream.time_base))
-
-
-def _packets(source: Any, stream: Any) -> Iterator[Any]:
-    """The stored packets, without the mark at the end, which has no time."""
-    return (packet for packet in source.demux(stream) if packet.dts is not None)

@@ -143,7 +143,7 @@ class DatasetTruth:
             case "action":
                 return _joints(episode, frames + 1, np.zeros(len(frames)), -1.0)
             case "next.reward":
-                return (frames == len(frames) - 1).astype(np.float32)
+                return _is_last(frames).astype(np.float32)
             case "timestamp":
                 return (frames / self.fps).astype(np.float32)
             case "frame_index":
@@ -160,7 +160,7 @@ class DatasetTruth:
         if name in self.extras:
             match name:
                 case "next.done":
-                    return frames == len(frames) - 1
+                    return _is_last(frames)
                 case "observation.note":
                     return np.array([f"episode {episode}, frame {frame}" for frame in frames], object)
                 case "observation.grid":
@@ -185,6 +185,11 @@ class DatasetTruth:
             raise IndexError(f"episode {episode} of {len(self.lengths)}")
         if frame is not None and not 0 <= frame < self.lengths[episode]:
             raise IndexError(f"frame {frame} of {self.lengths[episode]} in episode {episode}")
+
+
+def _is_last(frames: NDArray[Any]) -> NDArray[np.bool_]:
+    last: NDArray[np.bool_] = frames == len(frames) - 1
+    return last
 
 
 def _joints(episode: int, frames: NDArray[Any], fifth: NDArray[Any], sixth: float) -> NDArray[np.float32]:
