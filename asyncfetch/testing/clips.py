@@ -1,0 +1,150 @@
+"""Encodes pictures to MP4 the way LeRobot does: each episode on its own, then joined by stream copy."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from asyncfetch.errors import ConfigError, MissingDependency
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["DEPTH_ENCODING", "ENCODINGS", "Codec", "Encoding", "encode_clip", "join_clips", "require_encoder"]
+
+Codec = Literal["av1", "h264", "hevc"]
+
+# Both libraries print to the process's stderr by themselves; SVT-AV1 takes its level from SVT_LOG (1: errors only).
+_X265_QUIET = "log-level=none"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How pictures become a stream."""
+
+    codec: str
+    """Name in `info.json`."""
+    encoder: str
+    """Name in FFmpeg."""
+    pixel_format: str
+    """Of the stream."""
+    source_format: str
+    """Of the pictures handed in: rgb24 is (H, W, 3) uint8, gray12le is (H, W) uint16 up to 4095."""
+    crf: int
+    """Default quality: LeRobot's for AV1, the encoders' usual ones for the others."""
+    preset: int | None
+    options: tuple[tuple[str, str], ...] = ()
+    """Further encoder options."""
+
+
+ENCODINGS: dict[Codec, Encoding] = {
+    # LeRobot asks for preset 12. From preset 10 on, SVT-AV1 4.1 leaves cells of our inverting pictures as they were, at
+    # any quality, and some of its streams do not decode; at 8 and 9 every picture tried came back right.
+    "av1": Encoding("av1", "libsvtav1", "yuv420p", "rgb24", 30, 8),
+    "h264": Encoding("h264", "libx264", "yuv420p", "rgb24", 23, None),
+    "hevc": Encoding("hevc", "libx265", "yuv420p", "rgb24", 28, None, (("x265-params", _X265_QUIET),)),
+}
+DEPTH_ENCODING = Encoding(
+    "hevc", "libx265", "gray12le", "gray12le", 28, None, (("x265-params", f"lossless=1:{_X265_QUIET}"),)
+)
+
+
+def require_encoder(encoding: Encoding) -> None:
+    """Checks that PyAV is installed and has the encoder.
+
+    Raises:
+        MissingDependency: Either is missing.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise MissingDependency('encoding videos needs PyAV: pip install "asyncfetch[testing]"') from error
+    try:
+        av.codec.Codec(encoding.encoder, "w")
+    except av.codec.codec.UnknownCodecError as error:
+        raise MissingDependency(
+            f"this PyAV was built without {encoding.encoder}; its wheels have it: pip install --force-reinstall av"
+        ) from error
+
+
+def encode_clip(
+    pictures: Iterable[NDArray[np.uint8] | NDArray[np.uint16]],
+    *,
+    encoding: Encoding,
+    fps: int,
+    gop: int,
+    crf: int | None = None,
+) -> bytes:
+    """A whole MP4 of one video track, moov at the tail, its frames exactly 1/fps apart.
+
+    Args:
+        pictures: At least one, all of one shape and in the encoding's source format.
+        encoding: One of `ENCODINGS`, or `DEPTH_ENCODING`.
+        fps: Frames per second.
+        gop: Most frames from one key frame to the next.
+        crf: Quality; None takes the encoding's.
+
+    Raises:
+        ConfigError: No pictures.
+    """
+    import av
+
+    os.environ.setdefault("SVT_LOG", "1")
+    options = {"g": str(gop), "crf": str(encoding.crf if crf is None else crf), **dict(encoding.options)}
+    if encoding.preset is not None:
+        options["preset"] = str(encoding.preset)
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream: Any = None
+        for picture in pictures:
+            if stream is None:
+                stream = container.add_stream(encoding.encoder, rate=fps, options=options)
+                stream.height, stream.width = picture.shape[:2]
+                stream.pix_fmt = encoding.pixel_format
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format=encoding.source_format)))
+        if stream is None:
+            raise ConfigError("a clip needs at least one picture")
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def join_clips(clips: Sequence[bytes], path: Path, *, fps: int) -> None:
+    """Writes clips of one encoding one behind the other, without coding them again.
+
+    One clip is written as it is, hence with its moov at the tail. Several are joined with the moov in front; clip n
+    starts exactly where clip n - 1 ends, in integer ticks.
+
+    Raises:
+        ConfigError: No clips.
+    """
+    import av
+
+    if not clips:
+        raise ConfigError(f"{path} needs at least one clip")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if len(clips) == 1:
+        path.write_bytes(clips[0])
+        return
+    with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as output:
+        target: Any = None
+        offset_ticks = 0
+        for clip in clips:
+            with av.open(io.BytesIO(clip), "r") as source:
+                stream: Any = source.streams.video[0]
+                # Opaque: by default PyAV looks for an encoder of the decoder's name, and there is none for AV1's.
+                target = target or output.add_stream_from_template(stream, opaque=True)
+                packet: Any
+                for packet in source.demux(stream):
+                    if packet.dts is None:  # the demuxer's end mark
+                        continue
+                    packet.pts += offset_ticks
+                    packet.dts += offset_ticks
+                    packet.stream = target
+                    output.mux(packet)
+                offset_ticks += stream.frames * round(1 / (fps * stream.time_base))

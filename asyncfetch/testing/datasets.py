@@ -1,0 +1,205 @@
+"""Writes small, real LeRobot v3.0 datasets whose every frame says which one it is.
+
+    truth = write_dataset("/tmp/pick-place", episodes=(20, 31, 17))
+    assert read_identity(picture) == truth.identity(episode, frame, camera)
+
+Nothing comes from outside: the scenes are painted, the numbers are formulas, and `DatasetTruth` knows them all. The
+layout is that of LeRobot's recorder (0.6), down to the column order, the row groups and the place of each MP4's moov;
+`Quirks` add what other writers made of it. Needs the extra ``testing``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncfetch.errors import ConfigError, MissingDependency
+from asyncfetch.testing.clips import DEPTH_ENCODING, ENCODINGS, require_encoder
+from asyncfetch.testing.identity import paint
+from asyncfetch.testing.quirks import Quirks
+from asyncfetch.testing.recorder import Recorder, Recording
+from asyncfetch.testing.truth import DEPTH, EXTRAS, SNAPSHOT_CAMERA, DatasetTruth
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from asyncfetch.testing.clips import Codec, Encoding
+
+__all__ = ["EXTRAS", "DatasetTruth", "Quirks", "write_dataset"]
+
+DEFAULT_CAMERAS = ("observation.images.top", "observation.images.wrist")
+
+MIN_SIDE_PX = 64
+"""What SVT-AV1 takes, and room for an identity."""
+
+
+def write_dataset(
+    root: str | os.PathLike[str],
+    *,
+    episodes: int | Sequence[int] = 4,
+    length: int = 20,
+    cameras: Sequence[str] = DEFAULT_CAMERAS,
+    fps: int = 30,
+    width: int = 160,
+    height: int = 128,
+    codec: Codec = "av1",
+    gop: int = 2,
+    crf: int | None = None,
+    episodes_per_video_file: int | Mapping[str, int] = 2,
+    episodes_per_data_file: int = 100,
+    chunks_size: int = 1000,
+    tasks: Sequence[str] = ("pick", "place"),
+    texture: float = 0.0,
+    seed: int = 0,
+    distinct_videos: int | None = None,
+    extras: Collection[str] = (),
+    quirks: Quirks | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> DatasetTruth:
+    """Writes a dataset and tells what is in it.
+
+    It encodes, hence takes a while and blocks; from a coroutine call it in a thread. Equal arguments give equal bytes
+    with equal versions of PyAV and pyarrow. Where it fails halfway, the files written so far stay.
+
+    Args:
+        root: A directory that is empty or doesn't exist yet.
+        episodes: Frames of each episode (0 is allowed), or how many episodes of ``length`` frames.
+        length: Frames an episode, where ``episodes`` is a number.
+        cameras: Names of the colour video features, at most 15.
+        fps: Frames per second.
+        width: Pixels, even, at least 64.
+        height: Pixels, even, at least 64.
+        codec: Of the colour videos: av1, h264 or hevc.
+        gop: Most frames from one key frame to the next.
+        crf: Quality of the videos; None: 30 for av1, 23 for h264, 28 for hevc.
+        episodes_per_video_file: For all cameras, or for each. A file of one episode has its moov at the tail.
+        episodes_per_data_file: Likewise for the rows.
+        chunks_size: Most files in a chunk directory.
+        tasks: The episodes take them in turns.
+        texture: Strength of the pictures' grain, see `paint`.
+        seed: Chooses the grain.
+        distinct_videos: Encode the videos of this many episodes only and repeat them for the rest by stream copy, which
+            makes large datasets cheap. The pictures of episode e then carry the identity of e modulo this number; the
+            rows keep their own. Episodes that share a video must be of one length.
+        extras: Which of `EXTRAS` to add.
+        quirks: Irregularities; None for none.
+        progress: Called with the videos finished and all there will be, one per camera and episode with frames.
+
+    Raises:
+        ConfigError: An argument can't be meant, or the directory isn't empty.
+        MissingDependency: PyAV, an encoder or pyarrow isn't installed.
+    """
+    lengths = (length,) * episodes if isinstance(episodes, int) else tuple(episodes)
+    truth = DatasetTruth(
+        root=Path(root),
+        fps=fps,
+        lengths=lengths,
+        cameras=tuple(cameras),
+        extras=tuple(name for name in EXTRAS if name in extras),
+        tasks=tuple(tasks),
+        width=width,
+        height=height,
+        texture=texture,
+        seed=seed,
+        distinct_videos=distinct_videos,
+    )
+    recording = Recording(
+        encoding=_encoding(codec),
+        gop=gop,
+        crf=crf,
+        episodes_per_video_file=_per_video_file(truth, episodes_per_video_file),
+        episodes_per_data_file=episodes_per_data_file,
+        chunks_size=chunks_size,
+        quirks=quirks or Quirks(),
+    )
+    _check_truth(truth, extras)
+    _check_recording(truth, recording)
+    _require_dependencies(truth, recording)
+    Recorder(truth, recording, progress).write()
+    return truth
+
+
+def _encoding(codec: str) -> Encoding:
+    for name, encoding in ENCODINGS.items():
+        if name == codec:
+            return encoding
+    raise ConfigError(f"codec must be one of {list(ENCODINGS)}, not {codec!r}")
+
+
+def _per_video_file(truth: DatasetTruth, wanted: int | Mapping[str, int]) -> dict[str, int]:
+    if isinstance(wanted, int):
+        return dict.fromkeys(truth.video_features, wanted)
+    if set(wanted) != set(truth.video_features):
+        raise ConfigError(
+            f"episodes_per_video_file names {sorted(wanted)}, the videos are {sorted(truth.video_features)}"
+        )
+    return dict(wanted)
+
+
+def _check_truth(truth: DatasetTruth, extras: Collection[str]) -> None:
+    if unknown := set(extras) - set(EXTRAS):
+        raise ConfigError(f"unknown extras {sorted(unknown)}; there are {list(EXTRAS)}")
+    if not truth.tasks:
+        raise ConfigError("a dataset needs at least one task")
+    if min(truth.lengths, default=0) < 0 or truth.fps < 1:
+        raise ConfigError(f"lengths {truth.lengths} must not be negative, and fps={truth.fps} must be at least 1")
+    if len(set(truth.cameras)) < len(truth.cameras) or len(truth.cameras) > SNAPSHOT_CAMERA:
+        raise ConfigError(f"cameras must be at most {SNAPSHOT_CAMERA} different names, not {truth.cameras}")
+    if truth.width % 2 or truth.height % 2 or min(truth.width, truth.height) < MIN_SIDE_PX:
+        raise ConfigError(f"{truth.width}x{truth.height} must be even numbers of pixels, at least {MIN_SIDE_PX} each")
+    _check_repeats(truth)
+    # Refuses what can't be painted before anything is written.
+    last = (max(truth.num_episodes - 1, 0), max((*truth.lengths, 1)) - 1, SNAPSHOT_CAMERA)
+    paint(*last, width=truth.width, height=truth.height, texture=truth.texture, seed=truth.seed)
+    if truth.root.exists() and (not truth.root.is_dir() or any(truth.root.iterdir())):
+        raise ConfigError(f"{truth.root} exists and isn't an empty directory; remove it or choose another")
+
+
+def _check_repeats(truth: DatasetTruth) -> None:
+    if truth.distinct_videos is None:
+        return
+    if truth.distinct_videos < 1:
+        raise ConfigError(f"distinct_videos={truth.distinct_videos} must be at least 1")
+    for episode, length in enumerate(truth.lengths):
+        model = truth.painted_episode(episode)
+        if length != truth.lengths[model]:
+            raise ConfigError(
+                f"episode {episode} of {length} frames can't repeat the video of episode {model} with "
+                f"{truth.lengths[model]}: distinct_videos={truth.distinct_videos} takes equal lengths"
+            )
+
+
+def _check_recording(truth: DatasetTruth, recording: Recording) -> None:
+    quirks = recording.quirks
+    counts = {
+        "gop": recording.gop,
+        "episodes_per_data_file": recording.episodes_per_data_file,
+        "chunks_size": recording.chunks_size,
+        "episodes_per_meta_file": 1 if quirks.episodes_per_meta_file is None else quirks.episodes_per_meta_file,
+        **{f"episodes_per_video_file of {name}": count for name, count in recording.episodes_per_video_file.items()},
+    }
+    for name, count in counts.items():
+        if count < 1:
+            raise ConfigError(f"{name} must be at least 1, not {count}")
+    if not set(quirks.null_index_episodes) <= set(range(truth.num_episodes)):
+        raise ConfigError(
+            f"null_index_episodes {quirks.null_index_episodes} must be within {truth.num_episodes} episodes"
+        )
+    shortest = min((length for length in truth.lengths if length), default=1)
+    if not 0 <= quirks.short_video_frames < shortest:
+        raise ConfigError(
+            f"short_video_frames={quirks.short_video_frames} must leave of {shortest} frames at least one"
+        )
+    if quirks.orphan_rows < 0:
+        raise ConfigError(f"orphan_rows={quirks.orphan_rows} must not be negative")
+
+
+def _require_dependencies(truth: DatasetTruth, recording: Recording) -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency('writing datasets needs pyarrow: pip install "asyncfetch[testing]"') from error
+    require_encoder(recording.encoding)
+    if DEPTH in truth.extras:
+        require_encoder(DEPTH_ENCODING)
