@@ -108,6 +108,11 @@ class ByteCache:
         finally:
             self._lru.drop(lambda _key: True)
 
+    @property
+    def max_bytes(self) -> int:
+        """The bound."""
+        return self._max_bytes
+
     async def stat(self, url: str) -> ObjectInfo:
         """Size and version of the object, as the fetcher knows them now."""
         self._check()
@@ -161,6 +166,10 @@ class ByteCache:
     def lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> AbstractAsyncContextManager[Lease]:
         """Bytes [start, stop) of the object with writable room in front of them, kept from eviction in the context."""
         return self._lease(CacheKey(ByteRange(url, start, stop), headroom_bytes))
+
+    async def acquire(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> Lease:
+        """The lease that ``lease`` gives, for the caller to release: for one that outlives a block."""
+        return await self._obtain(CacheKey(ByteRange(url, start, stop), headroom_bytes))
 
     def try_lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> Lease | None:
         """The lease if the cache holds the bytes now, which counts as a hit, or None. The caller releases it."""

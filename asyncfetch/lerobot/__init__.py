@@ -1,1 +1,33 @@
-"""LeRobot v3 datasets: metadata, tables by column and range, episodes and samples."""
+"""LeRobot v3 datasets: metadata, tables by column and range, episodes and samples.
+
+metadata            info.json, tasks, statistics and the episode table, checked against each other
+info, layout        what info.json says; where files are
+episode_files, episode_table    meta/episodes: its files; the table in memory
+parquet, columns    parquet by byte ranges; columns as arrays
+rows                the rows of an episode
+video_index         where an episode's frames lie in its video files
+episode_cache       whole episodes in memory, each byte fetched once
+windows, samples    which frames a sample is made of; making it
+dataset             LeRobotDataset, open for reading
+"""
+
+from __future__ import annotations
+
+from asyncfetch.lerobot.dataset import DatasetStatistics, LeRobotDataset, open_dataset
+from asyncfetch.lerobot.depth import DepthUnit
+from asyncfetch.lerobot.episode_cache import HeldEpisode
+from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
+from asyncfetch.lerobot.windows import Windows, frames
+
+__all__ = [
+    "DatasetStatistics",
+    "DepthUnit",
+    "HeldEpisode",
+    "ImageDtype",
+    "LeRobotDataset",
+    "Sample",
+    "SampleBuilder",
+    "Windows",
+    "frames",
+    "open_dataset",
+]

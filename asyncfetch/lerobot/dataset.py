@@ -7,13 +7,16 @@ import os
 from collections import OrderedDict
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+import anyio.to_thread
 
 from asyncfetch.cache import ByteCache, CacheStatistics
 from asyncfetch.config import StreamConfig, usable_cpus
-from asyncfetch.decode import DecodePool, DecodePoolStatistics, DecoderCache, DecoderCacheStatistics
+from asyncfetch.decode import DecodePool, DecodePoolStatistics, DecoderCache, DecoderCacheStatistics, FrameDecoder
+from asyncfetch.decode.cache import DEFAULT_SIZE, SIZE_VARIABLE
 from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ConfigError, FrameMissing, redact_url
 from asyncfetch.fetch import Fetcher, FetchStatistics
 from asyncfetch.lerobot.episode_cache import EpisodeCache, EpisodeCacheStatistics, HeldEpisode
@@ -22,12 +25,12 @@ from asyncfetch.lerobot.rows import RowReader
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.video_index import VideoIndexes
 from asyncfetch.lerobot.windows import Windows, resolve_windows
-from asyncfetch.runtime import SingleFlight
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from types import TracebackType
 
+    from asyncfetch.lerobot.depth import DepthUnit
     from asyncfetch.lerobot.episode_table import EpisodeTable
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
@@ -37,6 +40,8 @@ __all__ = ["DatasetStatistics", "LeRobotDataset", "open_dataset"]
 DECODERS_SHARE, TABLES_SHARE = 4, 8
 """Of ``max_bytes``, a quarter is for decoders and an eighth for rows and indexes; clips have the rest. A decoder takes
 2-3 MiB at 640x480, a clip of 150 frames 1.3 MiB, its rows 15 kB, its file's index 8 bytes a frame."""
+PARSER_THREADS = 2
+"""Threads that parse parquet and MP4 indexes beside those that decode: short work, which mustn't queue behind them."""
 MAX_PREFETCHES = 1024
 """Prefetches that may be asked for and not yet be done; more would only queue up behind the host's limit."""
 MAX_FAILURES = 1024
@@ -61,11 +66,18 @@ class LeRobotDataset:
     """
 
     def __init__(
-        self, url: str, *, features: Collection[str] | None, image_dtype: ImageDtype, config: StreamConfig
+        self,
+        url: str,
+        *,
+        features: Collection[str] | None,
+        image_dtype: ImageDtype,
+        depth_unit: DepthUnit,
+        config: StreamConfig,
     ) -> None:
         self.url = url
         self.config = config
         self.image_dtype: ImageDtype = image_dtype
+        self.depth_unit: DepthUnit = depth_unit
         self._chosen = features
         self._stack = AsyncExitStack()
         self._metadata: Metadata | None = None
@@ -83,25 +95,25 @@ class LeRobotDataset:
         config = self.config
         tables_bytes = config.max_bytes // TABLES_SHARE
         decoder_bytes = config.max_bytes // DECODERS_SHARE
+        run = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
         self._fetcher = await stack.enter_async_context(Fetcher(config.fetch))
-        metadata = self._metadata = await load_metadata(self._fetcher, self.url, features=self._chosen)
+        metadata = self._metadata = await load_metadata(self._fetcher, self.url, features=self._chosen, run=run)
         self._clips = await stack.enter_async_context(
             ByteCache(self._fetcher, max_bytes=config.max_bytes - tables_bytes - decoder_bytes)
         )
         self._decoders = _decoder_cache(config, len(metadata.cameras), decoder_bytes)
         stack.callback(self._decoders.close)
         self._decode = DecodePool(config.decode_threads or usable_cpus())
-        self._rows = RowReader(self._fetcher, metadata, max_bytes=tables_bytes // 3)
         self._group = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(self._group.cancel_scope.cancel)
-        indexes = VideoIndexes(self._fetcher, SingleFlight(self._group), max_bytes=tables_bytes // 3)
         self._episodes = EpisodeCache(
             clips=self._clips,
-            rows=self._rows,
-            indexes=indexes,
+            rows=RowReader(self._fetcher, metadata, max_bytes=tables_bytes // 3, run=run),
+            indexes=VideoIndexes(self._fetcher, max_bytes=tables_bytes // 3, run=run),
             decoders=self._decoders,
             backend=config.decoder,
             metadata=metadata,
+            depth_unit=self.depth_unit,
             max_rows_bytes=tables_bytes // 3,
         )
 
@@ -151,7 +163,7 @@ class LeRobotDataset:
         return self.metadata.tasks
 
     @property
-    def stats(self) -> dict[str, Any] | None:
+    def stats(self) -> Mapping[str, Any] | None:
         """meta/stats.json as it stands; None where the dataset has none."""
         return self.metadata.stats
 
@@ -251,9 +263,7 @@ class LeRobotDataset:
     def sample_builder(self, windows: Windows | None) -> SampleBuilder:
         """What makes samples with these windows; for the stream above. ConfigError where the windows don't fit."""
         offsets = resolve_windows(windows, fps=self.fps, keys=self.features)
-        return SampleBuilder(
-            features=self.features, tasks=self.tasks, windows=offsets, image_dtype=self.image_dtype
-        )
+        return SampleBuilder(features=self.features, tasks=self.tasks, windows=offsets, image_dtype=self.image_dtype)
 
     async def hold(self, episode: int) -> HeldEpisode:
         """The episode in memory until it is released; for the stream above. Fetches it where needed."""
@@ -282,13 +292,12 @@ class LeRobotDataset:
         )
 
 
-def _decoder_cache(config: StreamConfig, cameras: int, max_bytes: int) -> DecoderCache:
+def _decoder_cache(config: StreamConfig, cameras: int, max_bytes: int) -> DecoderCache[FrameDecoder]:
     """The pool needs a decoder for each of its clips: frames are drawn from all of them in turn."""
-    if config.decoder_cache_size is not None:
-        return DecoderCache(config.decoder_cache_size, max_bytes=max_bytes)
-    if DECODER_CACHE_SIZE_VARIABLE in os.environ:
+    if config.decoder_cache_size is None and SIZE_VARIABLE in os.environ:
         return DecoderCache(max_bytes=max_bytes)
-    return DecoderCache(max(DECODER_CACHE_SIZE, config.pool_episodes * cameras), max_bytes=max_bytes)
+    size = config.decoder_cache_size or max(DEFAULT_SIZE, config.pool_episodes * cameras)
+    return DecoderCache(size, max_bytes=max_bytes)
 
 
 def open_dataset(
@@ -296,15 +305,17 @@ def open_dataset(
     *,
     features: Collection[str] | None = None,
     image_dtype: ImageDtype = "uint8",
+    depth_unit: DepthUnit = "mm",
     config: StreamConfig = StreamConfig(),  # noqa: B008  frozen
 ) -> LeRobotDataset:
-    """A LeRobot v3 dataset, opened by ``async with open_dataset(url) as dataset``.
+    """A LeRobot v3 dataset, not open yet: enter it with ``async with``.
 
     Args:
         url: Root of the dataset: http(s)://, file:// or a path.
         features: Keys to read; None reads all. Nothing of the others is fetched. ``index``, ``episode_index``,
             ``frame_index``, ``timestamp``, ``task_index`` and ``task`` are always there.
         image_dtype: "uint8", or "float32" in [0, 1].
+        depth_unit: "mm" or "m", of depth cameras, which are float32 either way.
         config: Bounds, limits and threads.
 
     Entering raises FetchError where the metadata can't be fetched, FormatError and DatasetError where it can't be
@@ -312,4 +323,6 @@ def open_dataset(
     """
     if image_dtype not in {"uint8", "float32"}:
         raise ConfigError(f"image_dtype must be 'uint8' or 'float32', not {image_dtype!r}")
-    return LeRobotDataset(url, features=features, image_dtype=image_dtype, config=config)
+    if depth_unit not in {"m", "mm"}:
+        raise ConfigError(f"depth_unit must be 'm' or 'mm', not {depth_unit!r}")
+    return LeRobotDataset(url, features=features, image_dtype=image_dtype, depth_unit=depth_unit, config=config)

@@ -8,16 +8,19 @@ next read is then a hit without a request, whether the decoders are still there 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from asyncfetch.decode import Clip, open_decoder
-from asyncfetch.runtime import run_all
+from asyncfetch.lerobot.depth import DepthUnit, depth_scale
+from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
+
+    import torch
 
     from asyncfetch.cache import ByteCache, Lease
     from asyncfetch.config import DecoderBackend
@@ -58,7 +61,7 @@ class _Entry:
 class HeldEpisode:
     """An episode that can be read until it is released; release it exactly once, or use it as a context manager.
 
-    ``rows`` and ``decoder`` may be used from any thread.
+    ``rows`` and ``frames`` may be used from any thread.
     """
 
     def __init__(self, cache: EpisodeCache, entry: _Entry) -> None:
@@ -76,9 +79,9 @@ class HeldEpisode:
         """Its table rows, by feature."""
         return self._entry.rows
 
-    def decoder(self, camera: str) -> FrameDecoder:
-        """The open decoder of one camera, from the decoder cache. May open one: call it in a thread."""
-        return self._cache.decoder(self._entry, camera)
+    def frames(self, camera: str, frames: Sequence[int]) -> torch.Tensor:
+        """Decoded frames of one camera, (len(frames), C, H, W). Takes a while: call it in a thread."""
+        return self._cache.decode(self._entry, camera, frames)
 
     def release(self) -> None:
         """Let go of its bytes. Call it on the loop."""
@@ -86,7 +89,7 @@ class HeldEpisode:
             self._released = True
             self._cache.release(self._entry)
 
-    def __enter__(self) -> HeldEpisode:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -102,9 +105,10 @@ class EpisodeCache:
         clips: ByteCache,
         rows: RowReader,
         indexes: VideoIndexes,
-        decoders: DecoderCache,
+        decoders: DecoderCache[FrameDecoder],
         backend: DecoderBackend,
         metadata: Metadata,
+        depth_unit: DepthUnit,
         max_rows_bytes: int,
     ) -> None:
         self._clips = clips
@@ -113,7 +117,7 @@ class EpisodeCache:
         self._decoders = decoders
         self._backend: DecoderBackend = backend
         self._fps = metadata.info.fps
-        self._depth = metadata.depth
+        self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
         self._max_rows_bytes = max_rows_bytes
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._hits = self._misses = self._rows_bytes = 0
@@ -145,8 +149,8 @@ class EpisodeCache:
         self._misses += 1
         known = self._entries.get(episode.index)
         planned = known.planned if known else await self._indexes.plan(episode, fps=self._fps)
+        rows = [known.rows] if known else []
         leases: dict[str, Lease] = {}
-        rows: list[EpisodeRows] = [known.rows] if known else []
 
         async def lease(camera: str) -> None:
             leases[camera] = await self._lease(planned[camera])
@@ -154,9 +158,9 @@ class EpisodeCache:
         async def read_rows() -> None:
             rows.append(await self._rows.rows(episode))
 
+        work: list[Callable[[], Awaitable[None]]] = [partial(lease, camera) for camera in planned]
         try:
-            work = [partial(lease, camera) for camera in planned]
-            await run_all([*work, read_rows] if not rows else work)
+            await gather(*work, *([] if known else [read_rows]))
         except BaseException:
             for got in leases.values():
                 got.release()
@@ -172,7 +176,7 @@ class EpisodeCache:
     def _lease_nowait(self, entry: _Entry) -> bool:
         if entry.holders:
             return True
-        leases = {}
+        leases: dict[str, Lease] = {}
         for camera, clip in entry.planned.items():
             plan = clip.plan
             lease = self._clips.try_lease(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
@@ -226,10 +230,12 @@ class EpisodeCache:
             del self._entries[entry.episode.index]
             self._rows_bytes -= entry.rows.nbytes
 
-    def decoder(self, entry: _Entry, camera: str) -> FrameDecoder:
-        """The decoder on a held clip. Thread-safe."""
-        lease = entry.leases[camera]
-        return self._decoders.get(lease.key, lambda: open_decoder(self._clip(entry, camera), backend=self._backend))
+    def decode(self, entry: _Entry, camera: str, frames: Sequence[int]) -> torch.Tensor:
+        """Frames of a held clip, by the decoder that is kept for it or a new one. Thread-safe."""
+        clip = self._clip(entry, camera)
+        clip.ranks(frames)  # a video without any of the frames is no video that a decoder would open
+        decoder = self._decoders.get(entry.leases[camera].key, lambda: open_decoder(clip, backend=self._backend))
+        return decoder.frames(frames)
 
     def _clip(self, entry: _Entry, camera: str) -> Clip:
         planned = entry.planned[camera]
@@ -243,7 +249,7 @@ class EpisodeCache:
             width=plan.width,
             height=plan.height,
             name=f"{camera} of episode {entry.episode.index} in {planned.url}",
-            depth=self._depth.get(camera),
+            depth=self._depth[camera],
         )
 
     def statistics(self) -> EpisodeCacheStatistics:

@@ -15,10 +15,10 @@ import numpy as np
 
 from asyncfetch.errors import DatasetError, FetchError, FormatError, NotFound, redact_url
 from asyncfetch.lerobot.columns import is_list, to_array, to_floats, to_integers
-from asyncfetch.lerobot.concurrency import gather
 from asyncfetch.lerobot.episode_table import ABSENT, EpisodeTable, FilePlaces, TaskLists, VideoPlaces
 from asyncfetch.lerobot.layout import EPISODES_PATH, join_url
 from asyncfetch.lerobot.parquet import open_table, read_columns, require_pyarrow
+from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.fetch.reader import RangeReader
-    from asyncfetch.lerobot.concurrency import RunSync
     from asyncfetch.lerobot.info import DatasetInfo
     from asyncfetch.lerobot.parquet import TableFile
+    from asyncfetch.runtime.concurrently import RunSync
 
 __all__ = ["episodes_url", "load_episodes"]
 

@@ -13,11 +13,11 @@ import anyio.to_thread
 
 from asyncfetch.errors import AccessDenied, ConfigError, FormatError, NotFound, redact_url
 from asyncfetch.lerobot.columns import to_integers
-from asyncfetch.lerobot.concurrency import Eventual, ungrouped
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, parse_info, parse_json
 from asyncfetch.lerobot.layout import join_url
 from asyncfetch.lerobot.parquet import open_table, read_columns
+from asyncfetch.runtime.concurrently import Eventual, ungrouped
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from asyncfetch.fetch.reader import RangeReader
-    from asyncfetch.lerobot.concurrency import RunSync
     from asyncfetch.lerobot.episode_table import EpisodeTable
     from asyncfetch.lerobot.info import DatasetInfo, Feature
+    from asyncfetch.runtime.concurrently import RunSync
 
 __all__ = ["Metadata", "load_metadata"]
 

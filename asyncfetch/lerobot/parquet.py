@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
     from asyncfetch.fetch.reader import RangeReader
-    from asyncfetch.lerobot.concurrency import RunSync
+    from asyncfetch.runtime.concurrently import RunSync
 
 __all__ = ["TAIL_BYTES", "TableFile", "open_table", "read_columns", "require_pyarrow"]
 

@@ -17,9 +17,10 @@ import numpy as np
 
 from asyncfetch.errors import ConfigError, DatasetError, redact_url
 from asyncfetch.lerobot.columns import empty_column, to_column, to_integers
-from asyncfetch.lerobot.concurrency import SharedLRU, gather
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
 from asyncfetch.lerobot.parquet import TableFile, open_table, read_columns, require_pyarrow
+from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.shared_lru import SharedLRU
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.columns import Column
-    from asyncfetch.lerobot.concurrency import RunSync
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
+    from asyncfetch.runtime.concurrently import RunSync
 
 __all__ = ["EpisodeRows", "RowReader"]
 

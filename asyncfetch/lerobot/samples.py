@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,6 +11,8 @@ from asyncfetch.decode import decode_image
 from asyncfetch.lerobot.windows import clamp
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import torch
     from numpy.typing import NDArray
 
@@ -95,11 +96,11 @@ class SampleBuilder:
     def _read(self, held: HeldEpisode, feature: Feature, frames: NDArray[np.int64]) -> Any:  # noqa: ANN401
         """Tensor (len(frames), ...) of its own memory, or a list of str."""
         if feature.kind in {"video", "depth"}:
-            images = held.decoder(feature.key).frames(frames.tolist())
+            images = held.frames(feature.key, frames.tolist())
             return images if feature.kind == "depth" else self._as_image_dtype(images)
         column = held.rows[feature.key]
         if feature.kind == "image":
-            import torch  # noqa: PLC0415
+            import torch
 
             return self._as_image_dtype(torch.stack([decode_image(column[frame]) for frame in frames.tolist()]))
         if isinstance(column, list):
@@ -111,6 +112,6 @@ class SampleBuilder:
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    import torch  # noqa: PLC0415
+    import torch
 
     return torch.from_numpy(array)

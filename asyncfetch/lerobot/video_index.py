@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
-import anyio.to_thread
-
-from asyncfetch.media import ClipPlan, Mp4Index, locate_moov, parse_moov
-from asyncfetch.runtime import run_all
+from asyncfetch.media import locate_moov, parse_moov
+from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.shared_lru import SharedLRU
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from asyncfetch.fetch import RangeReader
-    from asyncfetch.lerobot.episode_table import Episode
-    from asyncfetch.runtime import SingleFlight
+    from asyncfetch.lerobot.episode_table import Episode, VideoSpan
+    from asyncfetch.media import ClipPlan, Mp4Index
+    from asyncfetch.runtime.concurrently import RunSync
 
 __all__ = ["PlannedClip", "VideoIndexes"]
 
@@ -41,50 +40,34 @@ class PlannedClip:
 
 
 class VideoIndexes:
-    """The sample tables of video files, each fetched and parsed once while it is kept.
+    """The sample tables of video files, each fetched and parsed once while it is kept. Loop-bound.
 
-    Loop-bound. Bounded in bytes: the least recently used index is dropped, and fetched again if it is needed again.
+    Args:
+        reader: Fetches them.
+        max_bytes: Bound on those kept; the least recently used one is dropped, and fetched again when it is needed.
+        run: Runs the parser off the loop.
     """
 
-    def __init__(self, reader: RangeReader, flights: SingleFlight[str, Mp4Index], *, max_bytes: int) -> None:
+    def __init__(self, reader: RangeReader, *, max_bytes: int, run: RunSync) -> None:
         self._reader = reader
-        self._flights = flights
-        self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, Mp4Index] = OrderedDict()
-        self._used_bytes = 0
-        self._parsers = anyio.CapacityLimiter(1)
+        self._run = run
+        self._kept: SharedLRU[str, Mp4Index] = SharedLRU(max_bytes)
 
     async def plan(self, episode: Episode, *, fps: float) -> Mapping[str, PlannedClip]:
         """The clips of all cameras of an episode, their files' indexes fetched at once."""
-        planned: dict[str, PlannedClip] = {}
+        clips = await gather(*(partial(self._plan, span, fps) for span in episode.videos.values()))
+        return dict(zip(episode.videos, clips, strict=True))
 
-        async def plan_one(camera: str) -> None:
-            span = episode.videos[camera]
-            index = await self.index(span.url)
-            planned[camera] = PlannedClip(span.url, index.clip(span.first_frame, span.num_frames, fps=fps))
-
-        await run_all(partial(plan_one, camera) for camera in episode.videos)
-        return planned
+    async def _plan(self, span: VideoSpan, fps: float) -> PlannedClip:
+        index = await self.index(span.url)
+        return PlannedClip(span.url, index.clip(span.first_frame, span.num_frames, fps=fps))
 
     async def index(self, url: str) -> Mp4Index:
         """The index of one file. Errors: FetchError; FormatError where the file isn't an MP4 that can be read."""
-        kept = self._kept.get(url)
-        if kept is None:
-            return await self._flights.run(url, lambda: self._fetch(url))
-        self._kept.move_to_end(url)
-        return kept
+        return await self._kept.get(url, partial(self._fetch, url))
 
     async def _fetch(self, url: str) -> Mp4Index:
         info, head = await self._reader.fetch_head(url, HEAD_BYTES)
         start, stop = locate_moov(head, size=info.size, url=url)
         moov = head[start:stop] if stop <= len(head) else await self._reader.fetch(url, start, stop)
-        index = await anyio.to_thread.run_sync(lambda: parse_moov(moov, url=url), limiter=self._parsers)
-        self._keep(url, index)
-        return index
-
-    def _keep(self, url: str, index: Mp4Index) -> None:
-        self._kept[url] = index
-        self._used_bytes += index.nbytes
-        while self._used_bytes > self._max_bytes:
-            _, dropped = self._kept.popitem(last=False)
-            self._used_bytes -= dropped.nbytes
+        return await self._run(partial(parse_moov, moov, url=url))

@@ -1,12 +1,12 @@
 """Samples in order: what comes when, what is fetched ahead, who takes which part.
 
-    order.py        the order of an epoch, a pure function
-    placement.py    which part of it this process takes
-    epochs.py       which epoch comes next
-    window.py       episodes held and fetched ahead, within a bound
-    samples.py      one pass: decoded ahead, delivered in order
-    session.py      a dataset on a loop in a thread, for synchronous iteration
-    stream.py       Stream, which brings them together
+order.py        the order of an epoch, a pure function
+placement.py    which part of it this process takes
+epochs.py       which epoch comes next
+window.py       episodes held and fetched ahead, within a bound
+samples.py      one pass: decoded ahead, delivered in order
+session.py      a dataset on a loop in a thread, for synchronous iteration
+stream.py       Stream, which brings them together
 """
 
 from __future__ import annotations

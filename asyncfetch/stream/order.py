@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -111,7 +111,7 @@ class Order:
     a shuffled order only; the order of ``shuffle=False`` is that of the episodes and frames themselves.
     """
 
-    lengths: NDArray[np.int64]
+    lengths: NDArray[np.integer[Any]]
     """Frames of each chosen episode; zero-length episodes are allowed and never appear."""
     shuffle: bool
     seed: int

@@ -223,8 +223,8 @@ class SamplePass:
         chunk.waits_for = None
         try:
             if asked:
-                chunk.samples, error = await self._dataset.decode_pool.run(self._build, asked)
-                chunk.error = error or chunk.error
+                chunk.samples, failure = await self._dataset.decode_pool.run(self._build, asked)
+                chunk.error = failure or chunk.error
         finally:
             for step in chunk.steps:
                 self._window.done(self._selection[step.episode])
@@ -252,10 +252,10 @@ class SamplePass:
                 return [], error
         samples: list[Sample] = []
         for one in asked:
-            read, error = self._read([one])
+            read, failure = self._read([one])
             samples += read
-            if error is not None:
-                return samples, error
+            if failure is not None:
+                return samples, failure
         return samples, None
 
     def _fail_if_stuck(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,8 @@ from asyncfetch.errors import ClosedError
 from asyncfetch.runtime import LoopThread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncfetch.lerobot import DatasetStatistics, LeRobotDataset
 
 __all__ = ["Session"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError, redact_url
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
     from types import TracebackType
 
-    from asyncfetch.lerobot import DatasetStatistics, ImageDtype, Sample, Windows
+    from asyncfetch.lerobot import DatasetStatistics, DepthUnit, ImageDtype, Sample, Windows
 
 __all__ = ["Samples", "Stream"]
 
@@ -51,6 +49,7 @@ class Stream:
         features: Keys to fetch and deliver; None means all.
         transform: Applied to each sample in a decode thread. To use loader workers started by spawn it must pickle.
         image_dtype: "uint8", or "float32" in [0, 1].
+        depth_unit: "mm" or "m".
         config: Bounds, limits and threads, for one rank.
 
     Pickles, as what to read; connections and caches stay behind. Not thread-safe: one thread at a time.
@@ -67,11 +66,13 @@ class Stream:
         features: Collection[str] | None = None,
         transform: Transform | None = None,
         image_dtype: ImageDtype | None = None,
+        depth_unit: DepthUnit | None = None,
         config: StreamConfig | None = None,
     ) -> None:
         if isinstance(source, LeRobotDataset):
-            if features is not None or image_dtype is not None or config is not None:
-                raise ConfigError("features, image_dtype and config of an open dataset were given to open_dataset()")
+            if any(given is not None for given in (features, image_dtype, depth_unit, config)):
+                message = "features, image_dtype, depth_unit and config of an open dataset were given to open_dataset()"
+                raise ConfigError(message)
             config = source.config
         self.source = source
         self.shuffle = shuffle
@@ -81,6 +82,7 @@ class Stream:
         self.features = features
         self.transform = transform
         self.image_dtype: ImageDtype = image_dtype or "uint8"
+        self.depth_unit: DepthUnit = depth_unit or "mm"
         self.config = config or StreamConfig()
         self.epochs = EpochCounter()
         """Which epoch comes next; a loader puts it into memory that its workers share."""
@@ -95,9 +97,7 @@ class Stream:
         """Set the epoch of the next pass; workers of a running loader see it when they start their next pass."""
         self.epochs.set(epoch)
 
-    def samples(
-        self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None
-    ) -> Samples:
+    def samples(self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None) -> Samples:
         """One pass, on the running loop: ``async with stream.samples() as samples: async for sample in samples``.
 
         Args:
@@ -140,7 +140,13 @@ class Stream:
         """The dataset, to be entered."""
         if isinstance(self.source, LeRobotDataset):
             return self.source
-        return open_dataset(self.source, features=self.features, image_dtype=self.image_dtype, config=self.config)
+        return open_dataset(
+            self.source,
+            features=self.features,
+            image_dtype=self.image_dtype,
+            depth_unit=self.depth_unit,
+            config=self.config,
+        )
 
     def statistics(self) -> DatasetStatistics | None:
         """What the synchronous iteration's engine and caches have done in this process; None before the first."""
@@ -191,7 +197,9 @@ class Samples:
 
     async def __aenter__(self) -> SamplePass:
         async with AsyncExitStack() as stack:
-            dataset = self._dataset or await stack.enter_async_context(self._stream.open())
+            dataset = (
+                self._dataset if self._dataset is not None else await stack.enter_async_context(self._stream.open())
+            )
             samples = await stack.enter_async_context(self._start(dataset))
             self._stack = stack.pop_all()
         return samples
@@ -204,10 +212,12 @@ class Samples:
     def _start(self, dataset: LeRobotDataset) -> SamplePass:
         stream, config, placement = self._stream, dataset.config, self._placement
         epoch = stream.epochs.current(placement.workers) if self._epoch is None else self._epoch
-        selection = dataset.episodes.indices if stream.episodes is None else np.asarray(stream.episodes, dtype=np.int64)
-        lengths = np.array([dataset.episodes[int(episode)].length for episode in selection], dtype=np.int64)
+        selection = dataset.episodes.indices if stream.episodes is None else stream.episodes
+        for episode in stream.episodes or ():
+            dataset.episodes[episode]  # EpisodeNotFound
+        lengths = dataset.episodes.lengths
         order = Order(
-            lengths,
+            lengths if stream.episodes is None else lengths[list(stream.episodes)],
             shuffle=stream.shuffle,
             seed=stream.seed,
             epoch=epoch,
@@ -224,7 +234,7 @@ class Samples:
             builder=builder,
             transform=stream.transform,
             chunk_samples=chunk_samples,
-            ahead_chunks=max(chunks, dataset.decode_pool.threads),
+            ahead_chunks=max(chunks, dataset.decode_pool.statistics().threads),
             max_episodes=order.open_episodes(placement.consumers) + config.prefetch_episodes,
             on_end=partial(stream.epochs.finish, epoch, placement.worker),
         )
@@ -236,7 +246,7 @@ class _Chunks:
     def __init__(self, opened: Samples) -> None:
         self._opened = opened
 
-    async def __aenter__(self) -> _Chunks:
+    async def __aenter__(self) -> Self:
         self._samples = await self._opened.__aenter__()
         return self
 

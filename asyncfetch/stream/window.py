@@ -9,7 +9,6 @@ and no decoding reads it any more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -17,6 +16,8 @@ import anyio
 from asyncfetch.errors import CacheError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from anyio.abc import TaskGroup
 
     from asyncfetch.lerobot import HeldEpisode, LeRobotDataset

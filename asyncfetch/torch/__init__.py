@@ -1,7 +1,7 @@
 """The bridge to torch's DataLoader.
 
-    dataset.py    StreamDataset: iterates a Stream; FrameDataset: dataset[i]
-    bridge.py     AsyncIterableDataset: any async iterator of your own
+dataset.py    StreamDataset: iterates a Stream; FrameDataset: dataset[i]
+bridge.py     AsyncIterableDataset: any async iterator of your own
 """
 
 from __future__ import annotations

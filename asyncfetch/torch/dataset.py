@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import open_dataset
-from asyncfetch.runtime import run_all
+from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Placement, Session, Stream
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class StreamDataset(IterableDataset["Sample"]):
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
         self.stream = stream
         # Workers count epochs in this memory, whether they were forked or spawned.
-        self._epochs = torch.from_numpy(stream.epochs.places.copy()).share_memory_()
+        self._epochs = torch.from_numpy(stream.epochs.places.copy()).share_memory_()  # type: ignore[no-untyped-call]
         stream.epochs.places = self._epochs.numpy()
         self._workers_stream: Stream | None = None
 
@@ -156,11 +156,4 @@ class FrameDataset(Dataset["Sample"]):
 
 
 async def _read_all(dataset: LeRobotDataset, places: list[tuple[int, int]], windows: Windows | None) -> list[Sample]:
-    samples: list[Any] = [None] * len(places)
-
-    async def read(number: int) -> None:
-        episode, frame = places[number]
-        samples[number] = await dataset.sample(episode, frame, windows=windows)
-
-    await run_all(partial(read, number) for number in range(len(places)))
-    return samples
+    return await gather(*(partial(dataset.sample, episode, frame, windows=windows) for episode, frame in places))
