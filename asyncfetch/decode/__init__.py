@@ -1,1 +1,30 @@
-"""decode."""
+"""Bytes to arrays: clips, images, and the threads and the cache that go with them.
+
+    clip       what is to be decoded: a self-contained MP4 and the times of the frames in it
+    decoder    FrameDecoder, and open_decoder, which picks the back end
+    torchcodec_decoder, pyav_decoder    the two back ends
+    backends   which of them load in this process, and what to do where none does
+    image      PNG, JPEG and TIFF out of a table's column
+    cache      DecoderCache: open decoders, bounded in number and bytes
+    executor   DecodePool: the threads that decode
+
+torch, torchcodec and PyAV are imported at first use.
+"""
+
+from asyncfetch.decode.cache import DecoderCache, DecoderCacheStatistics
+from asyncfetch.decode.clip import Clip, DepthScale
+from asyncfetch.decode.decoder import FrameDecoder, open_decoder
+from asyncfetch.decode.executor import DecodePool, DecodePoolStatistics
+from asyncfetch.decode.image import decode_image
+
+__all__ = [
+    "Clip",
+    "DecodePool",
+    "DecodePoolStatistics",
+    "DecoderCache",
+    "DecoderCacheStatistics",
+    "DepthScale",
+    "FrameDecoder",
+    "decode_image",
+    "open_decoder",
+]

@@ -1,0 +1,250 @@
+"""Open decoders, kept for the next frame of the same video, bounded in number and in bytes.
+
+The cache owns decoders by reference only. It never closes one: it lets go of it, and whoever decodes with it at that
+time keeps it alive; with the last reference the decoder frees its memory and files. So nothing in use can be closed,
+and nothing unused stays open. What this asks of a decoder is that it frees itself when it goes, as ours and
+torchcodec's do.
+
+The lock guards dictionaries and numbers only. Opening happens outside it, once for a key, whatever the number of
+threads that ask; so does the freeing of what was evicted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
+
+from asyncfetch.errors import ClosedError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+__all__ = ["DecoderCache", "DecoderCacheStatistics"]
+
+DecoderT = TypeVar("DecoderT")
+
+MIB = 1024 * 1024
+SIZE_VARIABLE = "ASYNCFETCH_DECODER_CACHE_SIZE"
+DEFAULT_SIZE = 100
+"""LeRobot's default too; at 640x480 about 300 MiB."""
+DEFAULT_BYTES = 512 * MIB
+"""A quarter of the memory that a stream may use."""
+
+
+class _Unset(Enum):
+    UNSET = "unset"
+
+    def __repr__(self) -> str:
+        return "<the environment's, or else 100>"
+
+
+_UNSET: Final = _Unset.UNSET
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderCacheStatistics:
+    """A snapshot; the counters run from the cache's making, in this process."""
+
+    size: int
+    """Decoders held."""
+    nbytes: int
+    """What they say they take, in bytes."""
+    max_size: int | None
+    max_bytes: int | None
+    hits: int
+    """Calls that found a decoder, or one being opened by another thread."""
+    misses: int
+    """Calls that opened one, or tried to."""
+    evictions: int
+    """Decoders let go of to keep the bounds."""
+
+
+@dataclass(slots=True)
+class _State(Generic[DecoderT]):
+    """All that changes; each process has its own."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    held: OrderedDict[Hashable, tuple[DecoderT, int]] = field(default_factory=OrderedDict)
+    """With their bytes; the least recently used comes first."""
+    opening: dict[Hashable, Future[DecoderT]] = field(default_factory=dict)
+    nbytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
+class DecoderCache(Generic[DecoderT]):
+    """Least recently used decoders go first. Safe to use from any thread.
+
+    Decoders evicted while in use are outside the bounds until they are let go of: at most one a thread that decodes.
+
+    After a fork the child starts empty. The parent's decoders stay untouched in its memory, which it shares: freeing
+    them could wait for a thread that wasn't copied.
+
+    Args:
+        max_size: Most decoders held; None lifts this bound. Left out, it is ASYNCFETCH_DECODER_CACHE_SIZE, or else 100.
+        max_bytes: Most bytes held, by what the decoders' ``nbytes`` says when they are opened, 0 where they have none;
+            None lifts this bound. A decoder larger than this is handed out, but not kept.
+
+    Raises:
+        ConfigError: A bound below 1, or an environment variable that isn't a number from 1 on.
+    """
+
+    def __init__(
+        self, max_size: int | Literal[_Unset.UNSET] | None = _UNSET, max_bytes: int | None = DEFAULT_BYTES
+    ) -> None:
+        self._max_size = _size_from_environment() if max_size is _UNSET else max_size
+        self._max_bytes = max_bytes
+        for name, bound in (("max_size", self._max_size), ("max_bytes", max_bytes)):
+            if bound is not None and bound < 1:
+                raise ConfigError(f"{name} of a decoder cache must be at least 1, or None for no bound, not {bound}")
+        self._closed = False
+        # By process, so that a child finds nothing of its parent's, a lock held at the fork included; adding to a
+        # dictionary is atomic.
+        self._states: dict[int, _State[DecoderT]] = {}
+
+    def get(self, key: Hashable, open: Callable[[], DecoderT]) -> DecoderT:  # noqa: A002 - the word for it
+        """The decoder of ``key``; ``open`` makes it where there is none.
+
+        Threads that ask for one key at a time share one call of ``open``, its error too; the next call tries again.
+        Different keys open in parallel. ``open`` must not ask for its own key.
+
+        Raises:
+            ClosedError: The cache was closed.
+            Exception: What ``open`` raises.
+        """
+        state = self._state()
+        with state.lock:
+            self._check_open()
+            if (found := state.held.get(key)) is not None:
+                state.held.move_to_end(key)
+                state.hits += 1
+                return found[0]
+            flight, leads = state.opening.get(key), False
+            if flight is None:
+                flight, leads = state.opening.setdefault(key, Future()), True
+            state.hits += not leads
+            state.misses += leads
+        try:
+            return self._open(state, key, open, flight) if leads else flight.result()
+        finally:
+            del flight  # it refers to an error that leaves here, which refers to this frame
+
+    def _open(
+        self,
+        state: _State[DecoderT],
+        key: Hashable,
+        open: Callable[[], DecoderT],  # noqa: A002
+        flight: Future[DecoderT],
+    ) -> DecoderT:
+        try:
+            decoder = open()
+            nbytes = int(getattr(decoder, "nbytes", 0))
+        except BaseException as error:
+            with state.lock:
+                _forget(state, key, flight)
+            flight.set_exception(error)
+            del flight  # as in get
+            raise
+        with state.lock:
+            evicted = self._keep(state, key, decoder, nbytes) if _forget(state, key, flight) else []
+        flight.set_result(decoder)
+        del evicted  # here, outside the lock, they are freed
+        return decoder
+
+    def _keep(self, state: _State[DecoderT], key: Hashable, decoder: DecoderT, nbytes: int) -> list[DecoderT]:
+        """Add a decoder; returns those that had to make room for it."""
+        if self._max_bytes is not None and nbytes > self._max_bytes:
+            return []
+        state.held[key] = decoder, nbytes
+        state.nbytes += nbytes
+        evicted = []
+        while self._over(state):
+            _, (oldest, freed) = state.held.popitem(last=False)
+            state.nbytes -= freed
+            state.evictions += 1
+            evicted.append(oldest)
+        return evicted
+
+    def _over(self, state: _State[DecoderT]) -> bool:
+        return (self._max_size is not None and len(state.held) > self._max_size) or (
+            self._max_bytes is not None and state.nbytes > self._max_bytes
+        )
+
+    def discard(self, key: Hashable) -> None:
+        """Let go of the decoder of ``key``, if there is one. One being opened goes to its callers, but isn't kept."""
+        state = self._state()
+        with state.lock:
+            state.opening.pop(key, None)
+            entry = state.held.pop(key, None)
+            if entry is not None:
+                state.nbytes -= entry[1]
+        del entry
+
+    def clear(self) -> None:
+        """Let go of all decoders; those being opened go to their callers, but aren't kept."""
+        state = self._state()
+        with state.lock:
+            state.opening.clear()
+            held, state.held = state.held, OrderedDict()
+            state.nbytes = 0
+        del held
+
+    def close(self) -> None:
+        """Clear, and refuse from now on. Twice is once."""
+        self._closed = True
+        self.clear()
+
+    def statistics(self) -> DecoderCacheStatistics:
+        """What it holds and did, in this process."""
+        state = self._state()
+        with state.lock:
+            return DecoderCacheStatistics(
+                size=len(state.held),
+                nbytes=state.nbytes,
+                max_size=self._max_size,
+                max_bytes=self._max_bytes,
+                hits=state.hits,
+                misses=state.misses,
+                evictions=state.evictions,
+            )
+
+    def _state(self) -> _State[DecoderT]:
+        process = os.getpid()
+        state = self._states.get(process)
+        return self._states.setdefault(process, _State()) if state is None else state
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the decoder cache was closed; make a new one")
+
+    def __repr__(self) -> str:
+        now = self.statistics()
+        closed = " closed" if self._closed else ""
+        return f"<DecoderCache{closed} {now.size}/{now.max_size} decoders, {now.nbytes}/{now.max_bytes} bytes>"
+
+
+def _forget(state: _State[DecoderT], key: Hashable, flight: Future[DecoderT]) -> bool:
+    """End a flight; False where discard, clear or close ended it already, and its decoder isn't to be kept."""
+    if state.opening.get(key) is not flight:
+        return False
+    del state.opening[key]
+    return True
+
+
+def _size_from_environment() -> int:
+    text = os.environ.get(SIZE_VARIABLE)
+    if text is None:
+        return DEFAULT_SIZE
+    try:
+        size = int(text)
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise ConfigError(f"{SIZE_VARIABLE} must be a whole number from 1 on, not {text!r}")
+    return size

@@ -1,0 +1,124 @@
+"""The decoder of one clip, whatever library does it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Protocol
+
+from asyncfetch.decode.backends import choose_backend, import_torch
+from asyncfetch.errors import DecodeError, WrongLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from asyncfetch.config import DecoderBackend
+    from asyncfetch.decode.clip import Clip
+
+__all__ = ["ClipDecoder", "FrameDecoder", "estimated_nbytes", "open_decoder"]
+
+KIB = 1024
+
+
+class FrameDecoder(Protocol):
+    """Decodes frames of one video. Threads may share it; it serves one of them at a time.
+
+    It frees what it holds when its last reference goes.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it holds beside the clip's bytes; an estimate."""
+        ...
+
+    def frames(self, frames: Sequence[int]) -> torch.Tensor:
+        """The frames at these positions of the clip, in this order; duplicates are welcome.
+
+        Returns:
+            (N, 3, height, width) uint8 RGB, or (N, 1, height, width) float32 distances of a depth camera. Colour lies
+            channels-last in memory, the way decoders write it. Nobody else holds the tensor.
+
+        Raises:
+            FrameMissing: The video has no such frame, or another one in its place.
+            DecodeError: The bytes can't be decoded.
+            WrongLoop: The decoder was opened before a fork, in the parent.
+        """
+        ...
+
+
+def open_decoder(clip: Clip, *, backend: DecoderBackend = "auto") -> FrameDecoder:
+    """A decoder on the clip's own bytes; it copies nothing and keeps the clip alive.
+
+    Args:
+        clip: A depth clip goes to PyAV whatever ``backend`` says: torchcodec has 8 bits only.
+        backend: "auto" is torchcodec where it loads, else PyAV, with one RuntimeWarning a process that says why. Both
+            give the same pixels for video of 8 bits; for 10 bits FFmpeg 5 and 8 place colour differently by a fraction
+            of a pixel, so edges of colour may differ.
+
+    Raises:
+        DecodeError: The bytes aren't a video that the back end can read.
+        MissingDependency: The back end can't be loaded; the message has the commands that help.
+    """
+    if choose_backend("pyav" if clip.depth is not None else backend) == "torchcodec":
+        from asyncfetch.decode.torchcodec_decoder import TorchcodecDecoder
+
+        return TorchcodecDecoder(clip)
+    from asyncfetch.decode.pyav_decoder import PyAVDecoder
+
+    return PyAVDecoder(clip)
+
+
+def estimated_nbytes(codec: str, width: int, height: int, bytes_per_sample: int) -> int:
+    """Memory of one open decoder after some random frames.
+
+    In frames of 4:2:0, measured as growth of resident memory a decoder, torchcodec 0.13 with FFmpeg 5.1, 640x480 and
+    1280x720, 8 and 10 bits: AV1 0.6-4, HEVC 8-9 (13.5 in 10 bits, counted as 8-bit frames), H.264 8-10 (14 with many
+    reference frames; 15 in 10 bits, counted as 8-bit frames).
+    """
+    frames = 6 if codec == "av01" else 12
+    return frames * width * height * 3 // 2 * bytes_per_sample + 256 * KIB
+
+
+class ClipDecoder(ABC):
+    """What both back ends share: which frames may be asked for, by one thread at a time, in one process."""
+
+    def __init__(self, clip: Clip, *, num_frames: int, bytes_per_sample: int) -> None:
+        self.clip = clip
+        self.num_frames = num_frames  # that the decoder found
+        self.nbytes = estimated_nbytes(clip.codec, clip.width, clip.height, bytes_per_sample)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # a decoder's state is one position in one video
+
+    def frames(self, frames: Sequence[int]) -> torch.Tensor:
+        """See FrameDecoder."""
+        if os.getpid() != self._pid:  # before the lock: a thread that isn't here may have held it
+            raise WrongLoop(
+                f"{self.clip.name}: the decoder was opened in process {self._pid} and can't be used in its child "
+                f"{os.getpid()}; open one there"
+            )
+        ranks = self.clip.ranks(frames)
+        if not ranks:
+            return self._no_frames()
+        if max(ranks) >= self.num_frames:
+            raise DecodeError(
+                f"{self.clip.name}: its {self.clip.nbytes} bytes hold {self.num_frames} frames, and number "
+                f"{max(ranks)} was asked for: they were cut short, or the header isn't theirs"
+            )
+        with self._lock:
+            return self._decode(frames, ranks)
+
+    def _no_frames(self) -> torch.Tensor:
+        library = import_torch()
+        channels, dtype = (3, library.uint8) if self.clip.depth is None else (1, library.float32)
+        none: torch.Tensor = library.empty((0, channels, self.clip.height, self.clip.width), dtype=dtype, device="cpu")
+        return none
+
+    @abstractmethod
+    def _decode(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
+        """The frames, at least one, whose ranks are in the clip. Called under the lock."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.clip.name!r}, {len(self.clip)} frames)"

@@ -1,0 +1,132 @@
+"""The threads that decode: as many as there are cores, whatever the number of tasks that ask."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar, TypeVarTuple
+
+import anyio
+from anyio import to_thread
+
+from asyncfetch.config import usable_cpus
+from asyncfetch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DecodePool", "DecodePoolStatistics"]
+
+ResultT = TypeVar("ResultT")
+Arguments = TypeVarTuple("Arguments")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePoolStatistics:
+    """A snapshot; counters and sums run from the pool's making."""
+
+    threads: int
+    """Most calls that run at a time."""
+    busy: int
+    """Calls that run now."""
+    waiting: int
+    """Callers that wait for a thread now."""
+    finished: int
+    """Calls that ran to their end, errors included."""
+    busy_seconds: float
+    """Sum of the times that finished calls ran, by the clock on the wall."""
+
+
+class DecodePool:
+    """Runs blocking calls in worker threads, at most ``threads`` at a time, first come, first served.
+
+    There is no queue but the callers themselves: each waits in its own task, so what waits is bounded by who asks.
+    The threads are anyio's, which ends them with the loop; there is nothing to close. A pool belongs to the loop that
+    uses it first.
+
+    Args:
+        threads: None means one a core that this process may use.
+
+    Raises:
+        ConfigError: ``threads`` is below 1.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = usable_cpus() if threads is None else threads
+        if self._threads < 1:
+            raise ConfigError(f"threads must be at least 1, not {threads}")
+        self._limiter = anyio.CapacityLimiter(self._threads)
+        self._unlimited = anyio.CapacityLimiter(math.inf)  # else anyio's own 40 for the loop would count too
+        self._finished = 0
+        self._busy_seconds = 0.0
+
+    async def run(self, function: Callable[[*Arguments], ResultT], *args: *Arguments) -> ResultT:
+        """``function(*args)``, called in a worker thread.
+
+        Cancelled while it waits, it never calls. A call that runs can't be stopped: a cancelled caller waits for its
+        end and throws the result away, and the thread counts as busy until then. A deadline or cancel scope of anyio
+        then returns the result; a cancellation of the task itself is raised after the call has ended. A second one of
+        that kind is raised at once: then the call runs on, and no longer counts.
+        """
+        async with self._limiter:
+            call: _Call[ResultT] = _Call(lambda: function(*args))
+            try:
+                return await to_thread.run_sync(call.run, limiter=self._unlimited)
+            except asyncio.CancelledError:
+                # Task.cancel() goes through anyio's shield, with the thread still at work.
+                await call.ended()
+                raise
+            finally:
+                self._finished += call.began
+                self._busy_seconds += call.seconds
+
+    def statistics(self) -> DecodePoolStatistics:
+        """What it does and did."""
+        now = self._limiter.statistics()
+        return DecodePoolStatistics(
+            threads=self._threads,
+            busy=now.borrowed_tokens,
+            waiting=now.tasks_waiting,
+            finished=self._finished,
+            busy_seconds=self._busy_seconds,
+        )
+
+    def __repr__(self) -> str:
+        now = self.statistics()
+        return f"<DecodePool {now.busy}/{now.threads} threads busy, {now.waiting} waiting>"
+
+
+class _Call(Generic[ResultT]):
+    """One call, from the loop's side and the thread's.
+
+    The future tells three states apart that anyio doesn't: not begun, running, ended. The thread writes the numbers
+    before it ends the future, the loop reads them after that.
+    """
+
+    def __init__(self, function: Callable[[], ResultT]) -> None:
+        self._function = function
+        self._ended: Future[None] = Future()
+        self.began = False
+        self.seconds = 0.0
+
+    def run(self) -> ResultT:
+        """In the thread."""
+        if not self._ended.set_running_or_notify_cancel():
+            raise CancelledError  # to nobody
+        self.began = True
+        start = time.perf_counter()
+        try:
+            return self._function()
+        finally:
+            self.seconds = time.perf_counter() - start
+            self._ended.set_result(None)
+
+    async def ended(self) -> None:
+        """Returns when the call doesn't run and won't."""
+        if self._ended.cancel():
+            return
+        with anyio.CancelScope(shield=True):
+            await asyncio.wrap_future(self._ended)

@@ -1,0 +1,117 @@
+"""Frames through torchcodec, by its public API."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncfetch.decode.backends import import_torch
+from asyncfetch.decode.decoder import ClipDecoder
+from asyncfetch.errors import DecodeError, FrameMissing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from asyncfetch.decode.clip import Clip
+
+__all__ = ["TorchcodecDecoder", "open_video"]
+
+PLACE_IN_SOURCE = re.compile(r"^\w+, \S+:\d+, ")
+"""Function, file and line, as they begin torchcodec's messages."""
+
+
+def open_video(data: memoryview | bytes, name: str) -> Any:  # noqa: ANN401 - torchcodec is optional
+    """A torchcodec VideoDecoder on these bytes, which it reads in place and keeps alive.
+
+    Raises:
+        DecodeError: They aren't a video, or not one that FFmpeg here can decode.
+    """
+    from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
+
+    try:
+        # The threads are ours, one a decoder; "cpu", because torch's default device may be another.
+        return VideoDecoder(
+            _tensor_on(data), num_ffmpeg_threads=1, seek_mode="exact", dimension_order="NCHW", device="cpu"
+        )
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise DecodeError(f"{name}: torchcodec can't open its {len(data)} bytes: {_reason(error)}") from error
+
+
+class TorchcodecDecoder(ClipDecoder):
+    """See FrameDecoder."""
+
+    def __init__(self, clip: Clip) -> None:
+        self._video = open_video(clip.data, clip.name)
+        super().__init__(clip, num_frames=len(self._video), bytes_per_sample=_bytes_per_sample(self._video))
+
+    def _decode(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
+        wanted = sorted(set(ranks))
+        try:
+            pixels, seconds = self._read(wanted)
+        except RuntimeError as error:
+            raise DecodeError(
+                f"{self.clip.name}: torchcodec can't decode frames {list(frames)}: {_reason(error)}"
+            ) from error
+        places = np.searchsorted(wanted, ranks)
+        self._check_times(frames, seconds[places])
+        if wanted == ranks:
+            return pixels
+        return pixels[import_torch().from_numpy(places)]
+
+    def _read(self, ranks: list[int]) -> tuple[torch.Tensor, NDArray[np.float64]]:
+        if len(ranks) == 1:
+            frame = self._video.get_frame_at(ranks[0])
+            return frame.data.unsqueeze(0), np.array([frame.pts_seconds])
+        batch = self._video.get_frames_at(
+            import_torch().tensor(ranks, device="cpu")
+        )  # a list would go to the default device
+        return batch.data, batch.pts_seconds.numpy()
+
+    def _check_times(self, frames: Sequence[int], seconds: NDArray[np.float64]) -> None:
+        """Raise FrameMissing where a frame isn't the one of its time.
+
+        torchcodec's times are float64 quotients of the same ticks, so half a tick leaves room for any rounding.
+        """
+        expected = self.clip.pts[np.asarray(frames)] / self.clip.timescale
+        off = np.abs(seconds - expected) > 0.5 / self.clip.timescale
+        if off.any():
+            first = int(off.argmax())
+            raise FrameMissing(
+                f"{self.clip.name}: frame {frames[first]} should be shown at {expected[first]:.6f} s, but the one in "
+                f"its place is shown at {seconds[first]:.6f} s: the video isn't the one that its index was made from"
+            )
+
+
+class _Aliased:
+    """Another array on the same memory, said to be writable.
+
+    torch has no read-only tensors: ``from_numpy`` and ``frombuffer`` warn about such memory, and DLPack takes it from
+    numpy 2.1 on only. The tensor goes to the demuxer alone, which reads. numpy keeps this object as the array's base,
+    so the memory lives as long as the tensor.
+    """
+
+    def __init__(self, source: NDArray[np.uint8]) -> None:
+        self._source = source
+        address, _ = source.__array_interface__["data"]
+        self.__array_interface__ = {**source.__array_interface__, "data": (address, False)}
+
+
+def _tensor_on(data: memoryview | bytes) -> torch.Tensor:
+    array = np.asarray(_Aliased(np.frombuffer(data, dtype=np.uint8)))
+    tensor: torch.Tensor = import_torch().from_numpy(array)
+    return tensor
+
+
+def _bytes_per_sample(video: Any) -> int:  # noqa: ANN401
+    # "yuv420p", "yuv420p10le" ...; the field is newer than the oldest torchcodec we take.
+    return 2 if (getattr(video.metadata, "pixel_format", None) or "").endswith(("le", "be")) else 1
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, without where in torchcodec's source."""
+    return PLACE_IN_SOURCE.sub("", str(error))

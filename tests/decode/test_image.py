@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import subprocess
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import av
+import numpy as np
+import pytest
+import torch
+
+from asyncfetch.decode import backends, decode_image
+from asyncfetch.errors import DecodeError, MissingDependency
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+RANDOM = np.random.default_rng(5)
+RGB = RANDOM.integers(0, 256, (31, 50, 3), np.uint8)
+RGBA = RANDOM.integers(0, 256, (31, 50, 4), np.uint8)
+GRAY = RANDOM.integers(0, 256, (31, 50), np.uint8)
+GRAY_16 = RANDOM.integers(0, 65536, (31, 50), np.uint16)
+
+
+def image(codec: str, pix_fmt: str, array: NDArray[Any]) -> bytes:
+    encoder: Any = av.CodecContext.create(codec, "w")
+    encoder.height, encoder.width = array.shape[:2]
+    encoder.pix_fmt, encoder.time_base = pix_fmt, Fraction(1)
+    frame = av.VideoFrame.from_ndarray(array, format=pix_fmt)
+    return b"".join(bytes(packet) for packet in [*encoder.encode(frame), *encoder.encode(None)])
+
+
+@pytest.mark.parametrize(
+    ("codec", "pix_fmt", "stored"),
+    [
+        ("png", "rgb24", RGB),
+        ("png", "rgba", RGBA),
+        ("png", "gray", GRAY),
+        ("png", "gray16be", GRAY_16),
+        ("tiff", "rgb24", RGB),
+        ("tiff", "gray16le", GRAY_16),
+    ],
+)
+@pytest.mark.parametrize("wrap", [bytes, memoryview])
+def test_lossless_images_come_back_as_stored(codec: str, pix_fmt: str, stored: NDArray[Any], wrap: type) -> None:
+    decoded = decode_image(wrap(image(codec, pix_fmt, stored)))
+    channels = stored.shape[2] if stored.ndim == 3 else 1
+    assert decoded.shape == (channels, 31, 50)
+    assert decoded.dtype == (torch.uint16 if stored.dtype == np.uint16 else torch.uint8)
+    assert np.array_equal(decoded.permute(1, 2, 0).numpy().squeeze(), stored)
+
+
+def test_a_jpeg_is_close() -> None:
+    smooth = np.linspace(20, 230, 64 * 48 * 3).reshape(48, 64, 3).astype(np.uint8)
+    command = ["ffmpeg", "-v", "error", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", "64x48", "-i", "-", "-q:v", "2", "-f", "image2pipe", "-c:v", "mjpeg", "-"]
+    data = subprocess.run(command, input=smooth.tobytes(), capture_output=True, check=True, timeout=15).stdout
+    decoded = decode_image(data).permute(1, 2, 0).numpy()
+    assert np.abs(decoded.astype(int) - smooth).mean() < 3
+
+
+def test_a_png_in_rgb_is_the_same_without_torchcodec(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = image("png", "rgb24", RGB)
+    monkeypatch.setattr("asyncfetch.decode.image.choose_backend", lambda _: "pyav")
+    assert np.array_equal(decode_image(data).permute(1, 2, 0).numpy(), RGB)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x89PNG", b"not an image", image("png", "rgb24", RGB)[:60], image("png", "gray", GRAY)[:60], b"II*\0" * 9],
+    ids=["empty", "start", "text", "cut", "cut gray", "tiff"],
+)
+def test_what_is_no_image_is_refused(data: bytes) -> None:
+    with pytest.raises(DecodeError, match=f"row 7: .* {len(data)} bytes"):
+        decode_image(data, name="row 7")
+
+
+def test_without_pyav_the_error_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_problem", lambda module: ImportError("no av") if module == "av" else None)
+    assert decode_image(image("png", "rgb24", RGB)).shape == (3, 31, 50)
+    with pytest.raises(MissingDependency, match=r'pip install "asyncfetch\[pyav\]"'):
+        decode_image(image("png", "gray", GRAY))
