@@ -200,7 +200,7 @@ async def test_evicted_bytes_are_freed() -> None:
         async with cache.lease(URL, 0, 50) as lease:
             alive = weakref.ref(lease.buffer.obj)
         del lease
-            assert alive() is not None
+        assert alive() is not None
         await cache.fetch(OTHER, 0, 50)
         assert alive() is None
 
