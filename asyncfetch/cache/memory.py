@@ -150,11 +150,9 @@ class ByteCache:
         """
         ranges = list(ranges)
         self._require_room_for(ranges)
-        views: list[memoryview | None] = [None] * len(ranges)
         async with self.fetch_stream(ranges) as stream:
-            async for index, view in stream:
-                views[index] = view
-        return [view for view in views if view is not None]
+            views = {index: view async for index, view in stream}
+        return [views[index] for index in range(len(ranges))]
 
     def fetch_stream(
         self, ranges: Iterable[ByteRange]
@@ -228,6 +226,8 @@ class ByteCache:
             yield lease
 
     def _hit(self, key: CacheKey) -> Lease | None:
+        if key.size_bytes == 0:  # nothing to fetch, nor to keep: an entry without bytes would never be evicted
+            return Lease(key, memoryview(bytearray()), None)
         if key not in self._lru:
             return None
         held = self._lru.lease(key)
@@ -236,8 +236,6 @@ class ByteCache:
     async def _obtain(self, key: CacheKey) -> Lease:
         """A lease: at once where the bytes are held, else from the flight that the key has or gets."""
         self._check()
-        if key.size_bytes == 0:  # an entry without bytes would never be evicted
-            return Lease(key, memoryview(b""), None)
         lease = self._hit(key)
         if lease is not None:
             return lease

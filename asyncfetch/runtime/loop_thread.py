@@ -60,7 +60,9 @@ class LoopCall(Generic[T]):
 
         Raises:
             ClosedError: The call was cancelled, or the LoopThread closed, before the coroutine was done.
+            WrongLoop: In a forked child.
         """
+        self._engine.guard.check()
         try:
             return self._future.result()
         except BaseException:
@@ -81,7 +83,9 @@ class LoopCall(Generic[T]):
 
         On the loop's own thread, and in a forked child, the end can't come while we wait, so this returns at once.
         """
-        if not self._engine.guard.in_child and not self._engine.is_current_thread:
+        if self._engine.guard.in_child:
+            return False  # without a look at the future, whose lock the parent may have held at the fork
+        if not self._engine.is_current_thread:
             concurrent.futures.wait([self._future], timeout_seconds)
         return self._future.done()
 

@@ -66,7 +66,7 @@ CASES = [
     ),
     Case(
         "interrupted while items flow",
-        "print('ready', flush=True)\nfor item in iterate(loop_thread, Numbers):\n    pass",
+        "for item in iterate(loop_thread, Numbers):\n    if item == 1:\n        print('ready', flush=True)",
         -signal.SIGINT,
         "ready\nleft\n",
         interrupt=True,

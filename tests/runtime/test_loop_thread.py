@@ -155,7 +155,6 @@ def test_collection_ends_the_thread() -> None:
     loop_thread = LoopThread()
     ident = loop_thread.run(_thread_ident)
     del loop_thread
-    gc.collect()
     wait_for_thread_end(ident)
 
 

@@ -1,0 +1,573 @@
+from __future__ import annotations
+
+import weakref
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncfetch.cache.memory import ByteCache
+from asyncfetch.errors import (
+    CacheError,
+    ClosedError,
+    ConfigError,
+    ConnectionFailed,
+    ObjectChanged,
+    RangeNotSatisfiable,
+    WrongLoop,
+)
+from asyncfetch.ranges import ByteRange, ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from asyncfetch.cache.lease import CacheKey, Lease
+    from asyncfetch.fetch.reader import RangeReader, WritableBuffer
+
+URL = "https://data.example.org/a"
+OTHER = "https://data.example.org/b"
+
+
+class FakeReader:
+    """Objects in memory. Keeps a log of requests; holds them back while ``gated``; fails as ``errors`` says."""
+
+    def __init__(self, *, gated: bool = False) -> None:
+        self.objects = {url: np.random.default_rng(index).bytes(1000) for index, url in enumerate([URL, OTHER])}
+        self.log: list[tuple[str, int, int | None]] = []
+        self.gated = gated
+        self.under_way: dict[tuple[str, int, int | None], anyio.Event] = {}
+        self.errors: dict[tuple[str, int, int | None], Exception] = {}
+
+    async def _request(self, url: str, start: int, stop: int | None) -> bytes:
+        request = (url, start, stop)
+        assert request not in self.under_way, "asked twice at a time"
+        self.log.append(request)
+        self.under_way[request] = anyio.Event()
+        try:
+            await (self.under_way[request].wait() if self.gated else anyio.lowlevel.checkpoint())
+        finally:
+            del self.under_way[request]
+        if request in self.errors:
+            raise self.errors.pop(request)
+        if stop is not None and stop > len(self.objects[url]):
+            raise RangeNotSatisfiable("past the end", url=url, start=start, stop=stop, size=len(self.objects[url]))
+        return self.objects[url][start:stop]
+
+    async def stat(self, url: str) -> ObjectInfo:
+        return ObjectInfo(url, len(self.objects[url]))
+
+    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
+        return memoryview(await self._request(url, start, stop))
+
+    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        return await self.stat(url), await self.fetch(url, 0, max_bytes)
+
+    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
+        buffer[:] = await self._request(url, start, stop)
+
+    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
+        raise NotImplementedError
+
+    def fetch_stream(
+        self, ranges: Iterable[ByteRange]
+    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
+        raise NotImplementedError
+
+
+async def settle() -> None:
+    """Let every task go as far as it can; nothing here waits for the outside."""
+    for _ in range(25):
+        await anyio.lowlevel.checkpoint()
+
+
+def is_a_reader(cache: ByteCache) -> RangeReader:
+    return cache  # checked by mypy
+
+
+async def test_a_second_ask_is_a_hit_without_a_request() -> None:
+    reader = FakeReader()
+    async with ByteCache(reader, max_bytes=100) as cache:
+        first = await cache.fetch(URL, 10, 20)
+        assert await cache.fetch(URL, 10, 20) == first == reader.objects[URL][10:20]
+        statistics = cache.statistics()
+    assert first.readonly
+    assert len(reader.log) == 1
+    assert (statistics.hits, statistics.misses, statistics.joins, statistics.used_bytes) == (1, 1, 0, 10)
+
+
+async def test_a_hit_does_not_wait() -> None:
+    async with ByteCache(FakeReader(), max_bytes=100) as cache:
+        await cache.fetch(URL, 0, 10)
+        with pytest.raises(StopIteration):
+            cache.fetch(URL, 0, 10).send(None)
+
+
+async def test_a_thousand_askers_make_one_request_even_if_the_first_leaves() -> None:
+    reader = FakeReader(gated=True)
+    views = []
+    first = anyio.CancelScope()
+
+    async def ask(scope: anyio.CancelScope) -> None:
+        with scope:
+            views.append(await cache.fetch(URL, 0, 50))
+
+    async with ByteCache(reader, max_bytes=100) as cache, anyio.create_task_group() as askers:
+        askers.start_soon(ask, first)
+        await settle()
+        for _ in range(999):
+            askers.start_soon(ask, anyio.CancelScope())
+        await settle()
+        first.cancel()
+        await settle()
+        reader.under_way[URL, 0, 50].set()
+    assert views == [reader.objects[URL][:50]] * 999
+    assert len(reader.log) == 1
+    assert cache.statistics().joins == 999
+
+
+async def test_a_failure_reaches_all_and_the_next_ask_tries_again() -> None:
+    reader = FakeReader(gated=True)
+    reader.errors[URL, 0, 50] = ConnectionFailed("gone", url=URL)
+    failures: list[bool] = []
+
+    async def ask() -> None:
+        with pytest.raises(ConnectionFailed):
+            await cache.fetch(URL, 0, 50)
+        failures.append(True)
+
+    async with ByteCache(reader, max_bytes=100) as cache:
+        async with anyio.create_task_group() as askers:
+            for _ in range(10):
+                askers.start_soon(ask)
+            await settle()
+            reader.under_way[URL, 0, 50].set()
+        assert cache.statistics().reserved_bytes == 0
+        reader.gated = False
+        assert await cache.fetch(URL, 0, 50) == reader.objects[URL][:50]
+    assert (len(failures), len(reader.log)) == (10, 2)
+
+
+async def test_the_last_askers_cancellation_cancels_the_request_and_frees_its_room() -> None:
+    reader = FakeReader(gated=True)
+    async with ByteCache(reader, max_bytes=100) as cache:
+        with anyio.move_on_after(0.01):
+            await cache.fetch(URL, 0, 50)
+        assert (reader.under_way, cache.statistics().reserved_bytes) == ({}, 0)
+
+
+async def test_a_lease_has_writable_room_in_front_of_the_range() -> None:
+    reader = FakeReader()
+    async with ByteCache(reader, max_bytes=100) as cache:
+        async with cache.lease(URL, 10, 20, headroom_bytes=4) as lease:
+            lease.buffer[:4] = b"moov"
+            assert lease.view == reader.objects[URL][10:20]
+            assert lease.view.readonly
+            assert bytes(lease.buffer) == b"moov" + reader.objects[URL][10:20]
+            assert cache.statistics().leased_bytes == 14
+        assert cache.statistics().leased_bytes == 0
+        again = cache.try_lease(URL, 10, 20, headroom_bytes=4)
+        assert again is not None
+        with again:
+            assert bytes(again.buffer[:4]) == b"moov"
+        again.release()
+        assert cache.try_lease(URL, 10, 20) is None
+    assert len(reader.log) == 1
+
+
+async def test_what_is_leased_is_never_evicted() -> None:
+    async with ByteCache(FakeReader(), max_bytes=100) as cache, cache.lease(URL, 0, 60):
+        for start in range(0, 900, 30):
+            await cache.fetch(OTHER, start, start + 30)
+        assert cache.try_lease(URL, 0, 60) is not None
+        assert cache.statistics().evictions == 29
+
+
+async def test_a_view_outlives_its_eviction_and_the_cache() -> None:
+    reader = FakeReader()
+    async with ByteCache(reader, max_bytes=50) as cache:
+        view = await cache.fetch(URL, 0, 50)
+        await cache.fetch(OTHER, 0, 50)
+    assert view == reader.objects[URL][:50]
+
+
+async def test_evicted_bytes_are_freed() -> None:
+    async with ByteCache(FakeReader(), max_bytes=50) as cache:
+        async with cache.lease(URL, 0, 50) as lease:
+            alive = weakref.ref(lease.buffer.obj)
+        del lease
+        assert alive() is not None
+        await cache.fetch(OTHER, 0, 50)
+        assert alive() is None
+
+
+async def test_a_range_larger_than_the_cache_is_read_once_and_not_kept() -> None:
+    reader = FakeReader()
+    views = []
+
+    async def ask() -> None:
+        views.append(await cache.fetch(URL, 0, 500))
+
+    async with ByteCache(reader, max_bytes=100) as cache:
+        await cache.fetch(OTHER, 0, 100)
+        async with anyio.create_task_group() as askers:
+            for _ in range(5):
+                askers.start_soon(ask)
+        statistics = cache.statistics()
+    assert views == [reader.objects[URL][:500]] * 5
+    assert len(reader.log) == 2
+    assert (statistics.bypasses, statistics.entries, statistics.evictions) == (1, 1, 0)
+
+
+async def test_askers_that_fill_the_cache_alone_do_not_evict_each_other_for_ever() -> None:
+    reader = FakeReader()
+
+    async def ask(url: str) -> None:
+        for _ in range(3):
+            async with cache.lease(url, 0, 100):
+                await anyio.lowlevel.checkpoint()
+
+    async with ByteCache(reader, max_bytes=100) as cache, anyio.create_task_group() as askers:
+        for _ in range(4):
+            askers.start_soon(ask, URL)
+            askers.start_soon(ask, OTHER)
+    assert len(reader.log) <= 24
+
+
+async def test_room_is_given_first_come_first_served_and_a_leaver_gives_up_its_place() -> None:
+    reader = FakeReader()
+    served: list[int] = []
+    large = anyio.CancelScope()
+
+    async def ask(stop: int, scope: anyio.CancelScope) -> None:
+        with scope:
+            await cache.fetch(OTHER, 0, stop)
+            served.append(stop)
+
+    async with (
+        ByteCache(reader, max_bytes=100) as cache,
+        anyio.create_task_group() as askers,
+        cache.lease(URL, 0, 60),
+    ):
+        askers.start_soon(ask, 90, large)
+        await settle()
+        askers.start_soon(ask, 10, anyio.CancelScope())
+        await settle()
+        assert (served, cache.statistics().waiting) == ([], 2)  # 10 bytes would fit, but it isn't their turn
+        large.cancel()
+        await settle()
+        assert (served, cache.statistics().waiting) == ([10], 0)
+
+
+async def test_a_changed_object_is_dropped_whole_and_what_is_under_way_is_not_kept() -> None:
+    reader = FakeReader(gated=True)
+    async with ByteCache(reader, max_bytes=1000) as cache, anyio.create_task_group() as askers:
+
+        async def fails() -> None:
+            with pytest.raises(ObjectChanged):
+                await cache.fetch(URL, 30, 40)
+
+        reader.gated = False
+        await cache.fetch(URL, 0, 10)
+        await cache.fetch(OTHER, 0, 10)
+        reader.gated = True
+        reader.errors[URL, 30, 40] = ObjectChanged("new version", url=URL)
+        askers.start_soon(fails)
+        askers.start_soon(cache.fetch, URL, 50, 60)
+        await settle()
+        reader.under_way[URL, 30, 40].set()
+        await settle()
+        reader.under_way[URL, 50, 60].set()
+        await settle()
+        assert cache.statistics().entries == 1
+        assert cache.try_lease(OTHER, 0, 10) is not None
+
+
+@pytest.mark.parametrize(("start", "stop"), [(5, 5), (0, None), (-10, None), (900, None), (1000, None)])
+async def test_empty_and_open_ranges(start: int, stop: int | None) -> None:
+    reader = FakeReader()
+    async with ByteCache(reader, max_bytes=2000) as cache:
+        for _ in range(2):
+            assert await cache.fetch(URL, start, stop) == reader.objects[URL][start:stop]
+        if len(reader.objects[URL][start:stop]):
+            assert cache.statistics().hits == 1
+        else:
+            assert cache.statistics().entries == 0
+    assert len(reader.log) <= 2
+
+
+async def test_an_open_range_that_does_not_fit_is_not_kept() -> None:
+    async with ByteCache(FakeReader(), max_bytes=500) as cache:
+        assert len(await cache.fetch(URL)) == 1000
+        assert (cache.statistics().bypasses, cache.statistics().entries) == (1, 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(spans=st.lists(st.tuples(st.sampled_from([URL, OTHER]), st.integers(0, 20), st.integers(0, 20)), max_size=30))
+async def test_many_come_in_input_order_and_equal_ones_once(spans: list[tuple[str, int, int]]) -> None:
+    reader = FakeReader()
+    ranges = [ByteRange(url, start, start + length) for url, start, length in spans]
+    async with ByteCache(reader, max_bytes=10_000) as cache:
+        views = await cache.fetch_many(ranges)
+        async with cache.fetch_stream(ranges) as stream:
+            streamed = [pair async for pair in stream]
+    assert views == [reader.objects[url][start : start + length] for url, start, length in spans]
+    assert sorted(index for index, _ in streamed) == list(range(len(ranges)))
+    assert all(view == views[index] for index, view in streamed)
+    assert len(reader.log) == len({one for one in ranges if one.start != one.stop})
+
+
+async def test_many_that_cannot_fit_together_fail_at_once_with_both_figures() -> None:
+    reader = FakeReader()
+    async with ByteCache(reader, max_bytes=100) as cache:
+        with pytest.raises(CacheError, match=r"need 120 bytes.*max_bytes=100"):
+            await cache.fetch_many(ByteRange(URL, start, start + 40) for start in (0, 40, 80))
+        assert len(await cache.fetch_many([ByteRange(URL, 0, 60)] * 5)) == 5
+    assert len(reader.log) == 1
+
+
+async def test_the_first_error_of_many_comes_alone_and_cancels_the_rest() -> None:
+    reader = FakeReader(gated=True)
+    reader.errors[URL, 0, 10] = ConnectionFailed("gone", url=URL)
+
+    async def ask() -> None:
+        with pytest.raises(ConnectionFailed):
+            await cache.fetch_many([ByteRange(URL, start, start + 10) for start in (0, 10, 20)])
+
+    async with ByteCache(reader, max_bytes=100) as cache, anyio.create_task_group() as askers:
+        askers.start_soon(ask)
+        await settle()
+        reader.under_way[URL, 0, 10].set()
+        await settle()
+        assert (reader.under_way, cache.statistics().reserved_bytes) == ({}, 0)
+
+
+async def test_leaving_a_stream_cancels_what_is_under_way_and_keeps_the_bodys_error_whole() -> None:
+    reader = FakeReader()
+    async with ByteCache(reader, max_bytes=1000) as cache:
+        stream = cache.fetch_stream([ByteRange(URL, start, start + 10) for start in range(0, 100, 10)])
+        with pytest.raises(LookupError):  # noqa: PT012 - the body's raise is the subject
+            async with stream as pairs:
+                await anext(pairs)
+                reader.gated = True
+                raise LookupError
+        assert reader.under_way == {}
+        with pytest.raises(ClosedError):
+            await anext(pairs)
+
+
+async def test_fetch_into_copies_into_the_callers_buffer() -> None:
+    reader = FakeReader()
+    buffer = bytearray(10)
+    async with ByteCache(reader, max_bytes=100) as cache:
+        await cache.fetch_into(URL, 5, 15, buffer)
+        with pytest.raises(ConfigError, match="11 bytes"):
+            await cache.fetch_into(URL, 5, 16, buffer)
+        with pytest.raises(ConfigError, match="read-only"):
+            await cache.fetch_into(URL, 5, 15, memoryview(bytes(10)))
+    assert buffer == reader.objects[URL][5:15]
+
+
+@pytest.mark.parametrize(("start", "stop", "headroom_bytes"), [(5, 4, 0), (-1, 4, 0), (0, 4, -1)])
+async def test_a_range_that_cannot_be_meant_is_refused(start: int, stop: int, headroom_bytes: int) -> None:
+    async with ByteCache(FakeReader(), max_bytes=100) as cache:
+        with pytest.raises(ConfigError):
+            cache.lease(URL, start, stop, headroom_bytes=headroom_bytes)
+    with pytest.raises(ConfigError):
+        ByteCache(FakeReader(), max_bytes=0)
+
+
+@pytest.mark.parametrize("stop", [2**62, 2**80])
+async def test_a_range_beyond_all_memory_is_our_error(stop: int) -> None:
+    async with ByteCache(FakeReader(), max_bytes=100) as cache:
+        with pytest.raises(CacheError, match="ask for a smaller one"):
+            await cache.fetch(URL, 0, stop)
+
+
+async def test_callbacks_hear_of_each_entry_that_goes() -> None:
+    gone: list[CacheKey] = []
+    async with ByteCache(FakeReader(), max_bytes=20) as cache:
+        cache.on_evict(gone.append)
+        for start in (0, 10, 20):
+            await cache.fetch(URL, start, start + 10)
+        assert [key.range.start for key in gone] == [0]
+    assert [key.range.start for key in gone] == [0, 10, 20]
+
+
+async def test_close_cancels_requests_and_tells_their_askers() -> None:
+    reader = FakeReader(gated=True)
+
+    async def ask() -> None:
+        with pytest.raises(ClosedError):
+            await cache.fetch(URL, 0, 10)
+
+    async with anyio.create_task_group() as askers, ByteCache(reader, max_bytes=100) as cache:
+        askers.start_soon(ask)
+        await settle()
+        reader.gated = False
+        async with cache.lease(OTHER, 0, 10) as lease:
+            pass
+        held = cache.try_lease(OTHER, 0, 10)
+    assert reader.under_way == {}
+    assert held is not None
+    held.release()
+    assert lease.view == reader.objects[OTHER][:10]
+    with pytest.raises(ClosedError, match="closed"):
+        await cache.fetch(URL, 0, 10)
+    with pytest.raises(ClosedError, match="not entered"):
+        await ByteCache(reader, max_bytes=100).fetch(URL, 0, 10)
+
+
+async def test_another_loop_is_refused_and_statistics_are_not() -> None:
+    async with ByteCache(FakeReader(), max_bytes=100) as cache:
+        await cache.fetch(URL, 0, 10)
+        lease = cache.try_lease(URL, 0, 10)
+        assert lease is not None
+
+        def elsewhere() -> int:
+            with pytest.raises(WrongLoop):
+                anyio.run(cache.fetch, URL, 0, 10)
+            with pytest.raises(WrongLoop):
+                lease.release()
+            return cache.statistics().leased_bytes
+
+        assert await anyio.to_thread.run_sync(elsewhere) == 10
+        lease.release()
+        assert cache.statistics().leased_bytes == 0
+
+
+MODEL_BYTES = 10
+SIZES = [2, 3, 4, 6, 10, 11]  # of the ranges of the model test; the last one bypasses
+
+
+@dataclass
+class Asker:
+    """One task of the model test."""
+
+    size: int
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    letting_go: anyio.Event = field(default_factory=anyio.Event)
+    lease: Lease | None = None
+    failed: bool = False
+
+
+class Model:
+    """What a ByteCache should do, in lists. A range is its size; ``settled`` after each step."""
+
+    def __init__(self) -> None:
+        self.idle: list[int] = []  # least recently used first
+        self.leases: dict[int, int] = {}
+        self.queue: list[int] = []
+        self.reading: list[int] = []
+        self.requests = 0
+
+    def free(self) -> int:
+        held = [*self.leases, *self.reading]
+        return MODEL_BYTES - sum(size for size in held if size <= MODEL_BYTES)
+
+    def ask(self, size: int) -> None:
+        if size in self.idle:
+            self.idle.remove(size)
+            self.leases[size] = 1
+        elif size in self.leases and size <= MODEL_BYTES:
+            self.leases[size] += 1
+        elif size not in self.queue + self.reading:
+            self.queue.append(size) if size <= MODEL_BYTES else self.read(size)
+            self.grant()
+
+    def read(self, size: int) -> None:
+        self.reading.append(size)
+        self.requests += 1
+
+    def grant(self) -> None:
+        while self.queue and self.queue[0] <= self.free():
+            size = self.queue.pop(0)
+            while self.free() - sum(self.idle) < size:
+                self.idle.pop(0)
+            self.read(size)
+
+    def end(self, size: int, *, claims: int) -> None:
+        """A read or a wait for room is over: with so many who get a lease, or failed or left by all."""
+        for stage in (self.queue, self.reading):
+            if size in stage:
+                stage.remove(size)
+        if claims:
+            self.leases[size] = self.leases.get(size, 0) + claims
+        self.grant()
+
+    def release(self, size: int) -> None:
+        self.leases[size] -= 1
+        if not self.leases[size]:
+            del self.leases[size]
+            if size <= MODEL_BYTES:
+                self.idle.append(size)
+        self.grant()
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["ask", "ask", "land", "fail"]), st.sampled_from(SIZES)),
+        st.tuples(st.sampled_from(["cancel", "release"]), st.integers(0, 20)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(operations=OPERATIONS)
+async def test_against_a_model(operations: list[tuple[str, int]]) -> None:
+    reader, model = FakeReader(gated=True), Model()
+    askers: list[Asker] = []
+
+    async def ask(asker: Asker) -> None:
+        with asker.scope:
+            try:
+                async with cache.lease(URL, 0, asker.size) as asker.lease:
+                    assert asker.lease.view == reader.objects[URL][: asker.size]
+                    await asker.letting_go.wait()
+            except ConnectionFailed:
+                pass
+        askers.remove(asker)
+
+    def waiting_for(size: int) -> int:
+        return sum(asker.size == size and asker.lease is None for asker in askers)
+
+    async with ByteCache(reader, max_bytes=MODEL_BYTES) as cache, AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        for operation, number in operations:
+            if operation == "ask":
+                asker = Asker(number)
+                askers.append(asker)
+                tasks.start_soon(ask, asker)
+                model.ask(number)
+            elif operation in {"land", "fail"} and number in model.reading:
+                if operation == "fail":
+                    reader.errors[URL, 0, number] = ConnectionFailed("gone", url=URL)
+                reader.under_way[URL, 0, number].set()
+                model.end(number, claims=waiting_for(number) if operation == "land" else 0)
+            elif operation in {"cancel", "release"} and askers:
+                asker = askers[number % len(askers)]
+                if asker.lease is not None:
+                    model.release(asker.size)
+                    asker.letting_go.set() if operation == "release" else asker.scope.cancel()
+                elif operation == "cancel":
+                    if waiting_for(asker.size) == 1:
+                        model.end(asker.size, claims=0)
+                    asker.scope.cancel()
+            await settle()
+            statistics = cache.statistics()
+            assert {key[2] for key in reader.under_way} == set(model.reading)
+            assert len(reader.log) == model.requests
+            assert statistics.waiting == len(model.queue)
+            leased = [size for size in model.leases if size <= MODEL_BYTES]
+            assert statistics.leased_bytes == sum(leased)
+            assert statistics.used_bytes == sum(leased) + sum(model.idle)
+            assert statistics.used_bytes + statistics.reserved_bytes <= MODEL_BYTES
+            assert statistics.entries == len(leased) + len(model.idle)
+        tasks.cancel_scope.cancel()
+    assert reader.under_way == {}
+    assert (cache.statistics().used_bytes, cache.statistics().reserved_bytes) == (0, 0)
