@@ -1,0 +1,159 @@
+"""Clips of real videos, decoded, against the whole file decoded by PyAV."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import random
+from typing import TYPE_CHECKING, Any
+
+import av
+import numpy as np
+import pytest
+
+from asyncfetch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from asyncfetch.media import ClipPlan
+
+Video = Any  # conftest's
+FPS = 30
+
+
+def stretches(count: int, *, seed: int) -> Iterator[tuple[int, int]]:
+    """Some (first frame, number of frames): all, the ends, past the end, and random ones."""
+    yield from [(0, count), (0, 1), (max(0, count - 1), 1), (max(0, count - 2), 5)]
+    rng = random.Random(seed)
+    for _ in range(12):
+        first = rng.randrange(count)
+        yield first, rng.randint(1, min(20, count - first))
+
+
+def cut(data: bytes, plan: ClipPlan) -> bytearray:
+    buffer = bytearray(plan.header_bytes) + data[plan.start : plan.stop]
+    plan.write_header(memoryview(buffer))
+    return buffer
+
+
+def pyav_frames(data: bytes | bytearray) -> dict[int, NDArray[np.uint8]]:
+    container: Any
+    with av.open(io.BytesIO(data)) as container:
+        return {frame.pts: frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)}
+
+
+@pytest.fixture(scope="session")
+def open_torchcodec() -> Callable[[bytearray], Any]:
+    torch = pytest.importorskip("torch")
+    try:
+        decoders: Any = importlib.import_module("torchcodec.decoders")
+    except (ImportError, RuntimeError, OSError) as error:  # RuntimeError: it finds no FFmpeg libraries
+        pytest.skip(f"torchcodec can't be loaded: {error}")
+
+    def open_decoder(data: bytearray) -> object:
+        tensor = torch.frombuffer(data, dtype=torch.uint8)
+        return decoders.VideoDecoder(tensor, seek_mode="exact", num_ffmpeg_threads=1, dimension_order="NHWC")
+
+    return open_decoder
+
+
+def test_pyav_shows_the_asked_frames_at_the_planned_times(video: Video) -> None:
+    index, end = video.index(), max(video.truth) + 1
+    for first, count in stretches(end, seed=1):
+        plan = index.clip(first, count, fps=FPS)
+        shown = pyav_frames(cut(video.data, plan)) if plan.num_samples else {}
+        for frame, pts in zip(range(first, first + count), plan.pts.tolist(), strict=True):
+            if frame in video.truth:
+                np.testing.assert_array_equal(shown[pts], video.truth[frame], f"{frame} of {first}+{count}")
+            else:
+                assert pts == -1
+
+
+def test_torchcodec_finds_the_asked_frames_in_any_order(
+    video: Video, open_torchcodec: Callable[[bytearray], Any]
+) -> None:
+    index, end = video.index(), max(video.truth) + 1
+    numbers = sorted(video.truth)
+    every = np.stack([video.truth[number] for number in numbers]).astype(np.int16)
+    for first, count in stretches(end, seed=2):
+        plan = index.clip(first, count, fps=FPS)
+        decoder: Any = open_torchcodec(cut(video.data, plan)) if plan.num_samples else None
+        order = random.Random(first).sample(range(count), count)
+        for k in order:
+            if first + k not in video.truth:
+                assert plan.frame_index[k] == -1
+                continue
+            frame = decoder.get_frame_at(int(plan.frame_index[k]))
+            assert frame.pts_seconds == pytest.approx(plan.pts[k] / plan.timescale, abs=1e-9)
+            # Colours are converted by another library: near the truth, and nearer than to any other frame.
+            distances = np.abs(every - frame.data.numpy()).mean(axis=(1, 2, 3))
+            assert numbers[int(distances.argmin())] == first + k, f"{first + k} of {first}+{count}"
+            assert distances.min() < 2
+
+
+def test_a_clip_takes_the_group_of_pictures_and_no_more(make_video: Callable[[str], Video]) -> None:
+    index = make_video("av1-g2").index()
+    assert [index.clip(first, 2, fps=FPS).num_samples for first in (0, 1, 10, 11)] == [2, 3, 2, 3]
+    assert make_video("h264-all-key").index().clip(20, 1, fps=FPS).num_samples == 1
+
+
+def test_open_gops_start_one_key_frame_earlier_only_for_the_pictures_that_need_it(
+    make_video: Callable[[str], Video],
+) -> None:
+    index = make_video("hevc-open").index()
+    sync = index.samples.sync
+    assert sync is not None
+    times = (index.samples.presentation_times(0, index.num_samples) - index.edit.shift) // 512
+    led = next(i for i in range(1, len(sync)) if times[sync[i] + 1] < times[sync[i]])
+    key = int(sync[led])
+    assert index.clip(int(times[key]), 1, fps=FPS).num_samples == 1
+    assert index.clip(int(times[key + 1]), 1, fps=FPS).num_samples == key + 2 - int(sync[led - 1])
+
+
+def test_dropped_frames_are_missing_and_their_neighbours_stay(make_video: Callable[[str], Video]) -> None:
+    plan = make_video("dropped-frames").index().clip(5, 6, fps=FPS)
+    assert (plan.frame_index == -1).tolist() == [False, False, True, True, False, False]
+
+
+@pytest.mark.parametrize(("first", "count"), [(3, 0), (7, 2), (10_000, 4)])
+def test_nothing_to_show_is_an_empty_plan(make_video: Callable[[str], Video], first: int, count: int) -> None:
+    plan = make_video("dropped-frames").index().clip(first, count, fps=FPS)
+    assert (plan.start, plan.stop, plan.header_bytes, plan.num_samples) == (0, 0, 0, 0)
+    assert plan.frame_index.tolist() == plan.pts.tolist() == [-1] * count
+    plan.write_header(memoryview(bytearray()))
+
+
+def test_half_the_rate_takes_the_nearer_of_two_samples(make_video: Callable[[str], Video]) -> None:
+    video = make_video("h264-all-key")
+    plan = video.index().clip(0, 10, fps=FPS / 2)
+    shown = pyav_frames(cut(video.data, plan))
+    for k, pts in enumerate(plan.pts.tolist()):
+        np.testing.assert_array_equal(shown[pts], video.truth[2 * k])
+
+
+def test_twice_the_rate_leaves_every_other_frame_missing(make_video: Callable[[str], Video]) -> None:
+    plan = make_video("h264-all-key").index().clip(0, 10, fps=FPS * 2)
+    assert (plan.pts == -1).tolist() == [False, True] * 5
+
+
+def test_the_header_goes_in_front_and_nowhere_else(make_video: Callable[[str], Video]) -> None:
+    plan = make_video("av1-g2").index().clip(0, 10, fps=FPS)
+    buffer = bytearray(b"\xee" * (plan.header_bytes + 50))
+    plan.write_header(memoryview(buffer))
+    assert buffer == plan.header + b"\xee" * 50
+    with pytest.raises(ConfigError, match=f"takes {plan.header_bytes} bytes; the buffer has 3"):
+        plan.write_header(memoryview(bytearray(3)))
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "fps"),
+    [(-1, 1, 30), (0, -1, 30), (0, 1, 0), (0, 1, float("nan")), (0, 1, -30), (2**31, 1, 30), (0, 1, float("inf"))],
+)
+def test_arguments_that_fit_no_file_are_refused(
+    make_video: Callable[[str], Video], first: int, count: int, fps: float
+) -> None:
+    with pytest.raises(ConfigError):
+        make_video("one-frame").index().clip(first, count, fps=fps)
