@@ -6,9 +6,10 @@ import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
     from asyncfetch.fetch.reader import WritableBuffer
-
-DATA = Path(__file__).parents[1] / "data"
-FIXTURES = ("h264", "merge-a")
 
 
 @dataclass
@@ -87,6 +85,21 @@ class LocalReader:
 @pytest.fixture
 def reader() -> LocalReader:
     return LocalReader()
+
+
+@pytest.fixture
+def tables() -> Tables:
+    return Tables()
+
+
+class WriteTable(Protocol):
+    def __call__(self, path: Path, columns: Mapping[str, Any], groups: Iterable[int] = (), **options: Any) -> None:  # noqa: ANN401
+        ...
+
+
+@pytest.fixture(name="write_table")
+def write_table_fixture() -> WriteTable:
+    return write_table
 
 
 @dataclass
