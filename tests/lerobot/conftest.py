@@ -177,7 +177,7 @@ class Tables:
         (root / "meta/info.json").write_text(json.dumps(self.describe()))
         write_table(root / "meta/tasks.parquet", self.tasks)
         write_table(root / "meta/episodes/chunk-000/file-000.parquet", self.episodes)
-        lengths = self.lengths if group_rows is None else [group_rows] * -(-sum(self.lengths) // group_rows)
+        lengths = self.lengths if group_rows is None else [group_rows] * -(-len(self.rows["index"]) // group_rows)
         write_table(root / "data/chunk-000/file-000.parquet", self.rows, lengths, **parquet_options)
         return str(root)
 
