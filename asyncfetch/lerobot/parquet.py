@@ -5,7 +5,7 @@ small ones, whose columns then cost nothing more. A longer footer costs a second
 chunks go to pyarrow through a file object that knows only the fetched bytes, so what we did not plan to read can't be
 read. pyarrow works in a thread, and no exception of its gets out.
 
-Chunks that lie together are asked for as one range. Whether a larger gap is worth reading over is the reader's decision.
+Chunks that lie together are asked for as one range. Whether a larger gap is worth reading over, the reader decides.
 """
 
 from __future__ import annotations

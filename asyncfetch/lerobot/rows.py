@@ -151,13 +151,13 @@ class RowReader:
             if feature.has_column and (columns is None or key in columns or key in DEFAULT_FEATURES)
         }
         self._reader = reader
-        self._metadata = metadata
+        self.metadata = metadata
         self._run = run
         self._files: SharedLRU[str, _DataFile] = SharedLRU(max_bytes // 4)
         self._groups: SharedLRU[tuple[str, int], _Group] = SharedLRU(max_bytes - max_bytes // 4)
 
     def __repr__(self) -> str:
-        return f"<RowReader of {redact_url(self._metadata.url)!r}, files {self._files!r}, row groups {self._groups!r}>"
+        return f"<RowReader of {redact_url(self.metadata.url)!r}, files {self._files!r}, row groups {self._groups!r}>"
 
     @property
     def nbytes(self) -> int:
@@ -183,7 +183,7 @@ class RowReader:
         if own:
             reads.append(partial(self._read, file, own))
         groups = await gather(*reads)
-        return await self._run(partial(_select, groups, episode, self._features, self._metadata.tasks))
+        return await self._run(partial(_select, groups, episode, self._features, self.metadata.tasks))
 
     async def _open(self, url: str) -> _DataFile:
         table = await open_table(self._reader, url, run=self._run)

@@ -6,9 +6,10 @@ import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
     from asyncfetch.fetch.reader import WritableBuffer
-
-DATA = Path(__file__).parents[1] / "data"
-FIXTURES = ("h264", "merge-a")
 
 
 @dataclass
@@ -87,6 +85,21 @@ class LocalReader:
 @pytest.fixture
 def reader() -> LocalReader:
     return LocalReader()
+
+
+@pytest.fixture
+def tables() -> Tables:
+    return Tables()
+
+
+class WriteTable(Protocol):
+    def __call__(self, path: Path, columns: Mapping[str, Any], groups: Iterable[int] = (), **options: Any) -> None:  # noqa: ANN401
+        ...
+
+
+@pytest.fixture(name="write_table")
+def write_table_fixture() -> WriteTable:
+    return write_table
 
 
 @dataclass
@@ -164,7 +177,7 @@ class Tables:
         (root / "meta/info.json").write_text(json.dumps(self.describe()))
         write_table(root / "meta/tasks.parquet", self.tasks)
         write_table(root / "meta/episodes/chunk-000/file-000.parquet", self.episodes)
-        lengths = self.lengths if group_rows is None else [group_rows] * -(-sum(self.lengths) // group_rows)
+        lengths = self.lengths if group_rows is None else [group_rows] * -(-len(self.rows["index"]) // group_rows)
         write_table(root / "data/chunk-000/file-000.parquet", self.rows, lengths, **parquet_options)
         return str(root)
 

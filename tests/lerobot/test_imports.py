@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from asyncfetch.errors import MissingDependency
+from asyncfetch.lerobot.metadata import load_metadata
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.lerobot.conftest import LocalReader, Tables
+
+
+def test_importing_the_room_does_not_import_pyarrow() -> None:
+    code = "import sys, asyncfetch.lerobot.metadata, asyncfetch.lerobot.rows; sys.exit('pyarrow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+async def test_without_pyarrow_the_command_is_named(
+    reader: LocalReader, tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tables.write(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingDependency, match=r'pip install "asyncfetch\[lerobot\]"'):
+        await load_metadata(reader, root)

@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncfetch.errors import (
+    AsyncFetchError,
+    ConfigError,
+    DatasetError,
+    EpisodeNotFound,
+    FormatError,
+    NotFound,
+)
+from asyncfetch.lerobot.metadata import load_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.lerobot.conftest import LocalReader, Tables, WriteTable
+
+DATA = Path(__file__).parents[1] / "data"
+TOP = "observation.images.top"
+EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+
+
+@pytest.mark.parametrize("name", ["h264", "merge-a"])
+async def test_recorded_dataset(reader: LocalReader, name: str) -> None:
+    """Everything that the table says, compared with pyarrow and json reading the same files."""
+    root = DATA / name
+    metadata = await load_metadata(reader, str(root))
+
+    info = json.loads((root / "meta/info.json").read_text())
+    assert list(metadata.features) == list(info["features"])
+    assert metadata.cameras == (TOP, "observation.images.wrist")
+    assert metadata.info.fps == info["fps"]
+    assert metadata.stats == json.loads((root / "meta/stats.json").read_text())
+    assert metadata.tasks == {
+        row["task_index"]: row["task"] for row in pq.read_table(root / "meta/tasks.parquet").to_pylist()
+    }
+    rows = pq.read_table(root / EPISODES).to_pylist()
+    assert len(metadata.episodes) == len(rows)
+    for episode, row in zip(metadata.episodes, rows, strict=True):
+        assert (episode.index, episode.length, list(episode.tasks)) == (
+            row["episode_index"],
+            row["length"],
+            row["tasks"],
+        )
+        assert (episode.from_index, episode.to_index) == (row["dataset_from_index"], row["dataset_to_index"])
+        assert episode.data_url == str(root / "data/chunk-000/file-000.parquet")
+        for camera, span in episode.videos.items():
+            assert span.url == str(root / f"videos/{camera}/chunk-000/file-000.mp4")
+            assert span.first_frame == round(row[f"videos/{camera}/from_timestamp"] * info["fps"])
+            assert span.num_frames == episode.length
+
+
+async def test_each_small_file_costs_one_request(reader: LocalReader) -> None:
+    await load_metadata(reader, str(DATA / "h264"))
+    assert sorted(Path(path).name for path, _, _ in reader.log) == [
+        "file-000.parquet",
+        "info.json",
+        "stats.json",
+        "tasks.parquet",
+    ]
+
+
+async def test_statistics_are_not_fetched(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    tables.lengths = (1,) * 400
+    tables.__post_init__()
+    tables.episodes["stats/action/mean"] = list(np.random.default_rng(0).random((400, 400)))
+    root = tables.write(tmp_path)
+    await load_metadata(reader, root)
+
+    size = (tmp_path / EPISODES).stat().st_size
+    assert size > 1_000_000
+    assert sum(stop - start for start, stop in reader.of("meta/episodes")) < 64 * 1024 + 20_000
+
+
+async def test_chosen_features_and_the_default_ones(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    root = tables.write(tmp_path)
+    metadata = await load_metadata(reader, root, features=["reward"])
+    assert list(metadata.features) == ["reward", "timestamp", "frame_index", "episode_index", "index", "task_index"]
+    assert metadata.cameras == ()
+    assert metadata.episodes[0].videos == {}
+
+
+@pytest.mark.parametrize("features", [["reward", "nope"], "reward"])
+async def test_unknown_features_are_refused_with_the_known(
+    reader: LocalReader,
+    tables: Tables,
+    tmp_path: Path,
+    features: Any,  # noqa: ANN401
+) -> None:
+    with pytest.raises(ConfigError, match=f"action, reward, {TOP}, timestamp"):
+        await load_metadata(reader, tables.write(tmp_path), features=features)
+
+
+async def test_no_stats(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    assert (await load_metadata(reader, tables.write(tmp_path))).stats is None
+
+
+async def test_wrong_root(reader: LocalReader, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="is it the root of a LeRobot v3 dataset") as caught:
+        await load_metadata(reader, str(tmp_path))
+    assert caught.value.url == str(tmp_path / "meta/info.json")
+
+
+async def test_an_older_version_is_named_before_what_it_lacks(
+    reader: LocalReader, tables: Tables, tmp_path: Path
+) -> None:
+    tables.info = {"codebase_version": "v2.1"}
+    root = tables.write(tmp_path)
+    (tmp_path / "meta/tasks.parquet").unlink()
+    (tmp_path / EPISODES).unlink()
+    with pytest.raises(DatasetError, match=r"v2\.1"):
+        await load_metadata(reader, root)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        {"task_index": [0, 1], "__index_level_0__": ["pick", "place"]},
+        {"task": ["place", "pick"], "task_index": [1, 0]},
+        {"task_index": pa.array([0, 1], pa.int16()), "task": pa.array(["pick", "place"]).dictionary_encode()},
+        {"task_index": [1.0, 0.0], "task": ["place", "pick"]},
+    ],
+)
+async def test_tasks_go_by_their_index(
+    reader: LocalReader, tables: Tables, tmp_path: Path, tasks: dict[str, Any]
+) -> None:
+    tables.tasks = tasks
+    metadata = await load_metadata(reader, tables.write(tmp_path))
+    assert metadata.tasks == {0: "pick", 1: "place"}
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        {"task_index": [0, 0], "task": ["pick", "place"]},
+        {"task_index": [0, None], "task": ["pick", "place"]},
+        {"task_index": [0, 1], "task": ["pick", None]},
+        {"task_index": [0, 1], "name": ["pick", "place"]},
+        {"task_index": ["a", "b"], "task": ["pick", "place"]},
+    ],
+)
+async def test_tasks_that_cannot_be_told_apart(
+    reader: LocalReader, tables: Tables, tmp_path: Path, tasks: dict[str, Any]
+) -> None:
+    tables.tasks = tasks
+    with pytest.raises(FormatError, match=r"tasks\.parquet"):
+        await load_metadata(reader, tables.write(tmp_path))
+
+
+def reorder(tables: Tables) -> None:
+    tables.episodes = dict(sorted(tables.episodes.items()))
+
+
+def permute_rows(tables: Tables) -> None:
+    tables.episodes = pa.table(tables.episodes).take([2, 0, 1]).to_pydict()
+
+
+def float_numbers(tables: Tables) -> None:
+    for name, values in tables.episodes.items():
+        if name.endswith("index") or name == "length":
+            tables.episodes[name] = np.asarray(values, np.float64)
+
+
+def narrow_numbers(tables: Tables) -> None:
+    for name in ("episode_index", "length", "data/file_index"):
+        tables.episodes[name] = np.asarray(tables.episodes[name], np.uint8)
+
+
+def tasks_as_large_lists(tables: Tables) -> None:
+    tables.episodes["tasks"] = pa.array(tables.episodes["tasks"], pa.large_list(pa.string()))
+
+
+@pytest.mark.parametrize("change", [reorder, permute_rows, float_numbers, narrow_numbers, tasks_as_large_lists])
+async def test_irregular_episode_tables_read_the_same(
+    reader: LocalReader,
+    tables: Tables,
+    tmp_path: Path,
+    change: Callable[[Tables], object],
+) -> None:
+    regular = await load_metadata(reader, tables.write(tmp_path))
+    change(tables)
+    irregular = await load_metadata(reader, tables.write(tmp_path))
+    assert list(irregular.episodes) == list(regular.episodes)
+    assert irregular.fingerprint == regular.fingerprint
+
+
+async def test_fingerprint_knows_places_but_not_the_url(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    first = await load_metadata(reader, tables.write(tmp_path / "a"))
+    copied = await load_metadata(reader, tables.write(tmp_path / "b"))
+    tables.episodes[f"videos/{TOP}/file_index"] = np.array([0, 1, 1])
+    moved = await load_metadata(reader, tables.write(tmp_path / "c"))
+    assert first.fingerprint == copied.fingerprint != moved.fingerprint
+
+
+@pytest.mark.parametrize("files", [2, 5, 13])
+async def test_several_episode_files(
+    reader: LocalReader, tables: Tables, tmp_path: Path, write_table: WriteTable, files: int
+) -> None:
+    """Two files a chunk directory; ten and more tell numeric from lexicographic order."""
+    tables.lengths = (2,) * (files + 4)
+    tables.info = {"chunks_size": 2}
+    tables.__post_init__()
+    root = tables.write(tmp_path)
+    whole = pa.table(tables.episodes)
+    for number in range(files):
+        rows = whole.slice(number, 1) if number < files - 1 else whole.slice(number)
+        path = tmp_path / f"meta/episodes/chunk-{number // 2:03d}/file-{number % 2:03d}.parquet"
+        write_table(path, dict(zip(rows.column_names, rows.columns, strict=True)))
+    metadata = await load_metadata(reader, root)
+    assert metadata.episodes.lengths.tolist() == [2] * (files + 4)
+    assert len(reader.of("meta/episodes")) <= files + 8
+
+
+async def test_a_missing_episode_file_is_named_with_both_counts(
+    reader: LocalReader, tables: Tables, tmp_path: Path
+) -> None:
+    tables.info = {"total_episodes": 9}
+    with pytest.raises(FormatError, match=r"file-001.parquet isn't there.* 3 of the 9 episodes"):
+        await load_metadata(reader, tables.write(tmp_path))
+
+
+def set_value(name: str, row: int, value: object) -> Callable[[Tables], None]:
+    def change(tables: Tables) -> None:
+        values = np.asarray(tables.episodes[name]).tolist()
+        values[row] = value
+        tables.episodes[name] = values
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_value("episode_index", 1, 0), r"file-000.parquet: episode_index 0 stands where 1 should"),
+        (set_value("length", 1, 3), r"file-000.parquet: episode 1 has frames \[3, 7\), which isn't its length 3"),
+        (set_value("length", 0, -3), r"episode 0 has length -3"),
+        (set_value("length", 2, None), r"column length .* has no value in 1 of 3 rows, first in row 2"),
+        (set_value("length", 2, 4.5), r"column length .* whole numbers; row 2 is 4.5"),
+        (set_value("length", 2, 1e300), r"column length .* whole numbers; row 2 is 1e\+300"),
+        (lambda tables: tables.info.update(total_frames=13), r"add up to 12 frames.*info.json counts 13"),
+        (lambda tables: tables.info.update(total_episodes=2), r"has 3 episodes.*info.json counts 2"),
+        (lambda tables: tables.episodes.pop("length"), r"file-000.parquet has no column length; present are"),
+        (
+            lambda tables: tables.episodes.update(length=["a", "b", "c"]),
+            r"column length .* must hold numbers, not string",
+        ),
+        (
+            lambda tables: tables.episodes.update(tasks=[1, 2, 3]),
+            r"column tasks .* must hold lists of strings, not int64",
+        ),
+    ],
+)
+async def test_contradictions_name_file_and_numbers(
+    reader: LocalReader,
+    tables: Tables,
+    tmp_path: Path,
+    change: Callable[[Tables], object],
+    message: str,
+) -> None:
+    change(tables)
+    with pytest.raises(FormatError, match=message):
+        await load_metadata(reader, tables.write(tmp_path))
+
+
+async def test_frame_ranges_must_follow_on_each_other(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    for name in ("dataset_from_index", "dataset_to_index"):
+        set_value(name, 2, int(tables.episodes[name][2]) + 1)(tables)
+    with pytest.raises(FormatError, match=r"episode 2 begins at frame 8, but the episodes before it have 7"):
+        await load_metadata(reader, tables.write(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["data/chunk_index", "data/file_index", f"videos/{TOP}/from_timestamp"])
+async def test_an_episode_without_a_place_fails_when_it_is_used(
+    reader: LocalReader, tables: Tables, tmp_path: Path, name: str
+) -> None:
+    set_value(name, 1, None)(tables)
+    episodes = (await load_metadata(reader, tables.write(tmp_path))).episodes
+    assert [episodes[0].length, episodes[2].length] == [3, 5]
+    with pytest.raises(DatasetError, match=f"no value in {name} for episode 1 of 4 frames"):
+        episodes[1]
+
+
+async def test_an_episode_without_frames_may_lack_its_place(
+    reader: LocalReader, tables: Tables, tmp_path: Path
+) -> None:
+    tables.lengths = (3, 0, 5)
+    tables.__post_init__()
+    set_value("data/file_index", 1, None)(tables)
+    set_value(f"videos/{TOP}/from_timestamp", 1, None)(tables)
+    episode = (await load_metadata(reader, tables.write(tmp_path))).episodes[1]
+    assert (episode.length, episode.from_index, episode.to_index, episode.videos[TOP].num_frames) == (0, 3, 3, 0)
+
+
+async def test_an_empty_dataset(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    tables.lengths = ()
+    tables.__post_init__()
+    root = tables.write(tmp_path)
+    (tmp_path / EPISODES).unlink()
+    episodes = (await load_metadata(reader, root)).episodes
+    assert (len(episodes), episodes.num_frames, 0 in episodes) == (0, 0, False)
+
+
+@pytest.mark.parametrize("index", [3, -1, 10**30])
+async def test_unknown_episodes(reader: LocalReader, tables: Tables, tmp_path: Path, index: int) -> None:
+    episodes = (await load_metadata(reader, tables.write(tmp_path))).episodes
+    assert index not in episodes
+    with pytest.raises(EpisodeNotFound, match=f"no episode {index}; it has 0 to 2"):
+        episodes[index]
+
+
+async def test_templates_are_honoured(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    tables.info = {"data_path": "t/{chunk_index}-{file_index}.pq", "video_path": "v/{file_index:05d}/{video_key}.mp4"}
+    root = tables.write(tmp_path)
+    episode = (await load_metadata(reader, root)).episodes[1]
+    assert episode.data_url == f"{root}/t/0-0.pq"
+    assert episode.videos[TOP].url == f"{root}/v/00001/{TOP}.mp4"
+
+
+@pytest.mark.parametrize("file", ["info.json", "tasks.parquet", "stats.json", "episodes/chunk-000/file-000.parquet"])
+@pytest.mark.parametrize("content", [b"", b"<html>not found</html>" * 9, b"PAR1\x00\x00\x00\x00PAR1", None])
+async def test_broken_files_are_errors_of_ours_that_name_them(
+    reader: LocalReader, tables: Tables, tmp_path: Path, file: str, content: bytes | None
+) -> None:
+    root = tables.write(tmp_path)
+    path = tmp_path / "meta" / file
+    path.write_bytes(content if content is not None else (path.read_bytes()[:-9] if path.exists() else b'{"a": '))
+    with pytest.raises(AsyncFetchError, match=file):
+        await load_metadata(reader, root)

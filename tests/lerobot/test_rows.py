@@ -1,0 +1,430 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncfetch.errors import ConfigError, DatasetError, FormatError, NotFound
+from asyncfetch.lerobot.metadata import load_metadata
+from asyncfetch.lerobot.rows import EpisodeRows, RowReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.lerobot.conftest import LocalReader, Tables
+
+    Change = Callable[[Tables], object]
+
+DATA = Path(__file__).parents[1] / "data"
+DATA_FILE = "data/chunk-000/file-000.parquet"
+DEFAULTS = {"timestamp", "frame_index", "episode_index", "index", "task_index"}
+MIB = 1024 * 1024
+
+
+async def open_rows(reader: LocalReader, root: str, **options: Any) -> RowReader:  # noqa: ANN401
+    metadata = await load_metadata(reader, root)
+    reader.log.clear()
+    return RowReader(reader, metadata, **{"max_bytes": MIB, **options})
+
+
+async def all_rows(rows: RowReader, episodes: int = 3) -> list[EpisodeRows]:
+    return [await rows.rows(rows.metadata.episodes[index]) for index in range(episodes)]
+
+
+def assert_same(left: EpisodeRows, right: EpisodeRows) -> None:
+    assert set(left) == set(right)
+    for key in left:
+        if isinstance(left[key], np.ndarray):
+            assert left[key].dtype == right[key].dtype, key
+        np.testing.assert_array_equal(left[key], right[key], err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["h264", "merge-a"])
+async def test_recorded_dataset(reader: LocalReader, name: str) -> None:
+    """Every value, compared with pyarrow reading the same file; the files are recorded and merged ones."""
+    root = DATA / name
+    rows = await open_rows(reader, str(root))
+    table = pq.read_table(root / DATA_FILE).to_pydict()
+    episode_index = np.array(table["episode_index"])
+    for episode in rows.metadata.episodes:
+        read = await rows.rows(episode)
+        assert set(read) == set(table)
+        for key, column in read.items():
+            expected = np.array([
+                value for value, of in zip(table[key], episode_index, strict=True) if of == episode.index
+            ])
+            np.testing.assert_array_equal(column, expected.astype(column.dtype), err_msg=key)
+        assert read["action"].dtype == np.float32
+        assert read["action"].shape == (episode.length, 6)
+        assert read["timestamp"].shape == (episode.length,)
+    assert reader.bytes_read == (root / DATA_FILE).stat().st_size
+
+
+async def test_arrays_are_owned_and_writable(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    rows = await open_rows(reader, tables.write(tmp_path, group_rows=12))
+    first = await rows.rows(rows.metadata.episodes[0])
+    for column in first.values():
+        column[:] = 0
+    again = await rows.rows(rows.metadata.episodes[0])
+    assert again["index"].tolist() == [0, 1, 2]
+    assert first.nbytes == sum(column.nbytes for column in first.values())
+
+
+def lists(tables: Tables) -> None:
+    tables.rows["action"] = pa.array(tables.rows["action"].to_pylist(), pa.list_(pa.float32()))
+
+
+def float_indices(tables: Tables) -> None:
+    for key in ("index", "frame_index", "episode_index", "task_index"):
+        tables.rows[key] = np.asarray(tables.rows[key], np.float64)
+
+
+def permuted_rows(tables: Tables) -> None:
+    table = pa.table(tables.rows).take(np.random.default_rng(1).permutation(12))
+    tables.rows = dict(zip(table.column_names, table.columns, strict=True))
+
+
+def permuted_columns(tables: Tables) -> None:
+    tables.rows = dict(sorted(tables.rows.items(), reverse=True))
+
+
+def orphan_rows(tables: Tables) -> None:
+    """In front and behind, of deleted episodes, some with an index that a living episode has."""
+    table = pa.table(tables.rows)
+    orphans = table.set_column(table.column_names.index("episode_index"), "episode_index", pa.array([77] * 12))
+    table = pa.concat_tables([orphans.slice(5), table, orphans.slice(0, 4)])
+    tables.rows = dict(zip(table.column_names, table.columns, strict=True))
+
+
+def unknown_column(tables: Tables) -> None:
+    tables.rows["action.extra"] = np.arange(12)
+
+
+IRREGULAR = [lists, float_indices, permuted_rows, permuted_columns, orphan_rows, unknown_column]
+
+
+@pytest.mark.parametrize("group_rows", [None, 1, 5, 100])
+@pytest.mark.parametrize("change", IRREGULAR)
+@pytest.mark.parametrize("write_statistics", [True, False])
+async def test_irregular_files_read_the_same(
+    reader: LocalReader, tables: Tables, tmp_path: Path, change: Change, group_rows: int | None, write_statistics: bool
+) -> None:
+    regular = await all_rows(await open_rows(reader, tables.write(tmp_path)))
+    change(tables)
+    root = tables.write(tmp_path, group_rows=group_rows or 4, write_statistics=write_statistics)
+    for left, right in zip(await all_rows(await open_rows(reader, root)), regular, strict=True):
+        assert_same(left, right)
+
+
+VALUES: dict[str, tuple[str, list[int], Any]] = {
+    "int8": ("int8", [1], np.arange(12, dtype=np.int8)),
+    "float64": ("float64", [1], np.arange(12) / 3),
+    "float16": ("float16", [1], np.arange(12, dtype=np.float16)),
+    "bool": ("bool", [1], np.arange(12) % 3 == 0),
+    "one in a list": ("float32", [1], pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12, dtype=np.float32)), 1)),
+    "matrix": ("int16", [2, 3], pa.array(np.arange(72).reshape(12, 2, 3).tolist(), pa.list_(pa.list_(pa.int16())))),
+}
+
+
+@pytest.mark.parametrize(("dtype", "shape", "values"), VALUES.values(), ids=list(VALUES))
+async def test_values_keep_their_stored_type(
+    reader: LocalReader,
+    tables: Tables,
+    tmp_path: Path,
+    dtype: str,
+    shape: list[int],
+    values: Any,  # noqa: ANN401
+) -> None:
+    tables.features["x"] = {"dtype": dtype, "shape": shape, "names": None}
+    tables.rows["x"] = values
+    rows = await all_rows(await open_rows(reader, tables.write(tmp_path)))
+    joined = np.concatenate([part["x"] for part in rows])
+    assert joined.dtype == dtype
+    assert joined.shape == ((12,) if shape == [1] else (12, *shape))
+    stored = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
+    assert joined.ravel().tolist() == np.array(stored).ravel().tolist()
+
+
+async def test_strings_pictures_and_language(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    words = [f"w{i}" for i in range(12)]
+    pictures = [{"bytes": b"\x89PNG" + bytes([i]), "path": None} for i in range(12)]
+    remarks: list[list[dict[str, Any]]] = [
+        [{"role": "user", "content": f"{k}"} for k in range(i % 3)] for i in range(12)
+    ]
+    for key, dtype, values in (("s", "string", words), ("p", "image", pictures), ("l", "language", remarks)):
+        tables.features[key] = {"dtype": dtype, "shape": [1], "names": None}
+        tables.rows[key] = (
+            pa.array(values, pa.struct([("bytes", pa.binary()), ("path", pa.string())])) if key == "p" else values
+        )
+    second = (await all_rows(await open_rows(reader, tables.write(tmp_path, group_rows=5))))[1]
+    assert second["s"] == words[3:7]
+    assert second["p"] == [picture["bytes"] for picture in pictures[3:7]]
+    assert second["l"] == remarks[3:7]
+    assert second.nbytes > sum(column.nbytes for column in second.values() if isinstance(column, np.ndarray))
+
+
+class Matrix(pa.ExtensionType):
+    """What the datasets library registers for two dimensions, in short."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.list_(pa.list_(pa.float32())), "test.matrix")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: pa.DataType, serialized: bytes) -> Matrix:
+        return cls()
+
+
+async def test_extension_columns(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    values = np.arange(72, dtype=np.float32).reshape(12, 2, 3)
+    tables.features["x"] = {"dtype": "float32", "shape": [2, 3], "names": None}
+    pa.register_extension_type(Matrix())  # type: ignore[arg-type]  # a stub that is behind
+    try:
+        tables.rows["x"] = pa.ExtensionArray.from_storage(Matrix(), pa.array(values.tolist(), Matrix().storage_type))
+        rows = await all_rows(await open_rows(reader, tables.write(tmp_path)))
+    finally:
+        pa.unregister_extension_type("test.matrix")
+    np.testing.assert_array_equal(np.concatenate([part["x"] for part in rows]), values)
+
+
+async def test_episode_without_frames_costs_nothing(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    tables.lengths = (3, 0, 5)
+    tables.__post_init__()
+    rows = await open_rows(reader, tables.write(tmp_path))
+    empty = await rows.rows(rows.metadata.episodes[1])
+    assert reader.log == []
+    full = await rows.rows(rows.metadata.episodes[2])
+    assert {key: (column.dtype, column.shape[1:]) for key, column in empty.items()} == {
+        key: (column.dtype, column.shape[1:]) for key, column in full.items()
+    }
+
+
+@pytest.mark.parametrize("columns", [[], ["reward"], ["reward", "observation.images.top"]])
+async def test_projection(reader: LocalReader, tables: Tables, tmp_path: Path, columns: list[str]) -> None:
+    rows = await open_rows(reader, tables.write(tmp_path), columns=columns)
+    assert set(await rows.rows(rows.metadata.episodes[0])) == DEFAULTS | {*columns} - {"observation.images.top"}
+
+
+async def test_a_column_that_is_no_feature(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'nope' can't be read .* action, reward"):
+        await open_rows(reader, tables.write(tmp_path), columns=["nope"])
+
+
+def large(tables: Tables, episodes: int = 40, length: int = 500) -> None:
+    """With a wide column that nobody wants, and a name that begins like that of a wanted one."""
+    tables.lengths = (length,) * episodes
+    tables.__post_init__()
+    random = np.random.default_rng(0)
+    total = episodes * length
+    tables.rows = {
+        "reward.wide": pa.FixedSizeListArray.from_arrays(pa.array(random.random(16 * total)), 16),
+        **tables.rows,
+        "reward": random.random(total).astype(np.float32),
+    }
+
+
+async def test_only_wanted_columns_of_the_episode_are_fetched(
+    reader: LocalReader, tables: Tables, tmp_path: Path
+) -> None:
+    large(tables)
+    root = tables.write(tmp_path)
+    wanted = {"reward", *DEFAULTS}
+    rows = await open_rows(reader, root, columns=["reward"])
+    for episode in (7, 3, 30):
+        await rows.rows(rows.metadata.episodes[episode])
+
+    footer = pq.read_metadata(tmp_path / DATA_FILE)
+    chunks = [footer.row_group(group).column(i) for group in (7, 3, 30) for i in range(footer.num_columns)]
+    needed = sum(chunk.total_compressed_size for chunk in chunks if chunk.path_in_schema in wanted)
+    assert reader.bytes_read - 64 * 1024 <= 1.05 * needed
+    assert len(reader.log) <= 1 + 3 * 2
+
+
+async def test_every_byte_of_a_file_is_fetched_once(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    """In shuffled order; also with a footer that is longer than the first request."""
+    large(tables, episodes=120, length=50)
+    tables.features["reward.wide"] = {"dtype": "float64", "shape": [16], "names": None}
+    rows = await open_rows(reader, tables.write(tmp_path))
+    assert pq.read_metadata(tmp_path / DATA_FILE).serialized_size > 64 * 1024
+    for index in np.random.default_rng(0).permutation(120):
+        await rows.rows(rows.metadata.episodes[int(index)])
+    assert reader.bytes_read <= 1.05 * (tmp_path / DATA_FILE).stat().st_size
+    assert len(reader.log) <= 2 + 120
+
+
+async def test_a_shared_row_group_is_read_once(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    large(tables)
+    rows = await open_rows(reader, tables.write(tmp_path, group_rows=20_000), columns=["reward"], max_bytes=4 * MIB)
+    async with anyio.create_task_group() as tasks:
+        for episode in rows.metadata.episodes:
+            tasks.start_soon(rows.rows, episode)
+    assert len(reader.log) == len(set(reader.log)) <= 1 + 2
+    assert 0 < rows.nbytes <= 4 * MIB
+
+
+async def test_what_is_kept_is_bounded(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    large(tables)
+    rows = await open_rows(reader, tables.write(tmp_path, group_rows=750), max_bytes=300_000)
+    peak = 0
+    for episode in rows.metadata.episodes:
+        await rows.rows(episode)
+        peak = max(peak, rows.nbytes)
+    assert 100_000 < peak <= 300_000
+
+
+async def test_a_cancelled_reader_hands_over(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    rows = await open_rows(reader, tables.write(tmp_path, group_rows=12))
+    reader.gate = anyio.Event()
+    results: list[EpisodeRows] = []
+
+    async def read(index: int) -> None:
+        results.append(await rows.rows(rows.metadata.episodes[index]))
+
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as leader:
+            async with anyio.create_task_group() as first:
+                first.start_soon(read, 0)
+                await anyio.wait_all_tasks_blocked()
+                tasks.start_soon(read, 1)
+                await anyio.wait_all_tasks_blocked()
+                leader.cancel()
+        reader.gate.set()
+    assert [result["episode_index"].tolist() for result in results] == [[1] * 4]
+
+
+async def test_a_failure_is_not_kept(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    rows = await open_rows(reader, tables.write(tmp_path))
+    path = tmp_path / DATA_FILE
+    path.rename(path.with_suffix(".away"))
+    with pytest.raises(NotFound):
+        await rows.rows(rows.metadata.episodes[0])
+    path.with_suffix(".away").rename(path)
+    assert len((await rows.rows(rows.metadata.episodes[0]))["index"]) == 3
+
+
+def drop_last_row(tables: Tables) -> None:
+    table = pa.table(tables.rows).slice(0, 11)
+    tables.rows = dict(zip(table.column_names, table.columns, strict=True))
+
+
+def set_row(key: str, row: int, value: Any) -> Change:  # noqa: ANN401
+    def change(tables: Tables) -> None:
+        column = tables.rows[key]
+        values = column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()
+        values[row] = value
+        tables.rows[key] = values
+
+    return change
+
+
+def add(key: str, dtype: str, shape: list[int], values: Any) -> Change:  # noqa: ANN401
+    def change(tables: Tables) -> None:
+        tables.features[key] = {"dtype": dtype, "shape": shape, "names": None}
+        tables.rows[key] = values
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (drop_last_row, r"episode 2: 4 rows .* index in \[7, 12\), but its length is 5"),
+        (set_row("episode_index", 8, 1), r"episode 2: 4 rows .* but its length is 5"),
+        (set_row("frame_index", 8, 3), r"episode 2: frame_index of row 1 is 2, it should be 1"),
+        (set_row("index", 8, 9), r"episode 2: index of row 1 is 9, it should be 8"),
+        (set_row("task_index", 8, 5), r"task_index 5, meta/tasks.parquet has 0, 1"),
+        (set_row("index", 8, None), r"column index .* no value in 1 of 12 rows"),
+        (set_row("action", 8, [1.0, 2.0]), r"feature action .* rows of 2 to 6 values"),
+        (set_row("action", 8, None), r"feature action .* 1 nulls among its 5 rows"),
+        (add("x", "int64", [1], [1, None] * 6), r"feature x .* nulls among its 5 values of type int64"),
+        (add("x", "float32", [3], [[1.0, 2.0]] * 12), r"feature x .* shape \(2,\) a row; info.json says \(3,\)"),
+        (add("x", "float32", [1], ["a"] * 12), r"feature x .* must hold float32, not string"),
+        (add("x", "string", [1], [1] * 12), r"feature x .* must hold strings, not int64"),
+        (add("x", "image", [1], [1] * 12), r"feature x .* must hold pictures .* not int64"),
+        (add("x", "image", [1], [{"bytes": None, "path": "a.png"}] * 12), r"feature x .* pictures must be embedded"),
+        (lambda tables: tables.rows.pop("action"), r"has no column action; present are reward"),
+    ],
+)
+async def test_contradictions_name_file_and_numbers(
+    reader: LocalReader, tables: Tables, tmp_path: Path, change: Change, message: str
+) -> None:
+    change(tables)
+    rows = await open_rows(reader, tables.write(tmp_path, group_rows=12))
+    with pytest.raises(DatasetError, match=message) as caught:
+        await rows.rows(rows.metadata.episodes[2])
+    assert DATA_FILE in str(caught.value)
+
+
+async def test_a_null_float_is_nan(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    set_row("reward", 1, None)(tables)
+    tables.rows["reward"] = pa.array(tables.rows["reward"], pa.float32())
+    first = (await all_rows(await open_rows(reader, tables.write(tmp_path))))[0]["reward"]
+    assert first.dtype == np.float32
+    assert np.isnan(first).tolist() == [False, True, False]
+
+
+async def assert_read_or_refused(rows: RowReader, regular: list[EpisodeRows]) -> bool:
+    """Whether it was refused."""
+    try:
+        read = await all_rows(rows)
+    except DatasetError as error:
+        assert DATA_FILE in str(error)  # noqa: PT017  (reading well is fine too)
+        return True
+    for left, right in zip(read, regular, strict=True):
+        assert_same(left, right)
+    return False
+
+
+async def test_damaged_pages(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    """A bit flipped anywhere in front of the footer: the right values (page statistics aren't used), or our error."""
+    root = tables.write(tmp_path, write_page_checksum=True)
+    metadata = await load_metadata(reader, root)
+    path = tmp_path / DATA_FILE
+    whole = path.read_bytes()
+    regular = await all_rows(RowReader(reader, metadata, max_bytes=MIB))
+    random = np.random.default_rng(0)
+    refused = 0
+    for _ in range(100):
+        damaged = bytearray(whole)
+        damaged[random.integers(4, len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"))] ^= 1 << random.integers(8)
+        path.write_bytes(damaged)
+        refused += await assert_read_or_refused(RowReader(reader, metadata, max_bytes=MIB), regular)
+    assert refused > 50
+
+
+@pytest.mark.parametrize("missing", [1, 8, 9, 100, 2000])
+async def test_truncated_file(reader: LocalReader, tables: Tables, tmp_path: Path, missing: int) -> None:
+    rows = await open_rows(reader, tables.write(tmp_path))
+    path = tmp_path / DATA_FILE
+    path.write_bytes(path.read_bytes()[:-missing])
+    with pytest.raises(FormatError, match=f"{DATA_FILE} isn't a whole parquet file"):
+        await all_rows(rows)
+
+
+async def test_the_footer_of_another_file(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    """It speaks of bytes that aren't there, or that hold something else."""
+    rows = await open_rows(reader, tables.write(tmp_path))
+    path = tmp_path / DATA_FILE
+    small = path.read_bytes()
+    large(tables)
+    tables.write(tmp_path / "other")
+    other = (tmp_path / "other" / DATA_FILE).read_bytes()
+    path.write_bytes(small + other[-8 - int.from_bytes(other[-8:-4], "little") :])
+    with pytest.raises(FormatError, match=f"{DATA_FILE}.* damaged"):
+        await all_rows(rows)
+
+
+@pytest.mark.parametrize("footer_bytes", [0, 1_000_000, 2**32 - 1])
+async def test_a_wrong_footer_length(reader: LocalReader, tables: Tables, tmp_path: Path, footer_bytes: int) -> None:
+    rows = await open_rows(reader, tables.write(tmp_path))
+    path = tmp_path / DATA_FILE
+    path.write_bytes(path.read_bytes()[:-8] + footer_bytes.to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(FormatError, match=DATA_FILE):
+        await all_rows(rows)
