@@ -83,7 +83,8 @@ class NginxServer:
     Args:
         root: The directory to serve.
         tls: Whether to speak TLS; needs the extra ``testing``.
-        bytes_per_second: Rate of each response, from its first byte on; None for no limit. nginx counts whole bytes.
+        bytes_per_second: Rate of each response, from its first byte on, in whole bytes; None for no limit. nginx waits
+            after each 64 KiB, so a busy machine makes it slower than that (RangeServer makes up for lost time).
         first_byte_seconds: From a request's arrival to its status line, to the millisecond; needs the lua module.
         workers: nginx processes. One fills one core, about 1 GB/s of TLS.
 
