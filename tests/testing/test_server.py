@@ -8,6 +8,7 @@ import os
 import pickle
 import socket
 import ssl
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import aiohttp
 import anyio
 import pytest
 
-from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.errors import ClosedError, ConfigError, MissingDependency
 from asyncfetch.testing import Fault, FaultEvery, FaultOnce, RangeServer, ServedRequest
 
 if TYPE_CHECKING:
@@ -498,13 +499,26 @@ async def test_requests_over_the_servers_limit_are_refused_at_once() -> None:
         assert server.statistics().peak_in_flight == 3
 
 
+def session_without_checks() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False))
+
+
 # Life
 
 
 @pytest.mark.parametrize("tls", [True, False])
 @pytest.mark.parametrize("after_bytes", [None, 0, 100])
 async def test_leaving_ends_stalled_streams_at_once(tls: bool, after_bytes: int | None) -> None:
-    server = RangeServer({"a.bin": CONTENT}, tls=tls, fault=lambda _: Fault.stall(after_bytes))
+    arrivals: list[ServedRequest] = []
+    all_arrived = anyio.Event()
+
+    def rule(request: ServedRequest) -> Fault:
+        arrivals.append(request)
+        if len(arrivals) == 5:
+            all_arrived.set()
+        return Fault.stall(after_bytes)
+
+    server = RangeServer({"a.bin": CONTENT}, tls=tls, fault=rule)
     async with anyio.create_task_group() as group:
         async with server:
             session = session_for(server)
@@ -516,8 +530,7 @@ async def test_leaving_ends_stalled_streams_at_once(tls: bool, after_bytes: int 
 
             for _ in range(5):
                 group.start_soon(read)
-            while server.statistics().in_flight < 5:
-                await anyio.lowlevel.checkpoint()
+            await all_arrived.wait()
             started = time.monotonic()
         assert time.monotonic() - started < 1
         assert server.statistics().in_flight == 0
@@ -609,12 +622,32 @@ def test_a_taken_port_is_named_and_leaves_nothing() -> None:
         assert other.ca_file is None
 
 
+def test_tls_without_trustme_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trustme", None)
+    server = RangeServer({}, host="127.9.9.9")  # no certificate was made for this one before
+    with no_thread_left(), pytest.raises(MissingDependency, match=r'pip install "asyncfetch\[testing\]"'):
+        server.__enter__()
+
+
+async def test_nothing_blocks_the_loop(tmp_path: Path) -> None:
+    blockbuster = pytest.importorskip("blockbuster")
+    (tmp_path / "a").write_bytes(bytes(600_000))
+    with blockbuster.blockbuster_ctx("asyncfetch.testing"):
+        for content in (tmp_path, {"a": bytes(600_000)}):
+            async with (
+                RangeServer(content, host="127.0.0.77") as server,
+                session_without_checks() as session,
+                session.get(f"{server.url}/a") as response,
+            ):
+                assert len(await response.read()) == 600_000
+
+
 def test_arguments_that_cannot_be_meant() -> None:
     with pytest.raises(ConfigError, match="first_byte_seconds"):
         RangeServer({}, first_byte_seconds=-1)
     with pytest.raises(ConfigError, match="bytes_per_second"):
         RangeServer({}, bytes_per_second=0)
-    with pytest.raises(ConfigError, match="isn't a directory"):
-        RangeServer("/nowhere/at/all")
+    with no_thread_left(), pytest.raises(ConfigError, match="isn't a directory"):
+        RangeServer("/nowhere/at/all").__enter__()
     with pytest.raises(ClosedError, match="entered"):
         _ = RangeServer({}).url

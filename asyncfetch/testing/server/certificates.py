@@ -24,6 +24,8 @@ class Certificate:
     """For the server's side; it may serve many servers at once."""
     authority_pem: bytes
     """The authority that clients must trust."""
+    key_and_chain_pem: bytes
+    """The private key and the certificate, for a server that isn't Python's."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -36,12 +38,13 @@ def certificate_for(host: str) -> Certificate:
     try:
         import trustme
     except ImportError as exc:
-        message = 'RangeServer needs trustme for TLS: pip install "asyncfetch[testing]", or pass tls=False'
+        message = 'a test server with TLS needs trustme: pip install "asyncfetch[testing]", or pass tls=False'
         raise MissingDependency(message) from exc
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(*dict.fromkeys((host, *LOOPBACK_NAMES))).configure_cert(context)
-    return Certificate(context, authority.cert_pem.bytes())
+    issued = authority.issue_cert(*dict.fromkeys((host, *LOOPBACK_NAMES)))
+    issued.configure_cert(context)
+    return Certificate(context, authority.cert_pem.bytes(), issued.private_key_and_cert_chain_pem.bytes())
 
 
 class TemporaryPem:

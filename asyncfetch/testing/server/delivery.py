@@ -23,7 +23,7 @@ __all__ = ["Delivery", "Pace", "sleep_until"]
 BLOCK_BYTES = 256 * 1024
 """Read and written at once where there is no rate: some syscalls and thread hops a megabyte, little memory."""
 PIECE_SECONDS = 0.02
-"""Written at once at a rate. 50 writes a second and stream: 64 streams at 4 MiB/s cost a third of a core."""
+"""Written at once at a rate. 50 writes a second and stream: 64 streams at 4 MiB/s cost half a core."""
 CATCH_UP_SECONDS = 0.1
 """What a stream may make up for after a pause, such as a busy loop. A link doesn't save what it didn't carry."""
 

@@ -35,7 +35,7 @@ class ServedRequest:
     fault: Fault | None = None
     """What went wrong with it on purpose."""
     status: int | None = None
-    """Answered status; None until that is decided, and where none was sent."""
+    """Status of the answer; None until that is decided, and where a fault sends none."""
     bytes_sent: int = 0
     """Bytes of the body handed to the connection; surplus ones don't count."""
     finished: float | None = None
@@ -53,7 +53,7 @@ class ServerStatistics:
     in_flight: int
     """Requests that arrived and have not ended."""
     peak_in_flight: int
-    """Most requests in flight at once."""
+    """Most requests in flight at once, refused ones included."""
 
 
 class RequestLog:

@@ -65,7 +65,7 @@ class RangeServer:
         max_log: Requests remembered; older ones are forgotten.
 
     Raises:
-        ConfigError: An argument can't be used, or (on entering) the address can't be listened on.
+        ConfigError: An argument can't be used; on entering: ``content`` is no directory, or the address can't be had.
         MissingDependency: On entering: TLS is asked, trustme isn't installed.
     """
 
@@ -86,7 +86,8 @@ class RangeServer:
             raise ConfigError(f"first_byte_seconds must not be negative, not {first_byte_seconds}")
         if bytes_per_second is not None and bytes_per_second <= 0:
             raise ConfigError(f"bytes_per_second must be positive, or None for no limit, not {bytes_per_second}")
-        self._contents = _contents(content)
+        self._content = content
+        self._contents: Contents  # made on entering: it looks at the disk
         self._host, self._port, self._tls = host, port, tls
         self._first_byte_seconds, self._bytes_per_second = first_byte_seconds, bytes_per_second
         self._max_concurrent, self._fault = max_concurrent, fault
@@ -155,9 +156,9 @@ class RangeServer:
     async def _open(self) -> None:
         if self._http is not None:
             raise ConfigError(f"the RangeServer at {self._url or self._host} runs already; make another one")
-        self._http = web.Server(self._handle, handler_cancellation=True)
+        self._http = web.Server(self._handle, handler_cancellation=True, access_log=None)
         try:
-            context = await anyio.to_thread.run_sync(self._prepare_tls) if self._tls else None
+            context = await anyio.to_thread.run_sync(self._prepare)
             self._listener = await self._listen(self._http, context)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -167,7 +168,10 @@ class RangeServer:
         port = self._listener.sockets[0].getsockname()[1]
         self._url = f"{'https' if self._tls else 'http'}://{host}:{port}"
 
-    def _prepare_tls(self) -> ssl.SSLContext:
+    def _prepare(self) -> ssl.SSLContext | None:
+        self._contents = _contents(self._content)
+        if not self._tls:
+            return None
         certificate = certificate_for(self._host)
         self._pem = TemporaryPem(certificate.authority_pem)
         return certificate.context

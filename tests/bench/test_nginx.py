@@ -1,0 +1,128 @@
+"""bench/nginx.py against a real nginx."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import ssl
+import time
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+from asyncfetch.errors import ClosedError, ConfigError, MissingDependency
+from bench import nginx
+from bench.nginx import NginxServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONTENT = bytes(range(256)) * 2048
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    if shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"nginx must be installed on CI: {nginx.INSTALL}")
+        pytest.skip(f"nginx isn't installed: {nginx.INSTALL}")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / 'a "$root'
+    root.mkdir()
+    (root / "a.bin").write_bytes(CONTENT)
+    return root
+
+
+def ask(server: NginxServer, asked: str) -> tuple[int, bytes]:
+    parts = urlsplit(server.url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+    if parts.scheme == "https":
+        context = ssl.create_default_context(cafile=server.ca_file)
+        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=10, context=context)
+    try:
+        connection.request("GET", "/a.bin", headers={"Range": asked})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_ranges_are_served(root: Path, tls: bool) -> None:
+    with NginxServer(root, tls=tls) as server:
+        assert ask(server, "bytes=1000-300999") == (206, CONTENT[1000:301_000])
+        assert ask(server, "bytes=-5") == (206, CONTENT[-5:])
+
+
+def test_two_servers_with_two_workers_each(root: Path) -> None:
+    with NginxServer(root, workers=2) as one, NginxServer(root, workers=2) as other:
+        assert one.url != other.url
+        assert ask(one, "bytes=0-9") == ask(other, "bytes=0-9") == (206, CONTENT[:10])
+
+
+def test_the_rate_of_a_stream(root: Path) -> None:
+    with NginxServer(root, bytes_per_second=1_000_000) as server:
+        started = time.monotonic()
+        assert ask(server, "bytes=0-299999") == (206, CONTENT[:300_000])
+        assert 0.15 < time.monotonic() - started < 2
+
+
+def test_the_first_byte_waits(root: Path) -> None:
+    if not all(map(os.path.exists, nginx.LUA_MODULES)):
+        pytest.skip("nginx's lua module isn't installed")
+    with NginxServer(root, first_byte_seconds=0.2) as server:
+        started = time.monotonic()
+        assert ask(server, "bytes=0-0") == (206, CONTENT[:1])
+        assert 0.2 <= time.monotonic() - started < 2
+
+
+def test_leaving_ends_it_and_its_workers_and_removes_its_files(root: Path) -> None:
+    server = NginxServer(root, bytes_per_second=1000, workers=2)
+    with server:
+        ca_file = server.ca_file
+        assert ca_file is not None
+        parts = urlsplit(server.url)
+        context = ssl.create_default_context(cafile=ca_file)
+        slow = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=10, context=context)
+        slow.request("GET", "/a.bin")
+        response = slow.getresponse()
+        started = time.monotonic()
+    assert time.monotonic() - started < 1
+    with pytest.raises((OSError, http.client.IncompleteRead)):
+        response.read()
+    slow.close()
+    assert not os.path.exists(os.path.dirname(ca_file))
+    assert server.ca_file is None
+    with pytest.raises(ConnectionRefusedError):
+        http.client.HTTPConnection(parts.hostname or "", parts.port).connect()
+
+
+def test_a_broken_configuration_says_what_nginx_says(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nginx, "CONFIG", nginx.CONFIG.replace("sendfile on", "sendfile sometimes"))
+    server = NginxServer(root)
+    with pytest.raises(ConfigError, match=r"(?s)it says: .*sendfile"):
+        server.__enter__()
+    assert server.ca_file is None
+
+
+def test_what_is_missing_is_named_with_its_remedy(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nginx, "LUA_MODULES", ("/nowhere.so",))
+    with pytest.raises(MissingDependency, match="libnginx-mod-http-lua"):
+        NginxServer(root, first_byte_seconds=0.1).__enter__()
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(MissingDependency, match="apt-get install nginx"):
+        NginxServer(root).__enter__()
+
+
+def test_arguments_that_cannot_be_meant(root: Path) -> None:
+    with pytest.raises(ConfigError, match="isn't one"):
+        NginxServer(root / "a.bin").__enter__()
+    with pytest.raises(ConfigError, match="bytes_per_second"):
+        NginxServer(root, bytes_per_second=0).__enter__()
+    with pytest.raises(ClosedError, match="entered"):
+        _ = NginxServer(root).url
