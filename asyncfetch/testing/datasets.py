@@ -18,7 +18,7 @@ from asyncfetch.testing.clips import DEPTH_ENCODING, ENCODINGS, require_encoder
 from asyncfetch.testing.identity import paint
 from asyncfetch.testing.quirks import Quirks
 from asyncfetch.testing.recorder import Recorder, Recording
-from asyncfetch.testing.truth import DEPTH, EXTRAS, SNAPSHOT_CAMERA, DatasetTruth
+from asyncfetch.testing.truth import DEFAULT_FEATURES, DEPTH, EXTRAS, SNAPSHOT_CAMERA, DatasetTruth
 
 if TYPE_CHECKING:
     import os
@@ -191,6 +191,15 @@ def _check_recording(truth: DatasetTruth, recording: Recording) -> None:
         raise ConfigError(
             f"short_video_frames={quirks.short_video_frames} must leave of {shortest} frames at least one"
         )
+    if quirks.without_default_feature not in {None, *DEFAULT_FEATURES}:
+        raise ConfigError(f"{quirks.without_default_feature!r} isn't one of the default features {DEFAULT_FEATURES}")
+    if quirks.empty_video_file is not None:
+        first_per_file = next(iter(recording.episodes_per_video_file.values()), 1)
+        files = -(-truth.num_episodes // first_per_file) if truth.video_features else 0
+        if not 0 <= quirks.empty_video_file < files:
+            raise ConfigError(
+                f"empty_video_file={quirks.empty_video_file} must be one of the first camera's {files} files"
+            )
     if quirks.orphan_rows < 0:
         raise ConfigError(f"orphan_rows={quirks.orphan_rows} must not be negative")
 
