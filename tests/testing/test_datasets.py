@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from asyncfetch.errors import ConfigError, EpisodeNotFound, FrameMissing
+from asyncfetch.errors import ConfigError, EpisodeNotFound, FrameMissing, MissingDependency
 from asyncfetch.testing.datasets import EXTRAS, DatasetTruth, Quirks, write_dataset
 from asyncfetch.testing.identity import read_identity
 
@@ -408,8 +410,8 @@ def test_the_truth_is_a_path_and_refuses_what_is_not_there(coded: DatasetTruth) 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"codec": "vp9"}, {"width": 161}, {"height": 32}, {"fps": 0}, {"gop": 0}, {"tasks": ()}, {"episodes": (5, -1)},
-        {"texture": 99}, {"extras": ("odour",)}, {"cameras": ("a", "a")}, {"episodes_per_video_file": 0},
+        {"codec": "vp9"}, {"width": 161}, {"height": 32}, {"fps": 0}, {"fps": 241}, {"gop": 0}, {"tasks": ()},
+        {"episodes": (5, -1)}, {"texture": 99}, {"extras": ("odour",)}, {"cameras": ("a", "a")}, {"episodes_per_video_file": 0},
         {"episodes_per_video_file": {"a": 1}}, {"episodes_per_data_file": 0}, {"chunks_size": 0}, {"length": 2**16 + 1},
         {"distinct_videos": 0}, {"distinct_videos": 1, "episodes": (3, 4)}, {"quirks": Quirks(short_video_frames=20)},
         {"quirks": Quirks(null_index_episodes=(4,))}, {"quirks": Quirks(without_default_feature="action")},
@@ -422,6 +424,41 @@ def test_arguments_that_can_not_be_meant_are_refused_before_writing(tmp_path: Pa
     with pytest.raises(ConfigError):
         write_dataset(tmp_path / "new", **arguments)
     assert not (tmp_path / "new").exists()
+
+
+def test_options_that_the_encoder_refuses(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="libsvtav1"):
+        write_dataset(tmp_path, crf=99)
+
+
+@pytest.mark.parametrize("module", ["av", "pyarrow"])
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(MissingDependency, match=r'pip install "asyncfetch\[testing\]"'):
+        write_dataset(tmp_path)
+
+
+def test_encoders_keep_quiet_and_imports_light(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from asyncfetch.testing.datasets import EXTRAS, write_dataset
+assert not {{"av", "pyarrow", "torch"}} & set(sys.modules)
+for codec in ("av1", "h264", "hevc"):
+    write_dataset({str(tmp_path)!r} + "/" + codec, episodes=2, length=3, extras=EXTRAS, codec=codec)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, check=True)
+
+    assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_other_rates_keep_every_frame_on_its_tick(tmp_path: Path) -> None:
+    for fps in (1, 7, 25, 240):
+        truth = write_dataset(tmp_path / str(fps), episodes=(3, 4), fps=fps, **SMALL)
+
+        (_, path, _), (_, _, start) = video_rows(truth, TOP)
+        assert [read_identity(frame).frame for frame in decode(path)] == [0, 1, 2, 0, 1, 2, 3]
+        assert start == 3
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
