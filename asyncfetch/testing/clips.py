@@ -91,7 +91,7 @@ def encode_clip(
         crf: Quality; None takes the encoding's.
 
     Raises:
-        ConfigError: No pictures.
+        ConfigError: No pictures, or the encoder refuses them or the options.
     """
     import av
 
@@ -100,17 +100,22 @@ def encode_clip(
     if encoding.preset is not None:
         options["preset"] = str(encoding.preset)
     file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream: Any = None
-        for picture in pictures:
+    try:
+        with av.open(file, "w", format="mp4") as container:
+            stream: Any = None
+            for picture in pictures:
+                if stream is None:
+                    stream = container.add_stream(encoding.encoder, rate=fps, options=options)
+                    stream.height, stream.width = picture.shape[:2]
+                    stream.pix_fmt = encoding.pixel_format
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format=encoding.source_format)))
             if stream is None:
-                stream = container.add_stream(encoding.encoder, rate=fps, options=options)
-                stream.height, stream.width = picture.shape[:2]
-                stream.pix_fmt = encoding.pixel_format
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format=encoding.source_format)))
-        if stream is None:
-            raise ConfigError("a clip needs at least one picture")
-        container.mux(stream.encode())
+                raise ConfigError("a clip needs at least one picture")
+            container.mux(stream.encode())
+    except av.FFmpegError as error:
+        raise ConfigError(
+            f"{encoding.encoder} with {options} at {fps} fps can't encode these pictures: {error}"
+        ) from error
     return file.getvalue()
 
 

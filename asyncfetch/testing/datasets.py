@@ -18,7 +18,7 @@ from asyncfetch.testing.clips import DEPTH_ENCODING, ENCODINGS, require_encoder
 from asyncfetch.testing.identity import paint
 from asyncfetch.testing.quirks import Quirks
 from asyncfetch.testing.recorder import Recorder, Recording
-from asyncfetch.testing.truth import DEPTH, EXTRAS, SNAPSHOT_CAMERA, DatasetTruth
+from asyncfetch.testing.truth import DEFAULT_FEATURES, DEPTH, EXTRAS, SNAPSHOT_CAMERA, DatasetTruth
 
 if TYPE_CHECKING:
     import os
@@ -32,6 +32,8 @@ DEFAULT_CAMERAS = ("observation.images.top", "observation.images.wrist")
 
 MIN_SIDE_PX = 64
 """What SVT-AV1 takes, and room for an identity."""
+MAX_FPS = 240
+"""What SVT-AV1 takes."""
 
 
 def write_dataset(
@@ -67,7 +69,7 @@ def write_dataset(
         episodes: Frames of each episode (0 is allowed), or how many episodes of ``length`` frames.
         length: Frames an episode, where ``episodes`` is a number.
         cameras: Names of the colour video features, at most 15.
-        fps: Frames per second.
+        fps: Frames per second, up to 240.
         width: Pixels, even, at least 64.
         height: Pixels, even, at least 64.
         codec: Of the colour videos: av1, h264 or hevc.
@@ -142,8 +144,10 @@ def _check_truth(truth: DatasetTruth, extras: Collection[str]) -> None:
         raise ConfigError(f"unknown extras {sorted(unknown)}; there are {list(EXTRAS)}")
     if not truth.tasks:
         raise ConfigError("a dataset needs at least one task")
-    if min(truth.lengths, default=0) < 0 or truth.fps < 1:
-        raise ConfigError(f"lengths {truth.lengths} must not be negative, and fps={truth.fps} must be at least 1")
+    if min(truth.lengths, default=0) < 0:
+        raise ConfigError(f"an episode can't have {min(truth.lengths)} frames")
+    if not 1 <= truth.fps <= MAX_FPS:
+        raise ConfigError(f"fps={truth.fps} must be within 1 and {MAX_FPS}")
     if len(set(truth.cameras)) < len(truth.cameras) or len(truth.cameras) > SNAPSHOT_CAMERA:
         raise ConfigError(f"cameras must be at most {SNAPSHOT_CAMERA} different names, not {truth.cameras}")
     if truth.width % 2 or truth.height % 2 or min(truth.width, truth.height) < MIN_SIDE_PX:
@@ -191,6 +195,15 @@ def _check_recording(truth: DatasetTruth, recording: Recording) -> None:
         raise ConfigError(
             f"short_video_frames={quirks.short_video_frames} must leave of {shortest} frames at least one"
         )
+    if quirks.without_default_feature not in {None, *DEFAULT_FEATURES}:
+        raise ConfigError(f"{quirks.without_default_feature!r} isn't one of the default features {DEFAULT_FEATURES}")
+    if quirks.empty_video_file is not None:
+        first_per_file = next(iter(recording.episodes_per_video_file.values()), 1)
+        files = -(-truth.num_episodes // first_per_file) if truth.video_features else 0
+        if not 0 <= quirks.empty_video_file < files:
+            raise ConfigError(
+                f"empty_video_file={quirks.empty_video_file} must be one of the first camera's {files} files"
+            )
     if quirks.orphan_rows < 0:
         raise ConfigError(f"orphan_rows={quirks.orphan_rows} must not be negative")
 

@@ -58,8 +58,8 @@ def describe_features(
             used = DEPTH_ENCODING if name == DEPTH else encoding
             info_key = "video_info" if quirks.legacy_video_info else "info"
             feature[info_key] = _video_info(truth, used, gop=gop, crf=None if name == DEPTH else crf)
-    if quirks.without_feature is not None:
-        del features[quirks.without_feature]
+    if quirks.without_default_feature is not None:
+        del features[quirks.without_default_feature]
     return features
 
 

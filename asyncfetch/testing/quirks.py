@@ -46,8 +46,8 @@ class Quirks:
     """The last episode in every video file lacks this many frames at its end; the metadata don't know."""
     empty_video_file: int | None = None
     """This file of the first camera has no bytes."""
-    without_feature: str | None = None
-    """This feature is missing from info.json, the data files and the statistics."""
+    without_default_feature: str | None = None
+    """This one of `DEFAULT_FEATURES` is missing from info.json, the data files and the statistics."""
     unknown_info_keys: bool = False
     """info.json has keys of older versions, ``total_videos`` and ``total_chunks``."""
     legacy_video_info: bool = False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ConfigError, EpisodeNotFound, FrameMissing
 from asyncfetch.testing.identity import Identity, identity_cells, paint
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ DEPTH_MIN_METRES, DEPTH_MAX_METRES, DEPTH_SHIFT_METRES, MAX_DEPTH_CODE = 0.01, 1
 class DatasetTruth:
     """The ground truth of one written dataset. Usable as a path: `os.fspath` gives its root.
 
-    Frames are numbered from 0 in their episode. Asking for a frame or an episode beyond the end is an IndexError.
+    Frames are numbered from 0 in their episode. Beyond the end is EpisodeNotFound or FrameMissing.
     """
 
     root: Path
@@ -182,9 +182,9 @@ class DatasetTruth:
 
     def _check(self, episode: int, frame: int | None = None) -> None:
         if not 0 <= episode < len(self.lengths):
-            raise IndexError(f"episode {episode} of {len(self.lengths)}")
+            raise EpisodeNotFound(f"{self.root} has no episode {episode}, only {len(self.lengths)}")
         if frame is not None and not 0 <= frame < self.lengths[episode]:
-            raise IndexError(f"frame {frame} of {self.lengths[episode]} in episode {episode}")
+            raise FrameMissing(f"episode {episode} of {self.root} has no frame {frame}, only {self.lengths[episode]}")
 
 
 def _is_last(frames: NDArray[Any]) -> NDArray[np.bool_]:
