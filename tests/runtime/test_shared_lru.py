@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import anyio
 import pytest
+from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.shared_lru import SharedLRU
 
 from asyncfetch.errors import FormatError
-from asyncfetch.lerobot.concurrency import SharedLRU, gather
 
 
 class Block:
