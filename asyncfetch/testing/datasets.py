@@ -81,7 +81,7 @@ def write_dataset(
         height: Pixels, even, at least 64.
         codec: Of the colour videos: av1, h264 or hevc.
         gop: Most frames from one key frame to the next.
-        crf: Quality of the videos; None: 30 for av1, 23 for h264, 28 for hevc.
+        crf: Quality of the videos; None: 30 for av1, 23 for h264, 28 for hevc. From 40 on, small pictures stop reading.
         episodes_per_video_file: For all cameras, or for each. A file of one episode has its moov at the tail.
         episodes_per_data_file: Likewise for the rows.
         chunks_size: Most files in a chunk directory.
