@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.media.samples import changes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -220,8 +221,9 @@ def _table(kind: bytes, count: int, entries: NDArray[Any]) -> bytes:
 
 
 def _run_length(kind: bytes, values: NDArray[Any]) -> bytes:
-    edges = np.flatnonzero(values[1:] != values[:-1]) + 1
-    entries = np.empty((len(edges) + 1, 2), ">u4")
-    entries[:, 0] = np.diff(edges, prepend=0, append=len(values))
-    entries[:, 1] = values[np.append(0, edges)]
+    starts = np.flatnonzero(changes(values))
+    entries = np.empty((len(starts), 2), ">u4")
+    entries[:-1, 0] = starts[1:] - starts[:-1]
+    entries[-1, 0] = len(values) - starts[-1]
+    entries[:, 1] = values[starts]
     return _table(kind, len(entries), entries)
