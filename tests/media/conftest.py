@@ -177,7 +177,8 @@ MAKERS: dict[str, Callable[[], bytes]] = {
 }
 
 
-REFUSED: dict[str, Callable[[], bytes]] = {
+SPECIAL: dict[str, Callable[[], bytes]] = {
+    "h264-open": lambda: encode("libx264", x264_params="open-gop=1:keyint=10:min-keyint=5:bframes=3:scenecut=0"),
     "fragmented": lambda: encode("libx264", gop=10, movflags="frag_keyframe+empty_moov"),
 }
 
@@ -189,7 +190,7 @@ def make_video() -> Callable[[str], Video]:
 
     def make(name: str) -> Video:
         if name not in made:
-            data = (MAKERS | REFUSED)[name]()
+            data = (MAKERS | SPECIAL)[name]()
             frames = decode(data)
             made[name] = Video(data, {round(pts / TICKS): pixels for pts, pixels in frames.items() if pts >= 0})
         return made[name]
