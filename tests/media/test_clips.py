@@ -97,15 +97,15 @@ def test_torchcodec_finds_the_asked_frames_in_any_order(
 @pytest.mark.parametrize("name", ["h264-g2", "h264-g30", "hevc-open", "hevc-open-adjacent-keys", "hevc-g2"])
 def test_a_seek_in_a_clip_lands_at_or_before_the_frame(make_video: Callable[[str], Video], name: str) -> None:
     video = make_video(name)
-    plan = video.index().clip(13, 30, fps=FPS)
+    plan = video.index().clip(0, 45, fps=FPS)
     container: Any
     with av.open(io.BytesIO(cut(video.data, plan))) as container:
         stream = container.streams.video[0]
-        for k in random.Random(0).sample(range(30), 30):
+        for k in random.Random(0).sample(range(45), 45):
             container.seek(int(plan.pts[k]), stream=stream)
             frame = next(frame for frame in container.decode(stream) if frame.pts >= plan.pts[k])
             assert frame.pts == plan.pts[k]
-            np.testing.assert_array_equal(frame.to_ndarray(format="rgb24"), video.truth[13 + k])
+            np.testing.assert_array_equal(frame.to_ndarray(format="rgb24"), video.truth[k])
 
 
 def test_a_clip_takes_the_group_of_pictures_and_no_more(make_video: Callable[[str], Video]) -> None:
