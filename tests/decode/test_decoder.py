@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
@@ -131,6 +132,20 @@ def test_bytes_cut_short_are_never_a_wrong_frame(h264: Video, backend: DecoderBa
     with pytest.raises(DecodeError, match="episode 7"):
         decoder.frames([FRAMES - 1])
     assert np.array_equal(pixels(decoder.frames([0])), h264.frames[:1])
+
+
+@each_backend
+def test_an_error_leaves_the_decoder_usable(h264: Video, backend: DecoderBackend) -> None:
+    cut_short = memoryview(h264.data[: int(len(h264.data) * 0.6)])
+    decoder = open_decoder(h264.clip(data=cut_short), backend=backend)
+    readable = []
+    for frame in [*orders()["shuffled"]] * 2:
+        with contextlib.suppress(DecodeError):
+            decoded = decoder.frames([frame])
+            assert np.array_equal(pixels(decoded)[0], h264.frames[frame]), f"frame {frame}"
+            readable.append(frame)
+    assert len(readable) % 2 == 0, "an error comes again, a frame too"
+    assert set(range(10)) <= set(readable) < set(range(FRAMES))
 
 
 @each_backend
