@@ -5,8 +5,8 @@ small ones, whose columns then cost nothing more. A longer footer costs a second
 chunks go to pyarrow through a file object that knows only the fetched bytes, so what we did not plan to read can't be
 read. pyarrow works in a thread, and no exception of its gets out.
 
-What this can't stop: some damaged footers (about 1 of 500 single flipped bits, seen with pyarrow 26) hit a C++ exception
-that pyarrow doesn't catch, which ends the process.
+What this can't stop: a few damaged footers (1 of 500 single flipped bits, with pyarrow 26) raise a C++ exception that
+pyarrow doesn't catch, which ends the process.
 
 Chunks that lie together are asked for as one range. Whether a larger gap is worth reading over, the reader decides.
 """
@@ -158,14 +158,16 @@ async def read_columns(
         FetchError: A range could not be fetched.
         FormatError: A column isn't there, or the file is damaged.
     """
-    chunks = await run(partial(file.chunks, groups, columns))
+    # A row group without rows has no pages: its offsets mean nothing.
+    filled = await run(lambda: [group for group in groups if file.metadata.row_group(group).num_rows])
+    chunks = await run(partial(file.chunks, filled, columns))
     ranges = [
         ByteRange(file.url, start, min(stop, file.tail_start)) for start, stop in chunks if start < file.tail_start
     ]
     views = await reader.fetch_many(ranges) if ranges else []
     pieces = [(piece.start, view) for piece, view in zip(ranges, views, strict=True)]
     source = _SparseFile(file.url, [*pieces, (file.tail_start, file.tail)], file.data_stop)
-    table: pa.Table = await run(partial(_decode, file, source, groups, columns))
+    table: pa.Table = await run(partial(_decode, file, source, filled, columns))
     return table
 
 
