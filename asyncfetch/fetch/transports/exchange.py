@@ -73,7 +73,8 @@ class Exchange:
         swallowed = self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
             message = f"{self._phase} took longer than {self._seconds:g} s: is {self._host} up? Or raise the timeout"
-            raise AttemptFailed(FetchTimeout, message)
+            # A host that drops what we send keeps dropping it, and each try costs the whole limit.
+            raise AttemptFailed(FetchTimeout, message, Verdict.AGAIN if self._transport else Verdict.ONCE)
         return swallowed
 
     def connected(self, connection: Connection, *, reused: bool) -> None:
