@@ -59,6 +59,18 @@ LIES: dict[str, Kind] = {
     },
 }
 
+# An error of the head or of the body, depending on how the packets fall.
+BROKEN: dict[str, Kind] = {
+    "broken chunking": {
+        "headers": {"Content-Length": None, "Transfer-Encoding": "chunked"},
+        "body": b"5\r\n" + CONTENT[:5] + b"\r\nzz\r\nrubbish\r\n",
+    },
+    "broken chunking at once": {
+        "headers": {"Content-Length": None, "Transfer-Encoding": "chunked"},
+        "body": b"rubbish\r\n",
+    },
+}
+
 PASSING: dict[str, Kind] = {
     "reset instead of an answer": {"silent": "reset"},
     "close instead of an answer": {"silent": "close"},
@@ -77,7 +89,7 @@ def url(server: LyingServer) -> str:
     return server.put("/x", CONTENT)
 
 
-@pytest.mark.parametrize("kind", LIES.values(), ids=LIES)
+@pytest.mark.parametrize("kind", [*LIES.values(), *BROKEN.values()], ids=[*LIES, *BROKEN])
 async def test_one_lie_is_survived(
     fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind
 ) -> None:
@@ -110,6 +122,7 @@ async def test_a_passing_fault_is_survived(
     [
         ({"status": 400}, FetchError),
         ({"status": 401}, AccessDenied),
+        ({"status": 404, "cut": 0, "headers": {"Content-Length": "9"}, "end": "stall"}, NotFound),
         ({"status": 403}, AccessDenied),
         ({"status": 404}, NotFound),
         ({"status": 410}, NotFound),
@@ -275,6 +288,28 @@ async def test_a_surplus_does_not_reach_the_next_request(
     assert server.connections == 2
 
 
+async def test_a_late_surplus_does_not_reach_the_next_request_either(fetcher: Fetcher) -> None:
+    honest = b"HTTP/1.1 206 x\r\nContent-Range: bytes 0-0/1\r\nContent-Length: 1\r\n\r\nx"
+    first_is_done, surplus_is_sent = asyncio.Event(), asyncio.Event()
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(honest)
+        await first_is_done.wait()
+        writer.write(b"HTTP/1.1 404 x\r\nContent-Length: 0\r\n\r\n")
+        surplus_is_sent.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(converse, "127.0.0.1") as late:
+        url = f"http://127.0.0.1:{late.sockets[0].getsockname()[1]}/"
+        assert bytes(await fetcher.fetch(url)) == b"x"
+        first_is_done.set()
+        await surplus_is_sent.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert bytes(await fetcher.fetch(url)) == b"x"
+
+
 async def test_nothing_listens(fetcher: Fetcher, server: LyingServer, time: FakeTime) -> None:
     url = server.url("/x")
     await server.__aexit__()
@@ -329,7 +364,7 @@ async def test_faults_over_tls(
 
 FAULTS = [
     kind | {"cut": 10} if kind.get("cut") else kind
-    for kind in [*PASSING.values(), *LIES.values()]
+    for kind in [*PASSING.values(), *LIES.values(), *BROKEN.values()]
     if "stall" not in kind.values()
 ]
 
