@@ -1,7 +1,14 @@
 """Which bytes are kept, and where.
 
-- ``memory``: the byte cache, a RangeReader over another one.
-- ``lease``: what its callers see: keys, leases, statistics.
-- ``space``: who gets room, first come, first served.
-- ``range_stream``: many ranges at once, in the order of their arrival.
+memory          ByteCache: byte ranges in memory, within a bound
+lease           what callers see of cached bytes
+space           who gets room next
+range_stream    many ranges as they arrive
 """
+
+from __future__ import annotations
+
+from asyncfetch.cache.lease import CacheKey, CacheStatistics, Lease
+from asyncfetch.cache.memory import ByteCache
+
+__all__ = ["ByteCache", "CacheKey", "CacheStatistics", "Lease"]

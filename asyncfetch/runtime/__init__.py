@@ -1,9 +1,18 @@
-"""What asyncio, threads and fork ask for. No domain word.
+"""What asyncio, threads and fork ask of us, without a word of what it is used for.
 
-- ``single_flight``: concurrent callers of one key share one execution.
-- ``leased_lru``: a byte-bounded LRU whose entries can be in use; a state machine without a loop.
-- ``loop_thread``: an event loop in a thread, for callers that aren't coroutines.
-- ``channel``: items from a loop to a blocking consumer, in batches.
-- ``iterate``: synchronous iteration over an asynchronous iterator, made of the two above.
-- ``fork``, ``loop_guard``: who may use an object; ``cancellation``: small helps.
+concurrently    calls side by side, the first error alone
+single_flight   concurrent askers of one key share one execution
+shared_lru      values loaded once for all who ask, bounded by weight
+leased_lru      entries that are bounded in bytes and never evicted while somebody uses them
+loop_thread     an event loop in a thread, for callers that aren't coroutines
+channel         items from a loop to a blocking consumer
+iterate         an async iterator as a plain one
+loop_guard, fork, cancellation  belonging to one loop and one process; telling cancellations apart
 """
+
+from __future__ import annotations
+
+from asyncfetch.runtime.iterate import iterate
+from asyncfetch.runtime.loop_thread import LoopThread
+
+__all__ = ["LoopThread", "iterate"]
