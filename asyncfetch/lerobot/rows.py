@@ -185,6 +185,11 @@ class RowReader:
         groups = await gather(*reads)
         return await self._run(partial(_select, groups, episode, self._features, self.metadata.tasks))
 
+    def clear(self) -> None:
+        """Forget what is kept and what is on its way: a file was replaced."""
+        self._files.clear()
+        self._groups.clear()
+
     async def _open(self, url: str) -> _DataFile:
         table = await open_table(self._reader, url, run=self._run)
         table.require(self._features)
