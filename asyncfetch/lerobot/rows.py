@@ -191,6 +191,11 @@ class RowReader:
         groups = await gather(*reads)
         return await self._run(partial(_select, groups, episode, self._features, self.metadata.tasks))
 
+    def clear(self) -> None:
+        """Forget what is kept and what is on its way: a file was replaced."""
+        self._files.clear()
+        self._groups.clear()
+
     async def open(self, episode: Episode) -> None:
         """Fetch the footer of the episode's file, if it isn't kept: the small request in front of that for the rows.
 

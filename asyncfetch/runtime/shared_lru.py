@@ -75,16 +75,24 @@ class SharedLRU(Generic[K, V]):
             if flight.value is not None:
                 return flight.value
 
+    def clear(self) -> None:
+        """Forget all values; those being loaded go to who waits for them, but aren't kept."""
+        self._kept.clear()
+        self._flights.clear()
+        self.nbytes = 0
+
     async def _load(self, key: K, load: Callable[[], Awaitable[V]]) -> V:
         flight = self._flights[key] = _Flight()
         try:
             value = flight.value = await load()
-            self._keep(key, value)
+            if self._flights.get(key) is flight:
+                self._keep(key, value)
         except AsyncFetchError as error:
             flight.error = error
             raise
         finally:
-            del self._flights[key]
+            if self._flights.get(key) is flight:  # not the one that came after a clear()
+                del self._flights[key]
             flight.landed.set()
         return value
 
