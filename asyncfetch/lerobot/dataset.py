@@ -297,12 +297,12 @@ class LeRobotDataset:
         return await self._episodes.hold(self._episode(episode))
 
     async def clip_bytes(self, episode: int) -> int:
-        """Memory that the clips of an episode take; fetches the indexes of its video files where needed."""
+        """Memory that the clips of an episode take; fetches its rows and its videos' indexes where needed."""
         return await self._episodes.clip_bytes(self._episode(episode))
 
     def statistics(self) -> DatasetStatistics:
         """A snapshot of the engine, the caches and the decode threads; after closing too."""
-        assert self.metadata  # ClosedError where it was never open
+        _ = self.metadata  # ClosedError where it was never open
         return DatasetStatistics(
             fetch=self._fetcher.statistics(),
             clips=self._clips.statistics(),

@@ -196,16 +196,6 @@ class RowReader:
         self._files.clear()
         self._groups.clear()
 
-    async def open(self, episode: Episode) -> None:
-        """Fetch the footer of the episode's file, if it isn't kept: the small request in front of that for the rows.
-
-        Raises:
-            FetchError: It could not be fetched.
-            FormatError: The file is damaged.
-        """
-        if episode.length:
-            await self._file(episode)
-
     async def _file(self, episode: Episode) -> _DataFile:
         return await self._files.get(episode.data_url, partial(self._open, episode))
 
