@@ -95,9 +95,9 @@ class StreamConfig:
     """How a dataset is streamed. All byte bounds are for one rank: its loader workers share them."""
 
     fetch: FetchConfig = field(default_factory=FetchConfig)
-    max_bytes: int = 2048 * MIB
+    max_bytes: int = 4096 * MIB
     """Clips, table rows and indexes in memory, and the decoders on them (a quarter of it)."""
-    decoded_max_bytes: int = 64 * MIB
+    decoded_max_bytes: int = 256 * MIB
     """Decoded samples that wait for the consumer."""
     lanes: int = 64
     """Independent sequences of episodes that a shuffled order goes round; a power of two."""

@@ -13,7 +13,7 @@ import aiohttp
 import numpy as np
 import torch
 from fsspec.implementations.http import HTTPFileSystem
-from torchcodec.decoders import VideoDecoder
+from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

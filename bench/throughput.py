@@ -3,43 +3,44 @@
     python -m bench.throughput                          makes a dataset and serves it over a shaped HTTPS link
     python -m bench.throughput https://host/dataset     any LeRobot v3 dataset
 
-Keep-up is frames/s streamed, cold start included, over frames/s of the same pipeline in the same order over clips that
-are in memory already. Beside it: that pipeline over bare decoding with the same threads, and one frame at a time
-through torchcodec over an fsspec file. All in one run, interleaved; figures are medians over the repeats.
+Keep-up is frames/s streamed, cold start included, over frames/s of the same pipeline for the same samples over clips
+that are in memory already. Beside it: that pipeline over bare decoding with the same threads, and one frame at a time
+through torchcodec over an fsspec file. All in one run, interleaved; the table shows medians over the repeats.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import json
+import statistics
 import time
-from dataclasses import dataclass
-from typing import Any
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch.utils.data import DataLoader
 
 import asyncfetch as af
-from asyncfetch.stream.order import Order
+from asyncfetch.config import usable_cpus
+from asyncfetch.stream.order import Order, Step
+from bench.baselines import decode_bare, read_by_file
+from bench.data import bench_dataset
+from bench.nginx import NginxServer
+from bench.parts import hand_over_microseconds, header_milliseconds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MIB = 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Rates:
-    """One repeat at one concurrency."""
-
-    streamed: float
-    """Frames a second from the start of the pass on, metadata and indexes included."""
-    steady: float
-    """Frames a second from the first sample on."""
-    resident: float
-    """Frames a second of the same samples over clips in memory."""
-    bare: float
-    """Frames a second of torchcodec alone, same frames, same order, same threads."""
-    samples_per_second: float
-    mib_per_second: float
-    requests: int
-    first_sample_seconds: float
-    header_milliseconds: float
-    """Planning and writing one clip's header."""
-    fetch_cpu: float
-    hand_over_microseconds: float
+LOOK_AHEAD = 10_000
+"""Samples behind those measured whose episodes are in memory too, because the pipeline reads ahead."""
 
 
 @dataclass(frozen=True)
@@ -47,34 +48,263 @@ class Setting:
     """What is measured, on what."""
 
     url: str
-    config: af.StreamConfig
     ca_file: str | None
     seconds: float
+    config: af.StreamConfig
+
+    def steps(self, dataset: af.LeRobotDataset) -> Iterator[Step]:
+        """The order of the first epoch of a stream of this setting."""
+        return Order(
+            dataset.episodes.lengths,
+            shuffle=True,
+            seed=0,
+            epoch=0,
+            lanes=self.config.lanes,
+            pool_episodes=self.config.pool_episodes,
+        ).steps()
 
 
-def order_of(setting: Setting, dataset: af.LeRobotDataset) -> Order:
-    """The order that a stream of this setting has in its first epoch."""
-    return Order(
-        dataset.episodes.lengths,
-        shuffle=True,
-        seed=0,
-        epoch=0,
-        lanes=setting.config.lanes,
-        pool_episodes=setting.config.pool_episodes,
-    )
+@dataclass(frozen=True)
+class Streamed:
+    """A cold stream, read for so many seconds."""
+
+    samples: int
+    frames_per_second: float
+    """From the start of the pass on: metadata, indexes and the first clips included."""
+    steady_frames_per_second: float
+    """From the first sample on."""
+    first_sample_seconds: float
+    mib_per_second: float
+    requests: int
 
 
-def stream_cold(setting: Setting) -> tuple[int, float, float, Any]:
-    """(samples, seconds, seconds to the first sample, statistics) of a fresh stream, consumed by a plain loop."""
+@dataclass(frozen=True)
+class Resident:
+    """The same samples over clips in memory, and what they are made of."""
+
+    frames_per_second: float
+    bare_frames_per_second: float
+    decode_milliseconds: float
+    """Of a thread, a frame: waiting for a core included."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One concurrency: medians over the repeats, but for the spread."""
+
+    concurrency: int
+    samples_per_second: float
+    frames_per_second: float
+    mib_per_second: float
+    keep_up: float
+    keep_up_spread: tuple[float, float]
+    """Lowest and highest of the repeats."""
+    steady_keep_up: float
+    """Without the time to the first sample."""
+    pipeline_over_bare: float
+    resident_frames_per_second: float
+    first_sample_seconds: float
+    requests: float
+    decode_milliseconds: float
+
+
+def stream_cold(setting: Setting, cameras: int) -> Streamed:
+    """Read a fresh stream by a plain loop."""
     stream = af.Stream(setting.url, config=setting.config)
     started = time.perf_counter()
     first = ended = 0.0
-    count = 0
-    for count, _ in enumerate(stream, start=1):  # noqa: B007  the count is wanted behind the loop
+    samples = 0
+    for _ in stream:
+        samples += 1
         ended = time.perf_counter() - started
         first = first or ended
         if ended >= setting.seconds:
             break
     figures = stream.statistics()
     stream.close()
-    return count, ended, first, figures
+    if figures is None or not samples:
+        raise SystemExit(f"{setting.url} has no samples to measure")
+    return Streamed(
+        samples=samples,
+        frames_per_second=samples * cameras / ended,
+        steady_frames_per_second=(samples - 1) * cameras / max(ended - first, 1e-9),
+        first_sample_seconds=first,
+        mib_per_second=figures.fetch.bytes / ended / MIB,
+        requests=figures.fetch.requests,
+    )
+
+
+async def read_resident(setting: Setting, samples: int) -> Resident:
+    """Read the first samples again with their clips in memory, and decode the same frames with torchcodec alone."""
+    async with af.open_dataset(setting.url, config=setting.config) as dataset:
+        await preload(
+            dataset, {step.episode for step in itertools.islice(setting.steps(dataset), samples + LOOK_AHEAD)}
+        )
+        busy = dataset.statistics().decode.busy_seconds
+        pipeline = await time_pipeline(dataset, samples)
+        busy = dataset.statistics().decode.busy_seconds - busy
+        steps = list(itertools.islice(setting.steps(dataset), samples))
+        with ExitStack() as stack:
+            held = {
+                episode: stack.enter_context(await dataset.hold(episode))
+                for episode in sorted({step.episode for step in steps})
+            }
+            clips = {episode: {key: one.clip(key) for key in dataset.cameras} for episode, one in held.items()}
+            threads = dataset.decode_pool.statistics().threads
+            bare = await anyio.to_thread.run_sync(decode_bare, clips, steps, threads)
+    return Resident(pipeline, bare, 1e3 * busy / (samples * len(clips[steps[0].episode])))
+
+
+async def preload(dataset: af.LeRobotDataset, episodes: set[int]) -> None:
+    """Bring episodes into memory, some at a time."""
+    for some in itertools.zip_longest(*[iter(sorted(episodes))] * 64):
+        chosen = [episode for episode in some if episode is not None]
+        for episode in chosen:
+            dataset.prefetch(episode)
+        for episode in chosen:
+            await dataset.ready(episode)
+
+
+async def time_pipeline(dataset: af.LeRobotDataset, samples: int) -> float:
+    """Frames a second of the first samples of a stream of an open dataset."""
+    started = time.perf_counter()
+    async with af.Stream(dataset).samples() as stream:
+        remaining = samples
+        async for _ in stream:
+            remaining -= 1
+            if not remaining:
+                break
+        ended = time.perf_counter()
+    return samples * len(dataset.cameras) / (ended - started)
+
+
+def measure(setting: Setting, concurrency: int, cameras: int, repeats: int) -> Row:
+    """Cold and resident by turns."""
+    fetch = replace(setting.config.fetch, max_requests_per_host=concurrency)
+    setting = replace(setting, config=replace(setting.config, fetch=fetch))
+    pairs = []
+    for _ in range(repeats):
+        cold = stream_cold(setting, cameras)
+        pairs.append((cold, anyio.run(read_resident, setting, cold.samples)))
+    keep_ups = [cold.frames_per_second / resident.frames_per_second for cold, resident in pairs]
+    return Row(
+        concurrency=concurrency,
+        samples_per_second=statistics.median(cold.frames_per_second for cold, _ in pairs) / cameras,
+        frames_per_second=statistics.median(cold.frames_per_second for cold, _ in pairs),
+        mib_per_second=statistics.median(cold.mib_per_second for cold, _ in pairs),
+        keep_up=statistics.median(keep_ups),
+        keep_up_spread=(min(keep_ups), max(keep_ups)),
+        steady_keep_up=statistics.median(c.steady_frames_per_second / r.frames_per_second for c, r in pairs),
+        pipeline_over_bare=statistics.median(r.frames_per_second / r.bare_frames_per_second for _, r in pairs),
+        resident_frames_per_second=statistics.median(r.frames_per_second for _, r in pairs),
+        first_sample_seconds=statistics.median(cold.first_sample_seconds for cold, _ in pairs),
+        requests=statistics.median(cold.requests for cold, _ in pairs),
+        decode_milliseconds=statistics.median(r.decode_milliseconds for _, r in pairs),
+    )
+
+
+def measure_workers(setting: Setting, workers: int) -> float:
+    """Samples a second through a DataLoader with workers, from the first sample on."""
+    dataset = af.torch.StreamDataset(af.Stream(setting.url, config=setting.config))
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context="spawn")
+    samples = iter(loader)
+    next(samples)
+    started = time.perf_counter()
+    count = sum(1 for _ in itertools.takewhile(lambda _: time.perf_counter() - started < setting.seconds, samples))
+    return count / (time.perf_counter() - started)
+
+
+async def look(setting: Setting, seconds: float) -> tuple[int, float, float]:
+    """(cameras, milliseconds a header, frames a second of one frame at a time through a file)."""
+    async with (
+        af.open_dataset(setting.url, config=setting.config) as dataset,
+        af.Fetcher(setting.config.fetch) as fetcher,
+    ):
+        header = await header_milliseconds(dataset, fetcher)
+        by_file = partial(read_by_file, dataset, setting.steps(dataset), ca_file=setting.ca_file, seconds=seconds)
+        return len(dataset.cameras), header, await anyio.to_thread.run_sync(by_file) if seconds else 0.0
+
+
+def show(console: Console, rows: list[Row], parts: dict[str, float], by_file: float) -> None:
+    """The figures for people."""
+    table = Table(title=f"streamed over HTTPS, {usable_cpus()} cores, order shuffled")
+    for name in ("concurrency", "samples/s", "frames/s", "MiB/s", "keep-up", "(spread)", "steady", "pipeline/bare"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        low, high = row.keep_up_spread
+        table.add_row(
+            str(row.concurrency),
+            f"{row.samples_per_second:.0f}",
+            f"{row.frames_per_second:.0f}",
+            f"{row.mib_per_second:.1f}",
+            f"{row.keep_up:.3f}",
+            f"{low:.3f}-{high:.3f}",
+            f"{row.steady_keep_up:.3f}",
+            f"{row.pipeline_over_bare:.3f}",
+        )
+    console.print(table)
+    resident = statistics.median(row.resident_frames_per_second for row in rows)
+    if by_file:
+        keep_up = by_file / resident
+        console.print(f"one frame at a time over an fsspec file: {by_file:.1f} frames/s, keep-up {keep_up:.3f}")
+    for name, value in parts.items():
+        console.print(f"{name}: {value:.3g}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("url", nargs="?", help="a LeRobot v3 dataset; without one, a made one over a shaped link")
+    parser.add_argument("--ca-file", help="authorities to trust instead of the system's")
+    parser.add_argument("--concurrency", default="4,16,64", help="requests a host, one or more (default: 4,16,64)")
+    parser.add_argument("--num-workers", type=int, default=0, help="also through a DataLoader with so many workers")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each run (default: 10)")
+    parser.add_argument("--repeats", type=int, default=5, help="of each concurrency (default: 5)")
+    parser.add_argument("--rate", type=float, default=4.0, help="MiB/s of a stream of the made link (default: 4)")
+    parser.add_argument("--first-byte", type=float, default=0.05, help="its seconds to the first byte (default: 0.05)")
+    parser.add_argument("--pool-episodes", type=int, default=64, help="and lanes (default: 64)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = parse_arguments()
+    console = Console(stderr=arguments.json)
+    with ExitStack() as stack:
+        url, ca_file = arguments.url, arguments.ca_file
+        if url is None:
+            path = bench_dataset()
+            rate = int(arguments.rate * MIB)
+            server = stack.enter_context(
+                NginxServer(path.parent, bytes_per_second=rate, first_byte_seconds=arguments.first_byte)
+            )
+            url, ca_file = f"{server.url}/{path.name}", server.ca_file
+        config = af.StreamConfig(
+            fetch=af.FetchConfig(ca_file=ca_file), lanes=arguments.pool_episodes, pool_episodes=arguments.pool_episodes
+        )
+        setting = Setting(url, ca_file, arguments.seconds, config)
+        remote = url.startswith("http")
+        cameras, header, by_file = anyio.run(look, setting, arguments.seconds if remote else 0.0)
+        concurrencies = [int(part) for part in arguments.concurrency.split(",")]
+        rows = [
+            measure(setting, concurrency, cameras, arguments.repeats)
+            for concurrency in track(concurrencies, "measuring", console=Console(stderr=True), transient=True)
+        ]
+        parts = {
+            "fetch: seconds to the first sample": rows[-1].first_sample_seconds,
+            "header: ms a clip": header,
+            "decode: ms of a thread a frame": rows[-1].decode_milliseconds,
+            "hand-over: us a sample": hand_over_microseconds(),
+        }
+        if arguments.num_workers:
+            parts[f"samples/s with {arguments.num_workers} workers"] = measure_workers(setting, arguments.num_workers)
+    if arguments.json:
+        figures = {"rows": [asdict(row) for row in rows], "parts": parts, "by_file_frames_per_second": by_file}
+        print(json.dumps(figures))
+    else:
+        show(console, rows, parts, by_file)
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryFile", "PyAVDecoder"]
 
+AFTER_ALL = 1 << 63
+"""A time past every frame's: whatever comes next has to be sought."""
+
 
 class MemoryFile:
     """What PyAV needs of a file, over a buffer: only the blocks that it reads are copied."""
@@ -62,8 +65,8 @@ class PyAVDecoder(ClipDecoder):
         try:
             self._container = av.open(MemoryFile(clip.data), mode="r")
             self._stream = self._single_stream(clip)
-            shown = [packet for packet in self._container.demux(self._stream) if packet.size and not packet.is_discard]
-            self._key_pts = sorted(packet.pts for packet in shown if packet.is_keyframe)
+            shown = self._shown()
+            self._key_pts = sorted(pts for pts, is_key in shown if is_key)
             if not self._key_pts:
                 raise DecodeError(f"{clip.name}: its {clip.nbytes} bytes hold no key frame")
             self._seek(self._key_pts[0])
@@ -76,6 +79,14 @@ class PyAVDecoder(ClipDecoder):
         # Container and stream refer to each other: without this they'd wait for the garbage collector.
         if (container := getattr(self, "_container", None)) is not None:
             container.close()
+
+    def _shown(self) -> list[tuple[int, bool]]:
+        """Time, and whether it is a key frame, of each frame that the file says it shows."""
+        return [
+            (packet.pts, packet.is_keyframe)
+            for packet in self._container.demux(self._stream)
+            if packet.size and not packet.is_discard  # the last one is empty: it flushes the decoder
+        ]
 
     def _single_stream(self, clip: Clip) -> Any:  # noqa: ANN401
         streams = self._container.streams.video
@@ -92,6 +103,7 @@ class PyAVDecoder(ClipDecoder):
         try:
             arrays = {pts: self._frame_at(pts) for pts in sorted(set(wanted))}
         except self._errors as error:
+            self._next_pts = AFTER_ALL
             raise DecodeError(f"{self.clip.name}: PyAV can't decode frames {list(frames)}: {error}") from error
         pixels = import_torch().from_numpy(np.stack([arrays[pts] for pts in wanted]))
         decoded: torch.Tensor = pixels.permute(0, 3, 1, 2)

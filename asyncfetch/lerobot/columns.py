@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot.info import Feature
 
-__all__ = ["Column", "empty_column", "is_list", "to_array", "to_column", "to_floats", "to_integers"]
+__all__ = ["Column", "empty_column", "is_list", "is_text", "to_array", "to_column", "to_floats", "to_integers"]
 
 Array = Any
 """pyarrow.Array. Its types know neither lists nor structs."""
@@ -96,7 +96,7 @@ def to_column(column: pa.ChunkedArray[Any], feature: Feature, url: str) -> Colum
         return _values(pa, array, feature, url)
     if feature.kind == "image":
         return _images(pa, array, feature, url)
-    if feature.kind == "string" and not _is_text(pa, array.type):
+    if feature.kind == "string" and not is_text(array.type):
         raise FormatError(f"feature {feature.key} of {redact_url(url)} must hold strings, not {array.type}")
     return array.to_pylist()
 
@@ -114,6 +114,12 @@ def is_list(arrow_type: pa.DataType) -> bool:
     """Whether a value is a list, of fixed size or not."""
     types = require_pyarrow().types
     return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
+
+
+def is_text(arrow_type: pa.DataType) -> bool:
+    """Whether a value is a string. Where all are null, Arrow may know no better type."""
+    types = require_pyarrow().types
+    return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type) or types.is_null(arrow_type))
 
 
 def _storage(pa: Any, array: Array) -> Array:  # noqa: ANN401  (pyarrow has no types)
@@ -164,10 +170,6 @@ def _images(pa: Any, array: Array, feature: Feature, url: str) -> list[bytes]:  
         raise FormatError(f"{message}; pictures must be embedded in the table")
     pictures: list[bytes] = data.to_pylist()
     return pictures
-
-
-def _is_text(pa: Any, arrow_type: pa.DataType) -> bool:  # noqa: ANN401
-    return bool(pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type) or pa.types.is_null(arrow_type))
 
 
 def _row_shape(feature: Feature) -> tuple[int, ...]:

@@ -79,6 +79,10 @@ class HeldEpisode:
         """Its table rows, by feature."""
         return self._entry.rows
 
+    def clip(self, camera: str) -> Clip:
+        """The bytes of one camera's frames as a small MP4 in memory, for a decoder of your own."""
+        return self._cache.clip(self._entry, camera)
+
     def frames(self, camera: str, frames: Sequence[int]) -> torch.Tensor:
         """Decoded frames of one camera, (len(frames), C, H, W). Takes a while: call it in a thread."""
         return self._cache.decode(self._entry, camera, frames)
@@ -232,12 +236,13 @@ class EpisodeCache:
 
     def decode(self, entry: _Entry, camera: str, frames: Sequence[int]) -> torch.Tensor:
         """Frames of a held clip, by the decoder that is kept for it or a new one. Thread-safe."""
-        clip = self._clip(entry, camera)
+        clip = self.clip(entry, camera)
         clip.ranks(frames)  # a video without any of the frames is no video that a decoder would open
         decoder = self._decoders.get(entry.leases[camera].key, lambda: open_decoder(clip, backend=self._backend))
         return decoder.frames(frames)
 
-    def _clip(self, entry: _Entry, camera: str) -> Clip:
+    def clip(self, entry: _Entry, camera: str) -> Clip:
+        """The clip of a held episode."""
         planned = entry.planned[camera]
         plan = planned.plan
         return Clip(

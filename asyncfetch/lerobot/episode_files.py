@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.errors import DatasetError, FetchError, FormatError, NotFound, redact_url
-from asyncfetch.lerobot.columns import is_list, to_array, to_floats, to_integers
+from asyncfetch.lerobot.columns import is_list, is_text, to_array, to_floats, to_integers
 from asyncfetch.lerobot.episode_table import ABSENT, EpisodeTable, FilePlaces, TaskLists, VideoPlaces
 from asyncfetch.lerobot.layout import EPISODES_PATH, join_url
 from asyncfetch.lerobot.parquet import open_table, read_columns, require_pyarrow
@@ -208,8 +208,8 @@ def _task_lists(tables: Sequence[tuple[str, pa.Table]], order: NDArray[np.int64]
 def _encode_lists(lists: Any, url: str) -> tuple[list[str], NDArray[np.int32], NDArray[np.int32]]:  # noqa: ANN401
     """The distinct strings in a column of lists, the number of each one in turn, and the length of each list."""
     pa = require_pyarrow()
-    if not is_list(lists.type) or not pa.types.is_string(lists.type.value_type):
+    if not is_list(lists.type) or not is_text(lists.type.value_type):
         raise FormatError(f"column {_TASKS} of {redact_url(url)} must hold lists of strings, not {lists.type}")
     sizes = pa.compute.list_value_length(lists).fill_null(0).cast("int32")
-    words = lists.flatten().fill_null("").dictionary_encode()
+    words = lists.flatten().cast(pa.string()).fill_null("").dictionary_encode()
     return words.dictionary.to_pylist(), words.indices.to_numpy(), sizes.to_numpy(zero_copy_only=False)

@@ -20,20 +20,7 @@ __all__ = ["Box", "Buffer", "find", "locate_moov"]
 Buffer = bytes | bytearray | memoryview
 """Contiguous, one byte an item."""
 
-LEADING_KINDS = frozenset({
-    b"ftyp",
-    b"styp",
-    b"moov",
-    b"mdat",
-    b"free",
-    b"skip",
-    b"wide",
-    b"pnot",
-    b"pdin",
-    b"sidx",
-    b"moof",
-    b"uuid",
-})
+LEADING_KINDS = frozenset(b"ftyp styp moov mdat free skip wide pnot pdin sidx moof uuid".split())
 """Boxes that an MP4 or QuickTime file may begin with."""
 
 HEADER = struct.Struct(">I4s")

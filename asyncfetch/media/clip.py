@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.media.samples import changes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -153,9 +154,8 @@ def build_header(track: TrackFormat, tables: ClipTables, *, start: int, stop: in
 
 
 def _build_header(track: TrackFormat, tables: ClipTables, start: int, stop: int, *, wide: bool) -> bytes:
-    mdat = (
-        struct.pack(">I4sQ", 1, b"mdat", 16 + stop - start) if wide else struct.pack(">I4s", 8 + stop - start, b"mdat")
-    )
+    size = stop - start
+    mdat = struct.pack(">I4sQ", 1, b"mdat", 16 + size) if wide else struct.pack(">I4s", 8 + size, b"mdat")
     offsets = np.zeros(len(tables.runs.offset), ">u8" if wide else ">u4")
     header = bytearray().join((FTYP, _moov(track, tables, offsets), mdat))
     # The offsets are the last bytes of moov, and depend on its length: they are filled in now that it is known.
@@ -173,9 +173,8 @@ FTYP = _box(b"ftyp", b"isom", struct.pack(">I", 512), b"isomiso2mp41")
 HDLR = _box(b"hdlr", struct.pack(">II4s12x", 0, 0, b"vide"), b"video\0")
 VMHD = _box(b"vmhd", struct.pack(">I8x", 1))
 SELF_CONTAINED = _box(b"dinf", _box(b"dref", struct.pack(">II", 0, 1), _box(b"url ", struct.pack(">I", 1))))
-MVHD_END = (
-    struct.pack(">IH10x", 0x10000, 0x100) + UNITY_MATRIX + struct.pack(">24xI", 2)
-)  # rate 1, volume 1, next track 2
+# Normal rate and volume, no rotation; the next track would be number 2.
+MVHD_END = struct.pack(">IH10x", 0x10000, 0x100) + UNITY_MATRIX + struct.pack(">24xI", 2)
 VERSION_1 = 1 << 24  # 64-bit durations
 TRACK_ENABLED = 3  # and part of the movie
 UNDETERMINED = 0x55C4  # the language "und"
@@ -220,8 +219,9 @@ def _table(kind: bytes, count: int, entries: NDArray[Any]) -> bytes:
 
 
 def _run_length(kind: bytes, values: NDArray[Any]) -> bytes:
-    edges = np.flatnonzero(values[1:] != values[:-1]) + 1
-    entries = np.empty((len(edges) + 1, 2), ">u4")
-    entries[:, 0] = np.diff(edges, prepend=0, append=len(values))
-    entries[:, 1] = values[np.append(0, edges)]
+    starts = np.flatnonzero(changes(values))
+    entries = np.empty((len(starts), 2), ">u4")
+    entries[:-1, 0] = starts[1:] - starts[:-1]
+    entries[-1, 0] = len(values) - starts[-1]
+    entries[:, 1] = values[starts]
     return _table(kind, len(entries), entries)

@@ -21,8 +21,10 @@ __all__ = ["Mp4Index", "parse_moov"]
 
 MAX_TIMESCALE = (1 << 31) - 1
 """FFmpeg takes time scales above this for broken."""
-MAX_FRAME = 1 << 31
-"""Frame numbers are below this: two years at 30 fps."""
+MAX_FIRST_FRAME = 1 << 31
+"""Frame numbers up to here, two years at 30 fps, keep every sum of times within 64 bits."""
+MAX_CLIP_FRAMES = 1 << 22
+"""Most frames of one clip, 39 hours at 30 fps: a wrong length in some table mustn't take all memory."""
 VISUAL_ENTRY_BYTES = 78
 """Length of the fixed part of a visual sample entry."""
 GEOMETRY_BYTES = 52
@@ -177,10 +179,10 @@ class Mp4Index:
 
 def _check_request(first_frame: int, num_frames: int, fps: float) -> tuple[int, int, float]:
     first_frame, num_frames, fps = operator.index(first_frame), operator.index(num_frames), float(fps)
-    if first_frame < 0 or num_frames < 0 or first_frame + num_frames > MAX_FRAME:
-        raise ConfigError(
-            f"first_frame={first_frame} and num_frames={num_frames} must not be negative, nor reach beyond {MAX_FRAME}"
-        )
+    if not 0 <= first_frame <= MAX_FIRST_FRAME:
+        raise ConfigError(f"first_frame must be within 0..{MAX_FIRST_FRAME}, not {first_frame}")
+    if not 0 <= num_frames <= MAX_CLIP_FRAMES:
+        raise ConfigError(f"num_frames must be within 0..{MAX_CLIP_FRAMES}, not {num_frames}")
     if not (isfinite(fps) and 1e-3 <= fps <= 1e6):
         raise ConfigError(f"fps must be within 0.001 and 1,000,000, not {fps}")
     return first_frame, num_frames, fps

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from asyncfetch.media.boxes import Box
 
-__all__ = ["ByteRuns", "SampleTable", "parse_samples"]
+__all__ = ["ByteRuns", "SampleTable", "changes", "parse_samples"]
 
 BLOCK = 256
 """Samples between two kept sums: 0.06 bytes a frame, and at most 255 numbers to add before those asked for."""
-MAX_CONSTANT_SAMPLES = 1 << 22
-"""Most samples of a track of equal sizes (39 hours at 30 fps): there no table's length bounds their count."""
+MAX_CONSTANT_SAMPLES = 1 << 20
+"""Most samples of a track of equal sizes (9.7 hours at 30 fps): there no table's length bounds their count."""
 MAX_OFFSET = 1 << 28
 """Composition offsets from here on make FFmpeg ignore the whole table, and show other times than we compute."""
 MAX_DURATION = 1 << 31
@@ -142,7 +142,7 @@ class SampleTable:
         starts = self.run_first[low:high] - origin
         shift = self.run_offset[low:high] - ends[starts]
         description = self.run_description[low:high]
-        new = _changes(shift) | _changes(description)
+        new = changes(shift) | changes(description)
         shift = shift[new]
         edges = np.append(np.maximum(starts[new], first - origin), stop - origin)
         return ByteRuns(
@@ -180,7 +180,7 @@ def parse_samples(stbl: Box) -> SampleTable:
     )
 
 
-def _changes(values: NDArray[Any]) -> NDArray[np.bool_]:
+def changes(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Where a value differs from the one before it; the first always does."""
     changed = np.empty(len(values), np.bool_)
     changed[:1] = True
@@ -272,7 +272,7 @@ def _runs(stbl: Box, sizes: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np
     if data_stop >= MAX_POSITION:
         raise stbl.error(f"its samples run to byte {data_stop}")
 
-    new = _changes(shift) | _changes(description)
+    new = changes(shift) | changes(description)
     firsts, shift, description = firsts[new], shift[new], description[new]
     run_first = np.union1d(firsts, np.arange(0, total, BLOCK))
     source = np.searchsorted(firsts, run_first, "right") - 1

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class Recorder:
         self._picture_statistics = lru_cache(maxsize=remembered)(self._sample_pictures)
 
     def write(self) -> None:
-        """Writes every file."""
+        """Writes every file, info.json last: without it there is no dataset yet."""
         truth, quirks = self._truth, self._quirks
         columns: Columns = {
             "episode_index": list(range(truth.num_episodes)),
@@ -176,11 +177,7 @@ class Recorder:
         truth = self._truth
         length = truth.lengths[episode]
         step = max(1, min(truth.height, truth.width) // SAMPLED_SIDE_PX)
-        frames = (
-            [length * n // SAMPLED_PICTURES for n in range(SAMPLED_PICTURES)]
-            if length > SAMPLED_PICTURES
-            else range(length)
-        )
+        frames = sorted({length * n // SAMPLED_PICTURES for n in range(SAMPLED_PICTURES)})
         pictures = [
             truth.depth_metres(episode, frame)[..., None] if name == DEPTH else truth.picture(episode, frame, name)
             for frame in frames
@@ -223,10 +220,8 @@ class Recorder:
 
     def _files(self, per_file: int) -> Iterator[tuple[int, list[int]]]:
         """The files that hold frames, each with its episodes that have some."""
-        for file in range(self._file_count(per_file)):
-            episodes = [episode for episode in self._filled if episode // per_file == file]
-            if episodes:
-                yield file, episodes
+        for file, episodes in groupby(self._filled, key=lambda episode: episode // per_file):
+            yield file, list(episodes)
 
     def _file_count(self, per_file: int) -> int:
         return -(-self._truth.num_episodes // per_file)

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["DEFAULT_FEATURES", "EXTRAS", "SNAPSHOT_CAMERA", "DatasetTruth"]
+__all__ = ["DEFAULT_FEATURES", "EXTRAS", "ROBOT_FEATURES", "SNAPSHOT_CAMERA", "DatasetTruth"]
 
 DONE, NOTE, GRID = "next.done", "observation.note", "observation.grid"
 SNAPSHOT, DEPTH = "observation.images.snapshot", "observation.images.depth"
 EXTRAS = (DONE, NOTE, GRID, SNAPSHOT, DEPTH)
 """Optional features: a bool (1,), a string (1,), a float32 (3, 4), an image stored as PNG in the data files, and a
 depth camera (lossless HEVC, 12-bit codes)."""
+
+ROBOT_FEATURES = ("observation.state", "action", "next.reward")
+"""What every dataset written here has: float32 vectors of 6, and a reward of 1 at the last frame."""
 
 DEFAULT_FEATURES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 """What every LeRobot dataset has, besides its own features."""

@@ -64,7 +64,7 @@ def test_a_chosen_pyav_doesnt_warn_or_ask_for_torchcodec(h264: Video, broken: Ca
 
 def test_a_chosen_torchcodec_doesnt_fall_back(h264: Video, broken: Callable[..., None]) -> None:
     broken(torchcodec_decoders=NO_LIBRARIES)
-    with pytest.raises(MissingDependency, match="RuntimeError: Could not load.*apt-get install ffmpeg") as caught:
+    with pytest.raises(MissingDependency, match=r"RuntimeError: Could not load.*apt-get install ffmpeg") as caught:
         open_decoder(h264.clip(), backend="torchcodec")
     assert caught.value.__cause__ is NO_LIBRARIES
 

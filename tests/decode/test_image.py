@@ -53,28 +53,9 @@ def test_lossless_images_come_back_as_stored(codec: str, pix_fmt: str, stored: N
 
 def test_a_jpeg_is_close() -> None:
     smooth = np.linspace(20, 230, 64 * 48 * 3).reshape(48, 64, 3).astype(np.uint8)
-    command = [
-        "ffmpeg",
-        "-v",
-        "error",
-        "-f",
-        "rawvideo",
-        "-pix_fmt",
-        "rgb24",
-        "-s",
-        "64x48",
-        "-i",
-        "-",
-        "-q:v",
-        "2",
-        "-f",
-        "image2pipe",
-        "-c:v",
-        "mjpeg",
-        "-",
-    ]
-    data = subprocess.run(command, input=smooth.tobytes(), capture_output=True, check=True, timeout=15).stdout
-    decoded = decode_image(data).permute(1, 2, 0).numpy()
+    command = "ffmpeg -v error -f rawvideo -pix_fmt rgb24 -s 64x48 -i - -q:v 2 -f image2pipe -c:v mjpeg -"
+    run = subprocess.run(command.split(), input=smooth.tobytes(), capture_output=True, check=True, timeout=15)
+    decoded = decode_image(run.stdout).permute(1, 2, 0).numpy()
     assert np.abs(decoded.astype(int) - smooth).mean() < 3
 
 

@@ -193,6 +193,26 @@ async def test_irregular_episode_tables_read_the_same(
     assert irregular.fingerprint == regular.fingerprint
 
 
+@pytest.mark.parametrize("tasks", [[[], [], []], [None, None, None], None])
+async def test_episodes_without_tasks(reader: LocalReader, tables: Tables, tmp_path: Path, tasks: Any) -> None:  # noqa: ANN401
+    del tables.episodes["tasks"]
+    if tasks is not None:
+        tables.episodes["tasks"] = pa.array(tasks, pa.list_(pa.null()))
+    episodes = (await load_metadata(reader, tables.write(tmp_path))).episodes
+    assert [episode.tasks for episode in episodes] == [(), (), ()]
+
+
+async def test_an_episode_file_without_rows(
+    reader: LocalReader, tables: Tables, tmp_path: Path, write_table: WriteTable
+) -> None:
+    root = tables.write(tmp_path)
+    write_table(
+        tmp_path / EPISODES, pa.table(tables.episodes).slice(0, 0).to_pydict() | {"tasks": pa.array([], pa.null())}
+    )
+    with pytest.raises(FormatError, match=r"file-000.parquet has no episode, but info.json counts 3"):
+        await load_metadata(reader, root)
+
+
 async def test_fingerprint_knows_places_but_not_the_url(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
     first = await load_metadata(reader, tables.write(tmp_path / "a"))
     copied = await load_metadata(reader, tables.write(tmp_path / "b"))

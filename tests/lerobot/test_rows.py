@@ -16,7 +16,7 @@ from asyncfetch.lerobot.rows import EpisodeRows, RowReader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.lerobot.conftest import LocalReader, Tables
+    from tests.lerobot.conftest import LocalReader, Tables, WriteTable
 
     Change = Callable[[Tables], object]
 
@@ -204,6 +204,16 @@ async def test_episode_without_frames_costs_nothing(reader: LocalReader, tables:
     assert {key: (column.dtype, column.shape[1:]) for key, column in empty.items()} == {
         key: (column.dtype, column.shape[1:]) for key, column in full.items()
     }
+
+
+async def test_row_groups_without_rows(
+    reader: LocalReader, tables: Tables, tmp_path: Path, write_table: WriteTable
+) -> None:
+    root = tables.write(tmp_path)
+    write_table(tmp_path / DATA_FILE, tables.rows, [0, 3, 0, 9], write_statistics=False)
+    assert pq.read_metadata(tmp_path / DATA_FILE).num_row_groups == 4
+    rows = await all_rows(await open_rows(reader, root))
+    assert [part["index"].tolist() for part in rows] == [[0, 1, 2], [3, 4, 5, 6], [7, 8, 9, 10, 11]]
 
 
 @pytest.mark.parametrize("columns", [[], ["reward"], ["reward", "observation.images.top"]])

@@ -162,7 +162,7 @@ MAKERS: dict[str, Callable[[], bytes]] = {
     "h264-co64": lambda: with_co64(encode("libx264", gop=10)),
     "h264-audio": lambda: encode("libx264", gop=10, audio=True),
     "hevc-open": lambda: encode("libx265", x265_params=X265),
-    "hevc-open-adjacent-keys": lambda: encode("libx265", x265_params=f"{X265}:min-keyint=1"),
+    "hevc-open-adjacent-keys": lambda: encode("libx265", x265_params=f"{X265}:min-keyint=1:keyint=4:bframes=8"),
     "hevc-g2": lambda: encode("libx265", x265_params=f"{X265}:keyint=2"),
     "episodes-av1": lambda: remux([
         encode("libsvtav1", numbers=range(n), first_picture=100 * n, gop=2, preset="12") for n in (20, 7, 13)
@@ -177,7 +177,8 @@ MAKERS: dict[str, Callable[[], bytes]] = {
 }
 
 
-REFUSED: dict[str, Callable[[], bytes]] = {
+SPECIAL: dict[str, Callable[[], bytes]] = {
+    "h264-open": lambda: encode("libx264", x264_params="open-gop=1:keyint=10:min-keyint=5:bframes=3:scenecut=0"),
     "fragmented": lambda: encode("libx264", gop=10, movflags="frag_keyframe+empty_moov"),
 }
 
@@ -189,7 +190,7 @@ def make_video() -> Callable[[str], Video]:
 
     def make(name: str) -> Video:
         if name not in made:
-            data = (MAKERS | REFUSED)[name]()
+            data = (MAKERS | SPECIAL)[name]()
             frames = decode(data)
             made[name] = Video(data, {round(pts / TICKS): pixels for pts, pixels in frames.items() if pts >= 0})
         return made[name]

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.shared_lru import SharedLRU
 
 from asyncfetch.errors import FormatError
+from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.shared_lru import SharedLRU
 
 
 class Block:

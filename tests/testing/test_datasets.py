@@ -411,7 +411,8 @@ def test_the_truth_is_a_path_and_refuses_what_is_not_there(coded: DatasetTruth) 
     "arguments",
     [
         {"codec": "vp9"}, {"width": 161}, {"height": 32}, {"fps": 0}, {"fps": 241}, {"gop": 0}, {"tasks": ()},
-        {"episodes": (5, -1)}, {"texture": 99}, {"extras": ("odour",)}, {"cameras": ("a", "a")}, {"episodes_per_video_file": 0},
+        {"episodes": (5, -1)}, {"texture": 99}, {"extras": ("odour",)}, {"cameras": ("a", "a")},
+        {"cameras": ("action",)}, {"episodes_per_video_file": 0},
         {"episodes_per_video_file": {"a": 1}}, {"episodes_per_data_file": 0}, {"chunks_size": 0}, {"length": 2**16 + 1},
         {"distinct_videos": 0}, {"distinct_videos": 1, "episodes": (3, 4)}, {"quirks": Quirks(short_video_frames=20)},
         {"quirks": Quirks(null_index_episodes=(4,))}, {"quirks": Quirks(without_default_feature="action")},

@@ -1,0 +1,68 @@
+"""What a sample's way is made of, each part timed alone."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Self
+
+import anyio.to_thread
+
+from asyncfetch.lerobot.video_index import VideoIndexes
+from asyncfetch.runtime import LoopThread, iterate
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import asyncfetch as af
+
+__all__ = ["hand_over_microseconds", "header_milliseconds"]
+
+REPEATS = 200
+BATCH, BATCHES = 4, 2_000
+
+
+async def header_milliseconds(dataset: af.LeRobotDataset, fetcher: af.Fetcher) -> float:
+    """Median time from a file's index to a written header, for the first episode's first camera."""
+    span = next(iter(dataset.episodes[0].videos.values()))
+    index = await VideoIndexes(fetcher, max_bytes=1 << 30, run=anyio.to_thread.run_sync).index(span.url)
+    times = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        plan = index.clip(span.first_frame, span.num_frames, fps=dataset.fps)
+        plan.write_header(memoryview(bytearray(plan.header_bytes)))
+        times.append(time.perf_counter() - started)
+    return 1e3 * statistics.median(times)
+
+
+class _Batches:
+    """Batches of nothing, as fast as they are taken."""
+
+    def __init__(self) -> None:
+        self._left = iter(range(BATCHES))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        pass
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[int]:
+        if next(self._left, None) is None:
+            raise StopAsyncIteration
+        return [0] * BATCH
+
+
+def hand_over_microseconds() -> float:
+    """Mean time an item takes from a loop to a consumer in another thread that does nothing else, in batches of 4."""
+    with LoopThread() as thread:
+        items = iterate(thread, _Batches)
+        next(items)
+        started = time.perf_counter()
+        count = sum(1 for _ in items)
+        return 1e6 * (time.perf_counter() - started) / count

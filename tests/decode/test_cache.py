@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from asyncfetch.decode import DecoderCache, open_decoder
+from asyncfetch.errors import ClosedError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncfetch.decode import FrameDecoder
+    from tests.decode.conftest import Video
+
+
+class Decoder:
+    """Has what the cache asks for: a size, and that it can be referred to weakly."""
+
+    def __init__(self, nbytes: int = 1) -> None:
+        self.nbytes = nbytes
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """The cache against an ordered dictionary."""
+
+    MAX_SIZE, MAX_BYTES = 4, 20
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache: DecoderCache[Decoder] = DecoderCache(self.MAX_SIZE, self.MAX_BYTES)
+        self.model: OrderedDict[int, Decoder] = OrderedDict()
+        self.hits = self.misses = 0
+
+    @rule(key=st.integers(0, 7), nbytes=st.integers(0, 25))
+    def get(self, key: int, nbytes: int) -> None:
+        fresh = Decoder(nbytes)
+        found = self.cache.get(key, lambda: fresh)
+        if key in self.model:
+            self.hits += 1
+            assert found is self.model[key]
+            self.model.move_to_end(key)
+            return
+        self.misses += 1
+        assert found is fresh
+        if nbytes <= self.MAX_BYTES:
+            self.model[key] = fresh
+        while len(self.model) > self.MAX_SIZE or self.held_bytes() > self.MAX_BYTES:
+            self.model.popitem(last=False)
+
+    @rule(key=st.integers(0, 7))
+    def fail(self, key: int) -> None:
+        if key in self.model:
+            return
+        self.misses += 1
+        with pytest.raises(ZeroDivisionError):
+            self.cache.get(key, lambda: Decoder(1 // 0))
+
+    @rule(key=st.integers(0, 7))
+    def discard(self, key: int) -> None:
+        self.cache.discard(key)
+        self.model.pop(key, None)
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def clear(self) -> None:
+        self.cache.clear()
+        self.model.clear()
+
+    def held_bytes(self) -> int:
+        return sum(decoder.nbytes for decoder in self.model.values())
+
+    @invariant()
+    def the_same_numbers(self) -> None:
+        now = self.cache.statistics()
+        assert (now.size, now.nbytes) == (len(self.model), self.held_bytes())
+        assert (now.hits, now.misses) == (self.hits, self.misses)
+
+
+TestCache = CacheMachine.TestCase
+
+
+def test_decoders_without_a_size_are_counted_only() -> None:
+    cache: DecoderCache[object] = DecoderCache(max_size=2, max_bytes=1)
+    for key in range(3):
+        cache.get(key, object)
+    assert (cache.statistics().size, cache.statistics().nbytes) == (2, 0)
+
+
+def test_none_lifts_each_bound() -> None:
+    cache: DecoderCache[Decoder] = DecoderCache(max_size=None, max_bytes=None)
+    for key in range(300):
+        cache.get(key, lambda: Decoder(1 << 40))
+    assert cache.statistics().size == 300
+    assert cache.statistics().evictions == 0
+
+
+def test_the_environment_counts_where_the_argument_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASYNCFETCH_DECODER_CACHE_SIZE", raising=False)
+    assert DecoderCache().statistics().max_size == 100
+    monkeypatch.setenv("ASYNCFETCH_DECODER_CACHE_SIZE", "7")
+    assert DecoderCache().statistics().max_size == 7
+    assert DecoderCache(3).statistics().max_size == 3
+    assert DecoderCache(None).statistics().max_size is None
+
+
+@pytest.mark.parametrize("value", ["", "many", "0", "-1", "1.5", "None"])
+def test_a_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("ASYNCFETCH_DECODER_CACHE_SIZE", value)
+    with pytest.raises(ConfigError, match=f"ASYNCFETCH_DECODER_CACHE_SIZE .* not '{value}'"):
+        DecoderCache()
+    DecoderCache(5)
+
+
+@pytest.mark.parametrize("bounds", [{"max_size": 0}, {"max_size": -1}, {"max_bytes": 0}])
+def test_a_bound_below_one_is_refused(bounds: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(bounds))} .* at least 1"):
+        DecoderCache(**bounds)
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def wait_for(cache: DecoderCache[Decoder], calls: int) -> None:
+    """Until so many calls of ``get`` are past the lock."""
+    reached = threading.Event()
+    while (now := cache.statistics()).hits + now.misses < calls:
+        reached.wait(0.001)
+
+
+def test_one_key_is_opened_once_for_all_threads() -> None:
+    cache: DecoderCache[Decoder] = DecoderCache()
+    got: list[Decoder] = []
+
+    def open_it() -> Decoder:
+        wait_for(cache, 8)
+        return Decoder()
+
+    in_threads(8, lambda _: got.append(cache.get("file", open_it)))
+    assert len(got) == 8
+    assert len(set(map(id, got))) == 1
+    assert cache.statistics().misses == 1
+
+
+def test_different_keys_open_at_the_same_time() -> None:
+    cache: DecoderCache[Decoder] = DecoderCache()
+    all_inside = threading.Barrier(4, timeout=10)
+
+    def open_it() -> Decoder:
+        all_inside.wait()
+        cache.statistics()  # the lock is free
+        return Decoder()
+
+    in_threads(4, lambda key: cache.get(key, open_it))
+    assert cache.statistics().size == 4
+
+
+def test_a_failure_reaches_all_who_wait_and_the_next_call_tries_again() -> None:
+    cache: DecoderCache[Decoder] = DecoderCache()
+    failures: list[OSError] = []
+
+    def fail() -> Decoder:
+        wait_for(cache, 4)
+        raise OSError("no such video")
+
+    def ask(_: int) -> None:
+        try:
+            cache.get("file", fail)
+        except OSError as error:
+            failures.append(error)
+
+    in_threads(4, ask)
+    assert [str(error) for error in failures] == ["no such video"] * 4
+    assert isinstance(cache.get("file", Decoder), Decoder)
+
+
+def test_a_failure_keeps_nothing_alive() -> None:
+    cache: DecoderCache[Decoder] = DecoderCache()
+    block = Decoder()
+    alive = weakref.ref(block)
+
+    def fail(_: Decoder) -> Decoder:
+        raise OSError("no such video")
+
+    gc.disable()  # nothing may wait for it
+    try:
+        with contextlib.suppress(OSError):
+            cache.get("file", functools.partial(fail, block))
+        del block
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("end", ["discard", "clear", "close"])
+def test_what_is_being_opened_when_it_is_discarded_is_not_kept(end: str) -> None:
+    cache: DecoderCache[Decoder] = DecoderCache()
+
+    def open_it() -> Decoder:
+        if end == "discard":
+            cache.discard("file")
+        else:
+            getattr(cache, end)()
+        return Decoder()
+
+    assert isinstance(cache.get("file", open_it), Decoder)
+    assert cache.statistics().size == 0
+
+
+def test_the_evicted_go_when_their_last_user_does() -> None:
+    cache: DecoderCache[Decoder] = DecoderCache(max_size=1)
+    used = cache.get("a", Decoder)
+    alive = weakref.ref(used)
+    cache.get("b", Decoder)
+    assert alive() is used
+    del used
+    assert alive() is None
+
+
+def test_a_decoder_may_ask_the_cache_when_it_is_freed() -> None:
+    cache: DecoderCache[Decoder] = DecoderCache(max_size=1)
+    sizes: list[int] = []
+    for key in range(3):
+        weakref.finalize(cache.get(key, Decoder), lambda: sizes.append(cache.statistics().size))
+    cache.clear()
+    assert sizes == [1, 1, 0]
+
+
+def test_closed_is_closed() -> None:
+    cache: DecoderCache[Decoder] = DecoderCache()
+    cache.get("file", Decoder)
+    cache.close()
+    cache.close()
+    assert cache.statistics().size == 0
+    assert "closed 0/100" in repr(cache)
+    with pytest.raises(ClosedError):
+        cache.get("file", Decoder)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_starts_empty_even_if_the_lock_was_held() -> None:
+    cache: DecoderCache[Decoder] = DecoderCache()
+    cache.get("file", Decoder)
+    with cache._state().lock:
+        child = os.fork()
+        if child == 0:
+            fresh = Decoder()
+            right = cache.get("file", lambda: fresh) is fresh and cache.statistics().size == 1
+            os._exit(0 if right else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert cache.statistics().size == 1
+
+
+@pytest.mark.parametrize("backend", ["torchcodec", "pyav"])
+def test_memory_and_files_stay_flat_over_many_videos(h264: Video, backend: str) -> None:
+    cache: DecoderCache[FrameDecoder] = DecoderCache(max_size=50)
+    process = psutil.Process()
+
+    def visit(keys: range) -> int:
+        for key in keys:
+            cache.get(key, lambda: open_decoder(h264.clip(), backend=backend)).frames([key % 30])  # type: ignore[arg-type]
+        return int(process.memory_info().rss)
+
+    gc.disable()  # nothing may wait for it
+    try:
+        before = visit(range(100))
+        files = len(os.listdir("/proc/self/fd"))
+        after = visit(range(100, 600))
+    finally:
+        gc.enable()
+    assert cache.statistics().size == 50
+    assert len(os.listdir("/proc/self/fd")) == files
+    # 500 such decoders take 200 MiB when none is freed.
+    assert after - before < 20 * 1024 * 1024

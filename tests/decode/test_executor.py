@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from asyncfetch.decode import DecodePool
+from asyncfetch.errors import ConfigError
+
+
+class Gate:
+    """A call that tells when it has begun and ends when it may."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+        self.ended = False
+
+    def __call__(self) -> str:
+        self.begun.set()
+        assert self.may_end.wait(10)
+        self.ended = True
+        return "done"
+
+    async def has_begun(self) -> None:
+        await anyio.to_thread.run_sync(self.begun.wait)
+
+    def open_soon(self) -> None:
+        threading.Timer(0.05, self.may_end.set).start()
+
+
+async def test_a_call_runs_in_a_thread_with_its_arguments() -> None:
+    pool = DecodePool(1)
+    assert await pool.run(divmod, 17, 5) == (3, 2)
+    assert await pool.run(threading.get_ident) != threading.get_ident()
+
+
+async def test_an_error_comes_back_and_frees_the_thread() -> None:
+    pool = DecodePool(1)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            await pool.run(divmod, 1, 0)
+    now = pool.statistics()
+    assert (now.busy, now.waiting, now.finished) == (0, 0, 2)
+
+
+async def test_no_more_than_its_threads_run_at_a_time_and_all_of_them_do() -> None:
+    pool = DecodePool(3)
+    together = threading.Barrier(3, timeout=10)
+    running = peak = 0
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal running, peak
+        with lock:
+            running += 1
+            peak = max(peak, running)
+        together.wait()
+        with lock:
+            running -= 1
+
+    async with anyio.create_task_group() as group:
+        for _ in range(30):
+            group.start_soon(pool.run, work)
+    assert peak == 3
+    assert pool.statistics().finished == 30
+
+
+async def test_statistics_tell_what_is_going_on() -> None:
+    pool, gate = DecodePool(1), Gate()
+    async with anyio.create_task_group() as group:
+        group.start_soon(pool.run, gate)
+        await gate.has_begun()
+        group.start_soon(pool.run, len, "abc")
+        group.start_soon(pool.run, len, "abc")
+        await anyio.wait_all_tasks_blocked()
+        assert repr(pool) == "<DecodePool 1/1 threads busy, 2 waiting>"
+        gate.open_soon()
+    now = pool.statistics()
+    assert (now.threads, now.busy, now.waiting, now.finished) == (1, 0, 0, 3)
+    assert 0.02 < now.busy_seconds < 5
+
+
+async def test_a_cancelled_scope_waits_for_its_thread() -> None:
+    pool, gate = DecodePool(1), Gate()
+    async with anyio.create_task_group() as group:
+        group.start_soon(pool.run, gate)
+        await gate.has_begun()
+        group.cancel_scope.cancel()
+        gate.open_soon()
+    assert gate.ended
+    assert pool.statistics().busy == 0
+
+
+async def test_a_cancelled_task_waits_for_its_thread() -> None:
+    pool, gate = DecodePool(1), Gate()
+    task = asyncio.create_task(pool.run(gate))
+    await gate.has_begun()
+    task.cancel()
+    for _ in range(5):
+        await checkpoint()
+    assert not task.done()
+    assert pool.statistics().busy == 1
+    gate.open_soon()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert gate.ended
+    assert pool.statistics().busy == 0
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_a_task_cancelled_at_any_step_leaves_the_pool_whole(steps: int) -> None:
+    pool, called = DecodePool(1), threading.Event()
+    task = asyncio.create_task(pool.run(called.set))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    now = pool.statistics()
+    assert (now.busy, now.waiting, now.finished) == (0, 0, int(called.is_set()))
+    assert await pool.run(len, "abc") == 3
+
+
+async def test_who_is_cancelled_while_waiting_is_never_called() -> None:
+    pool, gate, called = DecodePool(1), Gate(), threading.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(pool.run, gate)
+        await gate.has_begun()
+        with anyio.move_on_after(0.01):
+            await pool.run(called.set)
+        assert pool.statistics().waiting == 0
+        gate.open_soon()
+    assert await pool.run(len, "abc") == 3
+    assert not called.is_set()
+
+
+async def test_more_threads_than_anyio_allows_by_default() -> None:
+    pool = DecodePool(45)
+    together = threading.Barrier(45)
+    async with anyio.create_task_group() as group:
+        for _ in range(45):
+            group.start_soon(pool.run, together.wait, 10)
+    assert pool.statistics().finished == 45
+
+
+def test_a_pool_without_threads_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 1, not 0"):
+        DecodePool(0)
+
+
+async def test_a_pool_may_be_made_before_its_loop() -> None:
+    pool = await anyio.to_thread.run_sync(DecodePool)  # in that thread no loop runs
+    assert await pool.run(len, "abc") == 3
