@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from asyncfetch.cache.space import SpaceQueue
 from asyncfetch.decode import open_decoder
-from asyncfetch.errors import CacheError, ClosedError, ObjectChanged, redact_url
+from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ObjectChanged, redact_url
 from asyncfetch.lerobot.depth import DepthUnit, depth_scale
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.leased_lru import LeasedLRU
@@ -268,7 +268,14 @@ class EpisodeCache:
         """Fetch what isn't there, again where a file was replaced between its index and its clip."""
         while entry.rows is None:
             generation = self._generation
-            known, leases = await self._fetch(entry.episode)
+            try:
+                known, leases = await self._fetch(entry.episode)
+            except ObjectChanged:
+                raise
+            except AsyncFetchError:
+                if generation == self._generation:
+                    raise
+                continue
             if generation != self._generation or entry.rows is not None:
                 _release(leases)
                 continue

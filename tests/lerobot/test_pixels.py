@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from asyncfetch.lerobot import open_dataset
 from tests.lerobot.serving import TOP, WRIST, check_all, serve
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ async def test_every_frame(library: Library, options: dict[str, Any], decoder: D
     truth = library(episodes=(9, 4, 14), **options)
     async with serve(truth, decoder=decoder) as served:
         await check_all(served.dataset, truth)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+async def test_a_dataset_on_a_local_disk(library: Library, scheme: str) -> None:
+    truth = library(episodes=(9, 4, 14))
+    async with open_dataset(f"{scheme}{truth.root}") as dataset:
+        await check_all(dataset, truth)
 
 
 def read_code(picture: NDArray[np.uint8]) -> tuple[int, int, int]:

@@ -166,10 +166,10 @@ async def test_a_frame_is_a_whole_number(truth: DatasetTruth, frame: Any) -> Non
             await served.dataset.sample(0, frame)
 
 
-async def test_numpy_and_torch_numbers_are_frames(truth: DatasetTruth) -> None:
+@pytest.mark.parametrize(("episode", "frame"), [(np.int64(1), np.uint8(3)), (torch.tensor(1), torch.tensor(3))])
+async def test_numpy_and_torch_numbers_are_frames(truth: DatasetTruth, episode: Any, frame: Any) -> None:  # noqa: ANN401
     async with serve(truth) as served:
-        check_sample(await served.dataset.sample(np.int64(1), np.uint8(3)), truth, 1, 3)
-        check_sample(await served.dataset.sample(torch.tensor(1), torch.tensor(3)), truth, 1, 3)
+        check_sample(await served.dataset.sample(episode, frame), truth, 1, 3)
 
 
 @pytest.mark.parametrize("episode", [2, -1, 1.0, None, "0"])

@@ -15,7 +15,7 @@ KEYS = ("action", "state")
 
 
 def resolve(window: Any, fps: float = 30) -> list[int]:  # noqa: ANN401
-    return resolve_windows({"action": window}, fps=fps, keys=KEYS)["action"].tolist()
+    return [int(offset) for offset in resolve_windows({"action": window}, fps=fps, keys=KEYS)["action"]]
 
 
 @given(st.lists(st.integers(-10_000, 10_000), min_size=1), st.sampled_from([1, 10, 15, 29.97, 30, 50, 240]))
@@ -64,7 +64,7 @@ def test_what_is_no_window(window: Any, message: str) -> None:  # noqa: ANN401
 
 
 def test_an_unknown_key_is_refused_with_the_known() -> None:
-    with pytest.raises(ConfigError, match="'gripper'.*action, state"):
+    with pytest.raises(ConfigError, match=r"'gripper'.*action, state"):
         resolve_windows({"gripper": [0.0]}, fps=30, keys=KEYS)
 
 
