@@ -116,6 +116,14 @@ class Fetcher:
             return await self.stat(url), _EMPTY
         return await self._read(url, Wanted(0, max_bytes, clamp=True))
 
+    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """Size and version of the object and its last ``min(max_bytes, size)`` bytes, in one request."""
+        if max_bytes < 0:
+            raise ConfigError(f"max_bytes must not be negative, not {max_bytes}")
+        if max_bytes == 0:
+            return await self.stat(url), _EMPTY
+        return await self._read(url, Wanted(-max_bytes, None))
+
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
         """Bytes [start, stop) into the caller's buffer of just that length."""
         wanted = ByteRange(url, start, stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import os
 from collections import OrderedDict
 from contextlib import AsyncExitStack
@@ -25,13 +26,16 @@ from asyncfetch.lerobot.rows import RowReader
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.video_index import VideoIndexes
 from asyncfetch.lerobot.windows import Windows, resolve_windows
+from asyncfetch.runtime.budget import Budget
+from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.loop_guard import LoopGuard
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from types import TracebackType
 
     from asyncfetch.lerobot.depth import DepthUnit
-    from asyncfetch.lerobot.episode_table import EpisodeTable
+    from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
 
@@ -62,7 +66,8 @@ class DatasetStatistics:
 class LeRobotDataset:
     """An open dataset: metadata at once, samples on demand. Made by ``open_dataset``.
 
-    Loop-bound: use it on the loop that opened it. Cancelling any of its coroutines leaves it as it was.
+    Loop-bound: use it on the loop that opened it, else it raises WrongLoop; before and after its block, ClosedError.
+    Cancelling any of its coroutines leaves it as it was.
     """
 
     def __init__(
@@ -80,12 +85,16 @@ class LeRobotDataset:
         self.depth_unit: DepthUnit = depth_unit
         self._chosen = features
         self._stack = AsyncExitStack()
+        self._guard: LoopGuard | None = None
         self._metadata: Metadata | None = None
         self._prefetches: set[int] = set()
         self._failures: OrderedDict[int, AsyncFetchError] = OrderedDict()
         self._closed = False
 
     async def __aenter__(self) -> Self:
+        if self._guard is not None:
+            raise ClosedError(f"{self!r} can be entered only once: call open_dataset again")
+        self._guard = LoopGuard("this LeRobotDataset")
         async with AsyncExitStack() as stack:
             await self._open(stack)
             self._stack = stack.pop_all()
@@ -101,12 +110,14 @@ class LeRobotDataset:
         self._clips = await stack.enter_async_context(
             ByteCache(self._fetcher, max_bytes=config.max_bytes - tables_bytes - decoder_bytes)
         )
+        self.clip_budget = Budget(self._clips.max_bytes)
         self._decoders = _decoder_cache(config, len(metadata.cameras), decoder_bytes)
         stack.callback(self._decoders.close)
         self._decode = DecodePool(config.decode_threads or usable_cpus())
-        self._group = await stack.enter_async_context(anyio.create_task_group())
-        stack.callback(self._group.cancel_scope.cancel)
+        self._group = await anyio.create_task_group().__aenter__()
+        stack.push_async_callback(end_tasks, self._group)
         self._episodes = EpisodeCache(
+            self._group,
             clips=self._clips,
             rows=RowReader(self._fetcher, metadata, max_bytes=tables_bytes // 3, run=run),
             indexes=VideoIndexes(self._fetcher, max_bytes=tables_bytes // 3, run=run),
@@ -114,7 +125,7 @@ class LeRobotDataset:
             backend=config.decoder,
             metadata=metadata,
             depth_unit=self.depth_unit,
-            max_rows_bytes=tables_bytes // 3,
+            max_kept_bytes=tables_bytes // 3,
         )
 
     async def __aexit__(
@@ -154,8 +165,8 @@ class LeRobotDataset:
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """The features that are read, by key, in the dataset's order."""
-        return self.metadata.features
+        """The features that are read, by key, in the dataset's order. Audio isn't."""
+        return {key: feature for key, feature in self.metadata.features.items() if feature.kind != "audio"}
 
     @property
     def tasks(self) -> Mapping[int, str]:
@@ -173,11 +184,6 @@ class LeRobotDataset:
         return self.metadata.episodes
 
     @property
-    def clips_max_bytes(self) -> int:
-        """The part of the configured max_bytes that clips may take."""
-        return self._clips.max_bytes
-
-    @property
     def decode_pool(self) -> DecodePool:
         """The threads that this dataset decodes in."""
         return self._decode
@@ -192,30 +198,32 @@ class LeRobotDataset:
 
         Raises:
             EpisodeNotFound: The dataset has no such episode.
-            CacheError: More than 1,024 prefetches are under way; await ``ready`` for some of them.
+            DatasetError: The metadata doesn't say where its files are.
+            CacheError: 1,024 prefetches are under way; await ``ready`` for some of them.
         """
-        self.metadata.episodes[episode]
-        self._failures.pop(episode, None)
-        if episode in self._prefetches:
+        wanted = self._episode(episode)
+        self._failures.pop(wanted.index, None)
+        if wanted.index in self._prefetches:
             return
         if len(self._prefetches) >= MAX_PREFETCHES:
             raise CacheError(f"{MAX_PREFETCHES} prefetches are under way; await ready() of some before asking for more")
-        self._prefetches.add(episode)
-        self._group.start_soon(self._prefetch, episode, name=f"prefetch episode {episode}")
+        self._prefetches.add(wanted.index)
+        self._group.start_soon(self._prefetch, wanted, name=f"prefetch episode {wanted.index}")
 
-    async def _prefetch(self, episode: int) -> None:
+    async def _prefetch(self, episode: Episode) -> None:
         try:
             await self._fetch(episode)
         except AsyncFetchError:
             pass  # kept in self._failures, for whoever reads this episode
         finally:
-            self._prefetches.discard(episode)
+            self._prefetches.discard(episode.index)
 
-    async def _fetch(self, episode: int) -> None:
+    async def _fetch(self, episode: Episode) -> None:
         try:
-            (await self.hold(episode)).release()
+            (await self._episodes.hold(episode)).release()
         except AsyncFetchError as error:
-            self._failures[episode] = error
+            # A copy has no traceback, whose frames would keep the fetched buffers alive.
+            self._failures[episode.index] = copy.copy(error)
             if len(self._failures) > MAX_FAILURES:
                 self._failures.popitem(last=False)
             raise
@@ -227,14 +235,21 @@ class LeRobotDataset:
             EpisodeNotFound: The dataset has no such episode.
             FetchError, FormatError, DatasetError: What its fetch ended with, again at each call until ``prefetch``.
         """
-        self._raise_failure(episode)
-        await self._fetch(episode)
+        wanted = self._episode(episode)
+        self._raise_failure(wanted)
+        await self._fetch(wanted)
 
-    def _raise_failure(self, episode: int) -> None:
-        failure = self._failures.get(episode)
+    def _raise_failure(self, episode: Episode) -> None:
+        failure = self._failures.get(episode.index)
         if failure is not None:
             # A copy: one exception object raised in several tasks would pile up their tracebacks.
-            raise copy.copy(failure) from failure
+            raise copy.copy(failure)
+
+    def _episode(self, episode: int) -> Episode:
+        if self._guard is None or self._closed:
+            raise ClosedError(f"{self!r}: use it inside of `async with open_dataset(url) as dataset`")
+        self._guard.check()
+        return self.metadata.episodes[episode]
 
     async def sample(self, episode: int, frame: int, *, windows: Windows | None = None) -> Sample:
         """The exact frame of an episode, or an error; never a neighbour.
@@ -246,35 +261,45 @@ class LeRobotDataset:
 
         Raises:
             EpisodeNotFound, FrameMissing: There is no such episode or frame.
+            ConfigError: ``frame`` isn't a whole number, or ``windows`` don't fit the dataset.
             FetchError, FormatError, DatasetError, DecodeError: It could not be read.
+            CacheError: The episode's clips are larger than their cache.
         """
-        length = self.metadata.episodes[episode].length
-        if not 0 <= frame < length:
-            raise FrameMissing(f"episode {episode} has frames [0, {length}), not {frame}, in {redact_url(self.url)}")
-        self._raise_failure(episode)
+        wanted = self._episode(episode)
+        number = self._frame(wanted, frame)
         builder = self.sample_builder(windows)
-        held = await self.hold(episode)
-        try:
-            samples = await self._decode.run(builder.build, [(held, frame)])
-        finally:
-            held.release()
+        self._raise_failure(wanted)
+        with await self._episodes.hold(wanted) as held:
+            samples = await self._decode.run(builder.build, [(held, number)])
         return samples[0]
+
+    def _frame(self, episode: Episode, frame: int) -> int:
+        try:
+            number = operator.index(frame)
+        except TypeError as error:
+            raise ConfigError(f"frame must be a whole number, not {frame!r}") from error
+        if not 0 <= number < episode.length:
+            message = f"episode {episode.index} has frames [0, {episode.length}), not {number}"
+            raise FrameMissing(f"{message}, in {redact_url(self.url)}")
+        return number
 
     def sample_builder(self, windows: Windows | None) -> SampleBuilder:
         """What makes samples with these windows; for the stream above. ConfigError where the windows don't fit."""
-        offsets = resolve_windows(windows, fps=self.fps, keys=self.features)
-        return SampleBuilder(features=self.features, tasks=self.tasks, windows=offsets, image_dtype=self.image_dtype)
+        features = self.features
+        offsets = resolve_windows(windows, fps=self.fps, keys=features)
+        return SampleBuilder(features=features, tasks=self.tasks, windows=offsets, image_dtype=self.image_dtype)
 
     async def hold(self, episode: int) -> HeldEpisode:
         """The episode in memory until it is released; for the stream above. Fetches it where needed."""
-        return await self._episodes.hold(self.metadata.episodes[episode])
+        return await self._episodes.hold(self._episode(episode))
 
     async def clip_bytes(self, episode: int) -> int:
-        """Memory that the clips of an episode take; fetches the indexes of its video files where needed."""
-        return await self._episodes.clip_bytes(self.metadata.episodes[episode])
+        """Memory that the clips of an episode take; fetches its rows and its videos' indexes where needed."""
+        return await self._episodes.clip_bytes(self._episode(episode))
 
     def statistics(self) -> DatasetStatistics:
-        """A snapshot of the engine, the caches and the decode threads."""
+        """A snapshot of the engine, the caches and the decode threads; after closing too."""
+        _ = self.metadata  # ClosedError where it was never open
         return DatasetStatistics(
             fetch=self._fetcher.statistics(),
             clips=self._clips.statistics(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from asyncfetch.decode import DepthScale
+from asyncfetch.errors import FormatError
 
 if TYPE_CHECKING:
     from asyncfetch.lerobot.info import Feature
@@ -16,14 +17,24 @@ DepthUnit = Literal["m", "mm"]
 
 
 def depth_scale(feature: Feature, unit: DepthUnit) -> DepthScale | None:
-    """How the codes of a depth video become distances, with LeRobot's defaults; None for other features."""
+    """How the codes of a depth video become distances, with LeRobot's defaults; None for other features.
+
+    Raises:
+        FormatError: info.json has numbers that make no scale.
+    """
     if feature.kind != "depth":
         return None
-    info, defaults = feature.info, DepthScale()
-    return DepthScale(
-        minimum=float(info.get("video.depth_min", defaults.minimum)),
-        maximum=float(info.get("video.depth_max", defaults.maximum)),
-        shift=float(info.get("video.shift", defaults.shift)),
-        use_log=bool(info.get("video.use_log", defaults.use_log)),
-        unit=unit,
-    )
+    defaults = DepthScale()
+    given = {key: value for key, value in feature.info.items() if value is not None}
+    try:
+        return DepthScale(
+            minimum=float(given.get("video.depth_min", defaults.minimum)),
+            maximum=float(given.get("video.depth_max", defaults.maximum)),
+            shift=float(given.get("video.shift", defaults.shift)),
+            use_log=bool(given.get("video.use_log", defaults.use_log)),
+            unit=unit,
+        )
+    except (TypeError, ValueError) as error:  # ConfigError is a ValueError
+        raise FormatError(
+            f"info.json describes depth camera {feature.key} by numbers that make no scale: {error}"
+        ) from error

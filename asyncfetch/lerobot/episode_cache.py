@@ -1,36 +1,54 @@
 """Episodes in memory: all cameras and rows of an episode at once, each byte fetched once.
 
 An episode is *held* while somebody reads it: its clips are leased in the byte cache, which then can't evict them. Idle,
-it keeps its rows and the plan of its clips, and the bytes of its clips stay as long as the byte cache has room: the
-next read is then a hit without a request, whether the decoders are still there or not.
+its rows and the plan of its clips are kept for a while, and the bytes of its clips as long as the byte cache has room:
+the next read is then a hit without a request, whether the decoders are still there or not.
+
+Two things could go wrong where many ask at once, and don't:
+
+- Episodes that each hold one camera's clip could wait for ever for the room of the other one. So room for all clips of
+  an episode is set aside before the first is asked for.
+- A video may be replaced. A plan made from the index of the old one cuts the new one at the wrong places. So once
+  anything turns out to be replaced, which is rare, all indexes and plans are thrown away, and what was planned before
+  is planned again.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from asyncfetch.decode import Clip, open_decoder
+from asyncfetch.cache.space import SpaceQueue
+from asyncfetch.decode import open_decoder
+from asyncfetch.errors import CacheError, ClosedError, ObjectChanged, redact_url
 from asyncfetch.lerobot.depth import DepthUnit, depth_scale
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.leased_lru import LeasedLRU
+from asyncfetch.runtime.shared_lru import SharedLRU
+from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Mapping, Sequence
     from types import TracebackType
 
     import torch
+    from anyio.abc import TaskGroup
 
-    from asyncfetch.cache import ByteCache, Lease
+    from asyncfetch.cache import ByteCache, CacheKey, Lease
     from asyncfetch.config import DecoderBackend
-    from asyncfetch.decode import DecoderCache, FrameDecoder
+    from asyncfetch.decode import Clip, DecoderCache, FrameDecoder
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.rows import EpisodeRows, RowReader
     from asyncfetch.lerobot.video_index import PlannedClip, VideoIndexes
 
 __all__ = ["EpisodeCache", "EpisodeCacheStatistics", "HeldEpisode"]
+
+T = TypeVar("T")
+
+OBJECTS_BYTES = 2048
+"""About what the Python objects of one kept episode take beside its arrays; so that empty ones count too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +58,38 @@ class EpisodeCacheStatistics:
     hits: int
     """Reads that found every byte of the episode in memory."""
     misses: int
-    """Reads that had to fetch some of it."""
+    """Reads that had to fetch some of it, or to wait for somebody else's fetch."""
     held: int
-    """Episodes that somebody is reading."""
-    idle: int
-    """Episodes whose rows are kept for the next reader."""
-    rows_bytes: int
-    """Memory of the rows kept, of held and idle episodes."""
+    """Episodes that somebody is reading or waiting for."""
+    kept: int
+    """Episodes whose rows and plans are kept, held ones included."""
+    kept_bytes: int
+    """Memory of those rows and plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What stays of an episode between two reads, beside the bytes of its clips."""
+
+    rows: EpisodeRows
+    planned: Mapping[str, PlannedClip]
+
+    @property
+    def nbytes(self) -> int:
+        return OBJECTS_BYTES + self.rows.nbytes + sum(clip.plan_nbytes for clip in self.planned.values())
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
+    """An episode that somebody reads or waits for."""
+
     episode: Episode
-    rows: EpisodeRows
-    planned: Mapping[str, PlannedClip]
-    leases: dict[str, Lease] = field(default_factory=dict)
     holders: int = 0
+    generation: int = 0
+    rows: EpisodeRows | None = None
+    """None until it is all in memory."""
+    clips: Mapping[str, Clip] = field(default_factory=dict)
+    leases: Mapping[str, Lease] = field(default_factory=dict)
 
 
 class HeldEpisode:
@@ -77,14 +111,23 @@ class HeldEpisode:
     @property
     def rows(self) -> EpisodeRows:
         """Its table rows, by feature."""
+        self._check()
+        assert self._entry.rows is not None
         return self._entry.rows
 
     def clip(self, camera: str) -> Clip:
         """The bytes of one camera's frames as a small MP4 in memory, for a decoder of your own."""
-        return self._cache.clip(self._entry, camera)
+        self._check()
+        return self._entry.clips[camera]
 
     def frames(self, camera: str, frames: Sequence[int]) -> torch.Tensor:
-        """Decoded frames of one camera, (len(frames), C, H, W). Takes a while: call it in a thread."""
+        """Decoded frames of one camera, (len(frames), C, H, W). Takes a while: call it in a thread.
+
+        Raises:
+            FrameMissing: The video has no such frame.
+            DecodeError: The bytes can't be decoded.
+        """
+        self._check()
         return self._cache.decode(self._entry, camera, frames)
 
     def release(self) -> None:
@@ -92,6 +135,10 @@ class HeldEpisode:
         if not self._released:
             self._released = True
             self._cache.release(self._entry)
+
+    def _check(self) -> None:
+        if self._released:
+            raise ClosedError(f"episode {self._entry.episode.index} was released: hold it again to read it")
 
     def __enter__(self) -> Self:
         return self
@@ -101,10 +148,23 @@ class HeldEpisode:
 
 
 class EpisodeCache:
-    """Fetches whole episodes, one request per (episode, camera), over a byte cache. Loop-bound."""
+    """Fetches whole episodes, one request per (episode, camera), over a byte cache. Loop-bound.
+
+    Args:
+        group: Owner of the fetches; ending it ends them, and those who wait get ClosedError.
+        clips: Keeps the clips. Nobody else may use it.
+        rows: Reads table rows.
+        indexes: Tell where an episode's frames lie.
+        decoders: Keeps open decoders. They go with their clips.
+        backend: Which library decodes.
+        metadata: Of the dataset.
+        depth_unit: Unit of depth cameras' frames.
+        max_kept_bytes: Bound on rows and plans kept between reads. What is held comes on top.
+    """
 
     def __init__(
         self,
+        group: TaskGroup,
         *,
         clips: ByteCache,
         rows: RowReader,
@@ -113,7 +173,7 @@ class EpisodeCache:
         backend: DecoderBackend,
         metadata: Metadata,
         depth_unit: DepthUnit,
-        max_rows_bytes: int,
+        max_kept_bytes: int,
     ) -> None:
         self._clips = clips
         self._rows = rows
@@ -122,21 +182,24 @@ class EpisodeCache:
         self._backend: DecoderBackend = backend
         self._fps = metadata.info.fps
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
-        self._max_rows_bytes = max_rows_bytes
-        self._entries: OrderedDict[int, _Entry] = OrderedDict()
-        self._hits = self._misses = self._rows_bytes = 0
-        clips.on_evict(decoders.discard)
+        self._flights: SingleFlight[_Entry, None] = SingleFlight(group)
+        self._room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(clips.max_bytes))
+        self._held: dict[int, _Entry] = {}
+        self._known: SharedLRU[int, _Known] = SharedLRU(max_kept_bytes)
+        self._hits = self._misses = 0
+        self._generation = 0  # how often something was found replaced
+        clips.on_evict(self._drop_decoder)
 
     async def clip_bytes(self, episode: Episode) -> int:
-        """Memory that the clips of the episode take. Fetches the indexes of its files where needed."""
-        entry = self._entries.get(episode.index)
-        planned = entry.planned if entry else await self._indexes.plan(episode, fps=self._fps)
-        return sum(clip.nbytes for clip in planned.values())
+        """Memory that the clips of the episode take. Fetches the indexes of its files and its rows where needed."""
+        return _clip_bytes((await self._prepare(episode)).planned)
 
     def hold_nowait(self, episode: Episode) -> HeldEpisode | None:
         """The episode, if every byte of it is in memory."""
-        entry = self._entries.get(episode.index)
-        if entry is None or not self._lease_nowait(entry):
+        entry = self._held.get(episode.index)
+        if entry is None:
+            entry = self._revive(episode)
+        if entry is None or entry.rows is None:
             return None
         self._hits += 1
         return self._hold(entry)
@@ -144,120 +207,165 @@ class EpisodeCache:
     async def hold(self, episode: Episode) -> HeldEpisode:
         """The episode, fetched where needed: all cameras and the rows at once, nothing twice.
 
-        Waits for room in the byte cache. Cancelled, it lets go of what it had got. Errors: FetchError, FormatError and
-        DatasetError of its files.
+        Waits for room in the byte cache. Cancelled, it lets go of what it had got.
+
+        Raises:
+            FetchError, FormatError, DatasetError: Its files can't be read.
+            CacheError: Its clips are larger than the byte cache.
+            ClosedError: The cache's owner ended.
         """
         held = self.hold_nowait(episode)
         if held is not None:
             return held
         self._misses += 1
-        known = self._entries.get(episode.index)
-        planned = known.planned if known else await self._indexes.plan(episode, fps=self._fps)
-        rows = [known.rows] if known else []
-        leases: dict[str, Lease] = {}
-
-        async def lease(camera: str) -> None:
-            leases[camera] = await self._lease(planned[camera])
-
-        async def read_rows() -> None:
-            rows.append(await self._rows.rows(episode))
-
-        work: list[Callable[[], Awaitable[None]]] = [partial(lease, camera) for camera in planned]
+        entry = self._held.setdefault(episode.index, _Entry(episode))
+        # Held while it is being fetched, so that it can't be evicted before those who wait run again.
+        held = self._hold(entry)
         try:
-            await gather(*work, *([] if known else [read_rows]))
+            await self._flights.run(entry, partial(self._load, entry))
         except BaseException:
-            for got in leases.values():
-                got.release()
+            held.release()
             raise
-        return self._hold(self._enter(episode, rows[0], planned, leases))
-
-    async def _lease(self, clip: PlannedClip) -> Lease:
-        plan = clip.plan
-        lease = await self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
-        plan.write_header(lease.buffer)
-        return lease
-
-    def _lease_nowait(self, entry: _Entry) -> bool:
-        if entry.holders:
-            return True
-        leases: dict[str, Lease] = {}
-        for camera, clip in entry.planned.items():
-            plan = clip.plan
-            lease = self._clips.try_lease(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
-            if lease is None:
-                for got in leases.values():
-                    got.release()
-                return False
-            leases[camera] = lease
-        entry.leases = leases
-        return True
-
-    def _enter(
-        self, episode: Episode, rows: EpisodeRows, planned: Mapping[str, PlannedClip], leases: dict[str, Lease]
-    ) -> _Entry:
-        """The entry of what was just fetched, or the one that another task made of the same episode meanwhile."""
-        entry = self._entries.get(episode.index)
-        if entry is None:
-            entry = self._entries[episode.index] = _Entry(episode, rows, planned)
-            self._rows_bytes += rows.nbytes
-        if entry.holders:
-            for lease in leases.values():
-                lease.release()
-        else:
-            entry.leases = leases
-        return entry
+        return held
 
     def _hold(self, entry: _Entry) -> HeldEpisode:
         entry.holders += 1
-        self._entries.move_to_end(entry.episode.index)
         return HeldEpisode(self, entry)
 
     def release(self, entry: _Entry) -> None:
         """One holder less. The last one gives the clips back to the byte cache's own order of eviction."""
         entry.holders -= 1
-        if not entry.holders:
-            for lease in entry.leases.values():
-                lease.release()
-            entry.leases = {}
-            self._drop_idle_rows()
+        if entry.holders:
+            return
+        if self._held.get(entry.episode.index) is entry:
+            del self._held[entry.episode.index]
+        for lease in entry.leases.values():
+            lease.release()
+        entry.leases, entry.clips = {}, {}
 
-    def _drop_idle_rows(self) -> None:
-        surplus = self._rows_bytes - self._max_rows_bytes
-        dropped = []
-        for entry in self._entries.values():  # least recently held first
-            if surplus <= 0:
-                break
-            if not entry.holders:
-                dropped.append(entry)
-                surplus -= entry.rows.nbytes
-        for entry in dropped:
-            del self._entries[entry.episode.index]
-            self._rows_bytes -= entry.rows.nbytes
+    def _revive(self, episode: Episode) -> _Entry | None:
+        """An entry made of what is kept, if that is everything."""
+        known = self._known.get_nowait(episode.index)
+        if known is None:
+            return None
+        leases: dict[str, Lease] = {}
+        for camera, clip in known.planned.items():
+            plan = clip.plan
+            lease = self._clips.try_lease(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
+            if lease is None:
+                _release(leases)
+                return None
+            leases[camera] = lease
+        entry = self._held[episode.index] = _Entry(episode)
+        self._fill(entry, known, leases)
+        return entry
+
+    async def _load(self, entry: _Entry) -> None:
+        """Fetch what isn't there, again where a file was replaced between its index and its clip."""
+        while entry.rows is None:
+            generation = self._generation
+            known = await self._prepare(entry.episode)
+            leases = await self._lease_clips(entry.episode, known.planned)
+            if generation != self._generation:
+                _release(leases)
+                continue
+            self._fill(entry, known, leases)
+
+    async def _prepare(self, episode: Episode) -> _Known:
+        """Rows, and the plan of the clips: small things, which would otherwise queue up behind the clips."""
+        return await self._known.get(episode.index, partial(self._fetch_known, episode))
+
+    async def _fetch_known(self, episode: Episode) -> _Known:
+        planned: dict[str, PlannedClip] = {}
+        rows: list[EpisodeRows] = []
+
+        async def plan() -> None:
+            planned.update(await self._watch(self._indexes.plan(episode, fps=self._fps)))
+
+        async def read_rows() -> None:
+            rows.append(await self._watch(self._rows.rows(episode)))
+
+        await gather(plan, read_rows)
+        return _Known(rows[0], planned)
+
+    async def _lease_clips(self, episode: Episode, planned: Mapping[str, PlannedClip]) -> dict[str, Lease]:
+        """A lease of each camera's clip."""
+        leases: dict[str, Lease] = {}
+
+        async def lease(camera: str, clip: PlannedClip) -> None:
+            plan = clip.plan
+            leases[camera] = await self._watch(
+                self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
+            )
+            plan.write_header(leases[camera].buffer)
+
+        needed_bytes, max_bytes = _clip_bytes(planned), self._clips.max_bytes
+        if needed_bytes > max_bytes:
+            raise CacheError(
+                f"the clips of episode {episode.index} take {needed_bytes} bytes, but max_bytes leaves {max_bytes} for "
+                f"clips: set StreamConfig(max_bytes=...) at least {needed_bytes / max_bytes:.2f} times as high"
+            )
+        reservation = await self._room.reserve(needed_bytes)
+        try:
+            await gather(*(partial(lease, camera, clip) for camera, clip in planned.items()))
+        except BaseException:
+            _release(leases)
+            raise
+        finally:
+            reservation.release()
+            self._room.grant()
+        return leases
+
+    async def _watch(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except ObjectChanged:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        """Plan everything anew. Those who read an episode now go on with the bytes they hold."""
+        self._generation += 1
+        self._indexes.clear()
+        self._rows.clear()
+        self._decoders.clear()
+        self._known.clear()
+        self._held = {index: entry for index, entry in self._held.items() if entry.rows is None}
+
+    def _fill(self, entry: _Entry, known: _Known, leases: Mapping[str, Lease]) -> None:
+        entry.generation = self._generation
+        entry.rows = known.rows
+        entry.leases = leases
+        entry.clips = {
+            camera: clip.over(
+                leases[camera].buffer,
+                name=f"{camera} of episode {entry.episode.index} in {redact_url(clip.url)}",
+                depth=self._depth[camera],
+            )
+            for camera, clip in known.planned.items()
+        }
 
     def decode(self, entry: _Entry, camera: str, frames: Sequence[int]) -> torch.Tensor:
         """Frames of a held clip, by the decoder that is kept for it or a new one. Thread-safe."""
-        clip = self.clip(entry, camera)
+        clip, lease = entry.clips[camera], entry.leases[camera]
         clip.ranks(frames)  # a video without any of the frames is no video that a decoder would open
-        decoder = self._decoders.get(entry.leases[camera].key, lambda: open_decoder(clip, backend=self._backend))
-        return decoder.frames(frames)
+        open_clip = partial(open_decoder, clip, backend=self._backend)
+        if entry.generation != self._generation:
+            return open_clip().frames(frames)  # nobody will ask for the replaced video again
+        return self._decoders.get((lease.key, entry.generation), open_clip).frames(frames)
 
-    def clip(self, entry: _Entry, camera: str) -> Clip:
-        """The clip of a held episode."""
-        planned = entry.planned[camera]
-        plan = planned.plan
-        return Clip(
-            data=entry.leases[camera].buffer,
-            frame_index=plan.frame_index,
-            pts=plan.pts,
-            timescale=plan.timescale,
-            codec=plan.codec,
-            width=plan.width,
-            height=plan.height,
-            name=f"{camera} of episode {entry.episode.index} in {planned.url}",
-            depth=self._depth[camera],
-        )
+    def _drop_decoder(self, key: CacheKey) -> None:
+        self._decoders.discard((key, self._generation))
 
     def statistics(self) -> EpisodeCacheStatistics:
         """A snapshot."""
-        held = sum(1 for entry in self._entries.values() if entry.holders)
-        return EpisodeCacheStatistics(self._hits, self._misses, held, len(self._entries) - held, self._rows_bytes)
+        return EpisodeCacheStatistics(self._hits, self._misses, len(self._held), len(self._known), self._known.nbytes)
+
+
+def _clip_bytes(planned: Mapping[str, PlannedClip]) -> int:
+    return sum(clip.nbytes for clip in planned.values())
+
+
+def _release(leases: Mapping[str, Lease]) -> None:
+    for lease in leases.values():
+        lease.release()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from asyncfetch.decode import decode_image
+from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.lerobot.windows import clamp
 
 if TYPE_CHECKING:
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.lerobot.episode_cache import HeldEpisode
+    from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import Feature
 
 __all__ = ["ImageDtype", "Sample", "SampleBuilder"]
 
 ImageDtype = Literal["uint8", "float32"]
-"""uint8 in [0, 255], or float32 in [0, 1]. Depth is float32 in its unit either way."""
+"""uint8 in [0, 255], or float32 in [0, 1]. Depth cameras are float32 in their unit either way; depth maps in a table
+stay as they are stored."""
 
 Sample = dict[str, Any]
 """Feature key to tensor (or str), beside ``<key>_is_pad`` for windows and ``task``."""
@@ -97,18 +100,31 @@ class SampleBuilder:
         """Tensor (len(frames), ...) of its own memory, or a list of str."""
         if feature.kind in {"video", "depth"}:
             images = held.frames(feature.key, frames.tolist())
-            return images if feature.kind == "depth" else self._as_image_dtype(images)
+            return self._as_image_dtype(images, feature)
         column = held.rows[feature.key]
         if feature.kind == "image":
-            import torch
-
-            return self._as_image_dtype(torch.stack([decode_image(column[frame]) for frame in frames.tolist()]))
+            return self._as_image_dtype(_decode_images(held.episode, feature.key, column, frames), feature)
         if isinstance(column, list):
             return [column[frame] for frame in frames.tolist()]
         return _tensor(column[frames])
 
-    def _as_image_dtype(self, images: torch.Tensor) -> torch.Tensor:
-        return images if self._image_dtype == "uint8" else images.float().div_(255.0)
+    def _as_image_dtype(self, images: torch.Tensor, feature: Feature) -> torch.Tensor:
+        if feature.is_depth or self._image_dtype == "uint8":
+            return images
+        return images.float().div_(np.iinfo(str(images.dtype).removeprefix("torch.")).max)
+
+
+def _decode_images(episode: Episode, key: str, column: Sequence[bytes], frames: NDArray[np.int64]) -> torch.Tensor:
+    """(len(frames), C, H, W). Windows repeat frames at the ends of an episode: each is decoded once."""
+    import torch
+
+    where = f"{key} of episode {episode.index} in {redact_url(episode.data_url)}"
+    unique, places = np.unique(frames, return_inverse=True)
+    images = [decode_image(column[frame], name=f"{where}, frame {frame}") for frame in unique.tolist()]
+    shapes = {tuple(image.shape) for image in images}
+    if len(shapes) > 1:
+        raise FormatError(f"{where}: frames {frames.tolist()} have images of different shapes: {sorted(shapes)}")
+    return torch.stack([images[place] for place in places.tolist()])
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:

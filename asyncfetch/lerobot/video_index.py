@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from asyncfetch.decode import Clip
+from asyncfetch.errors import ConfigError, DatasetError, FormatError, redact_url
 from asyncfetch.media import locate_moov, parse_moov
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.shared_lru import SharedLRU
@@ -13,6 +15,7 @@ from asyncfetch.runtime.shared_lru import SharedLRU
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from asyncfetch.decode import DepthScale
     from asyncfetch.fetch import RangeReader
     from asyncfetch.lerobot.episode_table import Episode, VideoSpan
     from asyncfetch.media import ClipPlan, Mp4Index
@@ -38,6 +41,49 @@ class PlannedClip:
         """Memory the clip takes: its header and its range."""
         return self.plan.header_bytes + self.plan.stop - self.plan.start
 
+    @property
+    def plan_nbytes(self) -> int:
+        """Memory the plan takes, without the clip."""
+        return self.plan.header_bytes + self.plan.frame_index.nbytes + self.plan.pts.nbytes
+
+    def over(self, buffer: memoryview, *, name: str, depth: DepthScale | None) -> Clip:
+        """The clip whose bytes, header and range, are in ``buffer``."""
+        plan = self.plan
+        return Clip(
+            data=buffer,
+            frame_index=plan.frame_index,
+            pts=plan.pts,
+            timescale=plan.timescale,
+            codec=plan.codec,
+            width=plan.width,
+            height=plan.height,
+            name=name,
+            depth=depth,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _VideoFile:
+    index: Mp4Index
+    size_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.index.nbytes
+
+    def clip(self, episode: Episode, span: VideoSpan, fps: float) -> PlannedClip:
+        try:
+            plan = self.index.clip(span.first_frame, span.num_frames, fps=fps)
+        except ConfigError as error:
+            message = f"meta/episodes gives episode {episode.index} a place that {redact_url(span.url)} can't have"
+            raise DatasetError(f"{message}: {error}") from error
+        if plan.stop > self.size_bytes:
+            raise FormatError(
+                f"{redact_url(span.url)}: truncated: it has {self.size_bytes} bytes, but by its index the frames of "
+                f"episode {episode.index} lie in bytes [{plan.start}, {plan.stop}); copy or record it again"
+            )
+        return PlannedClip(span.url, plan)
+
 
 class VideoIndexes:
     """The sample tables of video files, each fetched and parsed once while it is kept. Loop-bound.
@@ -51,23 +97,29 @@ class VideoIndexes:
     def __init__(self, reader: RangeReader, *, max_bytes: int, run: RunSync) -> None:
         self._reader = reader
         self._run = run
-        self._kept: SharedLRU[str, Mp4Index] = SharedLRU(max_bytes)
+        self._kept: SharedLRU[str, _VideoFile] = SharedLRU(max_bytes)
 
     async def plan(self, episode: Episode, *, fps: float) -> Mapping[str, PlannedClip]:
-        """The clips of all cameras of an episode, their files' indexes fetched at once."""
-        clips = await gather(*(partial(self._plan, span, fps) for span in episode.videos.values()))
+        """The clips of all cameras of an episode, their files' indexes fetched at once.
+
+        Raises:
+            FetchError: A file could not be fetched.
+            FormatError: A file isn't an MP4 that can be read, or is cut off.
+            DatasetError: The metadata gives a place that no file has.
+        """
+        clips = await gather(*(partial(self._plan, episode, span, fps) for span in episode.videos.values()))
         return dict(zip(episode.videos, clips, strict=True))
 
-    async def _plan(self, span: VideoSpan, fps: float) -> PlannedClip:
-        index = await self.index(span.url)
-        return PlannedClip(span.url, index.clip(span.first_frame, span.num_frames, fps=fps))
+    def clear(self) -> None:
+        """Forget all of them, those on their way included."""
+        self._kept.clear()
 
-    async def index(self, url: str) -> Mp4Index:
-        """The index of one file. Errors: FetchError; FormatError where the file isn't an MP4 that can be read."""
-        return await self._kept.get(url, partial(self._fetch, url))
+    async def _plan(self, episode: Episode, span: VideoSpan, fps: float) -> PlannedClip:
+        file = await self._kept.get(span.url, partial(self._fetch, span.url))
+        return file.clip(episode, span, fps)
 
-    async def _fetch(self, url: str) -> Mp4Index:
+    async def _fetch(self, url: str) -> _VideoFile:
         info, head = await self._reader.fetch_head(url, HEAD_BYTES)
         start, stop = locate_moov(head, size=info.size, url=url)
         moov = head[start:stop] if stop <= len(head) else await self._reader.fetch(url, start, stop)
-        return await self._run(partial(parse_moov, moov, url=url))
+        return _VideoFile(await self._run(partial(parse_moov, moov, url=url)), info.size)

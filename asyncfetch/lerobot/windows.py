@@ -19,6 +19,9 @@ __all__ = ["FrameOffsets", "Window", "Windows", "frames", "resolve_windows"]
 TOLERANCE_SECONDS = 1e-4
 """How far a window's seconds may lie off the grid of frames: LeRobot's default ``tolerance_s``."""
 
+MAX_OFFSET = 2**31
+"""Frames; no episode is longer, and sums of such numbers stay within 64 bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class FrameOffsets:
@@ -59,6 +62,8 @@ def resolve_windows(windows: Windows | None, *, fps: float, keys: Collection[str
         offsets = window.offsets if isinstance(window, FrameOffsets) else _from_seconds(key, window, fps)
         if not len(offsets):
             raise ConfigError(f"windows: the one of {key!r} is empty; leave the key out for the asked frame alone")
+        if max(map(abs, offsets)) > MAX_OFFSET:
+            raise ConfigError(f"windows: {max(offsets, key=abs)} frames of {key!r} are no offset in any episode")
         resolved[key] = np.asarray(offsets, dtype=np.int64)
     return resolved
 
@@ -71,7 +76,7 @@ def _from_seconds(key: str, seconds: Sequence[float], fps: float) -> list[int]:
         raise ConfigError(message) from error
     offsets = []
     for second in grid:
-        if not math.isfinite(second):
+        if not math.isfinite(second * fps):
             raise ConfigError(f"windows: {second} of {key!r} isn't a time")
         offset = round(second * fps)
         if abs(second * fps - offset) / fps > TOLERANCE_SECONDS:

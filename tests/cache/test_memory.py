@@ -70,6 +70,9 @@ class FakeReader:
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         return await self.stat(url), await self.fetch(url, 0, max_bytes)
 
+    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        return await self.stat(url), await self.fetch(url, -max_bytes)
+
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
         buffer[:] = await self._request(url, start, stop)
 

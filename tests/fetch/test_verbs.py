@@ -92,6 +92,14 @@ async def test_fetch_head(fetcher: Fetcher, put: Callable[[str, bytes], str], ma
     assert fetcher.statistics().requests == 1
 
 
+@pytest.mark.parametrize("max_bytes", [0, 1, 100_000, 100_001])
+async def test_fetch_tail(fetcher: Fetcher, put: Callable[[str, bytes], str], max_bytes: int) -> None:
+    info, tail = await fetcher.fetch_tail(put("x", CONTENT), max_bytes)
+    assert info.size == 100_000
+    assert tail == CONTENT[max(0, 100_000 - max_bytes) :]
+    assert fetcher.statistics().requests == 1
+
+
 async def test_fetch_into(fetcher: Fetcher, put: Callable[[str, bytes], str]) -> None:
     array = np.zeros(100, np.float32)
     await fetcher.fetch_into(put("x", CONTENT), 10, 410, array.data)
