@@ -20,6 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.runtime.allocator import give_back_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -32,6 +33,8 @@ MIB = 1024 * 1024
 SIZE_VARIABLE = "ASYNCFETCH_DECODER_CACHE_SIZE"
 DEFAULT_SIZE = 100
 """LeRobot's default too; at 640x480 about 300 MiB."""
+FREED_PER_TRIM = 64
+"""Decoders freed between two times that the C library is asked to give memory back."""
 DEFAULT_BYTES = 512 * MIB
 """A quarter of the memory that a stream may use."""
 
@@ -104,6 +107,7 @@ class DecoderCache(Generic[DecoderT]):
             if bound is not None and bound < 1:
                 raise ConfigError(f"{name} of a decoder cache must be at least 1, or None for no bound, not {bound}")
         self._closed = False
+        self._freed = 0  # since memory was given back; threads may lose a count
         # By process, so that a child finds nothing of its parent's, a lock held at the fork included; adding to a
         # dictionary is atomic.
         self._states: dict[int, _State[DecoderT]] = {}
@@ -154,8 +158,18 @@ class DecoderCache(Generic[DecoderT]):
         with state.lock:
             evicted = self._keep(state, key, decoder, nbytes) if _forget(state, key, flight) else []
         flight.set_result(decoder)
-        del evicted  # here, outside the lock, they are freed
+        self._free(evicted)
         return decoder
+
+    def _free(self, evicted: list[DecoderT]) -> None:
+        """Let go of evicted decoders, outside the lock."""
+        if not evicted:
+            return
+        self._freed += len(evicted)
+        evicted.clear()
+        if self._freed >= FREED_PER_TRIM:
+            self._freed = 0
+            give_back_memory()
 
     def _keep(self, state: _State[DecoderT], key: Hashable, decoder: DecoderT, nbytes: int) -> list[DecoderT]:
         """Add a decoder; returns those that had to make room for it."""
