@@ -49,14 +49,20 @@ def overwrite(path: str, data: bytes | Callable[[bytes], bytes]) -> Callable[[Pa
 def without_frames(data: bytes) -> bytes:
     start = data.index(b"mdat") + 4
     tail = data.index(b"moov") - 4
-    return data[:start] + b"\xff" * (len(data) - start) if tail < start else data[:start] + b"\xff" * (tail - start) + data[tail:]
+    return (
+        data[:start] + b"\xff" * (len(data) - start)
+        if tail < start
+        else data[:start] + b"\xff" * (tail - start) + data[tail:]
+    )
 
 
 CASES = [
     Case("a video of noise", overwrite(VIDEO, b"\x17" * 20_000), af.FormatError, "file-002.mp4"),
     Case("a video with broken frames", overwrite(VIDEO, without_frames), af.DecodeError, "file-002.mp4"),
     Case("a video of no bytes", overwrite(VIDEO, b""), af.FormatError, "file-002.mp4"),
-    Case("a video cut short", overwrite(VIDEO, lambda data: data[: len(data) // 2]), af.AsyncFetchError, "file-002.mp4"),
+    Case(
+        "a video cut short", overwrite(VIDEO, lambda data: data[: len(data) // 2]), af.AsyncFetchError, "file-002.mp4"
+    ),
     Case("rows cut short", overwrite(ROWS, lambda data: data[: len(data) // 2]), af.FormatError, "file-000.parquet"),
     Case("rows of no bytes", overwrite(ROWS, b""), af.FormatError, "file-000.parquet"),
     Case("a video missing", lambda root: (root / VIDEO).unlink(), af.NotFound, "file-002.mp4"),

@@ -68,9 +68,7 @@ async def test_an_epoch_asked_for_by_number_counts_only_where_it_is_the_next(str
 
 def test_set_epoch_reaches_persistent_workers(stream: af.Stream) -> None:
     dataset = af.torch.StreamDataset(stream)
-    loader = DataLoader(
-        dataset, batch_size=4, num_workers=2, multiprocessing_context="fork", persistent_workers=True
-    )
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
 
     def order() -> list[int]:
         return [int(index) for batch in loader for index in batch["index"]]

@@ -46,9 +46,7 @@ async def test_the_synchronous_iterator_gives_the_same_in_the_same_order(served:
 @pytest.mark.parametrize("batch_size", [32, None])
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True], ids=["in sequence", "shuffled"])
-def test_a_loader_with_forked_workers(
-    served: Served, shuffle: bool, num_workers: int, batch_size: int | None
-) -> None:
+def test_a_loader_with_forked_workers(served: Served, shuffle: bool, num_workers: int, batch_size: int | None) -> None:
     stream = served.stream(shuffle=shuffle)
     dataset = af.torch.StreamDataset(stream)
     context = "fork" if num_workers else None
@@ -63,9 +61,7 @@ def test_a_loader_with_forked_workers(
 @pytest.mark.timeout(60)
 def test_a_loader_with_spawned_persistent_workers(served: Served) -> None:
     dataset = af.torch.StreamDataset(served.stream())
-    loader = DataLoader(
-        dataset, batch_size=8, num_workers=2, multiprocessing_context="spawn", persistent_workers=True
-    )
+    loader = DataLoader(dataset, batch_size=8, num_workers=2, multiprocessing_context="spawn", persistent_workers=True)
     orders = [served.check_batches(loader) for _ in range(2)]
     dataset.set_epoch(0)
     orders.append(served.check_batches(loader))
@@ -77,9 +73,7 @@ def test_a_loader_with_spawned_persistent_workers(served: Served) -> None:
 def test_windows_and_their_pads_go_through_collate(served: Served) -> None:
     camera, fps = "observation.images.top", 30
     stream = served.stream(windows={camera: [-1 / fps, 0.0], "action": af.frames(0, 1, 2)})
-    loader = DataLoader(
-        af.torch.StreamDataset(stream), batch_size=16, num_workers=2, multiprocessing_context="fork"
-    )
+    loader = DataLoader(af.torch.StreamDataset(stream), batch_size=16, num_workers=2, multiprocessing_context="fork")
     seen = []
     for batch in loader:
         size = len(batch["index"])

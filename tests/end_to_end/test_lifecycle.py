@@ -109,7 +109,9 @@ LEAVES = {
 
 def test_nothing_is_left_open(served: Served) -> None:
     """In one process, one after the other: each way must leave threads and files as the one before did."""
-    body = "stream = make(); list(stream); list(loader_of(stream)); stream.close(); del stream; before = open_things()\n"
+    body = (
+        "stream = make(); list(stream); list(loader_of(stream)); stream.close(); del stream; before = open_things()\n"
+    )
     for name, leave in LEAVES.items():
         body += f"stream = make(transform=slow)\n{textwrap.dedent(leave).strip()}\n"
         body += "sample = batch = iterator = samples = None\nstarted = time.monotonic()\nstream.close(); del stream\n"
@@ -144,7 +146,10 @@ FIRST = "print('ready', flush=True) if number == 0 else None"
 INTERRUPTED = [
     Interrupted("items flow", f"for number, _ in enumerate(forever(make())): {FIRST}"),
     Interrupted("items are awaited", f"for number, _ in enumerate(make(transform=lambda s: time.sleep(0.1))): {FIRST}"),
-    Interrupted("the dataset opens", "print('ready', flush=True); make().source and list(af.Stream(url + '/slow', config=config))"),
+    Interrupted(
+        "the dataset opens",
+        "print('ready', flush=True); make().source and list(af.Stream(url + '/slow', config=config))",
+    ),
     Interrupted(
         "the async iterator",
         f"""
@@ -160,7 +165,9 @@ INTERRUPTED = [
     ),
     Interrupted("a loader", f"for number, _ in enumerate(forever(loader_of(make(transform=slow)))): {FIRST}"),
     Interrupted(
-        "a loader and its workers", f"for number, _ in enumerate(forever(loader_of(make(transform=slow)))): {FIRST}", True
+        "a loader and its workers",
+        f"for number, _ in enumerate(forever(loader_of(make(transform=slow)))): {FIRST}",
+        True,
     ),
 ]
 
@@ -204,7 +211,7 @@ def assert_gone(pids: list[int], within_seconds: float = 10.0) -> None:
 
 def is_zombie(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 

@@ -52,9 +52,9 @@ def broken(truth: DatasetTruth, tmp_path: Path) -> DatasetTruth:
 async def test_an_error_comes_behind_all_samples_before_it_and_ends_the_pass(broken: DatasetTruth) -> None:
     seen = []
     async with stream_of(broken).samples() as samples:
-        with pytest.raises(af.DecodeError, match=r"episode 3 .*file-003\.mp4"):
+        with pytest.raises(af.DecodeError, match=r"episode 3 .*file-003\.mp4"):  # noqa: PT012
             async for sample in samples:
-                seen.append(index(sample))
+                seen.append(index(sample))  # noqa: PERF401
         assert seen == list(range(15))
         with pytest.raises(StopAsyncIteration):
             await anext(samples)
@@ -63,9 +63,9 @@ async def test_an_error_comes_behind_all_samples_before_it_and_ends_the_pass(bro
 def test_synchronously_it_does_as_well(broken: DatasetTruth) -> None:
     stream, seen = stream_of(broken), []
     iterator = iter(stream)
-    with pytest.raises(af.DecodeError, match="episode 3"):
+    with pytest.raises(af.DecodeError, match="episode 3"):  # noqa: PT012
         for sample in iterator:
-            seen.append(index(sample))
+            seen.append(index(sample))  # noqa: PERF401
     assert seen == list(range(15))
     assert next(iterator, None) is None
     assert stream.epoch == 0
@@ -80,9 +80,9 @@ class Odd(BaseException):
 async def test_a_transforms_error_comes_as_it_is_at_its_place(truth: DatasetTruth, error: BaseException) -> None:
     stream, seen = stream_of(truth, transform=raise_at(7, error)), []
     async with stream.samples() as samples:
-        with pytest.raises(type(error)) as caught:
+        with pytest.raises(type(error)) as caught:  # noqa: PT012
             async for sample in samples:
-                seen.append(index(sample))
+                seen.append(index(sample))  # noqa: PERF401
     assert caught.value is error
     assert seen == list(range(7))
 
@@ -105,7 +105,7 @@ def raise_at(place: int, error: BaseException) -> Callable[[dict[str, Any]], dic
 
 
 def test_what_a_transform_returns_is_delivered_whatever_it_is(truth: DatasetTruth) -> None:
-    results = [None, 0, "text"]
+    results: list[Any] = [None, 0, "text"]
     stream = stream_of(truth, transform=lambda sample: results[index(sample) % 3])
     assert list(stream) == [results[number % 3] for number in range(truth.num_frames)]
     stream.close()
@@ -124,7 +124,8 @@ async def test_a_cancelled_anext_loses_nothing(truth: DatasetTruth) -> None:
         gate.acquire(timeout=10)
         return sample
 
-    seen, cancelled = [], 0
+    seen: list[int] = []
+    cancelled = 0
     async with stream_of(truth, transform=wait).samples() as samples:
         while len(seen) < truth.num_frames:
             with anyio.move_on_after(0.001) as scope:
@@ -178,7 +179,7 @@ async def test_a_task_that_waits_for_a_sample_of_a_pass_that_is_left_gets_an_err
             errors.append(error)
 
     with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
+        async with anyio.create_task_group() as group:  # noqa: SIM117
             async with stream_of(truth, transform=wait).samples() as samples:
                 group.start_soon(consume, samples)
                 await anyio.wait_all_tasks_blocked()
@@ -188,7 +189,7 @@ async def test_a_task_that_waits_for_a_sample_of_a_pass_that_is_left_gets_an_err
 
 
 async def test_the_consumers_own_exception_comes_out_alone(truth: DatasetTruth) -> None:
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with stream_of(truth).samples() as samples:
             async for _ in samples:
                 raise ZeroDivisionError

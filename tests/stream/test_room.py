@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncfetch.testing import DatasetTruth
 
 
-def config(clip_bytes: int, **options: int) -> af.StreamConfig:
+def config(clip_bytes: int, **options: Any) -> af.StreamConfig:  # noqa: ANN401
     """A configuration that leaves just so much for clips: the rest is for decoders and tables."""
     max_bytes = next(total for total in itertools.count(clip_bytes) if total - total // 8 - total // 4 >= clip_bytes)
     return af.StreamConfig(max_bytes=max_bytes, decode_threads=1, **options)
@@ -142,7 +142,9 @@ async def test_two_passes_over_one_dataset_share_the_room_and_never_hang(
 
 
 async def test_two_passes_that_fit_both_get_every_frame(truth: DatasetTruth, clip_bytes: list[int]) -> None:
-    async with af.open_dataset(str(truth.root), config=config(2 * sum(clip_bytes), lanes=2, pool_episodes=2)) as dataset:
+    async with af.open_dataset(
+        str(truth.root), config=config(2 * sum(clip_bytes), lanes=2, pool_episodes=2)
+    ) as dataset:
         orders: dict[int, list[int]] = {}
 
         async def run(seed: int) -> None:

@@ -67,9 +67,9 @@ class Odd(BaseException):
 )
 def test_an_error_of_any_type_comes_behind_the_items(error: BaseException) -> None:
     seen = []
-    with pytest.raises(type(error)) as caught:
+    with pytest.raises(type(error)) as caught:  # noqa: PT012
         for item in Dataset(lambda: count(5, error)):
-            seen.append(item)
+            seen.append(item)  # noqa: PERF402
     assert caught.value is error
     assert seen == list(range(5))
 
@@ -127,7 +127,7 @@ class Context:
     def __init__(self, log: list[str], error: BaseException | None = None) -> None:
         self.log, self.error = log, error
 
-    async def __aenter__(self) -> Context:
+    async def __aenter__(self) -> Context:  # noqa: PYI034
         self.log.append("entered")
         return self
 
@@ -155,7 +155,7 @@ def test_a_context_manager_that_gives_no_iterator_is_left() -> None:
     log = []
 
     @asynccontextmanager
-    async def nothing() -> AsyncIterator[None]:
+    async def nothing() -> AsyncIterator[Any]:
         try:
             yield None
         finally:
@@ -185,7 +185,7 @@ def test_leaving_early_ends_the_iterator_and_its_thread(end: str) -> None:
     try:
         for _ in iterator:
             if end == "error":
-                raise ZeroDivisionError
+                raise ZeroDivisionError  # noqa: TRY301
             break
     except ZeroDivisionError:
         pass

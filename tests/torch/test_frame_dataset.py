@@ -61,9 +61,7 @@ def test_what_is_no_whole_number_is_refused(dataset: af.torch.FrameDataset, inde
         dataset[index]
 
 
-def test_a_batch_comes_in_the_asked_order_repeats_included(
-    dataset: af.torch.FrameDataset, truth: DatasetTruth
-) -> None:
+def test_a_batch_comes_in_the_asked_order_repeats_included(dataset: af.torch.FrameDataset, truth: DatasetTruth) -> None:
     asked = [29, 0, 14, 14, 5, -1]
     samples = dataset.__getitems__(asked)
     assert [key_of(sample, truth) for sample in samples] == [keys(truth)[index] for index in asked]

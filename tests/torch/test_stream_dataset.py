@@ -64,9 +64,7 @@ async def test_an_open_dataset_can_not_follow_a_stream_into_workers(truth: Datas
 
 def test_a_stream_read_in_the_parent_is_read_in_forked_workers_and_in_the_parent_again(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root))
-    loader = DataLoader(
-        af.torch.StreamDataset(stream), batch_size=None, num_workers=2, multiprocessing_context="fork"
-    )
+    loader = DataLoader(af.torch.StreamDataset(stream), batch_size=None, num_workers=2, multiprocessing_context="fork")
     unfinished = iter(stream)
     first = next(unfinished)
     for _ in range(2):
@@ -100,13 +98,11 @@ def test_a_forked_child_can_not_go_on_with_the_parents_iterator(truth: DatasetTr
 def test_workers_share_the_ranks_bounds_and_say_so(truth: DatasetTruth) -> None:
     config = af.StreamConfig(max_bytes=64 << 20, fetch=af.FetchConfig(max_requests_per_host=10), decode_threads=2)
     dataset = af.torch.StreamDataset(af.Stream(str(truth.root), config=config))
-    loader = DataLoader(
-        _WithStatistics(dataset), batch_size=None, num_workers=2, multiprocessing_context="fork"
-    )
+    loader = DataLoader(_WithStatistics(dataset), batch_size=None, num_workers=2, multiprocessing_context="fork")
     figures = [item for item in loader if "limit" in item]
     assert {figure["worker"] for figure in figures} == {0, 1}
     assert {figure["limit"] for figure in figures} == {5}
-    assert {figure["clips"] + figure["decoders"] for figure in figures} <= {range_ for range_ in range(26 << 20, 29 << 20)}
+    assert {figure["clips"] + figure["decoders"] for figure in figures} == {28 << 20}  # the rest is for tables
     assert {figure["threads"] for figure in figures} == {1}
     assert dataset.statistics() is None  # nothing was read in this process
 
