@@ -123,6 +123,11 @@ class ByteCache:
         self._check()
         return await self._fetcher.fetch_head(url, max_bytes)
 
+    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """Size, version and last bytes of the object, as the fetcher reads them now; they are not kept."""
+        self._check()
+        return await self._fetcher.fetch_tail(url, max_bytes)
+
     async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
         """Bytes [start, stop) of the object, read-only.
 

@@ -1,4 +1,4 @@
-"""Many ranges at once: bounded workers over one iterator, the first error ends all."""
+"""Many ranges at once: bounded workers per host, the first error ends all."""
 
 from __future__ import annotations
 
@@ -10,42 +10,49 @@ import anyio
 from asyncfetch.errors import ClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
     from types import TracebackType
-
-    from anyio.abc import TaskGroup
 
     from asyncfetch.ranges import ByteRange
 
-__all__ = ["RangeStream", "for_each"]
+__all__ = ["RangeStream", "for_each", "server_of"]
 
 T = TypeVar("T")
 
 
-async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, workers: int) -> None:
-    """Awaits ``work(item)`` for every item, at most ``workers`` at a time, started in the items' order.
+def server_of(url: str) -> str:
+    """What ranges are kept apart by, so that one server's don't wait for another's: the url in front of its path."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}" if separator else ""
 
-    Items are drawn one by one as workers get free, so the iterable may be long. The first exception, of ``work`` or of
-    the iterable, cancels the rest and is raised by itself, not in a group.
+
+async def for_each(
+    items: Iterable[T], work: Callable[[T], Awaitable[None]], *, key: Callable[[T], str], workers: int
+) -> None:
+    """Awaits ``work(item)`` for every item, at most ``workers`` at a time of one key, in the items' order.
+
+    Items of different keys don't wait for each other. The first exception cancels the rest and is raised by itself,
+    not in a group.
     """
-    iterator = iter(items)
+    queues: dict[str, list[T]] = {}
+    for item in items:
+        queues.setdefault(key(item), []).append(item)
     failure: Exception | None = None
-    started = 1
 
-    async def worker(group: TaskGroup) -> None:
-        nonlocal failure, started
+    async def worker(queue: Iterator[T]) -> None:
+        nonlocal failure
         try:
-            for item in iterator:
-                if started < workers:
-                    started += 1
-                    group.start_soon(worker, group)
+            for item in queue:
                 await work(item)
         except Exception as error:  # noqa: BLE001 - raised below, after the others have ended
             failure = failure or error
             group.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group:
-        group.start_soon(worker, group)
+        for queue in queues.values():
+            shared = iter(queue)
+            for _ in range(min(workers, len(queue))):
+                group.start_soon(worker, shared)
     if failure is not None:
         raise failure
 
@@ -53,7 +60,7 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, 
 class RangeStream:
     """Ranges as they arrive. Enter it, then iterate once; leaving it cancels and awaits what is under way.
 
-    A finished range waits in its worker until it is taken, so at most ``workers`` of them are held.
+    A finished range waits in its worker until it is taken, so at most ``workers`` of them are held for each server.
     """
 
     def __init__(
@@ -111,6 +118,8 @@ class RangeStream:
         # An error must not leave this task: it would cancel the consumer wherever it awaits, and not tell it why.
         with self._send:
             try:
-                await for_each(enumerate(self._ranges), work, workers=self._workers)
+                await for_each(
+                    enumerate(self._ranges), work, key=lambda item: server_of(item[1].url), workers=self._workers
+                )
             except Exception as error:  # noqa: BLE001 - raised where the consumer asks for the next range
                 self._failure = error

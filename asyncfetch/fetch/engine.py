@@ -10,7 +10,7 @@ import anyio
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ClosedError, ConfigError, WrongLoop, redact_url
-from asyncfetch.fetch.batch import RangeStream, for_each
+from asyncfetch.fetch.batch import RangeStream, for_each, server_of
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import Hosts
 from asyncfetch.fetch.objects import ObjectMemory
@@ -116,6 +116,14 @@ class Fetcher:
             return await self.stat(url), _EMPTY
         return await self._read(url, Wanted(0, max_bytes, clamp=True))
 
+    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """Size and version of the object and its last ``min(max_bytes, size)`` bytes, in one request."""
+        if max_bytes < 0:
+            raise ConfigError(f"max_bytes must not be negative, not {max_bytes}")
+        if max_bytes == 0:
+            return await self.stat(url), _EMPTY
+        return await self._read(url, Wanted(-max_bytes, None))
+
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
         """Bytes [start, stop) into the caller's buffer of just that length."""
         wanted = ByteRange(url, start, stop)
@@ -134,13 +142,14 @@ class Fetcher:
         async def work(one: ByteRange) -> None:
             views[one] = await self._fetch(one)
 
-        await for_each(dict.fromkeys(wanted), work, workers=self._workers)
+        await for_each(dict.fromkeys(wanted), work, key=lambda one: server_of(one.url), workers=self._workers)
         return [views[one] for one in wanted]
 
     def fetch_stream(self, ranges: Iterable[ByteRange]) -> RangeStream:
         """(index in ``ranges``, whole range) pairs as they arrive.
 
-        ``ranges`` is drawn from as places get free, so it may be long, or endless; equal ranges are fetched again.
+        Ranges of one server are asked for in their order, those of different servers don't wait for each other. Equal
+        ranges are fetched again. What has arrived and is not taken yet holds up what comes after it.
         """
         self._check()
         return RangeStream(ranges, self._fetch, workers=self._workers)

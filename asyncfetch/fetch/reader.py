@@ -40,6 +40,10 @@ class RangeReader(Protocol):
         """Size and version of the object and its first ``min(max_bytes, size)`` bytes, in one request."""
         ...
 
+    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """Size and version of the object and its last ``min(max_bytes, size)`` bytes, in one request."""
+        ...
+
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
         """Bytes [start, stop) into the caller's buffer of just that length.
 

@@ -26,6 +26,7 @@ from asyncfetch.lerobot.rows import RowReader
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.video_index import VideoIndexes
 from asyncfetch.lerobot.windows import Windows, resolve_windows
+from asyncfetch.runtime.budget import Budget
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.loop_guard import LoopGuard
 
@@ -109,6 +110,7 @@ class LeRobotDataset:
         self._clips = await stack.enter_async_context(
             ByteCache(self._fetcher, max_bytes=config.max_bytes - tables_bytes - decoder_bytes)
         )
+        self.clip_budget = Budget(self._clips.max_bytes)
         self._decoders = _decoder_cache(config, len(metadata.cameras), decoder_bytes)
         stack.callback(self._decoders.close)
         self._decode = DecodePool(config.decode_threads or usable_cpus())
@@ -137,9 +139,6 @@ class LeRobotDataset:
     @property
     def metadata(self) -> Metadata:
         """All of it, as read when the dataset was opened."""
-        return self._require_metadata()
-
-    def _require_metadata(self) -> Metadata:
         if self._metadata is None:
             raise ClosedError(f"{redact_url(self.url)} isn't open: `async with open_dataset(url) as dataset`")
         return self._metadata
@@ -183,11 +182,6 @@ class LeRobotDataset:
     def episodes(self) -> EpisodeTable:
         """Length, rows and videos of each episode."""
         return self.metadata.episodes
-
-    @property
-    def clips_max_bytes(self) -> int:
-        """The part of the configured max_bytes that clips may take."""
-        return self._clips.max_bytes
 
     @property
     def decode_pool(self) -> DecodePool:
@@ -300,12 +294,12 @@ class LeRobotDataset:
         return await self._episodes.hold(self._episode(episode))
 
     async def clip_bytes(self, episode: int) -> int:
-        """Memory that the clips of an episode take; fetches the indexes of its video files where needed."""
+        """Memory that the clips of an episode take; fetches its rows and its videos' indexes where needed."""
         return await self._episodes.clip_bytes(self._episode(episode))
 
     def statistics(self) -> DatasetStatistics:
         """A snapshot of the engine, the caches and the decode threads; after closing too."""
-        self._require_metadata()
+        _ = self.metadata  # ClosedError where it was never open
         return DatasetStatistics(
             fetch=self._fetcher.statistics(),
             clips=self._clips.statistics(),

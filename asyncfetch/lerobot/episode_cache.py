@@ -15,7 +15,6 @@ Two things could go wrong where many ask at once, and don't:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -26,6 +25,7 @@ from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ObjectCh
 from asyncfetch.lerobot.depth import DepthUnit, depth_scale
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.leased_lru import LeasedLRU
+from asyncfetch.runtime.shared_lru import SharedLRU
 from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
@@ -182,19 +182,17 @@ class EpisodeCache:
         self._backend: DecoderBackend = backend
         self._fps = metadata.info.fps
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
-        self._max_kept_bytes = max_kept_bytes
         self._flights: SingleFlight[_Entry, None] = SingleFlight(group)
         self._room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(clips.max_bytes))
         self._held: dict[int, _Entry] = {}
-        self._kept: OrderedDict[int, _Known] = OrderedDict()  # least recently held first
-        self._kept_bytes = self._hits = self._misses = 0
+        self._known: SharedLRU[int, _Known] = SharedLRU(max_kept_bytes)
+        self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
         clips.on_evict(self._drop_decoder)
 
     async def clip_bytes(self, episode: Episode) -> int:
-        """Memory that the clips of the episode take. Fetches the indexes of its files where needed."""
-        known = self._kept.get(episode.index)
-        return _clip_bytes(known.planned if known else await self._plan(episode))
+        """Memory that the clips of the episode take. Fetches the indexes of its files and its rows where needed."""
+        return _clip_bytes((await self._prepare(episode)).planned)
 
     def hold_nowait(self, episode: Episode) -> HeldEpisode | None:
         """The episode, if every byte of it is in memory."""
@@ -232,8 +230,6 @@ class EpisodeCache:
 
     def _hold(self, entry: _Entry) -> HeldEpisode:
         entry.holders += 1
-        if entry.episode.index in self._kept:
-            self._kept.move_to_end(entry.episode.index)
         return HeldEpisode(self, entry)
 
     def release(self, entry: _Entry) -> None:
@@ -249,7 +245,7 @@ class EpisodeCache:
 
     def _revive(self, episode: Episode) -> _Entry | None:
         """An entry made of what is kept, if that is everything."""
-        known = self._kept.get(episode.index)
+        known = self._known.get_nowait(episode.index)
         if known is None:
             return None
         leases: dict[str, Lease] = {}
@@ -269,50 +265,40 @@ class EpisodeCache:
         while entry.rows is None:
             generation = self._generation
             try:
-                known, leases = await self._fetch(entry.episode)
+                known = await self._prepare(entry.episode)
+                leases = await self._lease_clips(entry.episode, known.planned)
             except ObjectChanged:
                 raise
             except AsyncFetchError:
                 if generation == self._generation:
                     raise
                 continue
+            # A flight that was given up may end well all the same, beside the one that came after it.
             if generation != self._generation or entry.rows is not None:
                 _release(leases)
                 continue
-            self._keep(entry.episode.index, known)
             self._fill(entry, known, leases)
 
-    async def _fetch(self, episode: Episode) -> tuple[_Known, dict[str, Lease]]:
-        known = self._kept.get(episode.index)
-        leases: dict[str, Lease] = {}
-        rows: list[EpisodeRows] = []
+    async def _prepare(self, episode: Episode) -> _Known:
+        """Rows, and the plan of the clips: small things, which would otherwise queue up behind the clips."""
+        return await self._known.get(episode.index, partial(self._fetch_known, episode))
+
+    async def _fetch_known(self, episode: Episode) -> _Known:
         planned: dict[str, PlannedClip] = {}
+        rows: list[EpisodeRows] = []
+
+        async def plan() -> None:
+            planned.update(await self._watch(self._indexes.plan(episode, fps=self._fps)))
 
         async def read_rows() -> None:
             rows.append(await self._watch(self._rows.rows(episode)))
 
-        async def fetch_clips() -> None:
-            planned.update(await self._plan(episode))
-            await self._lease_clips(episode, planned, leases)
+        await gather(plan, read_rows)
+        return _Known(rows[0], planned)
 
-        try:
-            if known is None:
-                await gather(fetch_clips, read_rows)
-                known = _Known(rows[0], planned)
-            else:
-                await self._lease_clips(episode, known.planned, leases)
-        except BaseException:
-            _release(leases)
-            raise
-        return known, leases
-
-    async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
-        return await self._watch(self._indexes.plan(episode, fps=self._fps))
-
-    async def _lease_clips(
-        self, episode: Episode, planned: Mapping[str, PlannedClip], leases: dict[str, Lease]
-    ) -> None:
-        """Add the lease of each camera's clip as it is there; those added before an error are the caller's."""
+    async def _lease_clips(self, episode: Episode, planned: Mapping[str, PlannedClip]) -> dict[str, Lease]:
+        """A lease of each camera's clip."""
+        leases: dict[str, Lease] = {}
 
         async def lease(camera: str, clip: PlannedClip) -> None:
             plan = clip.plan
@@ -330,9 +316,13 @@ class EpisodeCache:
         reservation = await self._room.reserve(needed_bytes)
         try:
             await gather(*(partial(lease, camera, clip) for camera, clip in planned.items()))
+        except BaseException:
+            _release(leases)
+            raise
         finally:
             reservation.release()
             self._room.grant()
+        return leases
 
     async def _watch(self, call: Awaitable[T]) -> T:
         try:
@@ -347,18 +337,8 @@ class EpisodeCache:
         self._indexes.clear()
         self._rows.clear()
         self._decoders.clear()
-        self._kept.clear()
-        self._kept_bytes = 0
+        self._known.clear()
         self._held = {index: entry for index, entry in self._held.items() if entry.rows is None}
-
-    def _keep(self, index: int, known: _Known) -> None:
-        if index in self._kept or known.nbytes > self._max_kept_bytes:
-            return
-        self._kept[index] = known
-        self._kept_bytes += known.nbytes
-        while self._kept_bytes > self._max_kept_bytes:
-            _, dropped = self._kept.popitem(last=False)
-            self._kept_bytes -= dropped.nbytes
 
     def _fill(self, entry: _Entry, known: _Known, leases: Mapping[str, Lease]) -> None:
         entry.generation = self._generation
@@ -387,7 +367,7 @@ class EpisodeCache:
 
     def statistics(self) -> EpisodeCacheStatistics:
         """A snapshot."""
-        return EpisodeCacheStatistics(self._hits, self._misses, len(self._held), len(self._kept), self._kept_bytes)
+        return EpisodeCacheStatistics(self._hits, self._misses, len(self._held), len(self._known), self._known.nbytes)
 
 
 def _clip_bytes(planned: Mapping[str, PlannedClip]) -> int:

@@ -164,6 +164,11 @@ class EpisodeTable:
             videos={camera: self._span(index, camera) for camera in self._videos},
         )
 
+    def sharing_data_file(self, index: int) -> int:
+        """How many episodes have their rows in the same file as this one, itself included."""
+        data = self._data
+        return int(np.count_nonzero((data.chunk == data.chunk[index]) & (data.file == data.file[index])))
+
     def digest(self) -> bytes:
         """Hash over lengths and places; equal for equal tables wherever they lie."""
         digest = hashlib.sha256()

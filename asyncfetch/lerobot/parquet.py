@@ -1,6 +1,6 @@
 """Parquet by byte ranges: the footer first, then only the column chunks that are wanted.
 
-A file is opened with one request for its last ``TAIL_BYTES``. That holds the footer of most files and the whole of
+A file is opened with one request for its last bytes. That holds the footer of most files and the whole of
 small ones, whose columns then cost nothing more. A longer footer costs a second request for just what is missing. The
 chunks go to pyarrow through a file object that knows only the fetched bytes, so what we did not plan to read can't be
 read. pyarrow works in a thread, and no exception of its gets out.
@@ -128,16 +128,21 @@ class TableFile:
         return start, stop
 
 
-async def open_table(reader: RangeReader, url: str, *, run: RunSync) -> TableFile:
+async def open_table(reader: RangeReader, url: str, *, run: RunSync, tail_bytes: int = TAIL_BYTES) -> TableFile:
     """Read a parquet file's footer.
+
+    Args:
+        reader: Fetches it.
+        url: The file.
+        run: Runs the parser.
+        tail_bytes: Asked for first. A longer footer costs a second request.
 
     Raises:
         FetchError: It could not be fetched.
         FormatError: It isn't a parquet file, or is a damaged one.
     """
-    tail = await reader.fetch(url, -TAIL_BYTES, None)
-    # A full tail says nothing of the size. After a fetch the engine knows it without asking again.
-    size = len(tail) if len(tail) < TAIL_BYTES else (await reader.stat(url)).size
+    info, tail = await reader.fetch_tail(url, tail_bytes)
+    size = info.size
     data_stop = size - _TRAILER_BYTES - _footer_bytes(tail, url, size)
     tail_start = size - len(tail)
     footer = [tail[max(0, data_stop - tail_start) :]]

@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["EpisodeRows", "RowReader"]
 
 _INDEX_COLUMNS = ("frame_index", "episode_index", "index", "task_index")
+_FOOTER_BYTES = 16 * 1024
+"""Asked for beside what each column chunk takes: the schema, and the whole of a file that is hardly larger."""
+_CHUNK_FOOTER_BYTES = 150
+"""Of a footer for a column and row group, statistics included: 100-140 measured. A row group is one episode's, or that
+of many, and the tail then holds more than the footer, but never more than ``_MAX_TAIL_BYTES``."""
+_MAX_TAIL_BYTES = 512 * 1024
 _LIST_ITEM_BYTES = 64
 """A Python string or bytes object and the reference to it, beside its content."""
 
@@ -177,7 +183,7 @@ class RowReader:
         if episode.length == 0:
             return EpisodeRows({key: empty_column(feature) for key, feature in self._features.items()}, 0)
         url = episode.data_url
-        file = await self._files.get(url, partial(self._open, url))
+        file = await self._file(episode)
         own, shared = file.groups_of(episode)
         reads = [partial(self._groups.get, (url, group), partial(self._read, file, [group])) for group in shared]
         if own:
@@ -190,8 +196,13 @@ class RowReader:
         self._files.clear()
         self._groups.clear()
 
-    async def _open(self, url: str) -> _DataFile:
-        table = await open_table(self._reader, url, run=self._run)
+    async def _file(self, episode: Episode) -> _DataFile:
+        return await self._files.get(episode.data_url, partial(self._open, episode))
+
+    async def _open(self, episode: Episode) -> _DataFile:
+        chunks = self.metadata.episodes.sharing_data_file(episode.index) * len(self.metadata.info.features)
+        tail_bytes = min(_FOOTER_BYTES + chunks * _CHUNK_FOOTER_BYTES, _MAX_TAIL_BYTES)
+        table = await open_table(self._reader, episode.data_url, run=self._run, tail_bytes=tail_bytes)
         table.require(self._features)
         first, last, unknown = await self._run(partial(_index_spans, table))
         if unknown:

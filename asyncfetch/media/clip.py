@@ -132,7 +132,7 @@ def clip_timing(
         composition = presentation - decode
     durations = np.empty(len(decode), np.int64)
     np.subtract(decode[1:], decode[:-1], out=durations[:-1])
-    durations[-1] = last_duration
+    durations[-1] = max(1, last_duration)  # torchcodec can't open a clip of one frame that lasts no time
     least = int(composition.min())
     return Timing(durations, composition - least, -least - int(decode[0]), bool(presentation.min() < 0))
 

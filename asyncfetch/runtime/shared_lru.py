@@ -60,12 +60,23 @@ class SharedLRU(Generic[K, V]):
         loading = f", {len(self._flights)} loading" if self._flights else ""
         return f"<SharedLRU {len(self._kept)} kept, {self.nbytes} of {self.max_bytes} bytes{loading}>"
 
+    def __len__(self) -> int:
+        """Values kept."""
+        return len(self._kept)
+
+    def get_nowait(self, key: K) -> V | None:
+        """The value of the key, if it is kept."""
+        value = self._kept.get(key)
+        if value is not None:
+            self._kept.move_to_end(key)
+        return value
+
     async def get(self, key: K, load: Callable[[], Awaitable[V]]) -> V:
         """The value of the key: kept, being loaded, or loaded now."""
         while True:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+            value = self.get_nowait(key)
+            if value is not None:
+                return value
             flight = self._flights.get(key)
             if flight is None:
                 return await self._load(key, load)

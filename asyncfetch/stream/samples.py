@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from asyncfetch.errors import ClosedError
+from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.stream.window import EpisodeWindow
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _Chunk:
         self.steps = steps
         self.ready = anyio.Event()
         self.samples: list[Sample] = []
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.waits_for: int | None = None
         """The episode whose arrival it waits for."""
 
@@ -99,8 +99,8 @@ class SamplePass:
         self._queue: deque[_Chunk] = deque()
         self._queued = anyio.Event()
         self._produced_all = self._ended = False
-        self._failure: Exception | None = None
-        self._current: Iterator[Sample] = iter(())
+        self._failure: BaseException | None = None
+        self._current: deque[Sample] = deque()
         self._closed = False
         self._delivered = 0
         self._waited_seconds = 0.0
@@ -115,7 +115,6 @@ class SamplePass:
             self._first_uses(),
             self._group,
             max_episodes=self._max_episodes,
-            max_bytes=self._dataset.clips_max_bytes,
             on_full=self._fail_if_stuck,
         )
         self._group.start_soon(self._produce, name="produce samples")
@@ -125,23 +124,24 @@ class SamplePass:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._closed = True
-        self._group.cancel_scope.cancel()
         try:
-            await self._group.__aexit__(kind, error, at)
+            await end_tasks(self._group)
         finally:
             self._window.close()
+            self._queued.set()  # for tasks that still wait for a sample
+            for chunk in self._queue:
+                chunk.ready.set()
             self._queue.clear()
+            self._current.clear()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Sample:
         async with self._turn:
-            sample = next(self._current, None)
-            while sample is None:
-                self._current = iter(await self._next_chunk())
-                sample = next(self._current, None)
-        return sample
+            while not self._current:
+                self._current.extend(await self._next_chunk())
+            return self._current.popleft()
 
     async def next_chunk(self) -> list[Sample]:
         """The next few samples as they were decoded together, for handing over to another thread.
@@ -153,14 +153,14 @@ class SamplePass:
 
     async def _next_chunk(self) -> list[Sample]:
         """The next samples; none of them where an error is next."""
-        if self._closed:
-            raise ClosedError("this pass was left: iterate inside of `async with stream.samples() as samples`")
+        self._check_open()
         if self._failure is not None:
             failure, self._failure, self._ended = self._failure, None, True
             raise failure
         waiting_since = time.perf_counter()
-        while not self._queue and not self._produced_all and not self._ended:
+        while not (self._queue or self._produced_all or self._ended or self._closed):
             await self._queued.wait()
+        self._check_open()
         if self._ended or not self._queue:
             if not self._ended:
                 self._ended = True
@@ -168,11 +168,16 @@ class SamplePass:
             raise StopAsyncIteration
         chunk = self._queue[0]
         await chunk.ready.wait()
+        self._check_open()
         self._queue.popleft()
         self._room.release()
         self._count(chunk, waiting_since)
         self._failure = chunk.error
         return chunk.samples
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this pass was left: iterate inside of `async with stream.samples() as samples`")
 
     def _count(self, chunk: _Chunk, waiting_since: float) -> None:
         now = time.perf_counter()
@@ -189,13 +194,23 @@ class SamplePass:
                 yield self._selection[step.episode]
             used.difference_update(step.finished)
 
+    def _chunks(self) -> Iterator[_Chunk]:
+        """The order, cut. A chunk ends where an episode does, so that none needs more clips at a time than the pool."""
+        steps: list[Step] = []
+        for step in self._steps():
+            steps.append(step)
+            if step.finished or len(steps) == self._chunk_samples:
+                yield _Chunk(steps)
+                steps = []
+        if steps:
+            yield _Chunk(steps)
+
     async def _produce(self) -> None:
-        steps = self._steps()
-        while chunk_steps := list(itertools.islice(steps, self._chunk_samples)):
+        for chunk in self._chunks():
             if not self._room.value:
                 self._fail_if_stuck()
             await self._room.acquire()
-            self._dispatch(_Chunk(chunk_steps))
+            self._dispatch(chunk)
         self._produced_all = True
         self._queued.set()
         self._fail_if_stuck()
@@ -212,6 +227,21 @@ class SamplePass:
         self._group.start_soon(self._decode, chunk, name="decode a chunk")
 
     async def _decode(self, chunk: _Chunk) -> None:
+        try:
+            asked = await self._gather(chunk)
+            if asked:
+                chunk.samples, failure = await self._dataset.decode_pool.run(self._build, asked)
+                chunk.error = failure or chunk.error
+        except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
+            chunk.error = error
+        finally:
+            for step in chunk.steps:
+                self._window.done(self._selection[step.episode])
+        chunk.ready.set()
+        self._fail_if_stuck()
+
+    async def _gather(self, chunk: _Chunk) -> list[tuple[HeldEpisode, int]]:
+        """What the chunk is made of, up to the first episode that can't be had, whose error becomes the chunk's."""
         asked: list[tuple[HeldEpisode, int]] = []
         try:
             for step in chunk.steps:
@@ -221,17 +251,9 @@ class SamplePass:
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
             chunk.error = error
         chunk.waits_for = None
-        try:
-            if asked:
-                chunk.samples, failure = await self._dataset.decode_pool.run(self._build, asked)
-                chunk.error = failure or chunk.error
-        finally:
-            for step in chunk.steps:
-                self._window.done(self._selection[step.episode])
-        chunk.ready.set()
-        self._fail_if_stuck()
+        return asked
 
-    def _build(self, asked: list[tuple[HeldEpisode, int]]) -> tuple[list[Sample], Exception | None]:
+    def _build(self, asked: list[tuple[HeldEpisode, int]]) -> tuple[list[Sample], BaseException | None]:
         """As many of the samples as come before the first error, and the error. Runs in a decode thread."""
         samples, error = self._read(asked)
         if self._transform is None:
@@ -240,7 +262,11 @@ class SamplePass:
         try:
             for sample in samples:
                 transformed.append(self._transform(sample))  # noqa: PERF401  those before an error count
-        except Exception as failure:  # noqa: BLE001  the user's own; raised by the iterator as it is
+        except (StopIteration, StopAsyncIteration) as stop:  # raised by the iterator it would be a silent end: PEP 479
+            failure = RuntimeError(f"the transform raised {type(stop).__name__}")
+            failure.__cause__ = stop
+            return transformed, failure
+        except BaseException as failure:  # noqa: BLE001  the user's own; raised by the iterator as it is
             return transformed, failure
         return transformed, error
 

@@ -13,6 +13,7 @@ from asyncfetch.runtime import LoopThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
 
     from asyncfetch.lerobot import DatasetStatistics, LeRobotDataset
 
@@ -31,7 +32,7 @@ class Session:
         AsyncFetchError: The dataset can't be opened, by ``dataset``.
     """
 
-    def __init__(self, open_dataset: Callable[[], LeRobotDataset]) -> None:
+    def __init__(self, open_dataset: Callable[[], AbstractAsyncContextManager[LeRobotDataset]]) -> None:
         self._pid = os.getpid()
         self._opened: Future[LeRobotDataset] = Future()
         self.thread = LoopThread(name="asyncfetch stream")
@@ -65,7 +66,9 @@ class Session:
         self.thread.close()
 
 
-async def _keep_open(open_dataset: Callable[[], LeRobotDataset], opened: Future[LeRobotDataset]) -> None:
+async def _keep_open(
+    open_dataset: Callable[[], AbstractAsyncContextManager[LeRobotDataset]], opened: Future[LeRobotDataset]
+) -> None:
     async with open_dataset() as dataset:
         opened.set_result(dataset)
         await anyio.sleep_forever()

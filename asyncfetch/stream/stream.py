@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+import operator
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,7 +18,8 @@ from asyncfetch.stream.samples import SamplePass, Transform
 from asyncfetch.stream.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
     from asyncfetch.lerobot import DatasetStatistics, DepthUnit, ImageDtype, Sample, Windows
@@ -108,7 +110,7 @@ class Stream:
         Entering opens the dataset, where the source is a URL: FetchError, FormatError, DatasetError as it says. An
         error of a sample is raised by the iterator at that sample's place. Leaving stops everything.
         """
-        return Samples(self, epoch=epoch, placement=self.placement(rank, world_size))
+        return Samples(self, self._opener(), epoch=epoch, placement=self.placement(rank, world_size))
 
     @staticmethod
     def placement(rank: int | None = None, world_size: int | None = None) -> Placement:
@@ -126,22 +128,31 @@ class Stream:
     def iterate(self, placement: Placement, *, epoch: int | None = None) -> Iterator[Sample]:
         """What iterating does, for one consumer of many: a loader's worker says here which it is."""
         session = self._open_session()
-        opened = Samples(self, epoch=epoch, placement=placement, dataset=session.dataset())
-        return iterate(session.thread, partial(_Chunks, opened))
+        dataset = session.dataset()
+        epoch = self.epochs.current(placement.workers) if epoch is None else epoch
+        # The pass itself is ahead of the consumer, so it doesn't count the epoch.
+        opened = Samples(self, lambda: nullcontext(dataset), epoch=epoch, placement=placement, counts=False)
+        return self._counted(iterate(session.thread, partial(_Chunks, opened)), epoch, placement)
+
+    def _counted(self, samples: Iterator[Sample], epoch: int, placement: Placement) -> Iterator[Sample]:
+        yield from samples
+        self.epochs.finish(epoch, placement.worker)
 
     def _open_session(self) -> Session:
         if isinstance(self.source, LeRobotDataset):
             raise ConfigError("an open dataset lives on its own loop: `async with stream.samples()` there")
         if self._session is None or not self._session.is_usable:
-            self._session = Session(self.open)
+            self._session = Session(self._opener())
         return self._session
 
-    def open(self) -> LeRobotDataset:
-        """The dataset, to be entered."""
-        if isinstance(self.source, LeRobotDataset):
-            return self.source
-        return open_dataset(
-            self.source,
+    def _opener(self) -> Callable[[], AbstractAsyncContextManager[LeRobotDataset]]:
+        """What gives the dataset, to be entered. It doesn't refer to the stream, which would never be collected."""
+        source = self.source
+        if isinstance(source, LeRobotDataset):
+            return lambda: nullcontext(source)
+        return partial(
+            open_dataset,
+            source,
             features=self.features,
             image_dtype=self.image_dtype,
             depth_unit=self.depth_unit,
@@ -177,7 +188,7 @@ class Stream:
 
 
 def _distinct(episodes: Sequence[int]) -> tuple[int, ...]:
-    chosen = tuple(int(episode) for episode in episodes)
+    chosen = tuple(operator.index(episode) for episode in episodes)
     if len(set(chosen)) != len(chosen):
         raise ConfigError("episodes must not name an episode twice: every frame comes once an epoch")
     return chosen
@@ -187,19 +198,24 @@ class Samples:
     """A pass that isn't open yet; entering it gives the ``SamplePass``."""
 
     def __init__(
-        self, stream: Stream, *, epoch: int | None, placement: Placement, dataset: LeRobotDataset | None = None
+        self,
+        stream: Stream,
+        opener: Callable[[], AbstractAsyncContextManager[LeRobotDataset]],
+        *,
+        epoch: int | None,
+        placement: Placement,
+        counts: bool = True,
     ) -> None:
         self._stream = stream
+        self._opener = opener
         self._epoch = epoch
         self._placement = placement
-        self._dataset = dataset or (stream.source if isinstance(stream.source, LeRobotDataset) else None)
+        self._counts = counts
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> SamplePass:
         async with AsyncExitStack() as stack:
-            dataset = (
-                self._dataset if self._dataset is not None else await stack.enter_async_context(self._stream.open())
-            )
+            dataset = await stack.enter_async_context(self._opener())
             samples = await stack.enter_async_context(self._start(dataset))
             self._stack = stack.pop_all()
         return samples
@@ -236,7 +252,7 @@ class Samples:
             chunk_samples=chunk_samples,
             ahead_chunks=max(chunks, dataset.decode_pool.statistics().threads),
             max_episodes=order.open_episodes(placement.consumers) + config.prefetch_episodes,
-            on_end=partial(stream.epochs.finish, epoch, placement.worker),
+            on_end=partial(stream.epochs.finish, epoch, placement.worker) if self._counts else lambda: None,
         )
 
 

@@ -8,6 +8,7 @@ and no decoding reads it any more.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,6 @@ class EpisodeWindow:
         episodes: Episode indices, each once, in the order of their first use.
         group: Owner of the fetching tasks; cancel it before ``close``.
         max_episodes: Episodes admitted at a time, those in use and those ahead; more only when one is needed at once.
-        max_bytes: Memory of the clips of all admitted episodes.
         on_full: Called when the next episode has to wait for room.
     """
 
@@ -60,16 +60,14 @@ class EpisodeWindow:
         group: TaskGroup,
         *,
         max_episodes: int,
-        max_bytes: int,
         on_full: Callable[[], None],
     ) -> None:
         self._dataset = dataset
         self._episodes = iter(episodes)
         self._group = group
         self._max_episodes = max_episodes
-        self._max_bytes = max_bytes
         self._on_full = on_full
-        self._used_bytes = 0
+        self._paid = dataset.clip_budget.share(self._grant)
         self._slots: dict[int, _Slot] = {}
         self._unpaid: deque[_Slot] = deque()
         self._exhausted = False
@@ -114,14 +112,21 @@ class EpisodeWindow:
         if slot.granted.is_set() or slot.error is not None or not self._unpaid:
             return None
         first = self._unpaid[0]
-        if first.size_bytes is None or self._fits(first.size_bytes):
+        if first.size_bytes is None or self._paid.fits(first.size_bytes):
             return None
-        in_use = sum(1 for other in self._slots.values() if other.held is not None)
+        return self._no_room(first.episode, first.size_bytes)
+
+    def _no_room(self, episode: int, size_bytes: int) -> CacheError:
+        budget, in_use = self._paid.budget, sum(1 for slot in self._slots.values() if slot.held is not None)
+        others_bytes = budget.used_bytes - self._paid.used_bytes
+        needed_bytes = budget.used_bytes + size_bytes
         return CacheError(
-            f"the clips of {in_use} episodes in the pool take {self._used_bytes} bytes, and episode {first.episode} "
-            f"needs {first.size_bytes} more, but max_bytes leaves {self._max_bytes} for clips: set "
-            f"StreamConfig(max_bytes=...) at least {(self._used_bytes + first.size_bytes) / self._max_bytes:.2f} times "
-            f"as high, or lower pool_episodes and lanes"
+            f"the clips of {in_use} episodes in the pool take {self._paid.used_bytes} bytes, "
+            + (f"other passes over this dataset hold {others_bytes}, " if others_bytes else "")
+            + f"and episode {episode} needs {size_bytes} more: {needed_bytes} in all, but max_bytes="
+            f"{self._dataset.config.max_bytes} leaves {budget.max_bytes} for clips. Set StreamConfig(max_bytes=...) at "
+            f"least {math.ceil(100 * needed_bytes / budget.max_bytes) / 100} times as high, or lower pool_episodes and "
+            "lanes"
         )
 
     def close(self) -> None:
@@ -130,6 +135,8 @@ class EpisodeWindow:
             if slot.held is not None:
                 slot.held.release()
         self._slots.clear()
+        self._unpaid.clear()
+        self._paid.close()
 
     def _admit(self) -> None:
         while not self._exhausted and len(self._slots) < self._max_episodes:
@@ -157,16 +164,13 @@ class EpisodeWindow:
         slot.done.set()
         self._let_go(slot)
 
-    def _fits(self, size_bytes: int) -> bool:
-        return self._used_bytes + size_bytes <= self._max_bytes
-
     def _grant(self) -> None:
         while self._unpaid and (first := self._unpaid[0]).size_bytes is not None:
-            if not self._fits(first.size_bytes):
+            if not self._paid.fits(first.size_bytes):
                 self._on_full()
                 return
             self._unpaid.popleft()
-            self._used_bytes += first.size_bytes
+            self._paid.take(first.size_bytes)
             first.granted.set()
 
     def _let_go(self, slot: _Slot) -> None:
@@ -175,6 +179,6 @@ class EpisodeWindow:
         if slot.held is not None:
             slot.held.release()
         del self._slots[slot.episode]
-        self._used_bytes -= slot.size_bytes or 0
-        self._grant()
+        if slot.granted.is_set():
+            self._paid.give(slot.size_bytes or 0)
         self._admit()

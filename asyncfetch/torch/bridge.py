@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch.utils.data import IterableDataset
@@ -53,25 +53,26 @@ class _Batches(Generic[T]):
 
     def __init__(self, factory: Factory[T]) -> None:
         self._factory = factory
-        self._context: AbstractAsyncContextManager[AsyncIterable[T]] | None = None
+        self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> _Batches[T]:
-        made: Any = self._factory()
-        if isinstance(made, AbstractAsyncContextManager) and not isinstance(made, AsyncIterable):
-            self._context = made
-            made = await made.__aenter__()
-        if not isinstance(made, AsyncIterable):
-            raise ConfigError(f"the factory must return an async iterator, or a context manager of one, not {made!r}")
-        self._iterator = aiter(made)
+        async with AsyncExitStack() as stack:
+            made: Any = self._factory()
+            if isinstance(made, AbstractAsyncContextManager):
+                made = await stack.enter_async_context(made)
+            if not isinstance(made, AsyncIterable):
+                message = f"the factory must return an async iterator, or a context manager of one, not {made!r}"
+                raise ConfigError(message)
+            self._iterator = aiter(made)
+            if isinstance(self._iterator, AsyncGenerator):
+                stack.push_async_callback(self._iterator.aclose)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        if hasattr(self, "_iterator") and hasattr(self._iterator, "aclose"):
-            await self._iterator.aclose()
-        if self._context is not None:
-            await self._context.__aexit__(kind, error, at)
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, at)
 
     def __aiter__(self) -> _Batches[T]:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ class StreamDataset(IterableDataset["Sample"]):
         self._epochs = torch.from_numpy(stream.epochs.places.copy()).share_memory_()  # type: ignore[no-untyped-call]
         stream.epochs.places = self._epochs.numpy()
         self._workers_stream: Stream | None = None
+        self._rank: Placement | None = None  # in a spawned worker, which knows nothing of torch.distributed
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, in persistent workers too."""
@@ -54,7 +56,7 @@ class StreamDataset(IterableDataset["Sample"]):
             return iter(self.stream)
         if self._workers_stream is None:
             self._workers_stream = self.stream.shared_by(worker.num_workers)
-        rank = self.stream.placement()
+        rank = self._rank or self.stream.placement()
         placement = Placement(rank.rank, rank.world_size, worker.id, worker.num_workers)
         return self._workers_stream.iterate(placement)
 
@@ -63,7 +65,7 @@ class StreamDataset(IterableDataset["Sample"]):
         return (self._workers_stream or self.stream).statistics()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_workers_stream": None}
+        return self.__dict__ | {"_workers_stream": None, "_rank": self.stream.placement()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -77,8 +79,8 @@ class FrameDataset(Dataset["Sample"]):
     """Random access to a dataset's samples, ``dataset[i]``, over the same caches; for samplers of your own.
 
     ``i`` counts frames in the dataset's order, over the chosen episodes. Works in loader workers started by fork or
-    spawn: each process opens the dataset for itself, at its first read, with the whole of the configuration's bounds.
-    Reading a batch (``__getitems__``, as torch's loader does) fetches all its episodes at once.
+    spawn: each process opens the dataset for itself, at its first read, a worker with its share of the configuration's
+    bounds. Reading a batch (``__getitems__``, as torch's loader does) fetches all its episodes at once.
 
     Args:
         source: URL or path of a LeRobot v3 dataset.
@@ -102,9 +104,8 @@ class FrameDataset(Dataset["Sample"]):
         self.source = source
         self.windows = windows
         self.episodes = episodes
-        self._open = partial(
-            open_dataset, source, features=features, image_dtype=image_dtype, config=config or StreamConfig()
-        )
+        self.config = config or StreamConfig()
+        self._open = partial(open_dataset, source, features=features, image_dtype=image_dtype)
         self._session: Session | None = None
         self._ends: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
@@ -117,7 +118,7 @@ class FrameDataset(Dataset["Sample"]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """The samples of several frames, read concurrently, in the asked order."""
-        places = [self._locate(int(index)) for index in indices]
+        places = [self._locate(operator.index(index)) for index in indices]
         session = self._opened()
         return session.thread.run(_read_all, session.dataset(), places, self.windows)
 
@@ -142,7 +143,9 @@ class FrameDataset(Dataset["Sample"]):
 
     def _opened(self) -> Session:
         if self._session is None or not self._session.is_usable:
-            self._session = Session(self._open)
+            worker = get_worker_info()
+            config = self.config if worker is None else self.config.shared_by(worker.num_workers)
+            self._session = Session(partial(self._open, config=config))
         return self._session
 
     def close(self) -> None:

@@ -64,6 +64,9 @@ class LocalReader:
         info = await self.stat(url)
         return info, await self.fetch(url, 0, min(max_bytes, info.size))
 
+    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        return await self.stat(url), await self.fetch(url, -max_bytes)
+
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
         buffer[:] = await self.fetch(url, start, stop)
 

@@ -261,7 +261,7 @@ async def test_every_byte_of_a_file_is_fetched_once(reader: LocalReader, tables:
     """In shuffled order; also with a footer that is longer than the first request."""
     large(tables, episodes=120, length=50)
     tables.features["reward.wide"] = {"dtype": "float64", "shape": [16], "names": None}
-    rows = await open_rows(reader, tables.write(tmp_path))
+    rows = await open_rows(reader, tables.write(tmp_path), max_bytes=2 * MIB)
     assert pq.read_metadata(tmp_path / DATA_FILE).serialized_size > 64 * 1024
     for index in np.random.default_rng(0).permutation(120):
         await rows.rows(rows.metadata.episodes[int(index)])

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ClosedError, ConfigError
@@ -22,7 +22,7 @@ def loop_thread() -> Generator[LoopThread, None, None]:
         yield thread
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(batches=st.lists(st.lists(st.integers(), max_size=5), max_size=12), max_batches=st.integers(1, 3))
 def test_every_item_arrives_in_order(loop_thread: LoopThread, batches: list[list[int]], max_batches: int) -> None:
     hand_over: HandOver[int] = HandOver(max_batches)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -184,4 +184,6 @@ class Machine(RuleBasedStateMachine):
 
 
 TestAgainstModel = Machine.TestCase
-TestAgainstModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAgainstModel.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

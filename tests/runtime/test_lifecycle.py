@@ -135,4 +135,4 @@ def test_a_process_ends_within_a_second_as_it_should(case: Case) -> None:
         assert noise == []
         asked_to_end = max(asked_to_end, float(last))
     if asked_to_end:
-        assert ended - asked_to_end < 1.5  # a second, and the interpreter's own end
+        assert ended - asked_to_end < 2.5  # a second, and what a busy machine takes to end an interpreter

@@ -84,10 +84,9 @@ async def test_the_last_callers_cancellation_cancels_the_work_and_awaits_it() ->
 
 
 async def test_a_call_while_the_old_work_is_being_cancelled_starts_anew() -> None:
-    async with anyio.create_task_group() as owner:
+    async with anyio.create_task_group() as owner, anyio.create_task_group() as askers:
         flights: SingleFlight[str, int] = SingleFlight(owner)
         old, new = Work(), Work()
-        new.go.set()
         old_scope = anyio.CancelScope()
         answers = []
 
@@ -95,13 +94,21 @@ async def test_a_call_while_the_old_work_is_being_cancelled_starts_anew() -> Non
             with old_scope:
                 await flights.run("a", old)
 
-        async with anyio.create_task_group() as askers:
-            askers.start_soon(ask_old)
-            await settle()
-            old_scope.cancel()
-            await anyio.lowlevel.checkpoint()
+        async def ask_new() -> None:
             answers.append(await flights.run("a", new))
-        assert (answers, new.log, old.log) == ([7], ["start", "done"], ["start", "cancelled"])
+
+        askers.start_soon(ask_old)
+        await settle()
+        old_scope.cancel()
+        await anyio.lowlevel.checkpoint()
+        assert old.log == ["start"]
+        askers.start_soon(ask_new)
+        await settle()
+        assert old.log == ["start", "cancelled"]
+        askers.start_soon(ask_new)  # joins the newer one, which the old one's end must leave alone
+        await settle()
+        new.go.set()
+    assert (answers, new.log) == ([7, 7], ["start", "done"])
 
 
 async def test_an_error_reaches_every_caller_and_the_next_call_tries_again() -> None:

@@ -52,7 +52,6 @@ class Exchange:
         self.response: aiohttp.ClientResponse | None = None
         self._timeouts = timeouts
         self._host = host
-        self._connection: Connection | None = None
         self._transport: asyncio.BaseTransport | None = None
         self._loop = asyncio.get_running_loop()
         self._scope = anyio.CancelScope()
@@ -73,12 +72,13 @@ class Exchange:
         swallowed = self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
             message = f"{self._phase} took longer than {self._seconds:g} s: is {self._host} up? Or raise the timeout"
-            raise AttemptFailed(FetchTimeout, message)
+            # A host that drops what we send keeps dropping it, and each try costs the whole limit.
+            raise AttemptFailed(FetchTimeout, message, Verdict.AGAIN if self._transport else Verdict.ONCE)
         return swallowed
 
     def connected(self, connection: Connection, *, reused: bool) -> None:
         """The connection is there; what is waited for now is the answer's first byte."""
-        self._connection, self._transport, self.reused = connection, connection.transport, reused
+        self._transport, self.reused = connection.transport, reused
         self._begin("waiting for the first byte", self._timeouts.first_byte_seconds)
 
     def answered(self, response: aiohttp.ClientResponse) -> None:
@@ -106,6 +106,7 @@ class Exchange:
         length = self.response.content_length
         if length is None or length > DRAIN_LIMIT_BYTES:
             return
+        self._since = self._loop.time() + DRAIN_LIMIT_SECONDS  # this wait has its own limit, and no error
         with anyio.move_on_after(DRAIN_LIMIT_SECONDS):
             try:
                 while await self.response.content.readany():

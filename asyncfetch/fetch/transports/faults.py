@@ -51,7 +51,7 @@ def as_failure(error: Exception, host: str) -> AttemptFailed:
         case aiohttp.ClientPayloadError():
             return AttemptFailed(ConnectionFailed, f"the body from {host} broke off ({error})")
         case aiohttp.ClientResponseError():
-            message = f"{host} doesn't answer in HTTP ({error.message})"
+            message = f"{host} doesn't answer in HTTP ({' '.join(error.message.split())})"
             return AttemptFailed(InvalidResponse, message, Verdict.ONCE)
         case _:
             return AttemptFailed(

@@ -180,4 +180,8 @@ class HttpTransport:
             url, headers=self._config.headers, tokens=self._config.tokens, login=self._environment.login_for(url)
         )
         proxy = self._environment.proxy_for(url)
-        return Route(headers) if proxy is None else Route(headers, proxy.url, proxy.headers)
+        if proxy is None:
+            return Route(headers)
+        if url.scheme == "http":  # no tunnel: the proxy reads the request itself, and takes its own header out
+            return Route({**headers, **proxy.headers}, proxy.url)
+        return Route(headers, proxy.url, proxy.headers)

@@ -1,0 +1,81 @@
+"""Every example as its user runs it: a program of its own, warnings being errors."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from asyncfetch.testing import DatasetTruth, RangeServer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, *arguments: str | os.PathLike[str]) -> str:
+    """What the example prints."""
+    # The working copy is importable where it isn't installed.
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "error", "COLUMNS": "120"}
+    ended = subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture
+def served(https_server: RangeServer) -> tuple[str, ...]:
+    """The arguments that name the small dataset on its server."""
+    assert https_server.ca_file is not None
+    return https_server.url, "--ca-file", https_server.ca_file
+
+
+@pytest.mark.timeout(60)
+def test_quickstart_writes_serves_and_streams_a_dataset(tmp_path: Path) -> None:
+    printed = run("quickstart.py", "--cache-directory", tmp_path)
+    assert "each of 4,800 frames exactly once" in printed
+    for figure in ("samples/s", "camera frames/s", "time to the first batch", "bytes fetched", "requests"):
+        assert re.search(rf"{figure} +│ +[1-9\d.]", printed), (figure, printed)
+    assert "0 hits, 64 misses" in printed
+    assert [path.name.split("-")[0] for path in tmp_path.iterdir()] == ["quickstart"]  # kept for the next time, whole
+
+
+def test_quickstart_sums_up_what_its_workers_did(served: tuple[str, ...], small_dataset: DatasetTruth) -> None:
+    printed = run("quickstart.py", *served, "--num-workers", "2")
+    assert f"each of {small_dataset.num_frames} frames exactly once" in printed
+    # Frames are dealt to the workers one by one, so both may read an episode.
+    misses = re.search(r"0 hits, (\d+) misses", printed)
+    assert misses is not None
+    assert small_dataset.num_episodes <= int(misses[1]) <= 2 * small_dataset.num_episodes
+
+
+def test_async_pipeline_reads_every_frame(served: tuple[str, ...], small_dataset: DatasetTruth) -> None:
+    printed = run("async_pipeline.py", *served)
+    even, odd = sum(small_dataset.lengths[::2]), sum(small_dataset.lengths[1::2])
+    assert f"samples={small_dataset.num_frames}" in printed
+    assert f"pick: {even} samples\nplace: {odd} samples" in printed
+
+
+def test_dataloader_trains_for_all_epochs(served: tuple[str, ...], small_dataset: DatasetTruth) -> None:
+    printed = run("dataloader.py", *served, "--epochs", "2", "--num-workers", "1")
+    losses = re.findall(rf"epoch \d: {small_dataset.num_frames} samples, mean loss ([\d.]+)", printed)
+    assert len(losses) == 2
+    assert float(losses[1]) < float(losses[0])
+
+
+def test_own_ranges_come_once_and_then_from_the_cache() -> None:
+    first, second = run("own_ranges.py", "--record-bytes", "1048576").splitlines()
+    assert "32 records" in first
+    assert "33 requests, 32.0 MiB, 0 hits, 32 misses" in first  # one for the file's size
+    assert "33 requests, 32.0 MiB, 32 hits, 32 misses" in second
+    assert first.split("so far")[0].removeprefix("pass 1") == second.split("so far")[0].removeprefix("pass 2")
+
+
+def test_every_example_is_tested() -> None:
+    tested = {"quickstart.py", "async_pipeline.py", "dataloader.py", "own_ranges.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tested

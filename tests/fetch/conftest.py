@@ -1,0 +1,298 @@
+"""A web server that lies on demand, and a clock that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import re
+import socket
+import ssl
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Self
+from urllib.parse import unquote
+
+import anyio.lowlevel
+import pytest
+import pytest_asyncio
+import trustme
+from blockbuster import blockbuster_ctx
+
+from asyncfetch.config import FetchConfig, RetryConfig, TimeoutConfig
+from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.retry import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from pathlib import Path
+
+End = Literal["keep", "close", "reset", "stall", "half-close"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as the server got it; header names in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How one answer differs from an honest one."""
+
+    status: int | None = None
+    headers: Mapping[str, str | None] = field(default_factory=dict)
+    """Replaced; None takes one out. Names as an honest answer writes them."""
+    body: bytes | None = None
+    """Instead of the honest body; the honest Content-Length goes with it unless it is replaced too."""
+    cut: int | None = None
+    """Bytes of the body that are sent."""
+    end: End = "keep"
+    """What happens after that."""
+    silent: End | None = None
+    """No answer at all, but this."""
+    raw: bytes | None = None
+    """Instead of head and body."""
+    ignore_range: bool = False
+    """As if Range and If-Match had not been sent."""
+
+
+class LyingServer:
+    """Serves ``objects`` by path. Each request takes the next of ``steps``; after the last one it is honest."""
+
+    def __init__(self, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+        self.objects: dict[str, bytes] = {}
+        self.etags: dict[str, str | None] = {}
+        self.steps: list[Step] = []
+        self.every: Callable[[Request], Step | None] = lambda _: None
+        self.requests: list[Request] = []
+        self.in_flight = 0
+        self.peak_in_flight = 0
+        self.connections = 0
+        self.gate: Callable[[], asyncio.Future[None] | None] = lambda: None
+        self._tls = tls
+        self._host = host
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, self._host, 0, ssl=self._tls, backlog=1024)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._server.wait_closed()
+
+    def put(self, path: str, content: bytes, etag: str | None = "auto") -> str:
+        self.objects[path] = content
+        self.etags[path] = f'"{hashlib.sha256(content).hexdigest()[:16]}"' if etag == "auto" else etag
+        return self.url(path)
+
+    def url(self, path: str, host: str | None = None) -> str:
+        return f"{'http' if self._tls is None else 'https'}://{host or self._host}:{self.port}{path}"
+
+    def will(self, *steps: Step) -> None:
+        self.steps.extend(steps)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.connections += 1
+        try:
+            await self._converse(reader, writer, self.connections)
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client is gone, or the test is over
+        finally:
+            self._tasks.discard(task)
+            writer.transport.abort()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int) -> None:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            first, *lines = head.strip().split("\r\n")
+            method, path, _ = first.split(" ")
+            headers = {name.lower(): value.strip() for name, value in (line.split(":", 1) for line in lines)}
+            request = Request(method, unquote(path), headers, connection)
+            self.requests.append(request)
+            self.in_flight += 1
+            self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
+            try:
+                wait = self.gate()
+                if wait is not None:
+                    await wait
+                step = self.steps.pop(0) if self.steps else self.every(request) or Step()
+                end = await self._answer(request, step, writer)
+            finally:
+                self.in_flight -= 1
+            await self._end(end, writer)
+            if end != "keep":
+                return
+
+    async def _answer(self, request: Request, step: Step, writer: asyncio.StreamWriter) -> End:
+        if step.silent is not None:
+            return step.silent
+        if step.raw is not None:
+            writer.write(step.raw)
+            await writer.drain()
+            return step.end
+        status, headers, body = self._honest(request, ignore_range=step.ignore_range)
+        headers.update({name: value for name, value in step.headers.items() if value is not None})
+        for name in (name for name, value in step.headers.items() if value is None):
+            headers.pop(name, None)
+        lines = [f"HTTP/1.1 {step.status or status} Whatever", *(f"{name}: {headers[name]}" for name in headers)]
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        writer.write((step.body if step.body is not None else body)[: step.cut])
+        await writer.drain()
+        return step.end
+
+    def _honest(self, request: Request, *, ignore_range: bool) -> tuple[int, dict[str, str], bytes]:
+        content = self.objects.get(request.path)
+        if content is None:
+            return 404, {"Content-Length": "4"}, b"none"
+        etag = self.etags[request.path]
+        headers = {} if etag is None else {"ETag": etag}
+        wanted = request.headers.get("if-match")
+        if not ignore_range and wanted is not None and wanted != etag:
+            return 412, {"Content-Length": "0"}, b""
+        match = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("range", ""))
+        if match is None or ignore_range:
+            return 200, headers | {"Content-Length": str(len(content))}, content
+        start, stop = _span(match[1], match[2], len(content))
+        if start >= stop:
+            return 416, {"Content-Range": f"bytes */{len(content)}", "Content-Length": "0"}, b""
+        headers |= {
+            "Content-Length": str(stop - start),
+            "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}",
+        }
+        return 206, headers, content[start:stop]
+
+    async def _end(self, end: End, writer: asyncio.StreamWriter) -> None:
+        match end:
+            case "keep":
+                pass
+            case "close":
+                writer.close()
+            case "reset":
+                raw: socket.socket = writer.get_extra_info("socket")
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+            case "half-close":
+                writer.write_eof()
+                await asyncio.Event().wait()
+            case "stall":
+                await asyncio.Event().wait()
+
+
+def _span(first: str, last: str, size: int) -> tuple[int, int]:
+    if not first:
+        return max(0, size - int(last)), size
+    return int(first), min(int(last) + 1 if last else size, size)
+
+
+@dataclass
+class FakeTime:
+    """A clock whose sleeps end at once, and add up."""
+
+    now: float = 1000.0
+    wall_offset: float = 1_700_000_000.0
+    sleeps: list[float] = field(default_factory=list)
+    luck: float = 1.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        self.now += seconds
+        await anyio.lowlevel.checkpoint()
+
+    def clock(self) -> Clock:
+        return Clock(
+            monotonic=lambda: self.now,
+            wall=lambda: self.now + self.wall_offset,
+            sleep=self.sleep,
+            uniform=lambda: self.luck,
+        )
+
+
+FAST = TimeoutConfig(connect_seconds=2.0, first_byte_seconds=0.3, stall_seconds=0.3)
+
+
+def make_fetcher(time: FakeTime | None = None, **settings: object) -> Fetcher:
+    settings.setdefault("timeouts", FAST)
+    settings.setdefault("trust_env", False)
+    config = FetchConfig(**settings)  # type: ignore[arg-type]
+    return Fetcher(config, _clock=(time or FakeTime()).clock())
+
+
+@pytest.fixture(autouse=True)
+def _loop_never_blocks() -> Iterator[None]:
+    with blockbuster_ctx("asyncfetch"):
+        yield
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture
+def step() -> type[Step]:
+    return Step
+
+
+@pytest.fixture
+def lying_server() -> type[LyingServer]:
+    return LyingServer
+
+
+@pytest.fixture
+def fetcher_with() -> Callable[..., Fetcher]:
+    return make_fetcher
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[LyingServer]:
+    async with LyingServer() as server:
+        yield server
+    # A transport or session that nobody closed warns when it is collected, and warnings are errors.
+    gc.collect()
+
+
+@pytest_asyncio.fixture
+async def fetcher(time: FakeTime) -> AsyncIterator[Fetcher]:
+    async with make_fetcher(time) as fetcher:
+        yield fetcher
+
+
+@pytest_asyncio.fixture
+async def hasty(time: FakeTime) -> AsyncIterator[Fetcher]:
+    """One attempt, no repeats."""
+    async with make_fetcher(time, retry=RetryConfig(attempts=1)) as fetcher:
+        yield fetcher
+
+
+@pytest.fixture(scope="session")
+def ca() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def ca_file(ca: trustme.CA, tmp_path: Path) -> str:
+    path = tmp_path / "ca.pem"
+    ca.cert_pem.write_to_path(str(path))
+    return str(path)
+
+
+@pytest_asyncio.fixture
+async def tls_server(ca: trustme.CA) -> AsyncIterator[LyingServer]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1", "localhost").configure_cert(context)
+    async with LyingServer(context) as server:
+        yield server

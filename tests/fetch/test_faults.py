@@ -1,0 +1,409 @@
+"""Whatever a server does: the right bytes, or an error of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import random
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from asyncfetch.config import RetryConfig, TimeoutConfig
+from asyncfetch.errors import (
+    AccessDenied,
+    AsyncFetchError,
+    ConnectionFailed,
+    FetchError,
+    FetchTimeout,
+    InvalidResponse,
+    NotFound,
+    ObjectChanged,
+    RangeNotSatisfiable,
+    Throttled,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncfetch.fetch import Fetcher
+    from tests.fetch.conftest import FakeTime, LyingServer
+    from tests.fetch.conftest import Step as StepType
+
+CONTENT = random.Random(1).randbytes(2_000_000)
+Kind = dict[str, Any]
+
+LIES: dict[str, Kind] = {
+    "206 without Content-Range": {"headers": {"Content-Range": None}},
+    "206 with a shifted range": {"headers": {"Content-Range": "bytes 1500001-1600000/2000000"}},
+    "206 with an unknown size": {"headers": {"Content-Range": "bytes 1500000-1599999/*"}},
+    "short with consistent headers": {
+        "headers": {"Content-Range": "bytes 1500000-1500009/2000000", "Content-Length": "10"},
+        "cut": 10,
+    },
+    "Content-Length of another length": {"headers": {"Content-Length": "99999"}},
+    "gzip": {"headers": {"Content-Encoding": "gzip"}, "body": gzip.compress(b"x")},
+    "multipart": {"headers": {"Content-Type": "multipart/byteranges; boundary=b"}},
+    "200 with everything": {"ignore_range": True},
+    "204": {"status": 204, "cut": 0, "headers": {"Content-Length": None}},
+    "304": {"status": 304, "cut": 0},
+    "redirect to nowhere": {"status": 302, "headers": {"Content-Length": "0"}, "cut": 0},
+    "416 for a range that is there": {"status": 416, "headers": {"Content-Range": "bytes */2000000"}},
+    "no HTTP": {"raw": b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "end": "close"},
+    "chunked with a surplus": {
+        "headers": {"Content-Length": None, "Transfer-Encoding": "chunked"},
+        "body": b"186a1\r\n" + CONTENT[:100_001] + b"\r\n0\r\n\r\n",
+    },
+}
+
+# An error of the head or of the body, depending on how the packets fall.
+BROKEN: dict[str, Kind] = {
+    "broken chunking": {
+        "headers": {"Content-Length": None, "Transfer-Encoding": "chunked"},
+        "body": b"5\r\n" + CONTENT[:5] + b"\r\nzz\r\nrubbish\r\n",
+    },
+    "broken chunking at once": {
+        "headers": {"Content-Length": None, "Transfer-Encoding": "chunked"},
+        "body": b"rubbish\r\n",
+    },
+}
+
+PASSING: dict[str, Kind] = {
+    "reset instead of an answer": {"silent": "reset"},
+    "close instead of an answer": {"silent": "close"},
+    "silence": {"silent": "stall"},
+    "reset in the body": {"cut": 50_000, "end": "reset"},
+    "close in the body": {"cut": 50_000, "end": "close"},
+    "stall in the body": {"cut": 50_000, "end": "stall"},
+    "body of no bytes": {"cut": 0, "end": "close"},
+    "unframed and short": {"headers": {"Content-Length": None}, "cut": 50_000, "end": "close"},
+    **{str(status): {"status": status} for status in (408, 429, 500, 502, 503, 504)},
+}
+
+
+@pytest.fixture
+def url(server: LyingServer) -> str:
+    return server.put("/x", CONTENT)
+
+
+@pytest.mark.parametrize("kind", [*LIES.values(), *BROKEN.values()], ids=[*LIES, *BROKEN])
+async def test_one_lie_is_survived(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind
+) -> None:
+    server.will(step(**kind))
+    assert bytes(await fetcher.fetch(url, 1_500_000, 1_600_000)) == CONTENT[1_500_000:1_600_000]
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("kind", LIES.values(), ids=LIES)
+async def test_a_liar_is_never_believed(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind
+) -> None:
+    server.every = lambda _: step(**kind)
+    with pytest.raises(InvalidResponse):
+        await fetcher.fetch(url, 1_500_000, 1_600_000)
+    assert len(server.requests) == 2
+    assert fetcher.statistics().in_flight == 0
+
+
+@pytest.mark.parametrize("kind", PASSING.values(), ids=PASSING)
+async def test_a_passing_fault_is_survived(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind
+) -> None:
+    server.will(step(**kind), step(**kind))
+    assert bytes(await fetcher.fetch(url, 1_500_000, 1_600_000)) == CONTENT[1_500_000:1_600_000]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ({"status": 400}, FetchError),
+        ({"status": 401}, AccessDenied),
+        ({"status": 404, "cut": 0, "headers": {"Content-Length": "9"}, "end": "stall"}, NotFound),
+        ({"status": 403}, AccessDenied),
+        ({"status": 404}, NotFound),
+        ({"status": 410}, NotFound),
+        ({"status": 412}, ObjectChanged),
+        ({"status": 416, "headers": {"Content-Range": None}}, RangeNotSatisfiable),
+        ({"status": 501}, FetchError),
+    ],
+)
+async def test_a_final_answer_is_not_repeated(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind, error: type[FetchError]
+) -> None:
+    server.every = lambda _: step(**kind)
+    with pytest.raises(FetchError) as caught:
+        await fetcher.fetch(url, 10, 20)
+    assert type(caught.value) is error
+    assert caught.value.status == kind["status"]
+    assert caught.value.host == f"127.0.0.1:{server.port}"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ({"status": 503}, Throttled),
+        ({"status": 429}, Throttled),
+        ({"status": 500}, FetchError),
+        ({"silent": "close"}, ConnectionFailed),
+        ({"cut": 0, "end": "reset"}, ConnectionFailed),
+    ],
+)
+async def test_a_fault_that_stays_is_told_with_its_attempts(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind, error: type[FetchError]
+) -> None:
+    server.every = lambda _: step(**kind)
+    with pytest.raises(FetchError) as caught:
+        await fetcher.fetch(url, 10, 20)
+    assert type(caught.value) is error
+    assert caught.value.attempts == len(server.requests) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase"), [({"silent": "stall"}, "first byte"), ({"cut": 5, "end": "stall"}, "next bytes")]
+)
+async def test_a_timeout_names_its_phase(
+    hasty: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind, phase: str
+) -> None:
+    server.will(step(**kind))
+    with pytest.raises(FetchTimeout, match=f"{phase}.*0.3 s"):
+        await hasty.fetch(url, 10, 20)
+
+
+async def test_a_slow_but_moving_body_is_left_alone(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, url: str
+) -> None:
+    async with fetcher_with(timeouts=TimeoutConfig(first_byte_seconds=5, stall_seconds=0.2)) as fetcher:
+        drip = await anyio.create_tcp_listener(local_host="127.0.0.1")
+
+        async def answer(stream: anyio.abc.SocketStream) -> None:
+            async with stream:
+                await stream.receive()
+                await stream.send(b"HTTP/1.1 206 x\r\nContent-Range: bytes 0-9/10\r\nContent-Length: 10\r\n\r\n")
+                for digit in b"0123456789":
+                    await anyio.sleep(0.05)
+                    await stream.send(bytes([digit]))
+
+        async with drip, anyio.create_task_group() as group:
+            group.start_soon(drip.serve, answer)
+            port = drip.extra(anyio.abc.SocketAttribute.local_port)
+            assert bytes(await fetcher.fetch(f"http://127.0.0.1:{port}/")) == b"0123456789"
+            group.cancel_scope.cancel()
+
+
+async def test_a_broken_body_is_resumed_where_it_broke(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str
+) -> None:
+    server.will(step(cut=1000, end="close"), step(cut=2000, end="close"))
+    assert bytes(await fetcher.fetch(url, 0, 10_000)) == CONTENT[:10_000]
+    assert [request.headers["range"] for request in server.requests] == [
+        "bytes=0-9999",
+        "bytes=1000-9999",
+        "bytes=3000-9999",
+    ]
+    assert server.requests[1].headers["if-match"] == server.etags["/x"]
+
+
+async def test_progress_resets_the_count_of_attempts(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, time: FakeTime
+) -> None:
+    server.every = lambda _: step(cut=100, end="close")
+    with anyio.fail_after(15):
+        assert bytes(await fetcher.fetch(url, 0, 2000)) == CONTENT[:2000]
+    assert len(server.requests) == 20
+    assert time.sleeps == [0.1] * 19
+
+
+@pytest.mark.parametrize("etag", [None, 'W/"weak"'])
+async def test_without_a_strong_etag_a_broken_body_starts_over(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], etag: str | None
+) -> None:
+    url = server.put("/x", CONTENT, etag)
+    server.will(step(cut=1000, end="close"))
+    assert bytes(await fetcher.fetch(url, 0, 10_000)) == CONTENT[:10_000]
+    assert [request.headers["range"] for request in server.requests] == ["bytes=0-9999"] * 2
+
+
+async def test_no_object_is_joined_from_two_versions(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str
+) -> None:
+    server.will(step(cut=1000, end="close"), step(headers={"ETag": '"other"'}))
+    with pytest.raises(ObjectChanged):
+        await fetcher.fetch(url, 0, 10_000)
+
+
+async def test_a_rest_without_etag_is_not_joined(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str
+) -> None:
+    server.will(step(cut=1000, end="close"), step(headers={"ETag": None}))
+    assert bytes(await fetcher.fetch(url, 0, 10_000)) == CONTENT[:10_000]
+    assert server.requests[2].headers["range"] == "bytes=0-9999"
+
+
+@pytest.mark.parametrize(("start", "stop"), [(500, 1000), (0, 2_000_000), (0, None)])
+async def test_a_server_without_ranges_serves_all_or_what_comes_early(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, start: int, stop: int | None
+) -> None:
+    server.every = lambda _: step(ignore_range=True)
+    assert bytes(await fetcher.fetch(url, start, stop)) == CONTENT[start:stop]
+    assert (await fetcher.stat(url)).size == 2_000_000
+
+
+async def test_chunked_206_is_counted(fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str) -> None:
+    body = b"5\r\n" + CONTENT[:5] + b"\r\n5\r\n" + CONTENT[5:10] + b"\r\n0\r\n\r\n"
+    server.will(step(headers={"Content-Length": None, "Transfer-Encoding": "chunked"}, body=body))
+    assert bytes(await fetcher.fetch(url, 0, 10)) == CONTENT[:10]
+
+
+@pytest.mark.parametrize("header", ["7", "Tue, 14 Nov 2023 22:30:07 GMT"])
+async def test_retry_after_is_honoured(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, time: FakeTime, header: str
+) -> None:
+    time.wall_offset = 1_700_001_000.0 - time.now  # 22:30:00
+    server.will(step(status=503, headers={"Retry-After": header}))
+    assert bytes(await fetcher.fetch(url, 0, 10)) == CONTENT[:10]
+    assert time.sleeps == pytest.approx([7.1])
+
+
+async def test_a_long_retry_after_is_throttled_at_once(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, time: FakeTime
+) -> None:
+    server.will(step(status=429, headers={"Retry-After": "3600"}))
+    with pytest.raises(Throttled, match="3600 s"):
+        await fetcher.fetch(url, 0, 10)
+    assert time.sleeps == []
+
+
+async def test_a_surplus_does_not_reach_the_next_request(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str
+) -> None:
+    smuggled = b"HTTP/1.1 404 x\r\nContent-Length: 0\r\n\r\n"
+    server.will(step(body=CONTENT[:10] + smuggled))
+    assert bytes(await fetcher.fetch(url, 0, 10)) == CONTENT[:10]
+    assert bytes(await fetcher.fetch(url, 10, 20)) == CONTENT[10:20]
+    assert server.connections == 2
+
+
+async def test_a_late_surplus_does_not_reach_the_next_request_either(fetcher: Fetcher) -> None:
+    honest = b"HTTP/1.1 206 x\r\nContent-Range: bytes 0-0/1\r\nContent-Length: 1\r\n\r\nx"
+    first_is_done, surplus_is_sent = asyncio.Event(), asyncio.Event()
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(honest)
+        await first_is_done.wait()
+        writer.write(b"HTTP/1.1 404 x\r\nContent-Length: 0\r\n\r\n")
+        surplus_is_sent.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(converse, "127.0.0.1") as late:
+        url = f"http://127.0.0.1:{late.sockets[0].getsockname()[1]}/"
+        assert bytes(await fetcher.fetch(url)) == b"x"
+        first_is_done.set()
+        await surplus_is_sent.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert bytes(await fetcher.fetch(url)) == b"x"
+
+
+async def test_nothing_listens(fetcher: Fetcher, server: LyingServer, time: FakeTime) -> None:
+    url = server.url("/x")
+    await server.__aexit__()
+    with pytest.raises(ConnectionFailed, match="no connection") as caught:
+        await fetcher.fetch(url, 0, 1)
+    assert caught.value.attempts == 5
+    assert sum(time.sleeps) <= 2.0
+
+
+async def test_an_unknown_name_is_asked_twice(fetcher: Fetcher) -> None:
+    with pytest.raises(ConnectionFailed, match="resolved") as caught:
+        await fetcher.fetch("http://no-such-host.invalid/x", 0, 1)
+    assert caught.value.attempts <= 2
+
+
+async def test_an_untrusted_certificate_is_fatal(fetcher: Fetcher, tls_server: LyingServer) -> None:
+    with pytest.raises(ConnectionFailed, match=r"certificate.*ca_file") as caught:
+        await fetcher.fetch(tls_server.put("/x", CONTENT), 0, 1)
+    assert caught.value.attempts == 1
+
+
+async def test_https_to_a_plain_port_is_told(fetcher: Fetcher) -> None:
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 plain\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1") as plain:
+        port = plain.sockets[0].getsockname()[1]
+        with pytest.raises(ConnectionFailed, match="https on this port") as caught:
+            await fetcher.fetch(f"https://127.0.0.1:{port}/x", 0, 1)
+    assert caught.value.attempts == 2
+
+
+async def test_a_host_that_never_completes_the_handshake(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer
+) -> None:
+    timeouts = TimeoutConfig(connect_seconds=0.1)
+    async with fetcher_with(timeouts=timeouts) as fetcher:
+        with pytest.raises(FetchTimeout, match=r"connecting.*0\.1 s") as caught:
+            await fetcher.fetch(f"https://127.0.0.1:{server.port}/x", 0, 1)
+    assert caught.value.attempts == 2
+
+
+@pytest.mark.parametrize("kind", [{}, *PASSING.values()], ids=["honest", *PASSING])
+async def test_faults_over_tls(
+    fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, step: type[StepType], ca_file: str, kind: Kind
+) -> None:
+    tls_server.will(step(**kind))
+    async with fetcher_with(ca_file=ca_file) as fetcher:
+        assert bytes(await fetcher.fetch(tls_server.put("/x", CONTENT), 1000, 1_000_000)) == CONTENT[1000:1_000_000]
+
+
+FAULTS = [
+    kind | {"cut": 10} if kind.get("cut") else kind
+    for kind in [*PASSING.values(), *LIES.values(), *BROKEN.values()]
+    if "stall" not in kind.values()
+]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    size=st.integers(0, 3000),
+    ask=st.tuples(st.integers(-3000, 3200), st.none() | st.integers(0, 3200)),
+    faults=st.lists(st.sampled_from(FAULTS), max_size=6),
+    etag=st.sampled_from(["auto", None, 'W/"w"']),
+    changes_at=st.none() | st.integers(1, 3),
+)
+async def test_right_bytes_or_an_error_of_ours(
+    lying_server: type[LyingServer],
+    fetcher_with: Callable[..., Fetcher],
+    step: type[StepType],
+    size: int,
+    ask: tuple[int, int | None],
+    faults: list[Kind],
+    etag: str | None,
+    changes_at: int | None,
+) -> None:
+    old, new = CONTENT[:size], CONTENT[5000 : 5000 + size]
+    start, stop = ask
+    async with lying_server() as server, fetcher_with(retry=RetryConfig(attempts=4)) as fetcher:
+        url = server.put("/x", old, etag)
+        server.will(*(step(**kind) for kind in faults))
+        served = 0
+
+        def change() -> None:
+            nonlocal served
+            served += 1
+            if served == changes_at:
+                server.put("/x", new, etag)
+
+        server.gate = change
+        try:
+            got = bytes(await fetcher.fetch(url, start, stop))
+        except AsyncFetchError:
+            return
+        assert got in {old[start:stop], new[start:stop]}
+        assert stop is None or len(got) == stop - start

@@ -1,0 +1,195 @@
+"""Entering, leaving, other loops, forks, pooled connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from asyncfetch.errors import ClosedError, ConfigError, WrongLoop
+from asyncfetch.fetch import Fetcher
+from asyncfetch.ranges import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from asyncfetch.fetch import RangeReader
+    from tests.fetch.conftest import LyingServer
+    from tests.fetch.conftest import Step as StepType
+
+CONTENT = bytes(range(256)) * 256
+
+
+async def test_it_is_a_range_reader(fetcher: Fetcher) -> None:
+    reader: RangeReader = fetcher
+    assert reader is fetcher
+
+
+@pytest.mark.parametrize("url", ["/x", "http://127.0.0.1:1/"])
+async def test_closed_before_and_after(url: str) -> None:
+    fetcher = Fetcher()
+    with pytest.raises(ClosedError, match="new"):
+        await fetcher.fetch(url, 0, 0)
+    async with fetcher:
+        pass
+    for call in (fetcher.fetch(url), fetcher.stat(url), fetcher.fetch_many([]), fetcher.listdir(url)):
+        with pytest.raises(ClosedError, match="closed"):
+            await call
+    with pytest.raises(ClosedError):
+        fetcher.fetch_stream([])
+    with pytest.raises(ClosedError):
+        await fetcher.__aenter__()
+    assert "closed" in repr(fetcher)
+
+
+async def test_closing_ends_calls_under_way(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
+) -> None:
+    url = server.put("/x", CONTENT)
+    server.every = lambda _: step(silent="stall")
+    fetcher = fetcher_with()
+    ended: list[str] = []
+
+    async def one() -> None:
+        with pytest.raises(ClosedError, match="while it read"):
+            await fetcher.fetch(url, 0, 1)
+        ended.append("one")
+
+    async def many() -> None:
+        with pytest.raises(ClosedError, match="while it read"):
+            await fetcher.fetch_many([ByteRange(url, 0, 1), ByteRange(url, 1, 2)])
+        ended.append("many")
+
+    async with anyio.create_task_group() as group, fetcher:
+        group.start_soon(one)
+        group.start_soon(many)
+        await anyio.wait_all_tasks_blocked()
+    assert sorted(ended) == ["many", "one"]
+    assert fetcher.statistics().in_flight == 0
+
+
+async def test_closing_ends_an_open_stream(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
+) -> None:
+    url = server.put("/x", CONTENT)
+    server.every = lambda _: step(silent="stall")
+    fetcher = fetcher_with()
+    await fetcher.__aenter__()
+    async with fetcher.fetch_stream([ByteRange(url, 0, 1)]) as stream:
+        await anyio.wait_all_tasks_blocked()
+        await fetcher.__aexit__()
+        with pytest.raises(ClosedError):
+            await anext(stream)
+
+
+async def test_another_loop_is_refused(fetcher: Fetcher, server: LyingServer) -> None:
+    url = server.put("/x", CONTENT)
+    await fetcher.fetch(url, 0, 1)
+
+    def elsewhere() -> None:
+        with pytest.raises(WrongLoop, match="loop"):
+            asyncio.run(fetcher.fetch(url, 0, 1))
+
+    await anyio.to_thread.run_sync(elsewhere)
+    assert bytes(await fetcher.fetch(url, 0, 1)) == CONTENT[:1]
+
+
+def test_two_loops_one_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(CONTENT)
+
+    async def once() -> bytes:
+        async with Fetcher() as fetcher:
+            return bytes(await fetcher.fetch(str(path), 5, 10))
+
+    assert asyncio.run(once()) == asyncio.run(once()) == CONTENT[5:10]
+
+
+async def test_a_forked_child_is_refused_and_leaves_the_parents_connections_alone(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer
+) -> None:
+    import gc
+    import warnings
+
+    url = server.put("/x", CONTENT)
+    async with fetcher_with() as fetcher:
+        await fetcher.fetch(url, 0, 1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: other threads may be running
+            child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                fetcher.fetch(url, 0, 1).send(None)
+            except WrongLoop as error:
+                # What a worker does to the objects it inherited: drop and collect them.
+                fetcher.__dict__.clear()
+                gc.collect()
+                code = 0 if "forked" in str(error) else 2
+            finally:
+                os._exit(code)
+        _, status = await anyio.to_thread.run_sync(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert bytes(await fetcher.fetch(url, 1, 2)) == CONTENT[1:2]
+        assert server.connections == 1
+
+
+async def test_connections_are_reused(fetcher: Fetcher, server: LyingServer) -> None:
+    url = server.put("/x", CONTENT)
+    for start in range(10):
+        await fetcher.fetch(url, start, start + 1)
+    assert server.connections == 1
+
+
+async def test_a_dead_pooled_connection_costs_no_attempt(
+    hasty: Fetcher, server: LyingServer, step: type[StepType]
+) -> None:
+    url = server.put("/x", CONTENT)
+    await hasty.fetch(url, 0, 1)
+    server.will(step(silent="reset"))
+    assert bytes(await hasty.fetch(url, 1, 2)) == CONTENT[1:2]
+    assert [request.connection for request in server.requests] == [1, 1, 2]
+    assert hasty.statistics().retries == hasty.statistics().errors == 0
+
+
+async def test_a_new_connection_that_dies_is_an_attempt(
+    hasty: Fetcher, server: LyingServer, step: type[StepType]
+) -> None:
+    server.will(step(silent="reset"))
+    with pytest.raises(ConnectionError):
+        await hasty.fetch(server.put("/x", CONTENT), 1, 2)
+    assert len(server.requests) == 1
+
+
+async def test_a_half_close_after_the_body_is_no_error(
+    hasty: Fetcher, server: LyingServer, step: type[StepType]
+) -> None:
+    big = CONTENT * 64
+    server.will(step(end="half-close"))
+    assert bytes(await hasty.fetch(server.put("/x", big))) == big
+
+
+async def test_an_unreadable_ca_file_is_a_config_error(fetcher_with: Callable[..., Fetcher], tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").touch()
+    for name in ("empty.pem", "missing.pem"):
+        with pytest.raises(ConfigError, match=name):
+            await fetcher_with(ca_file=str(tmp_path / name)).__aenter__()
+
+
+async def test_aiohttps_own_retry_is_off(fetcher: Fetcher) -> None:
+    assert fetcher._http._session._retry_connection is False
+
+
+async def test_statistics_add_up(fetcher: Fetcher, server: LyingServer, step: type[StepType]) -> None:
+    url = server.put("/x", CONTENT)
+    server.will(step(status=503))
+    await fetcher.fetch(url, 0, 1000)
+    now = fetcher.statistics()
+    assert (now.requests, now.bytes, now.retries, now.errors, now.redirects) == (2, 1000, 1, 1, 0)
+    host = now.hosts[server.url("")]
+    assert (host.requests, host.bytes, host.limit, host.in_flight, host.waiting) == (2, 1000, 64, 0, 0)
+    assert "2 requests" in repr(fetcher)

@@ -1,0 +1,330 @@
+"""The decisions: what an answer holds, what is tried again, where a redirect leads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+from yarl import URL
+
+from asyncfetch.config import RetryConfig
+from asyncfetch.errors import (
+    ConfigError,
+    ConnectionFailed,
+    FetchError,
+    InvalidResponse,
+    ObjectChanged,
+    RangeNotSatisfiable,
+    Throttled,
+)
+from asyncfetch.fetch.objects import ObjectMemory, difference, strong_etag
+from asyncfetch.fetch.redirects import next_url, origin_of, parse_url, static_headers
+from asyncfetch.fetch.responses import SLICE_LIMIT_BYTES, Delivery, Wanted, check_response
+from asyncfetch.fetch.retry import AttemptFailed, Retries, Verdict, giving_up, retry_after_seconds
+from asyncfetch.ranges import ObjectInfo
+
+URL_TEXT = "http://h/x"
+
+
+def check(wanted: Wanted, status: int, known: ObjectInfo | None = None, /, **headers: str) -> Delivery:
+    named = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
+    return check_response(wanted, status, named, url=URL_TEXT, known=known)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "header"),
+    [(Wanted(0, None), "bytes=0-"), (Wanted(3, 10), "bytes=3-9"), (Wanted(-5, None), "bytes=-5")],
+)
+def test_range_header(wanted: Wanted, header: str) -> None:
+    assert wanted.header() == header
+
+
+@pytest.mark.parametrize(
+    ("wanted", "content_range", "span"),
+    [
+        (Wanted(3, 10), "bytes 3-9/100", (3, 10)),
+        (Wanted(3, None), "bytes 3-99/100", (3, 100)),
+        (Wanted(-5, None), "bytes 95-99/100", (95, 100)),
+        (Wanted(-500, None), "bytes 0-99/100", (0, 100)),
+        (Wanted(0, 500, clamp=True), "bytes 0-99/100", (0, 100)),
+    ],
+)
+def test_right_206_is_taken(wanted: Wanted, content_range: str, span: tuple[int, int]) -> None:
+    delivery = check(wanted, 206, Content_Range=content_range, etag='"a"')
+    assert (delivery.start, delivery.stop) == span
+    assert delivery.info == ObjectInfo(URL_TEXT, 100, '"a"')
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Content_Range": "bytes 3-8/100"},
+        {"Content_Range": "bytes 4-9/100"},
+        {"Content_Range": "bytes 3-10/100"},
+        {"Content_Range": "bytes 3-9/*"},
+        {"Content_Range": "bytes */100"},
+        {"Content_Range": "3-9/100"},
+        {"Content_Range": "bytes 9-3/100"},
+        {"Content_Range": "bytes 3-9/99999999999999999999999"},
+        {"Content_Range": "bytes 3-9/100", "Content_Length": "8"},
+        {"Content_Range": "bytes 3-9/100", "Content_Length": "-7"},
+        {"Content_Range": "bytes 3-9/100", "Content_Encoding": "gzip"},
+        {"Content_Range": "bytes 3-9/100", "Content_Type": "multipart/byteranges; boundary=x"},
+    ],
+)
+def test_wrong_206_is_refused(headers: dict[str, str]) -> None:
+    with pytest.raises(AttemptFailed) as caught:
+        check(Wanted(3, 10), 206, None, **headers)
+    assert caught.value.kind is InvalidResponse
+    assert caught.value.verdict is Verdict.ONCE
+
+
+def test_200_with_the_whole_object_is_taken() -> None:
+    assert check(Wanted(0, None), 200, Content_Length="9") == Delivery(ObjectInfo(URL_TEXT, 9), 0, 9)
+
+
+def test_200_with_an_early_range_is_cut() -> None:
+    size = 100 * SLICE_LIMIT_BYTES
+    delivery = check(Wanted(10, SLICE_LIMIT_BYTES), 200, Content_Length=str(size))
+    assert (delivery.start, delivery.stop, delivery.skip_bytes, delivery.cut) == (10, SLICE_LIMIT_BYTES, 10, True)
+
+
+def test_200_with_a_late_range_is_refused() -> None:
+    with pytest.raises(AttemptFailed, match="ignores Range"):
+        check(Wanted(10, SLICE_LIMIT_BYTES + 1), 200, Content_Length=str(SLICE_LIMIT_BYTES * 9))
+
+
+def test_200_of_unknown_length_is_refused() -> None:
+    with pytest.raises(AttemptFailed, match="Content-Length"):
+        check(Wanted(0, None), 200)
+
+
+@pytest.mark.parametrize("status", [206, 416])
+def test_stop_past_the_end_tells_the_size(status: int) -> None:
+    content_range = "bytes 3-9/10" if status == 206 else "bytes */10"
+    with pytest.raises(AttemptFailed) as caught:
+        check(Wanted(3, 20), status, Content_Range=content_range)
+    assert caught.value.kind is RangeNotSatisfiable
+    assert caught.value.fields == {"size": 10}
+
+
+@pytest.mark.parametrize("wanted", [Wanted(0, None), Wanted(-7, None), Wanted(0, 1, clamp=True)])
+def test_416_of_an_empty_object_is_empty(wanted: Wanted) -> None:
+    delivery = check(wanted, 416, Content_Range="bytes */0")
+    assert (delivery.start, delivery.stop, delivery.info.size) == (0, 0, 0)
+
+
+def test_416_for_a_range_that_exists_is_a_lie() -> None:
+    with pytest.raises(AttemptFailed) as caught:
+        check(Wanted(3, 10), 416, Content_Range="bytes */10")
+    assert caught.value.kind is InvalidResponse
+
+
+@pytest.mark.parametrize("change", [{"etag": '"b"'}, {"Content_Range": "bytes 3-9/101"}])
+def test_another_version_is_a_change(change: dict[str, str]) -> None:
+    known = ObjectInfo(URL_TEXT, 100, '"a"')
+    with pytest.raises(AttemptFailed) as caught:
+        check(Wanted(3, 10), 206, known, **({"Content_Range": "bytes 3-9/100", "etag": '"a"'} | change))
+    assert caught.value.kind is ObjectChanged
+
+
+def test_dates_tell_versions_apart_only_without_tags() -> None:
+    assert difference(ObjectInfo("u", 1, None, "Mon"), ObjectInfo("u", 1, None, "Tue")) is not None
+    assert difference(ObjectInfo("u", 1, '"a"', "Mon"), ObjectInfo("u", 1, 'W/"a"', "Tue")) is None
+    assert difference(ObjectInfo("u", 1, '"a"', "Mon"), ObjectInfo("u", 1)) is None
+
+
+def test_weak_tags_promise_nothing() -> None:
+    assert strong_etag(ObjectInfo("u", 1, 'W/"a"')) is None
+    assert strong_etag(ObjectInfo("u", 1, '"a"')) == '"a"'
+
+
+def test_memory_forgets_the_least_recently_used() -> None:
+    memory = ObjectMemory(2)
+    for url in ("a", "b"):
+        memory.remember(ObjectInfo(url, 1))
+    memory.get("a")
+    memory.remember(ObjectInfo("c", 1))
+    assert memory.get("b") is None
+    assert memory.get("a") == ObjectInfo("a", 1)
+    assert len(memory) == 2
+
+
+def test_memory_keeps_the_first_version() -> None:
+    memory = ObjectMemory(2)
+    memory.remember(ObjectInfo("a", 1))
+    memory.remember(ObjectInfo("a", 1, '"1"'))
+    memory.remember(ObjectInfo("a", 1, '"2"'))
+    assert strong_etag(memory.get("a")) == '"1"'
+
+
+# --- retry
+
+
+def failed(verdict: Verdict = Verdict.AGAIN, retry_after: float | None = None) -> AttemptFailed:
+    return AttemptFailed(ConnectionFailed, "broke", verdict, retry_after=retry_after)
+
+
+def delays(config: RetryConfig, *failures: AttemptFailed, progressed: bool = False) -> list[float | None]:
+    """The waits of an unlucky range, up to the end."""
+    retries, now, found = Retries(config, now=0.0, uniform=lambda: 1.0), 0.0, list[float | None]()
+    for failure in failures:
+        found.append(retries.delay_after(failure, progressed=progressed, now=now))
+        now += found[-1] or 0.0
+    return found
+
+
+def test_waits_double_up_to_the_maximum() -> None:
+    config = RetryConfig(attempts=6, initial_seconds=1.0, maximum_seconds=3.0)
+    assert delays(config, *[failed()] * 6) == [1.0, 2.0, 3.0, 3.0, 3.0, None]
+
+
+def test_refused_connections_surface_within_two_seconds() -> None:
+    waits = delays(RetryConfig(), *[failed()] * 5)
+    assert waits[-1] is None
+    assert sum(wait or 0.0 for wait in waits) < 2.0
+
+
+def test_progress_starts_the_count_afresh_but_not_the_total() -> None:
+    config = RetryConfig(attempts=2, initial_seconds=1.0, total_seconds=10.0)
+    assert delays(config, *[failed()] * 12, progressed=True) == [1.0] * 10 + [None, None]
+
+
+def test_no_attempt_after_a_fatal_failure_and_one_after_a_lie() -> None:
+    config = RetryConfig(initial_seconds=1.0)
+    assert delays(config, failed(Verdict.FATAL)) == [None]
+    assert delays(config, failed(Verdict.ONCE), failed(Verdict.ONCE)) == [1.0, None]
+
+
+def test_retry_after_is_waited_out_in_full_with_jitter_on_top() -> None:
+    assert delays(RetryConfig(initial_seconds=0.5), failed(retry_after=20.0)) == [20.5]
+
+
+def test_retry_after_beyond_the_maximum_is_throttling() -> None:
+    config = RetryConfig(retry_after_maximum_seconds=30.0)
+    assert delays(config, failed(retry_after=31.0)) == [None]
+    final = giving_up(failed(retry_after=31.0), config)
+    assert final.kind is Throttled
+    assert "31 s" in final.message
+
+
+@given(st.integers(1, 50), st.floats(0, 20), st.floats(0, 20), st.floats(0, 0.999))
+def test_no_wait_leaves_its_bounds(attempts: int, initial: float, maximum: float, luck: float) -> None:
+    config = RetryConfig(attempts=attempts, initial_seconds=initial, maximum_seconds=maximum, total_seconds=1e9)
+    retries = Retries(config, now=0.0, uniform=lambda: luck)
+    found = [retries.delay_after(failed(), progressed=False, now=0.0) for _ in range(attempts)]
+    assert found.count(None) == 1
+    assert all(0.0 <= wait <= maximum for wait in found if wait is not None)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("", None),
+        ("7", 7.0),
+        (" 7 ", 7.0),
+        ("-7", None),
+        ("soon", None),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
+        ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+        ("9" * 5000, 999_999_999_999_999_999.0),
+    ],
+)
+def test_retry_after_in_both_forms(header: str | None, seconds: float | None) -> None:
+    assert retry_after_seconds(header, wall_now=10.0) == seconds
+
+
+@given(st.text())
+def test_no_retry_after_is_too_odd_to_read(header: str) -> None:
+    seconds = retry_after_seconds(header, wall_now=0.0)
+    assert seconds is None or seconds >= 0.0
+
+
+# --- redirects
+
+
+@pytest.mark.parametrize(
+    ("location", "target"),
+    [
+        ("/y?z=1#frag", "https://a.org/y?z=1"),
+        ("y", "https://a.org/p/y"),
+        ("//b.org/y", "https://b.org/y"),
+        ("https://u:p@b.org/y", "https://b.org/y"),
+        ("https://b.org/a%2Fb?s=%7e%2b", "https://b.org/a%2Fb?s=%7e%2b"),
+    ],
+)
+def test_redirect_target(location: str, target: str) -> None:
+    assert str(next_url(URL("https://a.org/p/x"), location)) == target
+
+
+@pytest.mark.parametrize("location", [None, "", "http://a.org/x", "ftp://a.org/x", "https://a:99999/"])
+def test_bad_redirects_are_refused(location: str | None) -> None:
+    with pytest.raises(AttemptFailed) as caught:
+        next_url(URL("https://a.org/p/x"), location)
+    assert caught.value.kind is InvalidResponse
+
+
+@pytest.mark.parametrize("text", ["http://", "http:///x", "http://a:99999/", "https://a:b/"])
+def test_bad_urls_are_config_errors(text: str) -> None:
+    with pytest.raises(ConfigError, match="no http url"):
+        parse_url(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        ("http://h/a b", "/a%20b"),
+        ("http://h/100%.bin", "/100%25.bin"),
+        ("http://h/%7e?x=a+b&y=%2F", "/%7e?x=a+b&y=%2F"),
+    ],
+)
+def test_urls_are_requoted_only_where_they_must_be(text: str, sent: str) -> None:
+    assert parse_url(text).raw_path_qs == sent
+
+
+def test_an_origin_is_scheme_host_and_port() -> None:
+    assert origin_of(parse_url("HTTPS://Example.ORG/x")) == "https://example.org:443"
+    assert origin_of(parse_url("http://[::1]:81/")) == "http://[::1]:81"
+
+
+def headers_for(text: str, **kinds: object) -> dict[str, str]:
+    settings: dict[str, Any] = {"headers": {}, "tokens": {}, "login": None} | kinds
+    return static_headers(parse_url(text), **settings)
+
+
+def test_headers_belong_to_their_host_and_port() -> None:
+    config = {"a.org": {"X-Key": "all"}, "a.org:8443": {"X-Key": "one"}}
+    assert headers_for("https://a.org/", headers=config) == {"X-Key": "all"}
+    assert headers_for("https://a.org:8443/", headers=config) == {"X-Key": "one"}
+    assert headers_for("https://b.org/", headers=config) == {}
+
+
+def test_tokens_go_over_https_and_to_loopback_only() -> None:
+    tokens = {"a.org": "t", "127.0.0.1": "t"}
+    assert headers_for("https://a.org/", tokens=tokens) == {"Authorization": "Bearer t"}
+    assert headers_for("http://127.0.0.1/", tokens=tokens) == {"Authorization": "Bearer t"}
+    assert headers_for("http://a.org/", tokens=tokens) == {}
+
+
+def test_a_header_beats_a_token_beats_a_login() -> None:
+    login, tokens = ("u", "p"), {"a.org": "t"}
+    own = {"a.org": {"authorization": "mine"}}
+    assert headers_for("https://a.org/", headers=own, tokens=tokens, login=login) == {"authorization": "mine"}
+    assert headers_for("https://a.org/", tokens=tokens, login=login) == {"Authorization": "Bearer t"}
+    assert headers_for("https://a.org/", login=login) == {"Authorization": "Basic dTpw"}
+
+
+def test_headers_that_the_engine_sets_are_refused() -> None:
+    with pytest.raises(ConfigError, match="range"):
+        headers_for("https://a.org/", headers={"a.org": {"range": "bytes=0-1"}})
+
+
+def test_an_error_names_its_attempts_and_keeps_its_kind() -> None:
+    error = AttemptFailed(FetchError, "no", status=500, host="h:80").error(url="u", start=1, stop=2, attempts=3)
+    assert type(error) is FetchError
+    assert str(error) == "no [u, bytes [1, 2), host h:80, status 500, 3 attempts]"

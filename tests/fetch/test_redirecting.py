@@ -1,0 +1,148 @@
+"""Redirects: each hop gets what belongs to its host, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from asyncfetch.errors import AccessDenied, FetchError, InvalidResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncfetch.fetch import Fetcher
+    from tests.fetch.conftest import LyingServer
+    from tests.fetch.conftest import Step as StepType
+
+
+def redirect(step: type[StepType], location: str, status: int = 302) -> StepType:
+    return step(status=status, headers={"Location": location, "Content-Length": "0"}, body=b"")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_redirects_are_followed(fetcher: Fetcher, server: LyingServer, step: type[StepType], status: int) -> None:
+    server.put("/target", b"0123456789")
+    server.will(redirect(step, "target", status))
+    assert bytes(await fetcher.fetch(server.url("/x"), 2, 5)) == b"234"
+    assert [request.path for request in server.requests] == ["/x", "/target"]
+    assert fetcher.statistics().redirects == 1
+    assert server.connections == 1
+
+
+async def test_secrets_stay_with_their_host(
+    fetcher_with: Callable[..., Fetcher],
+    server: LyingServer,
+    lying_server: type[LyingServer],
+    step: type[StepType],
+) -> None:
+    async with lying_server(host="127.0.0.2") as other:
+        other.put("/y", b"0123456789")
+        server.will(redirect(step, other.url("/y")))
+        config = {
+            "tokens": {"127.0.0.1": "secret"},
+            "headers": {"127.0.0.1": {"X-Amz-Security-Token": "secret"}, "127.0.0.2": {"X-Other": "theirs"}},
+        }
+        async with fetcher_with(**config) as fetcher:
+            assert bytes(await fetcher.fetch(server.url("/x"), 2, 5)) == b"234"
+        assert server.requests[0].headers["authorization"] == "Bearer secret"
+        assert server.requests[0].headers["x-amz-security-token"] == "secret"
+        assert other.requests[0].headers["x-other"] == "theirs"
+        assert "secret" not in str(other.requests[0].headers)
+
+
+async def test_userinfo_stays_with_its_origin_and_out_of_messages(
+    fetcher: Fetcher, server: LyingServer, lying_server: type[LyingServer], step: type[StepType]
+) -> None:
+    async with lying_server(host="127.0.0.2") as other:
+        server.will(redirect(step, "/again"), redirect(step, other.url("/y")))
+        other.will(step(status=403))
+        with pytest.raises(AccessDenied) as caught:
+            await fetcher.fetch(server.url("/x").replace("://", "://user:pass%20word@"), 2, 5)
+        assert [request.headers["authorization"] for request in server.requests] == ["Basic dXNlcjpwYXNzIHdvcmQ="] * 2
+        assert "authorization" not in other.requests[0].headers
+        assert "pass" not in str(caught.value)
+        assert caught.value.host == f"127.0.0.2:{other.port}"
+
+
+async def test_each_hop_passes_the_gate_of_its_own_host(
+    fetcher: Fetcher, server: LyingServer, lying_server: type[LyingServer], step: type[StepType]
+) -> None:
+    async with lying_server(host="127.0.0.2") as other:
+        other.put("/y", b"0123456789")
+        server.every = lambda _: redirect(step, other.url("/y"))
+        await fetcher.fetch(server.url("/x"), 2, 5)
+        hosts = fetcher.statistics().hosts
+        assert {origin: host.peak_in_flight for origin, host in hosts.items()} == {
+            server.url(""): 1,
+            other.url(""): 1,
+        }
+
+
+async def test_a_loop_ends(fetcher: Fetcher, server: LyingServer, step: type[StepType]) -> None:
+    server.every = lambda _: redirect(step, "/x")
+    with pytest.raises(InvalidResponse, match="max_redirects=10"):
+        await fetcher.fetch(server.url("/x"), 2, 5)
+    assert len(server.requests) == 11
+
+
+async def test_https_is_never_downgraded(
+    fetcher_with: Callable[..., Fetcher],
+    server: LyingServer,
+    tls_server: LyingServer,
+    step: type[StepType],
+    ca_file: str,
+) -> None:
+    tls_server.will(redirect(step, server.url("/x")))
+    async with fetcher_with(ca_file=ca_file) as fetcher:
+        with pytest.raises(InvalidResponse, match="plain http"):
+            await fetcher.fetch(tls_server.url("/x"), 2, 5)
+    assert server.requests == []
+
+
+async def test_a_redirect_with_a_long_body_is_not_read(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType]
+) -> None:
+    server.put("/y", b"0123456789")
+    headers: dict[str, str | None] = {"Location": "/y", "Content-Length": "1000000000"}
+    server.will(step(status=302, headers=headers, body=b"x" * 1000, end="stall"))
+    assert bytes(await fetcher.fetch(server.url("/x"), 2, 5)) == b"234"
+
+
+async def test_no_cookie_is_kept(fetcher: Fetcher, server: LyingServer, step: type[StepType]) -> None:
+    url = server.put("/x", b"0123456789")
+    server.will(step(headers={"Set-Cookie": "a=b"}))
+    await fetcher.fetch(url, 0, 1)
+    await fetcher.fetch(url, 1, 2)
+    assert "cookie" not in server.requests[1].headers
+
+
+async def test_what_every_request_says(fetcher: Fetcher, server: LyingServer) -> None:
+    await fetcher.fetch(server.put("/x", b"0123456789"), 2, 5)
+    await fetcher.fetch(server.url("/x"), 3, 6)
+    first, second = (request.headers for request in server.requests)
+    assert (first["accept-encoding"], first["range"]) == ("identity", "bytes=2-4")
+    assert "if-match" not in first
+    assert second["if-match"] == server.etags["/x"]
+
+
+async def test_proxy_and_netrc_come_from_the_environment(
+    fetcher_with: Callable[..., Fetcher],
+    server: LyingServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    netrc = tmp_path_factory.mktemp("home") / "netrc"
+    netrc.write_text("machine data.invalid login u password p\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("http_proxy", server.url("").replace("://", "://me:pw@"))
+    monkeypatch.setenv("no_proxy", "direct.invalid")
+    server.put("http://data.invalid/x", b"0123456789")
+    async with fetcher_with(trust_env=True) as fetcher:
+        assert bytes(await fetcher.fetch("http://data.invalid/x", 2, 5)) == b"234"
+        with pytest.raises(FetchError, match=r"direct\.invalid"):
+            await fetcher.fetch("http://direct.invalid/x", 2, 5)
+    assert [request.path for request in server.requests] == ["http://data.invalid/x"]
+    assert server.requests[0].headers["proxy-authorization"] == "Basic bWU6cHc="
+    assert server.requests[0].headers["authorization"] == "Basic dTpw"

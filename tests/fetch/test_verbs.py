@@ -1,0 +1,269 @@
+"""Every verb against an honest server and against local files: the same ranges, the same errors."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged, RangeNotSatisfiable
+from asyncfetch.ranges import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from asyncfetch.fetch import Fetcher
+    from tests.fetch.conftest import LyingServer
+
+CONTENT = random.Random(0).randbytes(100_000)
+
+
+@pytest_asyncio.fixture(params=["http", "file", "path"])
+async def put(request: pytest.FixtureRequest, server: LyingServer, tmp_path: Path) -> Callable[[str, bytes], str]:
+    """Stores an object and gives its url."""
+
+    def store(name: str, content: bytes) -> str:
+        if request.param == "http":
+            return server.put(f"/{name}", content)
+        path = tmp_path / name
+        path.write_bytes(content)
+        return path.as_uri() if request.param == "file" else str(path)
+
+    return store
+
+
+@pytest.mark.parametrize(
+    ("start", "stop"),
+    [(0, None), (0, 1), (5, 5), (7, 70_001), (99_999, None), (100_000, None), (-1, None), (-200_000, None)],
+)
+async def test_fetch(fetcher: Fetcher, put: Callable[[str, bytes], str], start: int, stop: int | None) -> None:
+    view = await fetcher.fetch(put("x y", CONTENT), start, stop)
+    assert view == CONTENT[start:stop]
+    assert view.readonly
+
+
+async def test_whole_range_at_the_end_is_empty_without_a_request(
+    fetcher: Fetcher, put: Callable[[str, bytes], str]
+) -> None:
+    assert bytes(await fetcher.fetch(put("x", CONTENT), 100_000, 100_000)) == b""
+    assert fetcher.statistics().requests == 0
+
+
+async def test_empty_object(fetcher: Fetcher, put: Callable[[str, bytes], str]) -> None:
+    url = put("x", b"")
+    assert (await fetcher.stat(url)).size == 0
+    assert bytes(await fetcher.fetch(url)) == b""
+    assert bytes(await fetcher.fetch(url, -5)) == b""
+    info, head = await fetcher.fetch_head(url, 10)
+    assert (info.size, bytes(head)) == (0, b"")
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 100_001), (100_001, None), (99_999, 100_001), (10**15, 10**15 + 1)])
+async def test_past_the_end(fetcher: Fetcher, put: Callable[[str, bytes], str], start: int, stop: int | None) -> None:
+    with pytest.raises(RangeNotSatisfiable) as caught:
+        await fetcher.fetch(put("x", CONTENT), start, stop)
+    assert caught.value.size == 100_000
+    assert (caught.value.start, caught.value.stop) == (start, stop)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(3, 2), (-1, 5)])
+async def test_backward_range(fetcher: Fetcher, put: Callable[[str, bytes], str], start: int, stop: int) -> None:
+    with pytest.raises(ConfigError):
+        await fetcher.fetch(put("x", CONTENT), start, stop)
+
+
+async def test_stat(fetcher: Fetcher, put: Callable[[str, bytes], str]) -> None:
+    url = put("x", CONTENT)
+    info = await fetcher.stat(url)
+    assert (info.url, info.size) == (url, 100_000)
+    assert info.etag is not None
+
+
+@pytest.mark.parametrize("max_bytes", [0, 1, 100_000, 100_001])
+async def test_fetch_head(fetcher: Fetcher, put: Callable[[str, bytes], str], max_bytes: int) -> None:
+    info, head = await fetcher.fetch_head(put("x", CONTENT), max_bytes)
+    assert info.size == 100_000
+    assert head == CONTENT[:max_bytes]
+    assert fetcher.statistics().requests == 1
+
+
+@pytest.mark.parametrize("max_bytes", [0, 1, 100_000, 100_001])
+async def test_fetch_tail(fetcher: Fetcher, put: Callable[[str, bytes], str], max_bytes: int) -> None:
+    info, tail = await fetcher.fetch_tail(put("x", CONTENT), max_bytes)
+    assert info.size == 100_000
+    assert tail == CONTENT[max(0, 100_000 - max_bytes) :]
+    assert fetcher.statistics().requests == 1
+
+
+async def test_fetch_into(fetcher: Fetcher, put: Callable[[str, bytes], str]) -> None:
+    array = np.zeros(100, np.float32)
+    await fetcher.fetch_into(put("x", CONTENT), 10, 410, array.data)
+    assert array.tobytes() == CONTENT[10:410]
+
+
+@pytest.mark.parametrize(
+    "buffer", [b"12345", bytearray(4), bytearray(6), memoryview(bytearray(10))[::2], "12345"], ids=str
+)
+async def test_fetch_into_needs_a_writable_buffer_of_the_right_length(
+    fetcher: Fetcher, put: Callable[[str, bytes], str], buffer: bytearray
+) -> None:
+    with pytest.raises(ConfigError, match="buffer"):
+        await fetcher.fetch_into(put("x", CONTENT), 0, 5, buffer)
+    assert fetcher.statistics().requests == 0
+
+
+async def test_fetch_many_keeps_the_order_and_fetches_equal_ranges_once(
+    fetcher: Fetcher, put: Callable[[str, bytes], str]
+) -> None:
+    url = put("x", CONTENT)
+    ranges = [ByteRange(url, start % 5 * 1000, start % 5 * 1000 + 500) for start in range(200)]
+    views = await fetcher.fetch_many(iter(ranges))
+    assert [bytes(view) for view in views] == [CONTENT[one.start : one.stop] for one in ranges]
+    assert fetcher.statistics().requests == 5
+
+
+async def test_fetch_many_raises_the_first_error_alone(fetcher: Fetcher, put: Callable[[str, bytes], str]) -> None:
+    url = put("x", CONTENT)
+    with pytest.raises(NotFound):
+        await fetcher.fetch_many([ByteRange(url, 0, 10), ByteRange(url + "missing", 0, 10), ByteRange(url, 10, 20)])
+    assert fetcher.statistics().in_flight == 0
+
+
+async def test_fetch_many_of_nothing(fetcher: Fetcher) -> None:
+    assert await fetcher.fetch_many([]) == []
+
+
+async def test_fetch_stream_gives_every_range_with_its_index(
+    fetcher: Fetcher, put: Callable[[str, bytes], str]
+) -> None:
+    url = put("x", CONTENT)
+    ranges = [ByteRange(url, start, start + 100) for start in range(300)]
+    async with fetcher.fetch_stream(ranges) as stream:
+        found = {index: bytes(view) async for index, view in stream}
+    assert found == {index: CONTENT[index : index + 100] for index in range(300)}
+
+
+async def test_fetch_stream_fetches_no_more_than_it_can_hold(
+    fetcher: Fetcher, put: Callable[[str, bytes], str]
+) -> None:
+    url = put("x", CONTENT)
+    async with fetcher.fetch_stream([ByteRange(url, 0, 10)] * 1000) as stream:
+        for _ in range(100):
+            await anext(stream)
+        await anyio.wait_all_tasks_blocked()
+    assert fetcher.statistics().requests <= 100 + 2 * fetcher.config.max_requests_per_host
+
+
+async def test_fetch_stream_raises_where_the_consumer_asks(fetcher: Fetcher, put: Callable[[str, bytes], str]) -> None:
+    url = put("x", CONTENT)
+    async with fetcher.fetch_stream([ByteRange(url + "missing", 0, 10)]) as stream:
+        with pytest.raises(NotFound):
+            await anext(stream)
+
+
+async def test_fetch_stream_leaves_the_consumers_own_error_alone(
+    fetcher: Fetcher, put: Callable[[str, bytes], str]
+) -> None:
+    url = put("x", CONTENT)
+
+    async def consume() -> None:
+        async with fetcher.fetch_stream([ByteRange(url, 0, 10)] * 100) as stream:
+            async for _ in stream:
+                raise LookupError
+
+    with pytest.raises(LookupError):
+        await consume()
+    assert fetcher.statistics().in_flight == 0
+
+
+async def test_missing(fetcher: Fetcher, put: Callable[[str, bytes], str]) -> None:
+    with pytest.raises(NotFound) as caught:
+        await fetcher.fetch(put("x", CONTENT) + "missing", 0, 10)
+    assert isinstance(caught.value, FileNotFoundError)
+
+
+async def test_a_replaced_object_is_one_error_and_then_a_fresh_start(
+    fetcher: Fetcher, put: Callable[[str, bytes], str]
+) -> None:
+    url = put("x", CONTENT)
+    await fetcher.fetch(url, 0, 10)
+    put("x", b"new content")
+    with pytest.raises(ObjectChanged):
+        await fetcher.fetch(url, 5, 10)
+    assert bytes(await fetcher.fetch(url)) == b"new content"
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://h/x", "s3://b/k", "://x", "http://", "https://h:99999/", "file://other/x", "", "a\0b"]
+)
+async def test_unusable_urls(fetcher: Fetcher, url: str) -> None:
+    with pytest.raises(ConfigError):
+        await fetcher.fetch(url, 0, 1)
+
+
+async def test_an_unknown_scheme_names_the_known_ones(fetcher: Fetcher) -> None:
+    with pytest.raises(ConfigError, match=r"'s3'.*http, https, file"):
+        await fetcher.fetch("s3://user:secret@b/k", 5, 5)
+
+
+# --- local files only
+
+
+async def test_a_directory_is_no_object(fetcher: Fetcher, tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        await fetcher.fetch(str(tmp_path), 0, 1)
+
+
+async def test_a_pipe_is_no_object_and_does_not_block(fetcher: Fetcher, tmp_path: Path) -> None:
+    import os
+
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(NotFound):
+        await fetcher.stat(str(tmp_path / "pipe"))
+
+
+async def test_other_os_errors_are_ours(fetcher: Fetcher) -> None:
+    with pytest.raises(FetchError, match="too long"):
+        await fetcher.fetch("x" * 5000, 0, 1)
+
+
+async def test_a_rewritten_file_of_equal_size_is_a_change(fetcher: Fetcher, tmp_path: Path) -> None:
+    import os
+
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    await fetcher.fetch(str(path))
+    path.write_bytes(b"new")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ObjectChanged):
+        await fetcher.fetch(str(path))
+
+
+async def test_listdir(fetcher: Fetcher, tmp_path: Path) -> None:
+    (tmp_path / "b#").write_bytes(b"12")
+    (tmp_path / "a").mkdir()
+    infos = await fetcher.listdir(tmp_path.as_uri())
+    assert [(info.url, info.size) for info in infos] == [
+        (f"{tmp_path.as_uri()}/a/", 0),
+        (f"{tmp_path.as_uri()}/b%23", 2),
+    ]
+    assert bytes(await fetcher.fetch(infos[1].url)) == b"12"
+    assert [info.url for info in await fetcher.listdir(f"{tmp_path}/")] == [f"{tmp_path}/a/", f"{tmp_path}/b#"]
+
+
+async def test_listdir_errors(fetcher: Fetcher, tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        await fetcher.listdir(str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="web servers"):
+        await fetcher.listdir("https://h/x")
+
+
+async def test_access_denied(fetcher: Fetcher, server: LyingServer, step: type) -> None:
+    server.will(step(status=403))
+    with pytest.raises(AccessDenied):
+        await fetcher.fetch(server.put("/x", CONTENT), 0, 1)

@@ -1,0 +1,228 @@
+"""The package as a whole: what it exports, what importing it costs, what it says where an extra is missing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import pkgutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import asyncfetch as af
+from asyncfetch import errors
+from asyncfetch.errors import AsyncFetchError, FetchError, redact_url
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT / "asyncfetch")], prefix="asyncfetch."))
+HEAVY = ("torch", "torchcodec", "pyarrow", "av", "aiobotocore", "fsspec", "trustme", "rich", "typer", "ray")
+EXTRAS = ("torch", "torchcodec", "pyarrow", "av", "trustme", "rich", "typer", "fsspec")
+
+BLOCKER = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def python(program: str, *options: str, blocked: tuple[str, ...] = ()) -> str:
+    """What a fresh interpreter prints; it is started in the root, so that the working copy is what it imports."""
+    program = (BLOCKER.format(blocked=set(blocked)) if blocked else "") + program
+    ended = subprocess.run(
+        [sys.executable, *options, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+# What it exports.
+
+
+@pytest.mark.parametrize("name", af.__all__)
+def test_every_name_is_importable(name: str) -> None:
+    assert getattr(af, name) is not None
+    assert name in dir(af)
+
+
+def test_every_public_name_is_in_all() -> None:
+    imported = {name for names in af._HOMES.values() for name in names} | set(af._ROOMS)
+    assert imported == set(af.__all__)
+    assert sorted(af.__all__) == af.__all__
+
+
+def test_names_say_their_home_and_are_in_its_all() -> None:
+    for room, names in af._HOMES.items():
+        home = importlib.import_module(f"asyncfetch.{room}")
+        assert set(names) <= set(home.__all__), room
+
+
+def test_every_error_is_exported() -> None:
+    classes = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    assert classes == set(errors.__all__) - {"redact_url"}
+    assert classes <= set(af.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Steam'"):
+        af.Steam  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["asyncfetch", *MODULES])
+def test_all_names_what_is_there(module: str) -> None:
+    there = importlib.import_module(module)
+    exported = getattr(there, "__all__", [])
+    assert len(set(exported)) == len(exported)
+    for name in exported:
+        assert hasattr(there, name), name
+
+
+# What importing it costs.
+
+
+def test_each_module_imports_alone() -> None:
+    """In a fork of one process each, which has what all of them share, and nothing of asyncfetch."""
+    program = f"""
+import os, sys, traceback
+import aiohttp, aiohttp.web, anyio, anyio.from_thread, numpy, torch.utils.data
+for module in {MODULES!r}:
+    child = os.fork()
+    if child == 0:
+        try:
+            __import__(module)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"{{module}} doesn't import alone")
+"""
+    python(program, "-W", "error")
+
+
+def test_importing_it_loads_nothing_heavy() -> None:
+    program = "import sys, asyncfetch; print(*sys.modules)"
+    assert not set(python(program).split()) & {*HEAVY, "numpy", "aiohttp", "anyio"}
+
+
+def test_its_own_parts_load_nothing_heavy() -> None:
+    """Only the torch room may import torch."""
+    program = (
+        "import sys, asyncfetch\nfor name in asyncfetch.__all__:\n    if name != 'torch': getattr(asyncfetch, name)\n"
+    )
+    assert not set(python(program + "print(*sys.modules)").split()) & set(HEAVY)
+
+
+def test_importing_it_costs_at_most_half_more_than_what_it_stands_on() -> None:
+    time_import = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
+    ours, theirs = [], []
+    for _ in range(5):
+        ours.append(float(python(time_import.format("asyncfetch"))))
+        theirs.append(float(python(time_import.format("aiohttp, anyio, numpy"))))
+    assert statistics.median(ours) <= 1.5 * statistics.median(theirs)
+
+
+# Where an extra is missing.
+
+
+def test_the_bare_package_imports_and_fetches() -> None:
+    program = """
+import anyio, asyncfetch as af
+async def read():
+    async with af.Fetcher() as fetcher, af.ByteCache(fetcher, max_bytes=1000) as cache:
+        print(bytes(await cache.fetch("README.md", 0, 12)))
+anyio.run(read)
+"""
+    assert python(program, blocked=EXTRAS).strip() == repr(b"# asyncfetch")
+
+
+@pytest.mark.parametrize(
+    ("use", "extra"),
+    [
+        ("next(iter(af.Stream('tests/data/h264')))", "lerobot"),
+        ("anyio.run(af.open_dataset('tests/data/h264').__aenter__)", "lerobot"),
+        ("af.torch", "lerobot"),
+        ("from asyncfetch.torch import StreamDataset", "lerobot"),
+        ("af.testing.write_dataset('/nowhere/at/all')", "testing"),
+        ("af.testing.RangeServer({}).__enter__()", "testing"),
+    ],
+)
+def test_a_missing_extra_is_named(use: str, extra: str) -> None:
+    program = f"""
+import anyio, asyncfetch as af
+try:
+    {use}
+except af.MissingDependency as error:
+    print(error)
+"""
+    assert f'pip install "asyncfetch[{extra}]"' in python(program, blocked=EXTRAS)
+
+
+# Errors.
+
+
+def error_classes() -> list[type[AsyncFetchError]]:
+    named = [getattr(errors, name) for name in errors.__all__]
+    return [each for each in named if isinstance(each, type)]
+
+
+@pytest.mark.parametrize("kind", error_classes())
+def test_an_error_pickles_with_its_message_and_every_field(kind: type[AsyncFetchError]) -> None:
+    fields: dict[str, Any] = {"url": "https://host/a", "start": 0, "stop": 9, "host": "host", "status": 503}
+    error = kind("it broke", **fields) if issubclass(kind, FetchError) else kind("it broke")
+    error.note = "put there later"  # type: ignore[attr-defined]
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
+    assert again.args == error.args
+
+
+@pytest.mark.parametrize("kind", error_classes())
+def test_an_error_is_the_builtin_that_its_docs_name(kind: type[AsyncFetchError]) -> None:
+    line = next(line for line in str(errors.__doc__).splitlines() if kind.__name__ in line.split("(")[0].split())
+    builtin = line.partition("(")[2].partition(")")[0] if f"{kind.__name__} (" in line else "Exception"
+    assert issubclass(kind, getattr(importlib.import_module("builtins"), builtin))
+    assert issubclass(kind, AsyncFetchError)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://host/a?b=c", "https://host/a?b=c"),
+        ("https://user:secret@host/a", "https://***@host/a"),
+        ("https://host/a?X-Amz-Signature=secret&part=1", "https://host/a?X-Amz-Signature=***&part=1"),
+        ("https://host/a?part=1&token=secret#top", "https://host/a?part=1&token=***#top"),
+        ("https://host/a?tokens=many", "https://host/a?tokens=many"),
+        ("https://host/user:name@home", "https://host/user:name@home"),
+        ("/a/path?token=secret", "/a/path?token=***"),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    assert redact_url(url) == shown
+
+
+def test_an_error_shows_no_secrets() -> None:
+    error = errors.NotFound("it isn't there", url="https://me:secret@host/a?sig=secret", start=3, stop=None)
+    assert str(error) == "it isn't there [https://***@host/a?sig=***, bytes [3, end)]"
+    assert "secret" not in str(vars(error))
+
+
+# The tools.
+
+
+def test_scripts_can_be_run() -> None:
+    for script in ("setup", "quickstart", "test", "run"):
+        path = ROOT / ".ci" / script
+        assert os.access(path, os.X_OK)
+        subprocess.run(["bash", "-n", path], check=True)
