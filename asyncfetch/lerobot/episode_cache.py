@@ -288,13 +288,16 @@ class EpisodeCache:
         rows: list[EpisodeRows] = []
 
         async def plan() -> None:
-            planned.update(await self._watch(self._indexes.plan(episode, fps=self._fps)))
+            planned.update(await self._plan(episode))
 
         async def read_rows() -> None:
             rows.append(await self._watch(self._rows.rows(episode)))
 
         await gather(plan, read_rows)
         return _Known(rows[0], planned)
+
+    async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
+        return await self._watch(self._indexes.plan(episode, fps=self._fps))
 
     async def _lease_clips(self, episode: Episode, planned: Mapping[str, PlannedClip]) -> dict[str, Lease]:
         """A lease of each camera's clip."""

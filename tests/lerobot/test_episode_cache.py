@@ -70,7 +70,7 @@ async def budget(truth: DatasetTruth, episodes: float) -> int:
     """``max_bytes`` that leaves room for the clips of so many episodes."""
     async with serve(truth) as served:
         sizes = [await served.dataset.clip_bytes(episode) for episode in served.dataset.episodes.indices]
-        share = served.dataset.clips_max_bytes / served.dataset.config.max_bytes
+        share = served.dataset.clip_budget.max_bytes / served.dataset.config.max_bytes
     return int(max(sizes) * episodes / share) + 8
 
 
@@ -293,7 +293,7 @@ async def test_an_episode_larger_than_the_cache_is_refused_with_the_figures(trut
     async with serve(truth, max_bytes=await budget(truth, 0.75)) as served:
         dataset = served.dataset
         for episode in range(2):
-            needed, room = await dataset.clip_bytes(episode), dataset.clips_max_bytes
+            needed, room = await dataset.clip_bytes(episode), dataset.clip_budget.max_bytes
             with pytest.raises(
                 CacheError, match=rf"episode {episode} take {needed} bytes, .* leaves {room} .*max_bytes"
             ):
@@ -497,6 +497,7 @@ async def test_a_clip_planned_before_the_change_is_planned_again(truth: DatasetT
         assert in_use_bytes(dataset) == 0
 
 
+@pytest.mark.may_block  # builds its datasets as it goes
 async def test_a_replaced_table_is_read_anew(library: Library) -> None:
     """Its row groups hold pictures, of other sizes in the new one, and lie at other places."""
     options = {"episodes": 4, "length": 5, "cameras": (), "extras": (SNAPSHOT,), "width": 128, "height": 128}
