@@ -178,10 +178,11 @@ async def test_a_task_that_waits_for_a_sample_of_a_pass_that_is_left_gets_an_err
             errors.append(error)
 
     with anyio.fail_after(10):
-        async with anyio.create_task_group() as group, stream_of(truth, transform=wait).samples() as samples:
-            group.start_soon(consume, samples)
-            await anyio.wait_all_tasks_blocked()
-            gate.set()
+        async with anyio.create_task_group() as group:
+            async with stream_of(truth, transform=wait).samples() as samples:
+                group.start_soon(consume, samples)
+                await anyio.wait_all_tasks_blocked()
+                gate.set()
                 # Left before the loop turns: the sample is on its way, but not here.
     assert len(errors) == 1
 
