@@ -273,6 +273,7 @@ class EpisodeCache:
                 if generation == self._generation:
                     raise
                 continue
+            # A flight that was given up may end well all the same, beside the one that came after it.
             if generation != self._generation or entry.rows is not None:
                 _release(leases)
                 continue

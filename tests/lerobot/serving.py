@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torchcodec.decoders  # noqa: F401  at collection: this takes seconds, which aren't the first test's
 
 from asyncfetch.config import FetchConfig, RetryConfig, StreamConfig
 from asyncfetch.lerobot import LeRobotDataset, open_dataset

@@ -37,11 +37,11 @@ from tests.lerobot.serving import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from asyncfetch.lerobot import LeRobotDataset
+    from asyncfetch.lerobot.episode_cache import _Known
     from asyncfetch.lerobot.episode_table import Episode
-    from asyncfetch.lerobot.video_index import PlannedClip
     from asyncfetch.testing import DatasetTruth, ServedRequest
     from tests.lerobot.serving import Library, Served
 
@@ -105,16 +105,17 @@ async def test_episodes_and_cameras_are_fetched_in_one_wave(truth: DatasetTruth)
     assert len(overlap.seen) == overlap.peak() == 4 * CAMERAS
 
 
-async def test_rows_are_fetched_beside_the_indexes_and_clips(truth: DatasetTruth) -> None:
+async def test_rows_are_fetched_beside_the_indexes_and_before_the_clips(truth: DatasetTruth) -> None:
+    """Small requests never queue up behind large ones."""
     overlap = Overlap(lambda request: "/videos/" in request.path or "/data/" in request.path)
-    async with serve(truth, first_byte_seconds=0.15, fault=overlap) as served:
+    async with serve(truth, first_byte_seconds=0.1, fault=overlap) as served:
         await served.dataset.ready(0)
-    first, last = overlap.seen[0], max(request.started for request in overlap.seen)
-    assert overlap.peak() >= CAMERAS + 1
-    assert first.finished is not None
-    # Two waves: indexes and footer, then clips and row groups.
-    assert sum(1 for request in overlap.seen if request.started < first.finished) == len(overlap.seen) - CAMERAS
-    assert last >= first.finished
+    first, *_, last = overlap.seen
+    beside = [request for request in overlap.seen if request.started < (first.finished or 0)]
+    assert {request.path.split("/")[1] for request in beside} == {"data", "videos"}
+    assert len(beside) == CAMERAS + 1
+    assert {request.path for request in overlap.seen[-CAMERAS:]} == {f"/{video_path(key)}" for key in (TOP, WRIST)}
+    assert last.start != 0
 
 
 async def test_each_clip_is_one_request_however_many_read(truth: DatasetTruth) -> None:
@@ -278,7 +279,7 @@ async def test_episodes_do_not_wait_for_each_others_second_camera(truth: Dataset
     async with serve(truth, max_bytes=await budget(truth, 1.5)) as served:
         dataset = served.dataset
         for episode in range(3):
-            clip = (await dataset._episodes._plan(dataset.episodes[episode]))[TOP]
+            clip = (await dataset._episodes._prepare(dataset.episodes[episode])).planned[TOP]
             where = (clip.url, clip.plan.start, clip.plan.stop)
             (await dataset._clips.acquire(*where, headroom_bytes=clip.plan.header_bytes)).release()
         assert dataset.statistics().clips.entries == 3
@@ -480,17 +481,17 @@ async def test_a_clip_planned_before_the_change_is_planned_again(truth: DatasetT
         dataset = served.dataset
         await dataset.clip_bytes(0)
         content[video_path(TOP)] = other_video
-        plan = dataset._episodes._plan
+        prepare = dataset._episodes._prepare
 
-        async def plan_then_change(episode: Episode) -> Mapping[str, PlannedClip]:
-            planned = await plan(episode)
+        async def prepare_then_change(episode: Episode) -> _Known:
+            known = await prepare(episode)
             if episode.index == 1:
                 with pytest.raises(ObjectChanged):
                     await dataset.ready(0)
-                dataset._episodes._plan = plan  # type: ignore[method-assign]
-            return planned
+                dataset._episodes._prepare = prepare  # type: ignore[method-assign]
+            return known
 
-        dataset._episodes._plan = plan_then_change  # type: ignore[method-assign]
+        dataset._episodes._prepare = prepare_then_change  # type: ignore[method-assign]
         for frame in range(5):
             check_sample(await dataset.sample(1, frame), truth, 1, frame)
         assert in_use_bytes(dataset) == 0

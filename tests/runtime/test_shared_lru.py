@@ -99,6 +99,27 @@ async def test_a_cancelled_loader_leaves_nothing_behind() -> None:
     assert repr(shared) == "<SharedLRU 1 kept, 10 of 100 bytes>"
 
 
+async def test_what_loads_during_a_clear_is_handed_out_and_not_kept() -> None:
+    shared: SharedLRU[int, Block] = SharedLRU(100)
+    load = Loader()
+    await shared.get(0, load)
+    load.gate = anyio.Event()
+    blocks: list[Block] = []
+
+    async def ask() -> None:
+        blocks.append(await shared.get(1, load))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        shared.clear()
+        tasks.start_soon(ask)  # not content with what began before the clear
+        await anyio.wait_all_tasks_blocked()
+        load.gate.set()
+    assert (load.calls, shared.nbytes) == (3, 10)
+    assert await shared.get(1, load) is blocks[1]
+
+
 async def test_gather_keeps_the_order_of_its_arguments() -> None:
     done = anyio.Event()
 
