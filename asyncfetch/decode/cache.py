@@ -20,6 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.runtime.heap import trim_heap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -34,6 +35,9 @@ DEFAULT_SIZE = 100
 """LeRobot's default too; at 640x480 about 300 MiB."""
 DEFAULT_BYTES = 512 * MIB
 """A quarter of the memory that a stream may use."""
+
+TRIM_BYTES = 64 * MIB
+"""Of decoders opened between two trims of the heap: what they and their forerunners left behind is at most that."""
 
 
 class _Unset(Enum):
@@ -73,6 +77,8 @@ class _State(Generic[DecoderT]):
     """With their bytes; the least recently used comes first."""
     opening: dict[Hashable, Future[DecoderT]] = field(default_factory=dict)
     nbytes: int = 0
+    opened_bytes: int = 0
+    """Of decoders opened since the heap was trimmed."""
     hits: int = 0
     misses: int = 0
     evictions: int = 0
@@ -153,8 +159,14 @@ class DecoderCache(Generic[DecoderT]):
             raise
         with state.lock:
             evicted = self._keep(state, key, decoder, nbytes) if _forget(state, key, flight) else []
+            state.opened_bytes += nbytes
+            trims = state.opened_bytes >= TRIM_BYTES
+            if trims:
+                state.opened_bytes = 0
         flight.set_result(decoder)
         del evicted  # here, outside the lock, they are freed
+        if trims:
+            trim_heap()
         return decoder
 
     def _keep(self, state: _State[DecoderT], key: Hashable, decoder: DecoderT, nbytes: int) -> list[DecoderT]:

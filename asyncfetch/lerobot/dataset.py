@@ -139,6 +139,9 @@ class LeRobotDataset:
     @property
     def metadata(self) -> Metadata:
         """All of it, as read when the dataset was opened."""
+        return self._require_metadata()
+
+    def _require_metadata(self) -> Metadata:
         if self._metadata is None:
             raise ClosedError(f"{redact_url(self.url)} isn't open: `async with open_dataset(url) as dataset`")
         return self._metadata
@@ -299,7 +302,7 @@ class LeRobotDataset:
 
     def statistics(self) -> DatasetStatistics:
         """A snapshot of the engine, the caches and the decode threads; after closing too."""
-        _ = self.metadata  # ClosedError where it was never open
+        self._require_metadata()
         return DatasetStatistics(
             fetch=self._fetcher.statistics(),
             clips=self._clips.statistics(),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from asyncfetch.cache.space import SpaceQueue
 from asyncfetch.decode import open_decoder
-from asyncfetch.errors import CacheError, ClosedError, ObjectChanged, redact_url
+from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ObjectChanged, redact_url
 from asyncfetch.lerobot.depth import DepthUnit, depth_scale
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.leased_lru import LeasedLRU
@@ -264,9 +264,16 @@ class EpisodeCache:
         """Fetch what isn't there, again where a file was replaced between its index and its clip."""
         while entry.rows is None:
             generation = self._generation
-            known = await self._prepare(entry.episode)
-            leases = await self._lease_clips(entry.episode, known.planned)
-            if generation != self._generation:
+            try:
+                known = await self._prepare(entry.episode)
+                leases = await self._lease_clips(entry.episode, known.planned)
+            except ObjectChanged:
+                raise
+            except AsyncFetchError:
+                if generation == self._generation:
+                    raise
+                continue
+            if generation != self._generation or entry.rows is not None:
                 _release(leases)
                 continue
             self._fill(entry, known, leases)
@@ -280,13 +287,16 @@ class EpisodeCache:
         rows: list[EpisodeRows] = []
 
         async def plan() -> None:
-            planned.update(await self._watch(self._indexes.plan(episode, fps=self._fps)))
+            planned.update(await self._plan(episode))
 
         async def read_rows() -> None:
             rows.append(await self._watch(self._rows.rows(episode)))
 
         await gather(plan, read_rows)
         return _Known(rows[0], planned)
+
+    async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
+        return await self._watch(self._indexes.plan(episode, fps=self._fps))
 
     async def _lease_clips(self, episode: Episode, planned: Mapping[str, PlannedClip]) -> dict[str, Lease]:
         """A lease of each camera's clip."""

@@ -167,6 +167,7 @@ class SamplePass:
                 self._on_end()
             raise StopAsyncIteration
         chunk = self._queue[0]
+        self._fail_if_stuck()
         await chunk.ready.wait()
         self._check_open()
         self._queue.popleft()
@@ -250,7 +251,8 @@ class SamplePass:
                 asked.append((await self._window.get(chunk.waits_for), step.frame))
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
             chunk.error = error
-        chunk.waits_for = None
+        finally:
+            chunk.waits_for = None
         return asked
 
     def _build(self, asked: list[tuple[HeldEpisode, int]]) -> tuple[list[Sample], BaseException | None]:

@@ -17,6 +17,7 @@ import pytest
 
 from asyncfetch.errors import NotFound, RangeNotSatisfiable
 from asyncfetch.ranges import ByteRange, ObjectInfo
+from tests.lerobot.serving import Library
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -83,6 +84,11 @@ class LocalReader:
             self.log.append((url, 0, 0))
             raise NotFound("no such file", url=url)
         return path
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return Library(tmp_path_factory, {})
 
 
 @pytest.fixture

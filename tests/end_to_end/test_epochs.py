@@ -1,0 +1,164 @@
+"""Which epoch comes next."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+import asyncfetch as af
+from asyncfetch.stream import Placement
+
+if TYPE_CHECKING:
+    from tests.end_to_end.conftest import Served
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+def keys_of(samples: Any) -> list[tuple[int, int]]:  # noqa: ANN401
+    return [(int(sample["episode_index"]), int(sample["frame_index"])) for sample in samples]
+
+
+@pytest.fixture
+def stream(served: Served) -> Any:  # noqa: ANN401
+    stream = served.stream(features=[])
+    yield stream
+    stream.close()
+
+
+def test_a_finished_pass_is_an_epoch_and_each_has_its_order(stream: af.Stream) -> None:
+    orders = [keys_of(stream) for _ in range(3)]
+    assert stream.epoch == 3
+    assert len({tuple(order) for order in orders}) == 3
+    assert len({tuple(sorted(order)) for order in orders}) == 1
+    stream.set_epoch(1)
+    assert keys_of(stream) == orders[1]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 75, 76])
+def test_a_synchronous_pass_that_is_left_early_is_no_epoch(stream: af.Stream, taken: int) -> None:
+    iterator = iter(stream)
+    assert len(list(itertools.islice(iterator, taken))) == taken
+    iterator.close()  # type: ignore[attr-defined]
+    assert stream.epoch == 0
+
+
+async def test_an_asynchronous_pass_that_is_left_early_is_no_epoch(stream: af.Stream) -> None:
+    async with stream.samples() as samples:
+        for _ in range(76):
+            await anext(samples)
+    assert stream.epoch == 0
+    async with stream.samples() as samples:
+        assert len([None async for _ in samples]) == 76
+    assert stream.epoch == 1
+
+
+async def test_an_epoch_asked_for_by_number_counts_only_where_it_is_the_next(stream: af.Stream) -> None:
+    for epoch, expected in [(5, 0), (0, 1)]:
+        async with stream.samples(epoch=epoch) as samples:
+            assert len([None async for _ in samples]) == 76
+        assert stream.epoch == expected
+
+
+def test_set_epoch_reaches_persistent_workers(stream: af.Stream) -> None:
+    dataset = af.torch.StreamDataset(stream)
+    loader = DataLoader(
+        dataset, batch_size=4, num_workers=2, multiprocessing_context="fork", persistent_workers=True
+    )
+
+    def order() -> list[int]:
+        return [int(index) for batch in loader for index in batch["index"]]
+
+    orders = [order() for _ in range(2)]
+    assert stream.epoch == 2  # the workers' counting is seen here
+    dataset.set_epoch(0)
+    assert [order() for _ in range(2)] == orders
+    stream.set_epoch(1)
+    assert order() == orders[1]
+    assert orders[0] != orders[1]
+
+
+def test_a_slow_worker_never_takes_the_next_epoch(stream: af.Stream) -> None:
+    af.torch.StreamDataset(stream)
+    fast, slow = (Placement(worker=worker, workers=2) for worker in range(2))
+    first = keys_of(stream.iterate(fast))
+    late = keys_of(stream.iterate(slow))  # starts when the fast one has moved on
+    stream.set_epoch(0)
+    assert sorted(first + late) == sorted(keys_of(stream))
+
+
+def test_a_negative_epoch_is_refused(stream: af.Stream) -> None:
+    with pytest.raises(af.ConfigError, match="-1"):
+        stream.set_epoch(-1)
+
+
+def test_half_a_rank_is_refused(stream: af.Stream) -> None:
+    with pytest.raises(af.ConfigError, match="both"):
+        stream.samples(rank=1)
+    with pytest.raises(af.ConfigError, match="2 of 2"):
+        stream.samples(rank=2, world_size=2)
+
+
+def test_the_rank_is_found_in_the_environment(stream: af.Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = keys_of(stream.iterate(Placement(), epoch=0))
+    stream.set_epoch(0)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert keys_of(stream) == alone[2::3]
+    monkeypatch.setenv("RANK", "two")
+    with pytest.raises(af.ConfigError, match="two"):
+        iter(stream)
+
+
+@pytest.mark.timeout(60)
+def test_the_ranks_of_torch_distributed_reach_forked_and_spawned_workers(served: Served) -> None:
+    script = f"""
+    import sys, torch.distributed, asyncfetch as af
+    from torch.utils.data import DataLoader
+    if __name__ == "__main__":
+        rank = int(sys.argv[1])
+        store = torch.distributed.FileStore(sys.argv[2], 2)
+        torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+        config = af.StreamConfig(fetch=af.FetchConfig(ca_file={served.server.ca_file!r}))
+        dataset = af.torch.StreamDataset(af.Stream({served.url!r}, features=[], config=config))
+        for context in ("fork", "spawn"):
+            dataset.set_epoch(0)
+            loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=context)
+            print(*(int(sample["index"]) for sample in loader))
+        torch.distributed.destroy_process_group()
+    """
+    outputs = run_pair(script)
+    for line in range(2):
+        shares = [[int(index) for index in output.splitlines()[line].split()] for output in outputs]
+        assert sorted(shares[0] + shares[1]) == list(range(76))
+        assert len(shares[0]) == len(shares[1])
+
+
+def run_pair(script: str) -> list[str]:
+    """What two processes of a script print; their arguments are their rank and a file that doesn't exist yet."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "script.py")
+        with open(path, "w") as file:
+            file.write(textwrap.dedent(script))
+        environment = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE"}}
+        environment["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        processes = [
+            subprocess.Popen(
+                [sys.executable, path, str(rank), os.path.join(folder, "store")],
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            for rank in range(2)
+        ]
+        outputs = [process.communicate(timeout=50)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    return outputs

@@ -1,0 +1,250 @@
+"""What needs a process of its own: leaks, Ctrl-C, kill -9. Everything ends within a second."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from asyncfetch.testing import Fault, RangeServer, ServedRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.end_to_end.conftest import Served
+
+pytestmark = pytest.mark.timeout(60)
+
+END_SECONDS = 2.5
+"""A second, and what an interpreter with torch in it takes to end on a busy machine."""
+
+PRELUDE = """
+import anyio, gc, itertools, os, sys, threading, time, warnings
+import asyncfetch as af
+from torch.utils.data import DataLoader
+warnings.filterwarnings("ignore", message=".*use of fork")
+url, ca_file = sys.argv[1:]
+config = af.StreamConfig(fetch=af.FetchConfig(ca_file=ca_file), lanes=4, pool_episodes=4)
+
+def make(**options):
+    return af.Stream(url, config=config, **options)
+
+def slow(sample):
+    time.sleep(0.02)
+    return sample
+
+def forever(stream):
+    while True:
+        yield from stream
+
+def loader_of(stream):
+    return DataLoader(af.torch.StreamDataset(stream), batch_size=4, num_workers=2, multiprocessing_context="fork")
+
+def open_things():
+    gc.collect()
+    deadline = time.monotonic() + 5  # a thread that was told to end needs a moment
+    while threading.active_count() > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [thread.name for thread in threading.enumerate()], len(os.listdir("/proc/self/fd"))
+"""
+
+
+def start(served: Served, body: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(body), served.url, str(served.server.ca_file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+LEAVES = {
+    "break": "for sample in stream: break",
+    "close": "iterator = iter(stream); next(iterator); iterator.close(); del iterator",
+    "collection": "iterator = iter(stream); next(iterator); del iterator",
+    "an error of the consumer": """
+        try:
+            for sample in stream: 1 / 0
+        except ZeroDivisionError: pass
+    """,
+    "the end": "for sample in stream: pass",
+    "an error of a transform": """
+        stream.transform = lambda sample: 1 / 0
+        try: list(stream)
+        except ZeroDivisionError: pass
+    """,
+    "leaving the async iterator": """
+        async def main():
+            async with stream.samples() as samples:
+                await anext(samples)
+        anyio.run(main)
+    """,
+    "cancelling the async iterator": """
+        async def main():
+            with anyio.move_on_after(0.2):
+                async with stream.samples() as samples:
+                    while True: await anext(samples); await anyio.sleep(0.05)
+        anyio.run(main)
+    """,
+    "a wrong url": """
+        stream.source = url + "/nowhere"
+        try: list(stream)
+        except af.AsyncFetchError: pass
+    """,
+    "a loader": "list(loader_of(stream))",
+    "breaking out of a loader": "for batch in loader_of(stream): break",
+}
+
+
+def test_nothing_is_left_open(served: Served) -> None:
+    """In one process, one after the other: each way must leave threads and files as the one before did."""
+    body = "stream = make(); list(stream); list(loader_of(stream)); stream.close(); del stream; before = open_things()\n"
+    for name, leave in LEAVES.items():
+        body += f"stream = make(transform=slow)\n{textwrap.dedent(leave).strip()}\n"
+        body += "sample = batch = iterator = samples = None\nstarted = time.monotonic()\nstream.close(); del stream\n"
+        body += "took = time.monotonic() - started\n"
+        body += f"print({name!r}, before == (now := open_things()), took < 1.5, now, before, took)\n"
+    process = start(served, body)
+    output, errors = process.communicate(timeout=50)
+    assert process.returncode == 0, errors
+    assert errors == ""
+    lines = output.splitlines()
+    assert len(lines) == len(LEAVES)
+    assert [line for line in lines if "True True" not in line] == []
+    wait_until_idle(served)
+
+
+def wait_until_idle(served: Served) -> None:
+    deadline = time.monotonic() + 5
+    while served.server.statistics().in_flight and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert served.server.statistics().in_flight == 0
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    name: str
+    body: str
+    whole_group: bool = False
+    """Whether the workers get the signal too, as they do from a terminal."""
+
+
+FIRST = "print('ready', flush=True) if number == 0 else None"
+INTERRUPTED = [
+    Interrupted("items flow", f"for number, _ in enumerate(forever(make())): {FIRST}"),
+    Interrupted("items are awaited", f"for number, _ in enumerate(make(transform=lambda s: time.sleep(0.1))): {FIRST}"),
+    Interrupted("the dataset opens", "print('ready', flush=True); make().source and list(af.Stream(url + '/slow', config=config))"),
+    Interrupted(
+        "the async iterator",
+        f"""
+        async def main():
+            async with make(transform=slow).samples() as samples:
+                number = 0
+                async for _ in samples:
+                    {FIRST}
+                    number += 1
+                    await anyio.sleep(0.2)
+        anyio.run(main)
+        """,
+    ),
+    Interrupted("a loader", f"for number, _ in enumerate(forever(loader_of(make(transform=slow)))): {FIRST}"),
+    Interrupted(
+        "a loader and its workers", f"for number, _ in enumerate(forever(loader_of(make(transform=slow)))): {FIRST}", True
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def slow_server(session_served: Served) -> Iterator[Served]:
+    """The dataset again; what is asked for under /slow never answers."""
+
+    def rule(request: ServedRequest) -> Fault | None:
+        return Fault.stall(None) if request.path.startswith("/slow/") else None
+
+    with RangeServer(session_served.truth.root, fault=rule) as server:
+        yield replace(session_served, server=server)
+
+
+@pytest.mark.parametrize("case", INTERRUPTED, ids=lambda case: case.name)
+def test_an_interrupt_ends_it_within_a_second(slow_server: Served, case: Interrupted) -> None:
+    process = start(slow_server, case.body)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.2)
+    family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+    asked = time.monotonic()
+    if case.whole_group:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - asked < END_SECONDS
+    assert process.returncode in {-signal.SIGINT, 1}, errors
+    assert "KeyboardInterrupt" in errors
+    assert_gone(family)
+
+
+def assert_gone(pids: list[int], within_seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + within_seconds
+    while alive := [pid for pid in pids if psutil.pid_exists(pid) and not is_zombie(pid)]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
+
+
+def is_zombie(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_killed_worker_is_an_error_in_the_parent_and_no_process_remains(served: Served) -> None:
+    process = start(
+        served,
+        """
+        loader = loader_of(make(transform=slow))
+        iterator = iter(loader)
+        next(iterator)
+        os.kill(iterator._workers[0].pid, 9)
+        try:
+            while next(iterator, None) is not None: pass
+        except RuntimeError as error:
+            print(error)
+        """,
+    )
+    output, errors = process.communicate(timeout=30)
+    assert "exited unexpectedly" in output, errors
+    assert process.returncode == 0
+    assert [other for other in psutil.process_iter() if group_of(other.pid) == process.pid] == []
+
+
+def test_a_killed_trainer_leaves_no_worker_behind(served: Served) -> None:
+    process = start(
+        served, f"for number, _ in enumerate(forever(loader_of(make(transform=slow)))): {FIRST}; time.sleep(0.1)"
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    assert len(family) >= 2
+    process.kill()
+    process.wait(10)
+    assert_gone(family, within_seconds=20)  # torch's workers look for their parent every 5 seconds
+    process.communicate()
+
+
+def group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None

@@ -1,0 +1,513 @@
+"""Whole episodes in memory: who fetches what, how often, and what stays."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import pytest
+
+from asyncfetch.decode import DecoderCache
+from asyncfetch.errors import (
+    AsyncFetchError,
+    CacheError,
+    ClosedError,
+    EpisodeNotFound,
+    NotFound,
+    ObjectChanged,
+    Throttled,
+    WrongLoop,
+)
+from asyncfetch.lerobot import dataset as dataset_module
+from asyncfetch.lerobot import open_dataset
+from asyncfetch.runtime.concurrently import gather
+from asyncfetch.testing import Fault, FaultOnce, read_identity
+from tests.lerobot.serving import (
+    SNAPSHOT,
+    TOP,
+    WRIST,
+    check_sample,
+    in_memory,
+    in_use_bytes,
+    serve,
+    video_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from asyncfetch.lerobot import LeRobotDataset
+    from asyncfetch.lerobot.episode_table import Episode
+    from asyncfetch.lerobot.video_index import PlannedClip
+    from asyncfetch.testing import DatasetTruth, ServedRequest
+    from tests.lerobot.serving import Library, Served
+
+CAMERAS = 2
+
+
+@pytest.fixture(scope="module")
+def truth(library: Library) -> DatasetTruth:
+    """Ten episodes, two in a file, whose clips are larger than the indexes."""
+    return library(episodes=10, length=5, width=128, height=128, texture=16.0)
+
+
+def clips(served: Served) -> list[ServedRequest]:
+    """Requests for frames; those for an index start at the file's first byte."""
+    return [request for request in served.requests("/videos/") if request.start != 0]
+
+
+async def know_indexes(served: Served) -> None:
+    """Fetch the indexes of all files, then forget the log."""
+    for episode in served.dataset.episodes.indices:
+        await served.dataset.clip_bytes(episode)
+    served.server.reset()
+
+
+async def budget(truth: DatasetTruth, episodes: float) -> int:
+    """``max_bytes`` that leaves room for the clips of so many episodes."""
+    async with serve(truth) as served:
+        sizes = [await served.dataset.clip_bytes(episode) for episode in served.dataset.episodes.indices]
+        share = served.dataset.clip_budget.max_bytes / served.dataset.config.max_bytes
+    return int(max(sizes) * episodes / share) + 8
+
+
+class Overlap:
+    """A rule without faults, for a server that answers late: counts what is in flight of each kind."""
+
+    def __init__(self, wanted: Callable[[ServedRequest], bool]) -> None:
+        self._wanted = wanted
+        self.seen: list[ServedRequest] = []
+
+    def __call__(self, request: ServedRequest) -> None:
+        if self._wanted(request):
+            self.seen.append(request)
+
+    def peak(self) -> int:
+        """Most of them in flight at once."""
+        return max(
+            sum(1 for other in self.seen if other.started <= one.started < (other.finished or np.inf))
+            for one in self.seen
+        )
+
+
+# One wave, one request, one error.
+
+
+async def test_episodes_and_cameras_are_fetched_in_one_wave(truth: DatasetTruth) -> None:
+    overlap = Overlap(lambda request: "/videos/" in request.path and request.start != 0)
+    async with serve(truth, first_byte_seconds=0.15, fault=overlap) as served:
+        for episode in range(4):
+            served.dataset.prefetch(episode)
+        await gather(*(partial(served.dataset.ready, episode) for episode in range(4)))
+    assert len(overlap.seen) == overlap.peak() == 4 * CAMERAS
+
+
+async def test_rows_are_fetched_beside_the_indexes_and_clips(truth: DatasetTruth) -> None:
+    overlap = Overlap(lambda request: "/videos/" in request.path or "/data/" in request.path)
+    async with serve(truth, first_byte_seconds=0.15, fault=overlap) as served:
+        await served.dataset.ready(0)
+    first, last = overlap.seen[0], max(request.started for request in overlap.seen)
+    assert overlap.peak() >= CAMERAS + 1
+    assert first.finished is not None
+    # Two waves: indexes and footer, then clips and row groups.
+    assert sum(1 for request in overlap.seen if request.started < first.finished) == len(overlap.seen) - CAMERAS
+    assert last >= first.finished
+
+
+async def test_each_clip_is_one_request_however_many_read(truth: DatasetTruth) -> None:
+    async with serve(truth) as served:
+        await know_indexes(served)
+        places = [(episode, frame) for episode in range(3) for frame in range(5)] * 4
+        samples = await gather(*(partial(served.dataset.sample, *place) for place in places))
+        for place, sample in zip(places, samples, strict=True):
+            check_sample(sample, truth, *place)
+        assert len(clips(served)) == len(served.requests("/videos/")) == 3 * CAMERAS
+
+
+async def test_a_failure_stays_until_prefetch_tries_again(truth: DatasetTruth) -> None:
+    fault = FaultOnce(f"/{video_path(WRIST)}", Fault.status(503), times=1)
+    async with serve(truth, fault=fault) as served:
+        dataset = served.dataset
+        dataset.prefetch(0)
+        dataset.prefetch(2)
+        for _ in range(2):
+            with pytest.raises(Throttled, match=video_path(WRIST)):
+                await dataset.ready(0)
+            with pytest.raises(Throttled, match=video_path(WRIST)):
+                await dataset.sample(0, 1)
+        check_sample(await dataset.sample(2, 1), truth, 2, 1)
+        dataset.prefetch(0)
+        await dataset.ready(0)
+        check_sample(await dataset.sample(0, 1), truth, 0, 1)
+
+
+async def test_ready_fails_like_prefetch(truth: DatasetTruth) -> None:
+    content = in_memory(truth)
+    video = content.pop(video_path(TOP))
+    async with serve(content) as served:
+        dataset = served.dataset
+        with pytest.raises(NotFound):
+            await dataset.ready(0)
+        content[video_path(TOP)] = video
+        with pytest.raises(NotFound):
+            await dataset.sample(0, 0)
+        dataset.prefetch(0)
+        check_sample(await dataset.sample(0, 0), truth, 0, 0)
+
+
+async def test_kept_failures_hold_no_buffers(truth: DatasetTruth) -> None:
+    """An error's traceback refers to frames, and those to the clips that had arrived."""
+    content = in_memory(truth)
+    del content[video_path(WRIST)]
+    async with serve(content) as served:
+        with pytest.raises(NotFound):
+            await served.dataset.ready(0)
+        for failure in served.dataset._failures.values():
+            assert failure.__traceback__ is None
+            assert failure.__cause__ is None
+            assert failure.__context__ is None
+
+
+async def test_unknown_episodes_start_nothing(truth: DatasetTruth) -> None:
+    async with serve(truth) as served:
+        served.server.reset()
+        with pytest.raises(EpisodeNotFound, match=r"no episode 10; it has 0 to 9"):
+            served.dataset.prefetch(10)
+        with pytest.raises(EpisodeNotFound):
+            await served.dataset.ready(10)
+        assert served.requests() == []
+
+
+async def test_prefetches_are_bounded(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_module, "MAX_PREFETCHES", 3)
+    async with serve(truth) as served:
+        for episode in (0, 1, 2, 2, 1):
+            served.dataset.prefetch(episode)
+        with pytest.raises(CacheError, match="3 prefetches are under way"):
+            served.dataset.prefetch(3)
+        await gather(*(partial(served.dataset.ready, episode) for episode in range(3)))
+        await anyio.wait_all_tasks_blocked()
+        served.dataset.prefetch(3)
+        await served.dataset.ready(3)
+
+
+# Hits.
+
+
+async def test_a_hit_never_waits(truth: DatasetTruth) -> None:
+    async with serve(truth) as served:
+        dataset = served.dataset
+        await dataset.ready(0)
+        served.server.reset()
+        held = dataset.hold(0)
+        with pytest.raises(StopIteration) as returned:
+            held.send(None)  # a coroutine that waits for nothing ends at its first step
+        with returned.value.value as episode:
+            assert read_identity(episode.frames(TOP, [3])[0]) == truth.identity(0, 3, TOP)
+        assert served.requests() == []
+
+
+async def test_a_decoder_that_is_gone_is_made_again_without_a_request(truth: DatasetTruth) -> None:
+    async with serve(truth) as served:
+        dataset = served.dataset
+        await dataset.sample(0, 0)
+        before = dataset.statistics()
+        dataset._decoders.clear()
+        served.server.reset()
+        check_sample(await dataset.sample(0, 2), truth, 0, 2)
+        after = dataset.statistics()
+        assert served.requests() == []
+        assert after.episodes.hits == before.episodes.hits + 1
+        assert after.episodes.misses == before.episodes.misses == 1
+        assert after.decoders.misses == before.decoders.misses + CAMERAS
+
+
+async def test_decoders_are_kept_between_reads(truth: DatasetTruth) -> None:
+    async with serve(truth) as served:
+        for frame in range(4):
+            await served.dataset.sample(0, frame)
+        decoders = served.dataset.statistics().decoders
+        assert (decoders.misses, decoders.hits, decoders.size) == (CAMERAS, 3 * CAMERAS, CAMERAS)
+
+
+# Room.
+
+
+async def test_what_does_not_fit_is_fetched_again(truth: DatasetTruth) -> None:
+    async with serve(truth, max_bytes=await budget(truth, 3)) as served:
+        dataset = served.dataset
+        await know_indexes(served)
+        for _ in range(2):
+            for episode in dataset.episodes.indices:
+                check_sample(await dataset.sample(episode, 1), truth, episode, 1)
+                kept = dataset.statistics().clips
+                assert kept.used_bytes + kept.reserved_bytes <= kept.max_bytes
+        after = dataset.statistics()
+        assert after.episodes.misses == 20
+        assert after.clips.evictions >= 2 * 10 * CAMERAS - 3 * CAMERAS - 2
+        assert len(clips(served)) == 2 * 10 * CAMERAS
+
+
+async def test_the_decoder_goes_with_its_clip(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where decoders have all room they want: each one that stays would keep its clip's bytes."""
+    monkeypatch.setattr(dataset_module, "_decoder_cache", lambda *_: DecoderCache(None, None))
+    async with serve(truth, max_bytes=await budget(truth, 3)) as served:
+        for episode in served.dataset.episodes.indices:
+            await served.dataset.sample(episode, 0)
+            now = served.dataset.statistics()
+            assert CAMERAS <= now.decoders.size <= now.clips.entries
+
+
+async def test_many_readers_of_more_than_fits(truth: DatasetTruth) -> None:
+    async with serve(truth, max_bytes=await budget(truth, 3)) as served:
+        rng = np.random.default_rng(0)
+        places = [
+            (int(episode), int(frame)) for episode, frame in zip(*rng.integers((10, 5), size=(200, 2)).T, strict=True)
+        ]
+        samples = await gather(*(partial(served.dataset.sample, *place) for place in places))
+        for place, sample in zip(places, samples, strict=True):
+            check_sample(sample, truth, *place)
+        assert in_use_bytes(served.dataset) == 0
+
+
+async def test_episodes_do_not_wait_for_each_others_second_camera(truth: DatasetTruth) -> None:
+    """The cache is full of one camera's clips; if each reader took its own, none could get the other camera's."""
+    async with serve(truth, max_bytes=await budget(truth, 1.5)) as served:
+        dataset = served.dataset
+        for episode in range(3):
+            clip = (await dataset._episodes._plan(dataset.episodes[episode]))[TOP]
+            where = (clip.url, clip.plan.start, clip.plan.stop)
+            (await dataset._clips.acquire(*where, headroom_bytes=clip.plan.header_bytes)).release()
+        assert dataset.statistics().clips.entries == 3
+        with anyio.fail_after(5):
+            samples = await gather(*(partial(dataset.sample, episode, 0) for episode in range(3)))
+        for episode, sample in enumerate(samples):
+            check_sample(sample, truth, episode, 0)
+
+
+async def test_an_episode_larger_than_the_cache_is_refused_with_the_figures(truth: DatasetTruth) -> None:
+    async with serve(truth, max_bytes=await budget(truth, 0.75)) as served:
+        dataset = served.dataset
+        for episode in range(2):
+            needed, room = await dataset.clip_bytes(episode), dataset.clip_budget.max_bytes
+            with pytest.raises(
+                CacheError, match=rf"episode {episode} take {needed} bytes, .* leaves {room} .*max_bytes"
+            ):
+                await dataset.ready(episode)
+        assert in_use_bytes(dataset) == 0
+
+
+async def test_rows_and_plans_are_kept_within_a_bound(truth: DatasetTruth) -> None:
+    async with serve(truth, max_bytes=24 * 20_000) as served:
+        dataset = served.dataset
+        for episode in dataset.episodes.indices:
+            check_sample(await dataset.sample(episode, 4), truth, episode, 4)
+            kept = dataset.statistics().episodes
+            assert kept.kept_bytes <= 20_000
+        assert 1 <= kept.kept < 10
+        assert kept.held == 0
+
+
+# Cancellation and the end.
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_cancelled_readers_leave_nothing_behind(truth: DatasetTruth, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    async with serve(truth, max_bytes=await budget(truth, 2), first_byte_seconds=0.005) as served:
+        dataset = served.dataset
+
+        async def read(episode: int, seconds: float) -> None:
+            with anyio.move_on_after(seconds):
+                check_sample(await dataset.sample(episode, 1), truth, episode, 1)
+
+        readers = zip(rng.integers(0, 6, 60).tolist(), rng.uniform(0, 0.08, 60).tolist(), strict=True)
+        await gather(*(partial(read, *reader) for reader in readers))
+        assert in_use_bytes(dataset) == 0
+        assert dataset.statistics().episodes.held == 0
+        assert dataset.statistics().clips.waiting == 0
+        for episode in range(6):
+            check_sample(await dataset.sample(episode, 2), truth, episode, 2)
+
+
+async def test_a_cancelled_reader_costs_the_others_nothing(truth: DatasetTruth) -> None:
+    async with serve(truth, first_byte_seconds=0.05) as served:
+        await know_indexes(served)
+        async with anyio.create_task_group() as tasks:
+            first = anyio.CancelScope()
+
+            async def read_first() -> None:
+                with first:
+                    await served.dataset.sample(0, 0)
+
+            tasks.start_soon(read_first)
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(served.dataset.ready, 0)
+            await anyio.wait_all_tasks_blocked()
+            first.cancel()
+        assert len(clips(served)) == CAMERAS
+
+
+async def test_a_held_episode_can_be_read_until_it_is_released(truth: DatasetTruth) -> None:
+    async with serve(truth) as served:
+        held = await served.dataset.hold(3)
+        assert held.rows["index"].tolist() == list(range(15, 20))
+        assert len(held.clip(TOP)) == 5
+        held.release()
+        held.release()
+        assert in_use_bytes(served.dataset) == 0
+        with pytest.raises(ClosedError, match="episode 3 was released"):
+            held.frames(TOP, [0])
+
+
+def stall_videos(request: ServedRequest) -> Fault | None:
+    return Fault.stall() if "/videos/" in request.path else None
+
+
+async def test_closing_ends_prefetches_under_way(truth: DatasetTruth) -> None:
+    with anyio.fail_after(5):
+        async with serve(truth, fault=stall_videos) as served:
+            for episode in served.dataset.episodes.indices:
+                served.dataset.prefetch(episode)
+            await anyio.wait_all_tasks_blocked()
+
+
+async def test_closing_ends_readers_with_closed_error(truth: DatasetTruth) -> None:
+    errors: list[AsyncFetchError] = []
+
+    async def read(dataset: LeRobotDataset, episode: int) -> None:
+        try:
+            await dataset.sample(episode, 0)
+        except AsyncFetchError as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as tasks, serve(truth, fault=stall_videos) as served:
+        for episode in (0, 0, 1):
+            tasks.start_soon(read, served.dataset, episode)
+        await anyio.wait_all_tasks_blocked()
+    assert [type(error) for error in errors] == [ClosedError] * 3
+
+
+async def test_before_and_after_its_block_it_is_closed(truth: DatasetTruth) -> None:
+    unopened = open_dataset(str(truth.root))
+    with pytest.raises(ClosedError, match="isn't open"):
+        _ = unopened.fps
+    with pytest.raises(ClosedError):
+        await unopened.sample(0, 0)
+    with pytest.raises(ClosedError):
+        unopened.statistics()
+    async with serve(truth) as served:
+        await served.dataset.sample(0, 0)
+    for read in (served.dataset.sample(0, 0), served.dataset.ready(0), served.dataset.hold(0)):
+        with pytest.raises(ClosedError):
+            await read
+    with pytest.raises(ClosedError):
+        served.dataset.prefetch(0)
+    with pytest.raises(ClosedError, match="only once"):
+        await served.dataset.__aenter__()
+    assert served.dataset.statistics().episodes.misses == 1
+
+
+async def test_an_error_in_the_block_comes_out_as_it_is(truth: DatasetTruth) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with open_dataset(str(truth.root)):
+            raise ZeroDivisionError
+
+
+async def test_it_belongs_to_its_loop(truth: DatasetTruth) -> None:
+    async with serve(truth, features=["action"]) as served:
+        await served.dataset.ready(0)
+
+        def elsewhere() -> None:
+            with pytest.raises(WrongLoop, match="LeRobotDataset"):
+                anyio.run(served.dataset.sample, 0, 0)
+            with pytest.raises(WrongLoop, match="LeRobotDataset"):
+                served.dataset.prefetch(0)
+
+        await anyio.to_thread.run_sync(elsewhere)
+
+
+# Replaced files.
+
+
+@pytest.fixture(scope="module")
+def other_video(library: Library) -> bytes:
+    """The top camera's file of episodes 0 and 1 with larger frames: the old places exist in it, and are wrong."""
+    other = library(episodes=2, length=5, width=128, height=128, texture=24.0, gop=1, seed=1)
+    return (other.root / video_path(TOP)).read_bytes()
+
+
+async def test_a_replaced_video_is_an_error_and_then_planned_anew(truth: DatasetTruth, other_video: bytes) -> None:
+    content = in_memory(truth)
+    async with serve(content) as served:
+        dataset = served.dataset
+        old = await dataset.sample(1, 0)
+        content[video_path(TOP)] = other_video
+        with pytest.raises(ObjectChanged, match=video_path(TOP)):
+            await dataset.ready(0)
+        dataset.prefetch(0)
+        for frame in range(5):
+            check_sample(await dataset.sample(0, frame), truth, 0, frame)
+        new = await dataset.sample(1, 0)
+        check_sample(new, truth, 1, 0)
+        assert not new[TOP].equal(old[TOP])
+        assert new[WRIST].equal(old[WRIST])
+
+
+async def test_what_is_held_of_a_replaced_video_stays_as_it_was(truth: DatasetTruth, other_video: bytes) -> None:
+    content = in_memory(truth)
+    async with serve(content) as served:
+        dataset = served.dataset
+        with await dataset.hold(1) as old:
+            before = old.frames(TOP, [4])
+            content[video_path(TOP)] = other_video
+            with pytest.raises(ObjectChanged):
+                await dataset.ready(0)
+            new = await dataset.sample(1, 4)
+            check_sample(new, truth, 1, 4)
+            assert old.frames(TOP, [4]).equal(before)
+            assert not new[TOP].equal(before[0])
+        assert in_use_bytes(dataset) == 0
+
+
+async def test_a_clip_planned_before_the_change_is_planned_again(truth: DatasetTruth, other_video: bytes) -> None:
+    """Episode 1 is planned by the old index, and its clip asked for when the fetcher has forgotten the old version."""
+    content = in_memory(truth)
+    async with serve(content) as served:
+        dataset = served.dataset
+        await dataset.clip_bytes(0)
+        content[video_path(TOP)] = other_video
+        plan = dataset._episodes._plan
+
+        async def plan_then_change(episode: Episode) -> Mapping[str, PlannedClip]:
+            planned = await plan(episode)
+            if episode.index == 1:
+                with pytest.raises(ObjectChanged):
+                    await dataset.ready(0)
+                dataset._episodes._plan = plan  # type: ignore[method-assign]
+            return planned
+
+        dataset._episodes._plan = plan_then_change  # type: ignore[method-assign]
+        for frame in range(5):
+            check_sample(await dataset.sample(1, frame), truth, 1, frame)
+        assert in_use_bytes(dataset) == 0
+
+
+@pytest.mark.may_block  # builds its datasets as it goes
+async def test_a_replaced_table_is_read_anew(library: Library) -> None:
+    """Its row groups hold pictures, of other sizes in the new one, and lie at other places."""
+    options = {"episodes": 4, "length": 5, "cameras": (), "extras": (SNAPSHOT,), "width": 128, "height": 128}
+    truth = library(**options, texture=16.0)
+    other = library(**options, texture=8.0)
+    content, path = in_memory(truth), "data/chunk-000/file-000.parquet"
+    async with serve(content) as served:
+        await served.dataset.ready(0)
+        content[path] = in_memory(other)[path]
+        with pytest.raises(ObjectChanged, match=path):
+            await served.dataset.ready(1)
+        served.dataset.prefetch(1)
+        sample = await served.dataset.sample(1, 3)
+        np.testing.assert_array_equal(sample[SNAPSHOT].permute(1, 2, 0), other.picture(1, 3, SNAPSHOT))

@@ -1,0 +1,201 @@
+"""Datasets that aren't quite what LeRobot records: read right, or refused with the file and the number named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncfetch.errors import DatasetError, DecodeError, FormatError, FrameMissing, NotFound
+from asyncfetch.lerobot import frames
+from asyncfetch.testing import Fault, FaultOnce, Quirks, read_identity
+from tests.lerobot.serving import (
+    DEFAULTS,
+    TOP,
+    WRIST,
+    all_frames,
+    check_all,
+    check_sample,
+    in_memory,
+    in_use_bytes,
+    serve,
+    video_path,
+)
+
+if TYPE_CHECKING:
+    from tests.lerobot.serving import Library
+
+LENGTHS = (6, 0, 4, 5)
+HARMLESS: dict[str, dict[str, Any]] = {
+    "collapsed row groups": {"collapsed_row_groups": True},
+    "plain lists": {"plain_lists": True},
+    "no huggingface metadata": {"no_huggingface_metadata": True},
+    "sorted episode columns": {"sorted_episode_columns": True},
+    "float index columns": {"float_index_columns": True},
+    "null indices of an episode without frames": {"null_index_episodes": (1,)},
+    "several metadata files": {"episodes_per_meta_file": 1, "stale_self_references": True},
+    "unnamed and permuted tasks": {"unnamed_tasks_index": True, "permuted_tasks": True},
+    "orphan rows": {"orphan_rows": 3, "collapsed_row_groups": True},
+    "orphan files": {"orphan_files": True},
+    "old info.json": {"unknown_info_keys": True, "legacy_video_info": True},
+}
+
+
+@pytest.mark.parametrize("quirks", HARMLESS.values(), ids=list(HARMLESS))
+async def test_every_frame_is_right(library: Library, quirks: dict[str, Any]) -> None:
+    truth = library(episodes=LENGTHS, quirks=Quirks(**quirks))
+    async with serve(truth) as served:
+        await check_all(served.dataset, truth)
+
+
+async def test_no_stats(library: Library) -> None:
+    async with serve(library(episodes=LENGTHS, quirks=Quirks(no_stats=True))) as served:
+        assert served.dataset.stats is None
+
+
+async def test_null_indices_of_an_episode_with_frames(library: Library) -> None:
+    truth = library(episodes=LENGTHS, quirks=Quirks(null_index_episodes=(2,)))
+    async with serve(truth) as served:
+        for read in (served.dataset.ready(2), served.dataset.sample(2, 0)):
+            with pytest.raises(DatasetError, match=r"chunk_index for episode 2 of 4 frames"):
+                await read
+        check_sample(await served.dataset.sample(3, 0), truth, 3, 0)
+
+
+async def test_an_episode_without_frames(library: Library) -> None:
+    async with serve(library(episodes=LENGTHS)) as served:
+        await served.dataset.ready(1)
+        with pytest.raises(FrameMissing, match=r"episode 1 has frames \[0, 0\), not 0"):
+            await served.dataset.sample(1, 0)
+
+
+@pytest.mark.parametrize("feature", DEFAULTS)
+async def test_a_missing_default_feature_is_named_with_those_there(library: Library, feature: str) -> None:
+    truth = library(episodes=(3,), quirks=Quirks(without_default_feature=feature))
+    with pytest.raises(DatasetError, match=rf"info\.json lack {feature},.*present are observation\.state, action"):
+        async with serve(truth):
+            pass
+
+
+async def test_an_old_version_is_refused_with_the_way_out(library: Library) -> None:
+    truth = library(episodes=(3,), quirks=Quirks(codebase_version="v2.1"))
+    with pytest.raises(DatasetError, match=r"v2\.1 dataset.*convert_dataset_v21_to_v30"):
+        async with serve(truth):
+            pass
+
+
+async def test_a_video_without_bytes(library: Library) -> None:
+    truth = library(episodes=LENGTHS, quirks=Quirks(empty_video_file=0))
+    async with serve(truth) as served:
+        with pytest.raises(FormatError, match=rf"{video_path(TOP)}: the file is empty \(0 bytes\)"):
+            await served.dataset.sample(0, 0)
+        check_sample(await served.dataset.sample(3, 1), truth, 3, 1)
+
+
+@pytest.mark.parametrize("lost_bytes", [1, 500])
+async def test_a_video_cut_off_behind_its_index(library: Library, lost_bytes: int) -> None:
+    truth = library(episodes=LENGTHS)
+    content = in_memory(truth)
+    path = video_path(WRIST, 1)
+    content[path] = content[path][:-lost_bytes]
+    async with serve(content) as served:
+        with pytest.raises(FormatError, match=rf"{path}: truncated: it has {len(content[path])} bytes.*episode 3"):
+            await served.dataset.ready(3)
+        check_sample(await served.dataset.sample(2, 1), truth, 2, 1)
+
+
+async def test_a_video_cut_off_in_front_of_its_index(library: Library) -> None:
+    truth = library(episodes=LENGTHS, episodes_per_video_file=1)
+    content = in_memory(truth)
+    path = video_path(TOP, 2)
+    content[path] = content[path][: len(content[path]) // 2]
+    async with serve(content) as served:
+        with pytest.raises(FormatError, match=rf"{path}: truncated.* there are only {len(content[path])}"):
+            await served.dataset.sample(2, 0)
+        check_sample(await served.dataset.sample(3, 1), truth, 3, 1)
+
+
+async def test_a_video_shorter_than_its_metadata_lacks_just_its_last_frames(library: Library) -> None:
+    truth = library(episodes=LENGTHS, quirks=Quirks(short_video_frames=2))
+    lengths = (4, 0, 4, 3)  # of the last episode in each file of two
+    async with serve(truth) as served:
+        for episode, frame in all_frames(truth):
+            if frame < lengths[episode]:
+                check_sample(await served.dataset.sample(episode, frame), truth, episode, frame)
+            else:
+                with pytest.raises(FrameMissing, match=rf"episode {episode} in .*no frame {frame}; it has"):
+                    await served.dataset.sample(episode, frame)
+        assert in_use_bytes(served.dataset) == 0
+
+
+async def test_a_window_over_missing_frames_is_refused(library: Library) -> None:
+    truth = library(episodes=LENGTHS, quirks=Quirks(short_video_frames=2))
+    async with serve(truth) as served:
+        sample = await served.dataset.sample(3, 1, windows={TOP: frames(0, 1)})
+        assert [read_identity(picture).frame for picture in sample[TOP]] == [1, 2]
+        with pytest.raises(FrameMissing, match="no frame 3"):
+            await served.dataset.sample(3, 1, windows={TOP: frames(0, 2)})
+
+
+async def test_a_video_that_ends_before_its_episode_begins(library: Library) -> None:
+    """All frames of the episode are missing: there is nothing to fetch, and nothing that a decoder would open."""
+    truth = library(episodes=(6, 4))
+    content = in_memory(truth)
+    content[video_path(TOP)] = (library(episodes=(6,)).root / video_path(TOP)).read_bytes()
+    async with serve(content) as served:
+        check_sample(await served.dataset.sample(0, 5), truth, 0, 5)
+        with pytest.raises(FrameMissing, match=rf"{TOP} of episode 1 in .*has 0 of 4 frames"):
+            await served.dataset.sample(1, 0)
+
+
+async def test_a_video_that_is_not_there_fails_its_episodes_alone(library: Library) -> None:
+    truth = library(episodes=LENGTHS)
+    content = in_memory(truth)
+    del content[video_path(TOP)]
+    async with serve(content) as served:
+        for episode in (0, 2, 3):
+            if episode == 0:
+                with pytest.raises(NotFound, match=video_path(TOP)):
+                    await served.dataset.sample(episode, 0)
+            else:
+                check_sample(await served.dataset.sample(episode, 0), truth, episode, 0)
+
+
+async def test_damaged_coded_frames_name_camera_episode_and_file(library: Library) -> None:
+    truth = library(episodes=(6,))
+    content = in_memory(truth)
+    path = video_path(TOP)
+    start, stop = content[path].index(b"mdat") + 4, content[path].index(b"moov") - 4
+    content[path] = content[path][:start] + bytes(stop - start) + content[path][stop:]
+    async with serve(content) as served:
+        with pytest.raises(DecodeError, match=rf"{TOP} of episode 0 in .*{path}"):
+            await served.dataset.sample(0, 0)
+
+
+async def test_a_table_that_contradicts_the_metadata(library: Library) -> None:
+    truth = library(episodes=LENGTHS)
+    content = in_memory(truth)
+    path = "data/chunk-000/file-000.parquet"
+    content[path] = in_memory(library(episodes=(6, 0, 4, 4)))[path]
+    async with serve(content) as served:
+        with pytest.raises(DatasetError, match=rf"{path}, episode 3: 4 rows .* its length is 5"):
+            await served.dataset.sample(3, 0)
+
+
+@pytest.mark.parametrize("path", ["meta/info.json", "meta/tasks.parquet", "data/chunk-000/file-000.parquet"])
+async def test_a_cut_off_file_is_named(library: Library, path: str) -> None:
+    truth = library(episodes=LENGTHS)
+    content = in_memory(truth)
+    content[path] = content[path][:-50]
+    with pytest.raises(FormatError, match=path):
+        async with serve(content) as served:
+            await served.dataset.sample(0, 0)
+
+
+async def test_a_failed_request_names_url_and_status(library: Library) -> None:
+    truth = library(episodes=LENGTHS)
+    fault = FaultOnce(f"/{video_path(WRIST)}", Fault.status(403))
+    async with serve(truth, fault=fault) as served:
+        with pytest.raises(PermissionError, match=rf"{served.server.url}/{video_path(WRIST)}, .*status 403"):
+            await served.dataset.sample(0, 0)
+        check_sample(await served.dataset.sample(0, 0), truth, 0, 0)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+import pytest
+
+from asyncfetch.config import FetchConfig
+from asyncfetch.errors import DatasetError
+from asyncfetch.fetch import Fetcher
+from asyncfetch.lerobot.episode_table import Episode, VideoSpan
+from asyncfetch.lerobot.video_index import HEAD_BYTES, VideoIndexes
+from asyncfetch.runtime.concurrently import gather
+from asyncfetch.testing import RangeServer
+from tests.lerobot.serving import MIB, TOP, in_memory, video_path
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from asyncfetch.lerobot.video_index import PlannedClip
+    from tests.lerobot.serving import Library
+
+
+class World:
+    """Indexes of the videos on a server."""
+
+    def __init__(self, server: RangeServer, fetcher: Fetcher) -> None:
+        self.server = server
+        self.indexes = VideoIndexes(fetcher, max_bytes=MIB, run=anyio.to_thread.run_sync)
+
+    async def plan(self, path: str, *, first_frame: int = 0, length: int = 4) -> Mapping[str, PlannedClip]:
+        span = VideoSpan(f"{self.server.url}/{path}", first_frame, length)
+        return await self.indexes.plan(Episode(7, length, (), "", 0, length, {TOP: span}), fps=30)
+
+    def ranges(self) -> list[tuple[int | None, int | None]]:
+        return [(request.start, request.stop) for request in self.server.requests]
+
+
+@pytest.fixture(scope="module")
+def content(library: Library) -> dict[str, bytes]:
+    front = in_memory(library(episodes=(4, 4)))[video_path(TOP)]
+    tail = in_memory(library(episodes=(4,), width=256, height=256, texture=16.0))[video_path(TOP)]
+    return {"front.mp4": front, "tail.mp4": tail, "long.mp4": _with_free_space_in_moov(front), "empty.mp4": b""}
+
+
+def _with_free_space_in_moov(video: bytes) -> bytes:
+    """The index made longer than the first request: a box that means nothing is added to it, behind the media data."""
+    start = video.index(b"moov") - 4
+    length = int.from_bytes(video[start : start + 4], "big")
+    padding = 2 * HEAD_BYTES
+    moov = (length + padding).to_bytes(4, "big") + video[start + 4 : start + length]
+    moov += padding.to_bytes(4, "big") + b"free" + bytes(padding - 8)
+    hole = length.to_bytes(4, "big") + b"free" + video[start + 8 : start + length]
+    # ftyp, long moov, then the rest: every chunk lies further back by the length of the new box.
+    return _shift_chunks(video[:start] + moov + hole + video[start + length :], len(moov))
+
+
+def _shift_chunks(video: bytes, by: int) -> bytes:
+    at = video.index(b"stco") + 8
+    count = int.from_bytes(video[at : at + 4], "big")
+    shifted = b"".join(
+        (int.from_bytes(video[at + 4 + 4 * i : at + 8 + 4 * i], "big") + by).to_bytes(4, "big") for i in range(count)
+    )
+    return video[: at + 4] + shifted + video[at + 4 + 4 * count :]
+
+
+@pytest.fixture
+async def world(content: dict[str, bytes]) -> AsyncIterator[World]:
+    async with RangeServer(content) as server:
+        config = FetchConfig(ca_file=server.ca_file, trust_env=False)
+        async with Fetcher(config) as fetcher:
+            yield World(server, fetcher)
+
+
+async def test_an_index_in_front_costs_one_request(world: World) -> None:
+    await world.plan("front.mp4")
+    assert world.ranges() == [(0, HEAD_BYTES)]
+
+
+async def test_an_index_at_the_tail_costs_one_request_more(world: World, content: dict[str, bytes]) -> None:
+    await world.plan("tail.mp4")
+    moov = content["tail.mp4"].index(b"moov") - 4
+    size = len(content["tail.mp4"])
+    assert world.ranges() == [(0, HEAD_BYTES), (moov, size)]
+
+
+async def test_a_long_index_costs_one_request_more(world: World, content: dict[str, bytes]) -> None:
+    clip = (await world.plan("long.mp4"))[TOP]
+    start = content["long.mp4"].index(b"moov") - 4
+    stop = start + int.from_bytes(content["long.mp4"][start : start + 4], "big")
+    assert world.ranges() == [(0, HEAD_BYTES), (start, stop)]
+    plain = (await world.plan("front.mp4"))[TOP]
+    moved = content["long.mp4"][clip.plan.start : clip.plan.stop]
+    assert moved == content["front.mp4"][plain.plan.start : plain.plan.stop]
+
+
+async def test_concurrent_plans_share_one_fetch(world: World) -> None:
+    await gather(*(partial(world.plan, "front.mp4", first_frame=first) for first in (0, 4, 0, 4)))
+    await world.plan("front.mp4", first_frame=4)
+    assert world.ranges() == [(0, HEAD_BYTES)]
+
+
+async def test_after_clear_an_index_is_fetched_again(world: World) -> None:
+    await world.plan("front.mp4")
+    world.indexes.clear()
+    await world.plan("front.mp4")
+    assert len(world.ranges()) == 2
+
+
+async def test_a_place_that_no_video_has_is_the_metadatas_fault(world: World) -> None:
+    with pytest.raises(DatasetError, match=r"episode 7 a place that .*front\.mp4 can't have"):
+        await world.plan("front.mp4", first_frame=2**40)
+
+
+async def test_a_clip_weighs_its_header_and_its_range(world: World) -> None:
+    clip = (await world.plan("front.mp4", first_frame=4))[TOP]
+    assert clip.nbytes == len(clip.plan.header) + clip.plan.stop - clip.plan.start

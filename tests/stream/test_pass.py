@@ -1,0 +1,291 @@
+"""One pass: its order, its errors, its end."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import asyncfetch as af
+from asyncfetch.testing import read_identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from asyncfetch.testing import DatasetTruth
+
+TOP = "observation.images.top"
+CONFIG = af.StreamConfig(lanes=2, pool_episodes=2, prefetch_episodes=1, decode_threads=2)
+
+
+def stream_of(truth: DatasetTruth, **options: Any) -> af.Stream:  # noqa: ANN401
+    return af.Stream(str(truth.root), **{"config": CONFIG, "shuffle": False, **options})
+
+
+def index(sample: dict[str, Any]) -> int:
+    return int(sample["index"])
+
+
+@pytest.fixture
+def broken(truth: DatasetTruth, tmp_path: Path) -> DatasetTruth:
+    """Episode 3, frames 15 to 26, has a video of the right length whose frames aren't any."""
+    import dataclasses
+
+    root = tmp_path / "broken"
+    shutil.copytree(truth.root, root)
+    (video,) = (root / f"videos/{TOP}").glob("*/file-003.mp4")
+    data = bytearray(video.read_bytes())
+    place = data.index(b"mdat") + 4
+    end = data.index(b"moov") - 4 if data.index(b"moov") > place else len(data)
+    data[place:end] = b"\xff" * (end - place)
+    video.write_bytes(data)
+    return dataclasses.replace(truth, root=root)
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_an_error_comes_behind_all_samples_before_it_and_ends_the_pass(broken: DatasetTruth) -> None:
+    seen = []
+    async with stream_of(broken).samples() as samples:
+        with pytest.raises(af.DecodeError, match=r"episode 3 .*file-003\.mp4"):
+            async for sample in samples:
+                seen.append(index(sample))
+        assert seen == list(range(15))
+        with pytest.raises(StopAsyncIteration):
+            await anext(samples)
+
+
+def test_synchronously_it_does_as_well(broken: DatasetTruth) -> None:
+    stream, seen = stream_of(broken), []
+    iterator = iter(stream)
+    with pytest.raises(af.DecodeError, match="episode 3"):
+        for sample in iterator:
+            seen.append(index(sample))
+    assert seen == list(range(15))
+    assert next(iterator, None) is None
+    assert stream.epoch == 0
+    stream.close()
+
+
+class Odd(BaseException):
+    """An error of a user's own that isn't an Exception."""
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyError("k"), Odd("odd")], ids=repr)
+async def test_a_transforms_error_comes_as_it_is_at_its_place(truth: DatasetTruth, error: BaseException) -> None:
+    stream, seen = stream_of(truth, transform=raise_at(7, error)), []
+    async with stream.samples() as samples:
+        with pytest.raises(type(error)) as caught:
+            async for sample in samples:
+                seen.append(index(sample))
+    assert caught.value is error
+    assert seen == list(range(7))
+
+
+@pytest.mark.parametrize("stop", [StopIteration, StopAsyncIteration])
+def test_a_transform_can_not_end_the_epoch_silently(truth: DatasetTruth, stop: type[Exception]) -> None:
+    stream = stream_of(truth, transform=raise_at(7, stop()))
+    with pytest.raises(RuntimeError, match=stop.__name__):
+        list(stream)
+    stream.close()
+
+
+def raise_at(place: int, error: BaseException) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def transform(sample: dict[str, Any]) -> dict[str, Any]:
+        if index(sample) == place:
+            raise error
+        return sample
+
+    return transform
+
+
+def test_what_a_transform_returns_is_delivered_whatever_it_is(truth: DatasetTruth) -> None:
+    results = [None, 0, "text"]
+    stream = stream_of(truth, transform=lambda sample: results[index(sample) % 3])
+    assert list(stream) == [results[number % 3] for number in range(truth.num_frames)]
+    stream.close()
+
+
+async def test_a_transform_runs_beside_the_loop(truth: DatasetTruth) -> None:
+    stream = stream_of(truth, transform=lambda _: {"thread": threading.get_ident()})
+    async with stream.samples() as samples:
+        assert threading.get_ident() not in {sample["thread"] async for sample in samples}
+
+
+async def test_a_cancelled_anext_loses_nothing(truth: DatasetTruth) -> None:
+    gate = threading.Semaphore(0)
+
+    def wait(sample: dict[str, Any]) -> dict[str, Any]:
+        gate.acquire(timeout=10)
+        return sample
+
+    seen, cancelled = [], 0
+    async with stream_of(truth, transform=wait).samples() as samples:
+        while len(seen) < truth.num_frames:
+            with anyio.move_on_after(0.001) as scope:
+                seen.append(index(await anext(samples)))
+            cancelled += scope.cancelled_caught
+            gate.release()
+            if cancelled > 20:
+                gate.release(truth.num_frames)
+    assert seen == list(range(truth.num_frames))
+    assert cancelled
+
+
+async def test_tasks_share_the_iterator(truth: DatasetTruth) -> None:
+    seen: list[int] = []
+
+    async def consume(samples: af.SamplePass) -> None:
+        async for sample in samples:
+            seen.append(index(sample))
+            await anyio.lowlevel.checkpoint()
+
+    async with stream_of(truth).samples() as samples, anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(consume, samples)
+    assert sorted(seen) == list(range(truth.num_frames))
+
+
+@pytest.mark.parametrize("taken", [0, 1, 20])
+async def test_leaving_early_ends_every_task(truth: DatasetTruth, taken: int) -> None:
+    import asyncio
+
+    before = asyncio.all_tasks()
+    async with stream_of(truth).samples() as samples:
+        for _ in range(taken):
+            await anext(samples)
+    assert asyncio.all_tasks() == before
+    with pytest.raises(af.ClosedError, match="left"):
+        await anext(samples)
+
+
+async def test_a_task_that_waits_for_a_sample_of_a_pass_that_is_left_gets_an_error(truth: DatasetTruth) -> None:
+    gate, errors = threading.Event(), []
+
+    def wait(sample: dict[str, Any]) -> dict[str, Any]:
+        gate.wait(10)
+        return sample
+
+    async def consume(samples: af.SamplePass) -> None:
+        try:
+            await anext(samples)
+        except af.ClosedError as error:
+            errors.append(error)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            async with stream_of(truth, transform=wait).samples() as samples:
+                group.start_soon(consume, samples)
+                await anyio.wait_all_tasks_blocked()
+                gate.set()
+                # Left before the loop turns: the sample is on its way, but not here.
+    assert len(errors) == 1
+
+
+async def test_the_consumers_own_exception_comes_out_alone(truth: DatasetTruth) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with stream_of(truth).samples() as samples:
+            async for _ in samples:
+                raise ZeroDivisionError
+
+
+async def test_cancelling_the_consumer_ends_the_pass(truth: DatasetTruth) -> None:
+    with anyio.fail_after(5), anyio.CancelScope() as scope:
+        async with stream_of(truth).samples() as samples:
+            async for sample in samples:
+                if index(sample) == 3:
+                    scope.cancel()
+    assert scope.cancelled_caught
+
+
+async def test_passes_over_an_open_dataset_share_its_caches(truth: DatasetTruth) -> None:
+    async with af.open_dataset(str(truth.root), config=CONFIG) as dataset:
+        stream = af.Stream(dataset)
+        for _ in range(2):
+            async with stream.samples() as samples:
+                assert sorted([index(sample) async for sample in samples]) == list(range(truth.num_frames))
+        statistics = dataset.statistics()
+    assert statistics.clips.misses == 14  # seven episodes with frames, two cameras, once
+    assert statistics.episodes.held == 0
+    assert statistics.clips.leased_bytes == 0
+
+
+async def test_options_of_an_open_dataset_are_not_taken_twice(truth: DatasetTruth) -> None:
+    async with af.open_dataset(str(truth.root)) as dataset:
+        with pytest.raises(af.ConfigError, match="open_dataset"):
+            af.Stream(dataset, features=[TOP])
+        with pytest.raises(af.ConfigError, match="its own loop"):
+            iter(af.Stream(dataset))
+
+
+@pytest.mark.parametrize("image_dtype", ["uint8", "float32"])
+async def test_two_passes_at_once_over_one_dataset(truth: DatasetTruth, image_dtype: af.lerobot.ImageDtype) -> None:
+    seen: list[list[int]] = [[], []]
+    async with af.open_dataset(str(truth.root), image_dtype=image_dtype, config=CONFIG) as dataset:
+        passes = af.Stream(dataset, shuffle=False).samples(), af.Stream(dataset, seed=1).samples()
+        async with passes[0] as first, passes[1] as second:
+            for _ in range(truth.num_frames):
+                for samples, keys in zip((first, second), seen, strict=True):
+                    sample = await anext(samples)
+                    episode, frame = int(sample["episode_index"]), int(sample["frame_index"])
+                    assert read_identity(sample[TOP]) == truth.identity(episode, frame, TOP)
+                    keys.append(index(sample))
+    assert seen[0] == sorted(seen[1]) == list(range(truth.num_frames))
+
+
+async def test_statistics_of_a_pass(truth: DatasetTruth) -> None:
+    async with stream_of(truth).samples() as samples:
+        before = samples.statistics()
+        async for _ in samples:
+            pass
+        after = samples.statistics()
+    assert (before.samples, before.first_sample_seconds) == (0, None)
+    assert after.samples == truth.num_frames
+    assert after.first_sample_seconds is not None
+    assert 0 < after.first_sample_seconds <= after.waited_seconds
+
+
+def test_one_stream_on_two_loops_one_after_the_other(truth: DatasetTruth) -> None:
+    stream = stream_of(truth)
+
+    async def read() -> list[int]:
+        async with stream.samples() as samples:
+            return [index(sample) async for sample in samples]
+
+    assert anyio.run(read) == anyio.run(read) == list(range(truth.num_frames))
+
+
+def test_two_streams_in_two_threads(truth: DatasetTruth) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def read(seed: int) -> list[int]:
+        stream = stream_of(truth, shuffle=True, seed=seed)
+        try:
+            return [index(sample) for sample in stream]
+        finally:
+            stream.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        orders = list(pool.map(read, range(2)))
+    assert [sorted(order) for order in orders] == [list(range(truth.num_frames))] * 2
+
+
+@pytest.mark.parametrize("end", ["closed", "collected", "failed"])
+def test_the_loop_thread_ends_with_the_stream(truth: DatasetTruth, end: str) -> None:
+    stream = stream_of(truth, transform=raise_at(3, ValueError("mine")) if end == "failed" else None)
+    with pytest.raises(ValueError, match="mine") if end == "failed" else nullcontext():
+        for sample in stream:
+            if index(sample) == 4:
+                break
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "asyncfetch stream")
+    if end == "closed":
+        stream.close()
+    del stream
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()

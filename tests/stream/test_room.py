@@ -1,0 +1,166 @@
+"""Episodes in memory within a bound: a pass gets all its frames, or an error that says what to set. It never hangs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import asyncfetch as af
+
+if TYPE_CHECKING:
+    from asyncfetch.testing import DatasetTruth
+
+
+def config(clip_bytes: int, **options: int) -> af.StreamConfig:
+    """A configuration that leaves just so much for clips: the rest is for decoders and tables."""
+    max_bytes = next(total for total in itertools.count(clip_bytes) if total - total // 8 - total // 4 >= clip_bytes)
+    return af.StreamConfig(max_bytes=max_bytes, decode_threads=1, **options)
+
+
+@pytest.fixture(scope="module")
+def clip_bytes(truth: DatasetTruth) -> list[int]:
+    """What each episode's clips take."""
+
+    async def weigh() -> list[int]:
+        async with af.open_dataset(str(truth.root)) as dataset:
+            lengths = enumerate(truth.lengths)  # an episode without frames has no file
+            return [await dataset.clip_bytes(episode) if length else 0 for episode, length in lengths]
+
+    return anyio.run(weigh)
+
+
+async def read(stream: af.Stream, *, bound_bytes: int | None = None) -> list[int]:
+    source = stream.source
+    async with stream.samples() as samples:
+        indices = []
+        async for sample in samples:
+            indices.append(int(sample["index"]))
+            if bound_bytes is not None and isinstance(source, af.LeRobotDataset):
+                clips = source.statistics().clips
+                assert clips.used_bytes + clips.reserved_bytes <= clips.max_bytes <= bound_bytes
+        return indices
+
+
+@pytest.mark.timeout(60)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+async def test_a_pass_gets_every_frame_or_an_error_and_never_hangs(
+    truth: DatasetTruth, clip_bytes: list[int], data: st.DataObject
+) -> None:
+    room = data.draw(st.integers(100, sum(clip_bytes) + 10))
+    lanes = data.draw(st.sampled_from([1, 2, 4, 8]))
+    chosen = config(
+        room,
+        lanes=lanes,
+        pool_episodes=lanes * data.draw(st.integers(1, 2)),
+        prefetch_episodes=data.draw(st.integers(0, 4)),
+        decoded_max_bytes=data.draw(st.sampled_from([1, 100_000, 64 << 20])),
+    )
+    shuffle = data.draw(st.booleans())
+    with anyio.fail_after(20), suppress(af.CacheError):
+        async with af.open_dataset(str(truth.root), config=chosen) as dataset:
+            stream = af.Stream(dataset, shuffle=shuffle, seed=data.draw(st.integers(0, 9)))
+            indices = await read(stream, bound_bytes=room)
+            assert sorted(indices) == list(range(truth.num_frames))
+
+
+@pytest.mark.parametrize("prefetch_episodes", [0, 1, 8])
+@pytest.mark.parametrize("decoded_max_bytes", [1, 64 << 20])
+async def test_in_sequence_room_for_the_largest_episode_is_enough_and_a_byte_less_is_not(
+    truth: DatasetTruth, clip_bytes: list[int], prefetch_episodes: int, decoded_max_bytes: int
+) -> None:
+    needed = max(clip_bytes)
+    options = {"prefetch_episodes": prefetch_episodes, "decoded_max_bytes": decoded_max_bytes}
+    enough = af.Stream(str(truth.root), shuffle=False, config=config(needed, **options))
+    short = af.Stream(str(truth.root), shuffle=False, config=config(needed - 1, **options))
+    with anyio.fail_after(10):
+        assert await read(enough) == list(range(truth.num_frames))
+        with pytest.raises(af.CacheError):
+            await read(short)
+
+
+@pytest.mark.parametrize("prefetch_episodes", [0, 8])
+async def test_a_pool_that_holds_all_episodes_needs_room_for_all(
+    truth: DatasetTruth, clip_bytes: list[int], prefetch_episodes: int
+) -> None:
+    options = {"lanes": 8, "pool_episodes": 8, "prefetch_episodes": prefetch_episodes}
+    # The first round takes a frame of each: that needs all clips, but the one-frame episode's is free again after it.
+    with anyio.fail_after(10):
+        indices = await read(af.Stream(str(truth.root), config=config(sum(clip_bytes), **options)))
+        assert sorted(indices) == list(range(truth.num_frames))
+        with pytest.raises(af.CacheError):
+            await read(af.Stream(str(truth.root), config=config(sum(clip_bytes) // 2, **options)))
+
+
+async def test_the_error_has_both_figures_and_what_to_set(truth: DatasetTruth, clip_bytes: list[int]) -> None:
+    chosen = config(max(clip_bytes), lanes=8, pool_episodes=8)
+    with anyio.fail_after(5), pytest.raises(af.CacheError) as caught:
+        await read(af.Stream(str(truth.root), config=chosen))
+    message = str(caught.value)
+    assert f"max_bytes={chosen.max_bytes}" in message
+    assert f"leaves {max(clip_bytes)} for clips" in message
+    needed = re.search(r"(\d+) in all", message)
+    assert needed is not None
+    assert int(needed[1]) > max(clip_bytes)
+    factor = re.search(r"at least ([0-9.]+) times", message)
+    assert factor is not None
+    assert float(factor[1]) * max(clip_bytes) >= int(needed[1])
+
+
+@pytest.mark.timeout(60)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+async def test_two_passes_over_one_dataset_share_the_room_and_never_hang(
+    truth: DatasetTruth, clip_bytes: list[int], data: st.DataObject
+) -> None:
+    """Read in turns by one task: each holds what the other may need."""
+    chosen = config(
+        data.draw(st.integers(max(clip_bytes), 2 * sum(clip_bytes))),
+        lanes=2,
+        pool_episodes=2,
+        prefetch_episodes=data.draw(st.integers(0, 4)),
+        decoded_max_bytes=data.draw(st.sampled_from([1, 64 << 20])),
+    )
+    with anyio.fail_after(20), suppress(af.CacheError):
+        async with af.open_dataset(str(truth.root), config=chosen) as dataset:
+            first, second = af.Stream(dataset, seed=1).samples(), af.Stream(dataset, seed=2).samples()
+            async with first as one, second as two:
+                seen: tuple[list[int], list[int]] = ([], [])
+                for _ in range(truth.num_frames):
+                    seen[0].append(int((await anext(one))["index"]))
+                    seen[1].append(int((await anext(two))["index"]))
+                    clips = dataset.statistics().clips
+                    assert clips.used_bytes + clips.reserved_bytes <= clips.max_bytes
+                assert sorted(seen[0]) == sorted(seen[1]) == list(range(truth.num_frames))
+
+
+async def test_two_passes_that_fit_both_get_every_frame(truth: DatasetTruth, clip_bytes: list[int]) -> None:
+    async with af.open_dataset(str(truth.root), config=config(2 * sum(clip_bytes), lanes=2, pool_episodes=2)) as dataset:
+        orders: dict[int, list[int]] = {}
+
+        async def run(seed: int) -> None:
+            orders[seed] = await read(af.Stream(dataset, seed=seed))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(run, 1)
+            group.start_soon(run, 2)
+        assert dataset.clip_budget.used_bytes == 0
+    assert sorted(orders[1]) == sorted(orders[2]) == list(range(truth.num_frames))
+
+
+async def test_a_pass_without_room_says_that_others_hold_it(truth: DatasetTruth, clip_bytes: list[int]) -> None:
+    chosen = config(max(clip_bytes), prefetch_episodes=0)
+    async with af.open_dataset(str(truth.root), config=chosen) as dataset:
+        stream = af.Stream(dataset, shuffle=False, episodes=[clip_bytes.index(max(clip_bytes))])
+        async with stream.samples() as first, stream.samples() as second:
+            await anext(first)
+            with anyio.fail_after(5), pytest.raises(af.CacheError, match="other passes over this dataset hold"):
+                await anext(second)
+        assert len(await read(stream)) == max(truth.lengths)  # their room came back

@@ -1,0 +1,144 @@
+"""dataset[i], in this process and in a loader's workers."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import asyncfetch as af
+from asyncfetch.testing import read_identity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from asyncfetch.testing import DatasetTruth
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+TOP = "observation.images.top"
+
+
+@pytest.fixture
+def dataset(truth: DatasetTruth) -> Iterator[af.torch.FrameDataset]:
+    dataset = af.torch.FrameDataset(str(truth.root))
+    yield dataset
+    dataset.close()
+
+
+def key_of(sample: dict[str, Any], truth: DatasetTruth) -> tuple[int, int]:
+    key = int(sample["episode_index"]), int(sample["frame_index"])
+    assert read_identity(sample[TOP]) == truth.identity(*key, TOP)
+    return key
+
+
+def keys(truth: DatasetTruth) -> list[tuple[int, int]]:
+    return [(episode, frame) for episode, length in enumerate(truth.lengths) for frame in range(length)]
+
+
+def test_every_index_is_its_frame(dataset: af.torch.FrameDataset, truth: DatasetTruth) -> None:
+    assert len(dataset) == truth.num_frames
+    assert [key_of(dataset[index], truth) for index in range(len(dataset))] == keys(truth)
+
+
+@pytest.mark.parametrize("index", [-1, -30, 29, torch.tensor(3)], ids=repr)
+def test_an_index_counts_from_either_end(dataset: af.torch.FrameDataset, truth: DatasetTruth, index: int) -> None:
+    assert key_of(dataset[index], truth) == keys(truth)[index]
+
+
+@pytest.mark.parametrize("index", [30, -31, 10**12])
+def test_an_index_out_of_range_is_an_index_error(dataset: af.torch.FrameDataset, index: int) -> None:
+    with pytest.raises(IndexError, match="30 frames"):
+        dataset[index]
+
+
+@pytest.mark.parametrize("index", [slice(0, 2), 1.0, "1", None], ids=repr)
+def test_what_is_no_whole_number_is_refused(dataset: af.torch.FrameDataset, index: Any) -> None:  # noqa: ANN401
+    with pytest.raises(TypeError):
+        dataset[index]
+
+
+def test_a_batch_comes_in_the_asked_order_repeats_included(
+    dataset: af.torch.FrameDataset, truth: DatasetTruth
+) -> None:
+    asked = [29, 0, 14, 14, 5, -1]
+    samples = dataset.__getitems__(asked)
+    assert [key_of(sample, truth) for sample in samples] == [keys(truth)[index] for index in asked]
+
+
+def test_a_batch_fetches_all_its_episodes_at_once(truth: DatasetTruth) -> None:
+    from asyncfetch.testing import RangeServer
+
+    with RangeServer(truth.root, first_byte_seconds=0.1) as server:
+        config = af.StreamConfig(fetch=af.FetchConfig(ca_file=server.ca_file))
+        dataset = af.torch.FrameDataset(server.url, config=config)
+        len(dataset)
+        server.reset()
+        dataset.__getitems__([0, 5, 14, 15, 27])
+        dataset.close()
+        assert server.statistics().peak_in_flight >= 5 * len(truth.cameras)
+
+
+def test_chosen_episodes_are_counted_alone(truth: DatasetTruth) -> None:
+    dataset = af.torch.FrameDataset(str(truth.root), episodes=[3, 4, 0])
+    expected = [(3, frame) for frame in range(12)] + [(0, frame) for frame in range(5)]
+    assert [key_of(dataset[index], truth) for index in range(len(dataset))] == expected
+    dataset.close()
+
+
+def test_an_unknown_episode_is_refused(truth: DatasetTruth) -> None:
+    dataset = af.torch.FrameDataset(str(truth.root), episodes=[6])
+    with pytest.raises(af.EpisodeNotFound, match="6"):
+        len(dataset)
+    dataset.close()
+
+
+def test_windows_and_features(truth: DatasetTruth) -> None:
+    dataset = af.torch.FrameDataset(str(truth.root), windows={"action": af.frames(-1, 0)}, features=["action"])
+    sample = dataset[0]
+    assert sample["action"].shape == (2, 6)
+    assert sample["action_is_pad"].tolist() == [True, False]
+    assert TOP not in sample
+    dataset.close()
+
+
+@pytest.mark.parametrize("read_before", [False, True], ids=["fresh", "read in the parent before"])
+def test_a_shuffling_loader_with_forked_workers(
+    dataset: af.torch.FrameDataset, truth: DatasetTruth, read_before: bool
+) -> None:
+    if read_before:
+        dataset[3]
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context="fork")
+    assert sorted(unbatched(loader, truth)) == keys(truth)
+    assert key_of(dataset[3], truth) == keys(truth)[3]  # the parent's own goes on
+
+
+@pytest.mark.timeout(60)
+def test_a_shuffling_loader_with_spawned_workers(dataset: af.torch.FrameDataset, truth: DatasetTruth) -> None:
+    dataset[3]
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context="spawn")
+    assert sorted(unbatched(loader, truth)) == keys(truth)
+
+
+def unbatched(loader: DataLoader[Any], truth: DatasetTruth) -> list[tuple[int, int]]:
+    return [
+        key_of({key: values[number] for key, values in batch.items()}, truth)
+        for batch in loader
+        for number in range(len(batch["index"]))
+    ]
+
+
+def test_it_pickles_as_what_to_read(dataset: af.torch.FrameDataset, truth: DatasetTruth) -> None:
+    dataset[0]
+    other = pickle.loads(pickle.dumps(dataset))
+    assert key_of(other[4], truth) == (0, 4)
+    other.close()
+
+
+def test_it_opens_again_after_close(dataset: af.torch.FrameDataset, truth: DatasetTruth) -> None:
+    for _ in range(2):
+        assert key_of(dataset[5], truth) == (1, 0)
+        dataset.close()

@@ -1,0 +1,147 @@
+"""A stream handed to a loader: pickling, shares, forks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.utils.data import DataLoader, get_worker_info
+
+import asyncfetch as af
+
+if TYPE_CHECKING:
+    from asyncfetch.testing import DatasetTruth
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+def indices(samples: Any) -> list[int]:  # noqa: ANN401
+    return sorted(int(sample["index"]) for sample in samples)
+
+
+def test_a_stream_pickles_as_what_to_read(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root), seed=7, windows={"action": af.frames(0, 1)}, episodes=[1, 3])
+    stream.set_epoch(4)
+    expected = [int(sample["index"]) for sample in stream]
+    other = pickle.loads(pickle.dumps(stream))
+    other.set_epoch(4)
+    assert [int(sample["index"]) for sample in other] == expected
+    assert repr(other) == f"Stream({str(truth.root)!r}, shuffle=True, seed=7, epoch=5)"
+    stream.close()
+    other.close()
+
+
+def test_a_repr_hides_secrets() -> None:
+    stream = af.Stream("https://me:secret@example.org/data?token=secret")
+    assert "secret" not in repr(stream) + repr(af.torch.StreamDataset(stream))
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")  # torch's own word on it, beside the error
+def test_a_transform_that_can_not_be_pickled_is_named_and_leaves_no_process(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root), transform=lambda sample: sample)
+    loader = DataLoader(af.torch.StreamDataset(stream), num_workers=2, multiprocessing_context="spawn")
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        iter(loader)
+    assert not multiprocessing.active_children()
+
+
+def test_a_transform_need_not_pickle_for_forked_workers(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root), transform=lambda sample: {"index": sample["index"]})
+    loader = DataLoader(af.torch.StreamDataset(stream), num_workers=1, multiprocessing_context="fork")
+    assert indices(loader) == list(range(truth.num_frames))
+
+
+async def test_an_open_dataset_can_not_follow_a_stream_into_workers(truth: DatasetTruth) -> None:
+    async with af.open_dataset(str(truth.root)) as dataset:
+        stream = af.Stream(dataset)
+        with pytest.raises(af.ConfigError, match="URL"):
+            af.torch.StreamDataset(stream)
+        with pytest.raises(TypeError, match="URL"):
+            pickle.dumps(stream)
+
+
+def test_a_stream_read_in_the_parent_is_read_in_forked_workers_and_in_the_parent_again(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root))
+    loader = DataLoader(
+        af.torch.StreamDataset(stream), batch_size=None, num_workers=2, multiprocessing_context="fork"
+    )
+    unfinished = iter(stream)
+    first = next(unfinished)
+    for _ in range(2):
+        assert indices(loader) == list(range(truth.num_frames))
+    assert indices([first, *unfinished]) == list(range(truth.num_frames))
+    assert indices(stream) == list(range(truth.num_frames))
+    stream.close()
+
+
+def test_a_forked_child_can_not_go_on_with_the_parents_iterator(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root))
+    iterator = iter(stream)
+    next(iterator)
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def child() -> None:
+        try:
+            list(iterator)
+        except af.WrongLoop as error:
+            sender.send(str(error))
+
+    process = context.Process(target=child)
+    process.start()
+    assert receiver.poll(10)
+    assert "forked" in receiver.recv()
+    process.join(10)
+    stream.close()
+
+
+def test_workers_share_the_ranks_bounds_and_say_so(truth: DatasetTruth) -> None:
+    config = af.StreamConfig(max_bytes=64 << 20, fetch=af.FetchConfig(max_requests_per_host=10), decode_threads=2)
+    dataset = af.torch.StreamDataset(af.Stream(str(truth.root), config=config))
+    loader = DataLoader(
+        _WithStatistics(dataset), batch_size=None, num_workers=2, multiprocessing_context="fork"
+    )
+    figures = [item for item in loader if "limit" in item]
+    assert {figure["worker"] for figure in figures} == {0, 1}
+    assert {figure["limit"] for figure in figures} == {5}
+    assert {figure["clips"] + figure["decoders"] for figure in figures} <= {range_ for range_ in range(26 << 20, 29 << 20)}
+    assert {figure["threads"] for figure in figures} == {1}
+    assert dataset.statistics() is None  # nothing was read in this process
+
+
+class _WithStatistics(af.torch.StreamDataset):
+    """The samples of a dataset, and behind them a worker's figures."""
+
+    def __init__(self, dataset: af.torch.StreamDataset) -> None:
+        super().__init__(dataset.stream)
+
+    def __iter__(self) -> Any:  # noqa: ANN401
+        yield from super().__iter__()
+        figures = self.statistics()
+        worker = get_worker_info()
+        assert figures is not None
+        assert worker is not None
+        (host,) = figures.fetch.hosts.values()
+        yield {
+            "worker": worker.id,
+            "limit": host.limit,
+            "clips": figures.clips.max_bytes,
+            "decoders": figures.decoders.max_bytes,
+            "threads": figures.decode.threads,
+        }
+
+
+@pytest.mark.parametrize("limit", [2, 6])
+def test_two_workers_never_exceed_the_ranks_limit_at_the_server(truth: DatasetTruth, limit: int) -> None:
+    from asyncfetch.testing import RangeServer
+
+    with RangeServer(truth.root, first_byte_seconds=0.02) as server:
+        fetch = af.FetchConfig(ca_file=server.ca_file, max_requests_per_host=limit)
+        stream = af.Stream(server.url, config=af.StreamConfig(fetch=fetch))
+        loader = DataLoader(
+            af.torch.StreamDataset(stream), batch_size=None, num_workers=2, multiprocessing_context="fork"
+        )
+        assert indices(loader) == list(range(truth.num_frames))
+        assert server.statistics().peak_in_flight == limit
