@@ -213,6 +213,8 @@ class RangeServer:
         in_flight = self._log.begin(record)
         try:
             return await self._respond(request, record, in_flight)
+        except ConnectionResetError as error:  # the client is gone: nothing to answer, nothing to log
+            raise asyncio.CancelledError from error
         except Exception:
             record.status = record.status or 500  # what aiohttp answers, unless a status line is out
             raise
