@@ -38,6 +38,8 @@ DEFAULT_BYTES = 512 * MIB
 
 TRIM_BYTES = 64 * MIB
 """Of decoders opened between two trims of the heap: what they and their forerunners left behind is at most that."""
+TRIM_DECODERS = 32
+"""Likewise: what a small one takes beside its pictures isn't in its estimate."""
 
 
 class _Unset(Enum):
@@ -77,8 +79,9 @@ class _State(Generic[DecoderT]):
     """With their bytes; the least recently used comes first."""
     opening: dict[Hashable, Future[DecoderT]] = field(default_factory=dict)
     nbytes: int = 0
+    opened: int = 0
+    """Since the heap was trimmed, like the next."""
     opened_bytes: int = 0
-    """Of decoders opened since the heap was trimmed."""
     hits: int = 0
     misses: int = 0
     evictions: int = 0
@@ -159,10 +162,11 @@ class DecoderCache(Generic[DecoderT]):
             raise
         with state.lock:
             evicted = self._keep(state, key, decoder, nbytes) if _forget(state, key, flight) else []
+            state.opened += 1
             state.opened_bytes += nbytes
-            trims = state.opened_bytes >= TRIM_BYTES
+            trims = state.opened >= TRIM_DECODERS or state.opened_bytes >= TRIM_BYTES
             if trims:
-                state.opened_bytes = 0
+                state.opened = state.opened_bytes = 0
         flight.set_result(decoder)
         del evicted  # here, outside the lock, they are freed
         if trims:

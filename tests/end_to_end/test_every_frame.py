@@ -34,6 +34,7 @@ async def test_the_async_iterator(served: Served, shuffle: bool) -> None:
     assert (keys == served.keys) is not shuffle
 
 
+@pytest.mark.may_block  # it iterates synchronously
 @pytest.mark.parametrize("shuffle", [False, True], ids=["in sequence", "shuffled"])
 async def test_the_synchronous_iterator_gives_the_same_in_the_same_order(served: Served, shuffle: bool) -> None:
     stream = served.stream(shuffle=shuffle, seed=5)

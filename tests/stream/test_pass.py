@@ -278,12 +278,13 @@ def test_two_streams_in_two_threads(truth: DatasetTruth) -> None:
 
 @pytest.mark.parametrize("end", ["closed", "collected", "failed"])
 def test_the_loop_thread_ends_with_the_stream(truth: DatasetTruth, end: str) -> None:
+    others = set(threading.enumerate())
     stream = stream_of(truth, transform=raise_at(3, ValueError("mine")) if end == "failed" else None)
     with pytest.raises(ValueError, match="mine") if end == "failed" else nullcontext():
         for sample in stream:
             if index(sample) == 4:
                 break
-    (thread,) = (thread for thread in threading.enumerate() if thread.name == "asyncfetch stream")
+    (thread,) = (one for one in set(threading.enumerate()) - others if one.name == "asyncfetch stream")
     if end == "closed":
         stream.close()
     del stream
