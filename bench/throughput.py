@@ -228,7 +228,7 @@ async def look(setting: Setting, seconds: float) -> tuple[int, float, float]:
 def show(console: Console, rows: list[Row], parts: dict[str, float], by_file: float) -> None:
     """The figures for people."""
     table = Table(title=f"streamed over HTTPS, {usable_cpus()} cores, order shuffled")
-    for name in ("concurrency", "samples/s", "frames/s", "MiB/s", "keep-up", "(spread)", "steady", "pipeline/bare"):
+    for name in ("requests", "samples/s", "frames/s", "MiB/s", "keep-up", "(spread)", "steady", "/ bare"):
         table.add_column(name, justify="right")
     for row in rows:
         low, high = row.keep_up_spread

@@ -231,7 +231,7 @@ def test_a_killed_worker_is_an_error_in_the_parent_and_no_process_remains(served
         """,
     )
     output, errors = process.communicate(timeout=30)
-    assert "exited unexpectedly" in output, errors
+    assert "exited unexpectedly" in output or "killed by signal" in output, errors  # torch notices in two ways
     assert process.returncode == 0
     assert [other for other in psutil.process_iter() if group_of(other.pid) == process.pid] == []
 
