@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from asyncfetch.testing.clips import Codec
 
 
-FAKES = {"tests/lerobot/conftest.py": {"stat", "fetch", "_path"}}
-"""Functions, by file, that stand in for something that wouldn't block, and do."""
+FAKES = {
+    "tests/lerobot/conftest.py": {"stat", "fetch", "_path"},
+    "asyncfetch/testing/datasets.py": {"write_dataset"},
+}
+"""Functions, by file, that may block: they stand in for something that wouldn't, or build what a test reads."""
 
 
 @pytest.fixture(autouse=True)
