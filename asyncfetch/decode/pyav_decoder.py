@@ -115,6 +115,8 @@ class PyAVDecoder(ClipDecoder):
         if not key <= self._next_pts <= pts:
             self._seek(key)
         for frame in self._coming:
+            if frame.pts is None:
+                raise DecodeError(f"{self.clip.name}: it has a frame without a time, so that none can be told by it")
             self._next_pts = frame.pts + 1
             if frame.pts == pts:
                 return self._array(frame)

@@ -134,7 +134,7 @@ def retry_after_seconds(value: str | None, *, wall_now: float) -> float | None:
         return float(text[:18])
     try:
         date = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)

@@ -40,6 +40,10 @@ class PassStatistics:
     """Episodes in memory or on their way."""
 
 
+STRETCH_STEPS = 500
+"""Of the order that the look-ahead goes through at a time: about a millisecond."""
+
+
 class _Chunk:
     """Consecutive samples of the order, decoded by one call in a thread."""
 
@@ -187,9 +191,11 @@ class SamplePass:
         if self._first_sample_seconds is None:
             self._first_sample_seconds = now - self._started_at
 
-    def _first_uses(self) -> Iterator[int]:
+    def _first_uses(self) -> Iterator[int | None]:
         used: set[int] = set()
-        for step in self._steps():
+        for number, step in enumerate(self._steps()):
+            if number % STRETCH_STEPS == 0:
+                yield None
             if step.episode not in used:
                 used.add(step.episode)
                 yield self._selection[step.episode]

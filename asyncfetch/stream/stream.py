@@ -250,7 +250,7 @@ class Samples:
             builder=builder,
             transform=stream.transform,
             chunk_samples=chunk_samples,
-            ahead_chunks=max(chunks, dataset.decode_pool.statistics().threads),
+            ahead_chunks=max(1, chunks),
             max_episodes=order.open_episodes(placement.consumers) + config.prefetch_episodes,
             on_end=partial(stream.epochs.finish, epoch, placement.worker) if self._counts else lambda: None,
         )

@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 
 from asyncfetch.errors import CacheError
 
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import HeldEpisode, LeRobotDataset
 
 __all__ = ["EpisodeWindow"]
+
+
+class _End:
+    """Behind the last episode."""
+
+
+_END = _End()
 
 
 class _Slot:
@@ -47,7 +55,8 @@ class EpisodeWindow:
 
     Args:
         dataset: Open dataset to read from.
-        episodes: Episode indices, each once, in the order of their first use.
+        episodes: Episode indices, each once, in the order of their first use; None now and then where they are far
+            apart, to let others have their turn.
         group: Owner of the fetching tasks; cancel it before ``close``.
         max_episodes: Episodes admitted at a time, those in use and those ahead; more only when one is needed at once.
         on_full: Called when the next episode has to wait for room.
@@ -56,7 +65,7 @@ class EpisodeWindow:
     def __init__(
         self,
         dataset: LeRobotDataset,
-        episodes: Iterable[int],
+        episodes: Iterable[int | None],
         group: TaskGroup,
         *,
         max_episodes: int,
@@ -71,7 +80,8 @@ class EpisodeWindow:
         self._slots: dict[int, _Slot] = {}
         self._unpaid: deque[_Slot] = deque()
         self._exhausted = False
-        self._admit()
+        self._freed = anyio.Event()
+        group.start_soon(self._admit_ahead, name="admit episodes")
 
     @property
     def open_episodes(self) -> int:
@@ -80,7 +90,7 @@ class EpisodeWindow:
 
     def use(self, episode: int) -> None:
         """Announce a use of an episode; ``get`` it, then ``done`` with it. Admits it now if it isn't yet."""
-        if episode not in self._slots:
+        while episode not in self._slots and not self._exhausted:
             self._admit_next()
         self._slots[episode].users += 1
 
@@ -138,18 +148,26 @@ class EpisodeWindow:
         self._unpaid.clear()
         self._paid.close()
 
-    def _admit(self) -> None:
-        while not self._exhausted and len(self._slots) < self._max_episodes:
-            self._admit_next()
+    async def _admit_ahead(self) -> None:
+        while not self._exhausted:
+            if len(self._slots) >= self._max_episodes:
+                self._freed = anyio.Event()
+                await self._freed.wait()
+            elif not self._admit_next():
+                await anyio.lowlevel.checkpoint()  # others' turn: between two episodes there may be many steps
 
-    def _admit_next(self) -> None:
-        episode = next(self._episodes, None)
+    def _admit_next(self) -> bool:
+        """Admit an episode, or go a stretch towards it."""
+        episode = next(self._episodes, _END)
         if episode is None:
+            return False
+        if isinstance(episode, _End):
             self._exhausted = True
-            return
+            return True
         slot = self._slots[episode] = _Slot(episode)
         self._unpaid.append(slot)
         self._group.start_soon(self._load, slot, name=f"load episode {episode}")
+        return True
 
     async def _load(self, slot: _Slot) -> None:
         try:
@@ -181,4 +199,4 @@ class EpisodeWindow:
         del self._slots[slot.episode]
         if slot.granted.is_set():
             self._paid.give(slot.size_bytes or 0)
-        self._admit()
+        self._freed.set()

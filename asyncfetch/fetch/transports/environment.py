@@ -42,8 +42,11 @@ class Environment:
         return proxy
 
     def login_for(self, url: URL) -> tuple[str, str] | None:
-        """User and password for the url's host; None for none."""
-        entry = self.logins.authenticators(url.host) if self.logins is not None and url.host is not None else None
+        """User and password for the url's host; None for none.
+
+        netrc's ``default`` doesn't count: it would go to whatever host a server redirects to.
+        """
+        entry = self.logins.hosts.get(url.host) if self.logins is not None and url.host is not None else None
         return None if entry is None else (entry[0] or entry[1] or "", entry[2] or "")
 
 
