@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
-from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import anyio
 from anyio import to_thread
 
 from asyncfetch.config import usable_cpus
 from asyncfetch.errors import ConfigError
+from asyncfetch.runtime.thread_call import ThreadCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +71,7 @@ class DecodePool:
         that kind is raised at once: then the call runs on, and no longer counts.
         """
         async with self._limiter:
-            call: _Call[ResultT] = _Call(lambda: function(*args))
+            call: ThreadCall[ResultT] = ThreadCall(lambda: function(*args))
             try:
                 return await to_thread.run_sync(call.run, limiter=self._unlimited)
             except asyncio.CancelledError:
@@ -97,36 +96,3 @@ class DecodePool:
     def __repr__(self) -> str:
         now = self.statistics()
         return f"<DecodePool {now.busy}/{now.threads} threads busy, {now.waiting} waiting>"
-
-
-class _Call(Generic[ResultT]):
-    """One call, from the loop's side and the thread's.
-
-    The future tells three states apart that anyio doesn't: not begun, running, ended. The thread writes the numbers
-    before it ends the future, the loop reads them after that.
-    """
-
-    def __init__(self, function: Callable[[], ResultT]) -> None:
-        self._function = function
-        self._ended: Future[None] = Future()
-        self.began = False
-        self.seconds = 0.0
-
-    def run(self) -> ResultT:
-        """In the thread."""
-        if not self._ended.set_running_or_notify_cancel():
-            raise CancelledError  # to nobody
-        self.began = True
-        start = time.perf_counter()
-        try:
-            return self._function()
-        finally:
-            self.seconds = time.perf_counter() - start
-            self._ended.set_result(None)
-
-    async def ended(self) -> None:
-        """Returns when the call doesn't run and won't."""
-        if self._ended.cancel():
-            return
-        with anyio.CancelScope(shield=True):
-            await asyncio.wrap_future(self._ended)

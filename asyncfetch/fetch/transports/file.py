@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
@@ -16,8 +18,11 @@ from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.responses import Delivery
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.ranges import ObjectInfo
+from asyncfetch.runtime.thread_call import ThreadCall
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts
 
@@ -40,7 +45,7 @@ class FileTransport:
         async with self._hosts.get("file://") as host:
             host.counts.requests += 1
             try:
-                await to_thread.run_sync(_read, download, download.known, limiter=self._limiter)
+                await self._run(partial(_read, download, download.known))
             except AttemptFailed as failure:
                 host.counts.errors += 1
                 if failure.kind is ObjectChanged:
@@ -50,6 +55,15 @@ class FileTransport:
                 ) from failure.__cause__
             download.remember()
             host.counts.bytes += download.landed_bytes
+
+    async def _run(self, read: Callable[[], None]) -> None:
+        call = ThreadCall(read)
+        try:
+            await to_thread.run_sync(call.run, limiter=self._limiter)
+        except asyncio.CancelledError:
+            # Task.cancel() goes through anyio's shield; the thread must not write into a buffer that was given back.
+            await call.ended()
+            raise
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory, sorted by name; a directory among them has size 0 and a url that ends in "/"."""

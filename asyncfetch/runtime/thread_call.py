@@ -1,0 +1,50 @@
+"""One blocking call in a thread, whose end can be awaited whatever cancels its caller."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import CancelledError, Future
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ThreadCall"]
+
+ResultT = TypeVar("ResultT")
+
+
+class ThreadCall(Generic[ResultT]):
+    """One call, from the loop's side and the thread's.
+
+    The future tells three states apart that anyio doesn't: not begun, running, ended. The thread writes the numbers
+    before it ends the future, the loop reads them after that.
+    """
+
+    def __init__(self, function: Callable[[], ResultT]) -> None:
+        self._function = function
+        self._ended: Future[None] = Future()
+        self.began = False
+        self.seconds = 0.0
+
+    def run(self) -> ResultT:
+        """In the thread."""
+        if not self._ended.set_running_or_notify_cancel():
+            raise CancelledError  # to nobody
+        self.began = True
+        start = time.perf_counter()
+        try:
+            return self._function()
+        finally:
+            self.seconds = time.perf_counter() - start
+            self._ended.set_result(None)
+
+    async def ended(self) -> None:
+        """Returns when the call doesn't run and won't."""
+        if self._ended.cancel():
+            return
+        with anyio.CancelScope(shield=True):
+            await asyncio.wrap_future(self._ended)
