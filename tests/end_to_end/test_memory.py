@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RangeServer]:
         yield server
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_memory_and_files_stay_flat_within_the_bounds(server: RangeServer, workers: int) -> None:
     report = run(server, workers)
@@ -88,8 +89,10 @@ def test_memory_and_files_stay_flat_within_the_bounds(server: RangeServer, worke
     assert growth <= bound, f"{growth / MIB:.0f} MiB"
     for series in report["series"]:
         half = len(series) // 2
+        # Medians: single readings are as high as the heap happens to be just before it is trimmed.
         (early, early_files), (late, late_files) = (
-            tuple(max(values) for values in zip(*part, strict=True)) for part in (series[1:half], series[half:])
+            tuple(statistics.median(values) for values in zip(*part, strict=True))
+            for part in (series[1:half], series[half:])
         )
         assert late - early <= FLAT_BYTES, f"{early / MIB:.0f} to {late / MIB:.0f} MiB"
         assert late_files <= early_files + 8
@@ -98,6 +101,6 @@ def test_memory_and_files_stay_flat_within_the_bounds(server: RangeServer, worke
 def run(server: RangeServer, workers: int) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
     command = [sys.executable, "-c", SCRIPT, server.url, str(server.ca_file), str(workers)]
-    result = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=True, timeout=110)
+    result = subprocess.run(command, stdout=subprocess.PIPE, env=environment, check=True, timeout=220)
     report: dict[str, Any] = json.loads(result.stdout)
     return report
