@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from typing import TYPE_CHECKING
 
 import anyio
+import psutil
 import pytest
+from aiohttp.client_proto import ResponseHandler
 
 from asyncfetch.errors import ClosedError, ConfigError, WrongLoop
 from asyncfetch.fetch import Fetcher
@@ -70,6 +73,57 @@ async def test_closing_ends_calls_under_way(
         await anyio.wait_all_tasks_blocked()
     assert sorted(ended) == ["many", "one"]
     assert fetcher.statistics().in_flight == 0
+
+
+def connections_to(port: int) -> int:
+    """Sockets of this process that are connected to a server there, by the system's own account."""
+    return sum(bool(one.raddr) and one.raddr.port == port for one in psutil.Process().net_connections())
+
+
+@pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["pooled", "closed by the server's wish"])
+async def test_no_connection_waits_for_the_good_bye_of_a_server_that_hangs(
+    fetcher_with: Callable[..., Fetcher],
+    tls_server: LyingServer,
+    step: type[StepType],
+    ca_file: str,
+    headers: dict[str, str | None],
+) -> None:
+    url = tls_server.put("/x", CONTENT)
+    tls_server.will(step(headers=headers, end="deaf"))
+    async with fetcher_with(ca_file=ca_file) as fetcher:
+        await fetcher.fetch(url, 0, 1)
+        assert connections_to(tls_server.port) == 1
+        with anyio.fail_after(0.5):
+            await fetcher.__aexit__()
+        assert connections_to(tls_server.port) == 0
+
+
+async def test_a_call_cancelled_as_its_handshake_ends_leaves_no_connection(
+    fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = tls_server.put("/x", CONTENT)
+    scope = anyio.CancelScope()
+    made = ResponseHandler.connection_made
+
+    def made_and_cancelled(handler: ResponseHandler, transport: asyncio.BaseTransport) -> None:
+        made(handler, transport)
+        scope.cancel()
+
+    monkeypatch.setattr(ResponseHandler, "connection_made", made_and_cancelled)
+    async with fetcher_with(ca_file=ca_file) as fetcher:
+        with scope:
+            await fetcher.fetch(url, 0, 1)
+        assert scope.cancelled_caught
+    assert connections_to(tls_server.port) == 0
+
+
+async def test_a_call_cancelled_in_its_handshake_leaves_no_connection(fetcher_with: Callable[..., Fetcher]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the system connects, nobody answers
+        port = silent.getsockname()[1]
+        async with fetcher_with() as fetcher:
+            with anyio.move_on_after(0.1):
+                await fetcher.fetch(f"https://127.0.0.1:{port}/x", 0, 1)
+        assert connections_to(port) == 0
 
 
 async def test_closing_ends_an_open_stream(

@@ -52,7 +52,7 @@ class HttpTransport:
         return cls(config, hosts, clock, await open_session(config), environment)
 
     async def aclose(self) -> None:
-        """Closes every connection. No read may be under way."""
+        """Closes every connection, without waiting for any server. No read may be under way."""
         await self._session.close()
 
     async def read(self, download: Download) -> None:

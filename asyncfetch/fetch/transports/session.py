@@ -18,6 +18,7 @@ import aiohttp
 import anyio.to_thread
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.fetch.transports.sockets import Sockets
 
 if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
@@ -50,11 +51,12 @@ class Connector(aiohttp.TCPConnector):
     """A connector that tells the request which connection it got, and gives none on which unasked bytes lie.
 
     A server that sends more than it declared leaves the surplus on the pooled connection, where aiohttp 3.14 takes it
-    for the answer to the next request.
+    for the answer to the next request. When it is closed, no socket that it opened is left.
     """
 
     def __init__(self, *, keepalive_seconds: float, tls: ssl.SSLContext | bool) -> None:
-        super().__init__(limit=0, keepalive_timeout=keepalive_seconds, ssl=tls)
+        self._sockets = Sockets()
+        super().__init__(limit=0, keepalive_timeout=keepalive_seconds, ssl=tls, socket_factory=self._sockets.make)
         self._seen: weakref.WeakSet[ResponseHandler] = weakref.WeakSet()
 
     async def connect(
@@ -74,6 +76,11 @@ class Connector(aiohttp.TCPConnector):
                 self._seen.add(protocol)
             user.connected(connection, reused=reused)
             return connection
+
+    async def close(self, *, abort_ssl: bool = True) -> None:
+        """Ends every connection, those included that aiohttp has let go of and that wait for their server."""
+        await super().close(abort_ssl=abort_ssl)
+        await self._sockets.aclose()
 
 
 async def open_session(config: FetchConfig) -> aiohttp.ClientSession:
