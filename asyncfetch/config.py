@@ -75,11 +75,12 @@ class FetchConfig:
     ca_file: str | None = None
     """PEM file of the authorities to trust instead of the system's."""
     headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Extra request headers by host ("data.example.org" or "data.example.org:8443"). They never reach another host."""
+    """Extra request headers by host. "data.example.org:8443" means that port. "data.example.org" means https on port
+    443, and the scheme and port of that host which a url of yours names. A redirect takes them nowhere else."""
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Bearer tokens by host, sent over https only (and to loopback)."""
+    """Bearer tokens by host as above, sent over https only (and to loopback)."""
     trust_env: bool = True
-    """Whether HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc count."""
+    """Whether HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc count. A login of netrc goes where headers by host go."""
     max_known_objects: int = 65_536
     """Objects whose version and size are remembered, about 200 bytes each; the least recently used is forgotten."""
 

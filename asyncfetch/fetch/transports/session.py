@@ -18,9 +18,11 @@ import aiohttp
 import anyio.to_thread
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.fetch.transports.sockets import Sockets
+from asyncfetch.runtime.sockets import Sockets
 
 if TYPE_CHECKING:
+    import socket
+
     from aiohttp.client_proto import ResponseHandler
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
@@ -56,7 +58,7 @@ class Connector(aiohttp.TCPConnector):
 
     def __init__(self, *, keepalive_seconds: float, tls: ssl.SSLContext | bool) -> None:
         self._sockets = Sockets()
-        super().__init__(limit=0, keepalive_timeout=keepalive_seconds, ssl=tls, socket_factory=self._sockets.make)
+        super().__init__(limit=0, keepalive_timeout=keepalive_seconds, ssl=tls, socket_factory=self._new_socket)
         self._seen: weakref.WeakSet[ResponseHandler] = weakref.WeakSet()
 
     async def connect(
@@ -76,6 +78,10 @@ class Connector(aiohttp.TCPConnector):
                 self._seen.add(protocol)
             user.connected(connection, reused=reused)
             return connection
+
+    def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        return self._sockets.for_connecting(family, kind, protocol)
 
     async def close(self, *, abort_ssl: bool = True) -> None:
         """Ends every connection, those included that aiohttp has let go of and that wait for their server."""
