@@ -47,10 +47,14 @@ class Sockets:
         return listening
 
     async def aclose(self) -> None:
-        """Ends every connection and returns when its socket is closed. No new one may be made from now on."""
+        """Ends every connection and returns when its socket is closed.
+
+        None may be made from now on, and none is accepted. Close a listener afterwards: asyncio forgets a connection
+        that it has accepted and not begun to serve when its listener is closed.
+        """
+        self._all_closed = anyio.Event()
         if not self._open:
             return
-        self._all_closed = anyio.Event()
         for one in self._open:
             with suppress(OSError):  # the peer has ended it
                 one.shutdown(socket.SHUT_RDWR)
@@ -94,4 +98,7 @@ class _ListeningSocket(socket.socket):
 
     def accept(self) -> tuple[socket.socket, object]:
         connection, address = super().accept()
+        if self.owner._all_closed is not None:
+            connection.close()
+            raise ConnectionAbortedError
         return self.owner._keep(_Socket(fileno=connection.detach())), address

@@ -198,15 +198,16 @@ class RangeServer:
     async def _close(self) -> None:
         listener, http, pem = self._listener, self._http, self._pem
         self._listener = self._http = self._pem = None
-        if listener is not None:
-            listener.close()
         if http is not None:
             # A connection's end cancels its handler. Without abort() each would wait for its client's good-bye.
             for connection in http.connections:
                 if connection.transport is not None:
                     connection.transport.abort()
+        await self._sockets.aclose()  # those in their handshake, too, which aiohttp doesn't know yet
+        if listener is not None:
+            listener.close()
+        if http is not None:
             await http.shutdown(CLOSE_SECONDS)
-        await self._sockets.aclose()  # those still in their handshake, which aiohttp doesn't know yet
         if pem is not None:
             await anyio.to_thread.run_sync(pem.remove)
 
