@@ -233,6 +233,12 @@ def test_no_wait_leaves_its_bounds(attempts: int, initial: float, maximum: float
         ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
         ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
         ("9" * 5000, 999_999_999_999_999_999.0),
+        ("1" + "0" * 30, 1e17),
+        ("1e400", None),
+        ("inf", None),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 253_402_300_789.0),
+        ("Fri, 31 Dec 9999 23:59:59 -2359", 253_402_387_129.0),
+        ("Fri, 31 Dec 99999 23:59:59 GMT", None),
     ],
 )
 def test_retry_after_in_both_forms(header: str | None, seconds: float | None) -> None:

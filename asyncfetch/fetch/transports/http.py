@@ -127,7 +127,8 @@ class HttpTransport:
                     proxy_headers=host.route.proxy_headers,
                 )
             except FOREIGN as error:
-                failure = as_failure(error, name)
+                proxy = host.route.proxy
+                failure = as_failure(error, name, None if proxy is None else host_name(proxy))
                 if exchange.died_idle(error):
                     raise PooledConnectionDied(failure.kind, failure.message) from error
                 raise failure from error
