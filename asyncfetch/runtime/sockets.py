@@ -1,9 +1,9 @@
 """Sockets from their making to their end, so that closing them all means that none is left.
 
 An asyncio TLS transport that is closed says good-bye and waits for its peer's, up to 30 s; one whose handshake isn't
-over belongs to nobody yet. A loop that ends meanwhile leaves both open. What no transport can put off is the end of its
-socket: shut down from our side, the socket reads as ended, and the transport closes it within a few rounds of the loop,
-whatever the peer does.
+over belongs to nobody yet. A loop that ends meanwhile leaves both open. What a transport that reads can't put off is
+the end of its socket: shut down from our side, the socket reads as ended, and the transport closes it within a few
+rounds of the loop, whatever the peer does.
 """
 
 from __future__ import annotations

@@ -181,6 +181,16 @@ async def test_a_proxy_that_is_not_there_is_named(
     assert "secret" not in str(caught.value)
 
 
+async def test_a_proxy_without_an_address_is_named(
+    fetcher_with: Callable[..., Fetcher], proxy: ConnectProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://me:proxy-secret@proxy.invalid:3128")
+    async with fetcher_with(trust_env=True, retry=RetryConfig(attempts=1)) as fetcher:
+        with pytest.raises(ConnectionFailed, match=r"the name of proxy\.invalid:3128 can't be resolved") as caught:
+            await fetcher.fetch("https://data.invalid/x", 2, 5)
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\n\r\nthis is no TLS", b"", b"SSH-2.0-x\r\n\r\n"])
 async def test_a_proxy_that_talks_nonsense_is_an_error_of_ours(
     fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, proxy: ConnectProxy, ca_file: str, answer: bytes

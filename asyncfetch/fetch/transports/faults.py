@@ -37,7 +37,8 @@ def as_failure(error: Exception, host: str, proxy: str | None = None) -> Attempt
             return AttemptFailed(ConnectionFailed, message, Verdict.ONCE)
         case aiohttp.ClientConnectorDNSError():
             unknown = getattr(error.os_error, "errno", None) in _UNKNOWN_NAME
-            message = f"the name of {host} can't be resolved ({error.os_error}): check the url and the network"
+            # A proxy resolves the names of the hosts behind it.
+            message = f"the name of {proxy or host} can't be resolved ({error.os_error}): check the url and the network"
             return AttemptFailed(ConnectionFailed, message, Verdict.ONCE if unknown else Verdict.AGAIN)
         case aiohttp.ClientProxyConnectionError():
             message = f"no connection to the proxy {proxy} for {host} ({error.os_error}): is it up?"

@@ -121,7 +121,7 @@ class _FileRead:
         while download.landed_bytes < len(view):
             from_thread.check_cancelled()  # an anyio scope's; a task's sets the flag
             if self._stopped:
-                raise CancelledError
+                raise CancelledError  # to nobody: the task has its own
             landed = download.landed_bytes
             count = os.preadv(descriptor, [view[landed : landed + READ_STEP_BYTES]], start + landed)
             if count == 0:
