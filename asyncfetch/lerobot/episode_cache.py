@@ -127,12 +127,19 @@ class HeldEpisode:
     def frames(self, camera: str, frames: Sequence[int]) -> torch.Tensor:
         """Decoded frames of one camera, (len(frames), C, H, W). Takes a while: call it in a thread.
 
+        ``each`` gives a tensor for each frame instead, in memory of its own, which costs less.
+
         Raises:
             FrameMissing: The video has no such frame.
             DecodeError: The bytes can't be decoded.
         """
         self._check()
-        return self._cache.decode(self._entry, camera, frames)
+        return self._cache.decoder(self._entry, camera, frames).frames(frames)
+
+    def each(self, camera: str, frames: Sequence[int]) -> list[torch.Tensor]:
+        """See ``frames``; duplicates are one tensor."""
+        self._check()
+        return self._cache.decoder(self._entry, camera, frames).each(frames)
 
     def release(self) -> None:
         """Let go of its bytes. Call it on the loop."""
@@ -363,14 +370,14 @@ class EpisodeCache:
             for camera, clip in known.planned.items()
         }
 
-    def decode(self, entry: _Entry, camera: str, frames: Sequence[int]) -> torch.Tensor:
-        """Frames of a held clip, by the decoder that is kept for it or a new one. Thread-safe."""
+    def decoder(self, entry: _Entry, camera: str, frames: Sequence[int]) -> FrameDecoder:
+        """The decoder of a held clip, kept or a new one, to ask for these frames. Thread-safe."""
         clip, lease = entry.clips[camera], entry.leases[camera]
         clip.ranks(frames)  # a video without any of the frames is no video that a decoder would open
         open_clip = partial(open_decoder, clip, backend=self._backend)
         if entry.generation != self._generation:
-            return open_clip().frames(frames)  # nobody will ask for the replaced video again
-        return self._decoders.get((lease.key, entry.generation), open_clip).frames(frames)
+            return open_clip()  # nobody will ask for the replaced video again
+        return self._decoders.get((lease.key, entry.generation), open_clip)
 
     def _drop_decoder(self, key: CacheKey) -> None:
         self._decoders.discard((key, self._generation))
