@@ -45,6 +45,9 @@ __all__ = ["DatasetStatistics", "LeRobotDataset", "open_dataset"]
 DECODERS_SHARE, TABLES_SHARE = 4, 8
 """Of ``max_bytes``, a quarter is for decoders and an eighth for rows and indexes; clips have the rest. A decoder takes
 2-3 MiB at 640x480, a clip of 150 frames 1.3 MiB, its rows 15 kB, its file's index 8 bytes a frame."""
+SMALL_TABLES_SHARE = 6
+"""Of what is for rows and indexes, a sixth is for the indexes and one for the rows of single episodes. The rest is for
+row groups that episodes share: one that isn't kept is fetched again for each of them."""
 PARSER_THREADS = 2
 """Threads that parse parquet and MP4 indexes beside those that decode: short work, which mustn't queue behind them."""
 MAX_PREFETCHES = 1024
@@ -104,6 +107,7 @@ class LeRobotDataset:
     async def _open(self, stack: AsyncExitStack) -> None:
         config = self.config
         tables_bytes = config.max_bytes // TABLES_SHARE
+        small_bytes = tables_bytes // SMALL_TABLES_SHARE
         decoder_bytes = max(1, config.max_bytes // DECODERS_SHARE)
         run = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
         self._fetcher = await stack.enter_async_context(Fetcher(config.fetch))
@@ -120,13 +124,13 @@ class LeRobotDataset:
         self._episodes = EpisodeCache(
             self._group,
             clips=self._clips,
-            rows=RowReader(self._fetcher, metadata, max_bytes=tables_bytes // 3, run=run),
-            indexes=VideoIndexes(self._fetcher, max_bytes=tables_bytes // 3, run=run),
+            rows=RowReader(self._fetcher, metadata, max_bytes=tables_bytes - 2 * small_bytes, run=run),
+            indexes=VideoIndexes(self._fetcher, max_bytes=small_bytes, run=run),
             decoders=self._decoders,
             backend=config.decoder,
             metadata=metadata,
             depth_unit=self.depth_unit,
-            max_kept_bytes=tables_bytes // 3,
+            max_kept_bytes=small_bytes,
         )
 
     async def __aexit__(

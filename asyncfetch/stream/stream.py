@@ -45,7 +45,8 @@ class Stream:
     Args:
         source: URL or path of a LeRobot v3 dataset, or an open ``LeRobotDataset``, which is then read on its own loop,
             with its own features, image_dtype and config.
-        shuffle: Whether frames are drawn from a pool of episodes, or come in the dataset's order.
+        shuffle: Whether frames are drawn from a pool of episodes, or come in the dataset's order. That is the same for
+            any number of ranks and workers, which take its frames in turns, so each of them fetches every episode.
         seed: Any whole number.
         windows: By feature key: seconds or ``frames(...)`` relative to the sample's frame.
         episodes: Indices of the episodes to read; None means all. Without shuffle they are read in this order.
