@@ -68,6 +68,7 @@ class Exchange:
     ) -> bool | None:
         self._timer.cancel()
         current_user.reset(self._token)
+        del self._timer, self._token  # their contexts refer to this exchange: a cycle that only the collector could end
         self._abort_unless_ended()
         swallowed = self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
