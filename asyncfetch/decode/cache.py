@@ -36,9 +36,9 @@ DEFAULT_SIZE = 100
 DEFAULT_BYTES = 512 * MIB
 """A quarter of the memory that a stream may use."""
 
-TRIM_BYTES = 64 * MIB
+TRIM_BYTES = 16 * MIB
 """Of decoders opened between two trims of the heap: what they and their forerunners left behind is at most that."""
-TRIM_DECODERS = 32
+TRIM_DECODERS = 8
 """Likewise: what a small one takes beside its pictures isn't in its estimate."""
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 from typing import TYPE_CHECKING
 
+import aiohttp
 import anyio
 import psutil
 import pytest
@@ -14,6 +16,7 @@ from aiohttp.client_proto import ResponseHandler
 
 from asyncfetch.errors import ClosedError, ConfigError, WrongLoop
 from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.transports.exchange import Exchange
 from asyncfetch.ranges import ByteRange
 
 if TYPE_CHECKING:
@@ -247,3 +250,21 @@ async def test_statistics_add_up(fetcher: Fetcher, server: LyingServer, step: ty
     host = now.hosts[server.url("")]
     assert (host.requests, host.bytes, host.limit, host.in_flight, host.waiting) == (2, 1000, 64, 0, 0)
     assert "2 requests" in repr(fetcher)
+
+
+async def test_a_request_leaves_nothing_to_the_garbage_collector(fetcher: Fetcher, server: LyingServer) -> None:
+    url = server.put("/x", CONTENT)
+    await fetcher.fetch(url, 0, 100)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        await fetcher.fetch(url, 100, len(CONTENT))
+        await anyio.lowlevel.checkpoint()
+        gc.collect()
+        left = [thing for thing in gc.garbage if type(thing) in {Exchange, aiohttp.ClientResponse}]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left
