@@ -1,4 +1,10 @@
-"""Frames through torchcodec, by its public API."""
+"""Frames through torchcodec, by its public API.
+
+Opening a decoder with torchcodec 0.13 on torch 2.13 leaks 1 kB: the JSON of its metadata and the strings among the
+arguments, which torch's stable ABI copies and forgets (pytorch/pytorch#191340, mended in later releases). These pieces
+lie scattered among what the decoder frees when it goes, and their pages can't be given back: resident memory grows by
+2-4 kB a decoder. Nothing in the public API avoids that. PyAV's decoders leave less than 0.4 kB behind.
+"""
 
 from __future__ import annotations
 
