@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
 from anyio import to_thread
@@ -42,6 +43,9 @@ class DecodePoolStatistics:
 class DecodePool:
     """Runs blocking calls in worker threads, at most ``threads`` at a time, first come, first served.
 
+    As many calls again stand by in threads of their own, which sleep until one of the others is done: between two calls
+    of a thread the loop need not run, which on busy cores would take longer than handing over.
+
     There is no queue but the callers themselves: each waits in its own task, so what waits is bounded by who asks.
     The threads are anyio's, which ends them with the loop; there is nothing to close. A pool belongs to the loop that
     uses it first.
@@ -57,8 +61,10 @@ class DecodePool:
         self._threads = usable_cpus() if threads is None else threads
         if self._threads < 1:
             raise ConfigError(f"threads must be at least 1, not {threads}")
-        self._limiter = anyio.CapacityLimiter(self._threads)
+        self._limiter = anyio.CapacityLimiter(2 * self._threads)
         self._unlimited = anyio.CapacityLimiter(math.inf)  # else anyio's own 40 for the loop would count too
+        self._turns = threading.Semaphore(self._threads)
+        self._calls: set[ThreadCall[Any]] = set()
         self._finished = 0
         self._busy_seconds = 0.0
 
@@ -66,29 +72,29 @@ class DecodePool:
         """``function(*args)``, called in a worker thread.
 
         Cancelled while it waits, it never calls. A call that runs can't be stopped: a cancelled caller waits for its
-        end and throws the result away, and the thread counts as busy until then. A deadline or cancel scope of anyio
-        then returns the result; a cancellation of the task itself is raised after the call has ended. A second one of
-        that kind is raised at once: then the call runs on, and no longer counts.
+        end and throws the result away, and the thread counts as busy until then. A second ``Task.cancel()`` is raised
+        at once: then the call runs on, and no longer counts.
         """
         async with self._limiter:
-            call: ThreadCall[ResultT] = ThreadCall(lambda: function(*args))
+            call: ThreadCall[ResultT] = ThreadCall(lambda: function(*args), self._turns)
+            self._calls.add(call)
             try:
-                return await to_thread.run_sync(call.run, limiter=self._unlimited)
+                return await to_thread.run_sync(call.run, limiter=self._unlimited, abandon_on_cancel=True)
             except asyncio.CancelledError:
-                # Task.cancel() goes through anyio's shield, with the thread still at work.
                 await call.ended()
                 raise
             finally:
+                self._calls.discard(call)
                 self._finished += call.began
                 self._busy_seconds += call.seconds
 
     def statistics(self) -> DecodePoolStatistics:
         """What it does and did."""
-        now = self._limiter.statistics()
+        busy = sum(call.runs for call in self._calls)
         return DecodePoolStatistics(
             threads=self._threads,
-            busy=now.borrowed_tokens,
-            waiting=now.tasks_waiting,
+            busy=busy,
+            waiting=self._limiter.statistics().tasks_waiting + len(self._calls) - busy,
             finished=self._finished,
             busy_seconds=self._busy_seconds,
         )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import CancelledError, Future
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 __all__ = ["ThreadCall"]
 
@@ -22,25 +24,36 @@ class ThreadCall(Generic[ResultT]):
 
     The future tells three states apart that anyio doesn't: not begun, running, ended. The thread writes the numbers
     before it ends the future, the loop reads them after that.
+
+    Args:
+        function: What to call.
+        turns: Held while it runs; the thread waits for it.
     """
 
-    def __init__(self, function: Callable[[], ResultT]) -> None:
+    def __init__(self, function: Callable[[], ResultT], turns: AbstractContextManager[object] = nullcontext()) -> None:
         self._function = function
+        self._turns = turns
         self._ended: Future[None] = Future()
         self.began = False
         self.seconds = 0.0
 
     def run(self) -> ResultT:
         """In the thread."""
-        if not self._ended.set_running_or_notify_cancel():
-            raise CancelledError  # to nobody
-        self.began = True
-        start = time.perf_counter()
-        try:
-            return self._function()
-        finally:
-            self.seconds = time.perf_counter() - start
-            self._ended.set_result(None)
+        with self._turns:
+            if not self._ended.set_running_or_notify_cancel():
+                raise CancelledError  # to nobody
+            self.began = True
+            start = time.perf_counter()
+            try:
+                return self._function()
+            finally:
+                self.seconds = time.perf_counter() - start
+                self._ended.set_result(None)
+
+    @property
+    def runs(self) -> bool:
+        """Whether the thread is at it now."""
+        return self._ended.running()
 
     async def ended(self) -> None:
         """Returns when the call doesn't run and won't."""
