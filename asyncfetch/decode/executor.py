@@ -58,12 +58,13 @@ class DecodePool:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        self._threads = usable_cpus() if threads is None else threads
-        if self._threads < 1:
+        self.threads = usable_cpus() if threads is None else threads
+        """Calls that run at a time."""
+        if self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {threads}")
-        self._limiter = anyio.CapacityLimiter(2 * self._threads)
+        self._limiter = anyio.CapacityLimiter(2 * self.threads)
         self._unlimited = anyio.CapacityLimiter(math.inf)  # else anyio's own 40 for the loop would count too
-        self._turns = threading.Semaphore(self._threads)
+        self._turns = threading.Semaphore(self.threads)
         self._calls: set[ThreadCall[Any]] = set()
         self._finished = 0
         self._busy_seconds = 0.0
@@ -92,7 +93,7 @@ class DecodePool:
         """What it does and did."""
         busy = sum(call.runs for call in self._calls)
         return DecodePoolStatistics(
-            threads=self._threads,
+            threads=self.threads,
             busy=busy,
             waiting=self._limiter.statistics().tasks_waiting + len(self._calls) - busy,
             finished=self._finished,

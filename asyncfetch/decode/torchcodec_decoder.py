@@ -63,21 +63,20 @@ class TorchcodecDecoder(ClipDecoder):
             raise DecodeError(
                 f"{self.clip.name}: torchcodec can't decode frames {list(frames)}: {_reason(error)}"
             ) from error
-        self._check_times(frames, np.array([decoded[rank].pts_seconds for rank in ranks]))
+        for frame, rank in zip(frames, ranks, strict=True):
+            self._check_time(frame, decoded[rank].pts_seconds)
         return [decoded[rank].data for rank in ranks]
 
-    def _check_times(self, frames: Sequence[int], seconds: NDArray[np.float64]) -> None:
-        """Raise FrameMissing where a frame isn't the one of its time.
+    def _check_time(self, frame: int, seconds: float) -> None:
+        """Raise FrameMissing where the decoder gave another frame than the one of this time.
 
         torchcodec's times are float64 quotients of the same ticks, so half a tick leaves room for any rounding.
         """
-        expected = self.clip.pts[np.asarray(frames)] / self.clip.timescale
-        off = np.abs(seconds - expected) > 0.5 / self.clip.timescale
-        if off.any():
-            first = int(off.argmax())
+        expected = self.clip.seconds(frame)
+        if abs(seconds - expected) > 0.5 / self.clip.timescale:
             raise FrameMissing(
-                f"{self.clip.name}: frame {frames[first]} should be shown at {expected[first]:.6f} s, but the one in "
-                f"its place is shown at {seconds[first]:.6f} s: the video isn't the one that its index was made from"
+                f"{self.clip.name}: frame {frame} should be shown at {expected:.6f} s, but the one in its place is "
+                f"shown at {seconds:.6f} s: the video isn't the one that its index was made from"
             )
 
 

@@ -373,8 +373,11 @@ class EpisodeCache:
     def decoder(self, entry: _Entry, camera: str, frames: Sequence[int]) -> FrameDecoder:
         """The decoder of a held clip, kept or a new one, to ask for these frames. Thread-safe."""
         clip, lease = entry.clips[camera], entry.leases[camera]
-        clip.ranks(frames)  # a video without any of the frames is no video that a decoder would open
-        open_clip = partial(open_decoder, clip, backend=self._backend)
+
+        def open_clip() -> FrameDecoder:
+            clip.ranks(frames)  # a video without any of the frames is no video that a decoder would open
+            return open_decoder(clip, backend=self._backend)
+
         if entry.generation != self._generation:
             return open_clip()  # nobody will ask for the replaced video again
         return self._decoders.get((lease.key, entry.generation), open_clip)
