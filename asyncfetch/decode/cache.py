@@ -37,9 +37,10 @@ DEFAULT_BYTES = 512 * MIB
 """A quarter of the memory that a stream may use."""
 
 TRIM_BYTES = 16 * MIB
-"""Of decoders opened between two trims of the heap: what they and their forerunners left behind is at most that.
+"""Of decoders let go of between two trims of the heap: about what they left behind.
 
-A trim takes 3-6 ms of a decode thread; five decoders at 640x480, a second and more of decoding 150-frame clips."""
+A trim takes 3-6 ms of a decode thread; five decoders at 640x480, a second and more of decoding 150-frame clips. While
+a stream fills its pool nothing is let go of, and a trim would only take away pages that are about to be used."""
 TRIM_DECODERS = 8
 """Likewise: what a small one takes beside its pictures isn't in its estimate. With 160x128 AV1 resident memory goes up
 and down by 7 MiB; with a trim every 32 decoders it was 28."""
@@ -82,12 +83,17 @@ class _State(Generic[DecoderT]):
     """With their bytes; the least recently used comes first."""
     opening: dict[Hashable, Future[DecoderT]] = field(default_factory=dict)
     nbytes: int = 0
-    opened: int = 0
+    let_go: int = 0
     """Since the heap was trimmed, like the next."""
-    opened_bytes: int = 0
+    let_go_bytes: int = 0
     hits: int = 0
     misses: int = 0
     evictions: int = 0
+
+    def count_let_go(self, nbytes: int) -> None:
+        """One decoder less, as far as the cache has a say."""
+        self.let_go += 1
+        self.let_go_bytes += nbytes
 
 
 class DecoderCache(Generic[DecoderT]):
@@ -164,12 +170,14 @@ class DecoderCache(Generic[DecoderT]):
             del flight  # as in get
             raise
         with state.lock:
-            evicted = self._keep(state, key, decoder, nbytes) if _forget(state, key, flight) else []
-            state.opened += 1
-            state.opened_bytes += nbytes
-            trims = state.opened >= TRIM_DECODERS or state.opened_bytes >= TRIM_BYTES
-            if trims:
-                state.opened = state.opened_bytes = 0
+            if _forget(state, key, flight):
+                evicted = self._keep(state, key, decoder, nbytes)
+            else:
+                evicted = []
+                state.count_let_go(nbytes)
+            trims = state.let_go >= TRIM_DECODERS or state.let_go_bytes >= TRIM_BYTES
+            if trims:  # here and not in discard, because that is called on loops, too
+                state.let_go = state.let_go_bytes = 0
         flight.set_result(decoder)
         del evicted  # here, outside the lock, they are freed
         if trims:
@@ -179,6 +187,7 @@ class DecoderCache(Generic[DecoderT]):
     def _keep(self, state: _State[DecoderT], key: Hashable, decoder: DecoderT, nbytes: int) -> list[DecoderT]:
         """Add a decoder; returns those that had to make room for it."""
         if self._max_bytes is not None and nbytes > self._max_bytes:
+            state.count_let_go(nbytes)
             return []
         state.held[key] = decoder, nbytes
         state.nbytes += nbytes
@@ -187,6 +196,7 @@ class DecoderCache(Generic[DecoderT]):
             _, (oldest, freed) = state.held.popitem(last=False)
             state.nbytes -= freed
             state.evictions += 1
+            state.count_let_go(freed)
             evicted.append(oldest)
         return evicted
 
@@ -203,6 +213,7 @@ class DecoderCache(Generic[DecoderT]):
             entry = state.held.pop(key, None)
             if entry is not None:
                 state.nbytes -= entry[1]
+                state.count_let_go(entry[1])
         del entry
 
     def clear(self) -> None:
@@ -211,6 +222,8 @@ class DecoderCache(Generic[DecoderT]):
         with state.lock:
             state.opening.clear()
             held, state.held = state.held, OrderedDict()
+            state.let_go += len(held)
+            state.let_go_bytes += state.nbytes
             state.nbytes = 0
         del held
 
