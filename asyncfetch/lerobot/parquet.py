@@ -14,6 +14,7 @@ Chunks that lie together are asked for as one range. Whether a larger gap is wor
 from __future__ import annotations
 
 import io
+import itertools
 from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,7 +136,7 @@ async def open_table(reader: RangeReader, url: str, *, run: RunSync, tail_bytes:
         reader: Fetches it.
         url: The file.
         run: Runs the parser.
-        tail_bytes: Asked for first. A longer footer costs a second request.
+        tail_bytes: Asked for first. What a longer footer lacks is asked for in parts, at once.
 
     Raises:
         FetchError: It could not be fetched.
@@ -147,7 +148,9 @@ async def open_table(reader: RangeReader, url: str, *, run: RunSync, tail_bytes:
     tail_start = size - len(tail)
     footer = [tail[max(0, data_stop - tail_start) :]]
     if data_stop < tail_start:
-        footer.insert(0, await reader.fetch(url, data_stop, tail_start))
+        # In parts: everything else waits for the first footer of a dataset, and a stream has its own rate.
+        cuts = [*range(data_stop, tail_start, TAIL_BYTES), tail_start]
+        footer[:0] = await reader.fetch_many(ByteRange(url, start, stop) for start, stop in itertools.pairwise(cuts))
         tail_start = data_stop
     return await run(partial(_parse, url, footer, tail[: data_stop - tail_start], tail_start, data_stop))
 
