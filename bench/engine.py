@@ -80,7 +80,7 @@ class Row:
     mib_per_second: float
     requests_per_second: float
     peak_bytes: int
-    """Resident memory above what the imports took, at its highest."""
+    """Resident memory above what the opened client began with, at its highest."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,14 @@ class Process:
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "bench.engine_client", json.dumps(asdict(self._case))]
         pipe = subprocess.PIPE
-        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=Path(__file__).parent.parent)
+        self._child = subprocess.Popen(
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy's idle threads spin before they sleep
+        )
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -221,7 +228,7 @@ async def _timed(work: Awaitable[object]) -> float:
 
 
 def show(rows: list[Row], link: SlowLink | None, console: Console) -> None:
-    """Print the table; in brackets the ratio of this engine to each client."""
+    """Print the table, with the ratio of this engine to each client in brackets."""
     table = Table(title="client CPU per range: medians, lowest-highest")
     columns = ("client", "", "range", "streams", "CPU-s/GiB", "spread", "CPU us/request", "MiB/s", "requests/s", "MiB")
     for number, column in enumerate(columns):
@@ -243,7 +250,7 @@ def show(rows: list[Row], link: SlowLink | None, console: Console) -> None:
             end_section=number + 1 == len(rows) or case_of(rows[number + 1]) != case_of(row),
         )
     console.print(table)
-    console.print("In brackets: asyncfetch over that client. MiB: highest resident memory above the imports.")
+    console.print("In brackets: asyncfetch over that client. MiB: highest resident memory above that at the start.")
     if link is not None:
         console.print(
             f"slow link: {link.ranges} ranges, {link.concurrency} at a time, in {link.all_seconds:.2f} s;"
