@@ -75,11 +75,12 @@ class FetchConfig:
     ca_file: str | None = None
     """PEM file of the authorities to trust instead of the system's."""
     headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Extra request headers by host ("data.example.org" or "data.example.org:8443"). They never reach another host."""
+    """Extra request headers by host. "data.example.org:8443" means that port. "data.example.org" means https on port
+    443, and the scheme and port of that host which a url of yours names. A redirect takes them nowhere else."""
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Bearer tokens by host, sent over https only (and to loopback)."""
+    """Bearer tokens by host as above, sent over https only (and to loopback)."""
     trust_env: bool = True
-    """Whether HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc count."""
+    """Whether HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc count. A login of netrc goes where headers by host go."""
     direct_bodies: bool = True
     """Whether the socket writes bodies into their buffers itself, where the installed aiohttp allows it. It halves the
     CPU of large ones; False copies every body, as happens anyway where it can't be done."""
@@ -95,7 +96,7 @@ class FetchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """How a dataset is streamed. All byte bounds are for one rank: its loader workers share them."""
+    """How a dataset is streamed. All bounds are for one rank: its loader workers share them."""
 
     fetch: FetchConfig = field(default_factory=FetchConfig)
     max_bytes: int = 4096 * MIB
@@ -109,7 +110,8 @@ class StreamConfig:
     prefetch_episodes: int = 8
     """Episodes fetched ahead of the pool."""
     decode_threads: int | None = None
-    """Threads that decode; None means one a core this process may use, divided among the loader workers."""
+    """Threads that decode; None means one a core this process may use, divided among the loader workers, but at least
+    one each."""
     decoder: DecoderBackend = "auto"
     """ "torchcodec", "pyav", or "auto": torchcodec where it loads, PyAV elsewhere."""
     decoder_cache_size: int | None = None
@@ -138,18 +140,42 @@ class StreamConfig:
         )
 
     def shared_by(self, workers: int) -> StreamConfig:
-        """This configuration for one of a rank's workers: bytes, requests and threads divided, the order unchanged."""
+        """This configuration for one of a rank's workers: bytes, requests, threads and decoders divided, the order not.
+
+        Raises:
+            ConfigError: There are more workers than requests, threads or decoders allowed; each needs one.
+        """
         _require(workers >= 1, f"workers must be at least 1, not {workers}")
-        threads = self.decode_threads or usable_cpus()
-        requests = self.fetch.max_requests_per_host
         return replace(
             self,
-            fetch=replace(self.fetch, max_requests_per_host=max(1, requests // workers)),
+            fetch=replace(
+                self.fetch,
+                max_requests_per_host=_share("max_requests_per_host", self.fetch.max_requests_per_host, workers),
+            ),
             max_bytes=max(1, self.max_bytes // workers),
             decoded_max_bytes=max(1, self.decoded_max_bytes // workers),
             prefetch_episodes=-(-self.prefetch_episodes // workers),
-            decode_threads=max(1, threads // workers),
+            decode_threads=(
+                max(1, usable_cpus() // workers)
+                if self.decode_threads is None
+                else _share("decode_threads", self.decode_threads, workers)
+            ),
+            decoder_cache_size=(
+                None
+                if self.decoder_cache_size is None
+                else _share("decoder_cache_size", self.decoder_cache_size, workers)
+            ),
         )
+
+
+def _share(name: str, limit: int, workers: int) -> int:
+    """A worker's part of a rank's limit, of which each needs one."""
+    _require(
+        limit >= workers,
+        f"{name}={limit} is a rank's limit, and each of its {workers} loader workers needs one: set {name} to at least "
+        f"{workers}, or num_workers to at most {limit}",
+    )
+    return limit // workers
 
 
 def usable_cpus() -> int:

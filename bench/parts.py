@@ -6,8 +6,8 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Self
 
-from asyncfetch.lerobot.video_index import HEAD_BYTES
-from asyncfetch.media import locate_moov, parse_moov
+from asyncfetch.lerobot.video_index import fetch_moov
+from asyncfetch.media import parse_moov
 from asyncfetch.runtime import LoopThread, iterate
 
 if TYPE_CHECKING:
@@ -24,9 +24,8 @@ BATCH, BATCHES = 4, 2_000
 async def header_milliseconds(dataset: af.LeRobotDataset, fetcher: af.Fetcher) -> float:
     """Median time from a file's index to a written header, for the first episode's first camera."""
     span = next(iter(dataset.episodes[0].videos.values()))
-    info, head = await fetcher.fetch_head(span.url, HEAD_BYTES)
-    start, stop = locate_moov(head, size=info.size, url=span.url)
-    index = parse_moov(await fetcher.fetch(span.url, start, stop), url=span.url)
+    _, moov = await fetch_moov(fetcher, span.url)
+    index = parse_moov(moov, url=span.url)
     times = []
     for _ in range(REPEATS):
         started = time.perf_counter()

@@ -13,7 +13,7 @@ torch, torchcodec and PyAV are imported at first use.
 
 from asyncfetch.decode.cache import DecoderCache, DecoderCacheStatistics
 from asyncfetch.decode.clip import Clip, DepthScale
-from asyncfetch.decode.decoder import FrameDecoder, open_decoder
+from asyncfetch.decode.decoder import FrameDecoder, open_decoder, stack_frames
 from asyncfetch.decode.executor import DecodePool, DecodePoolStatistics
 from asyncfetch.decode.image import decode_image
 
@@ -27,4 +27,5 @@ __all__ = [
     "FrameDecoder",
     "decode_image",
     "open_decoder",
+    "stack_frames",
 ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import DecoderBackend
     from asyncfetch.decode.clip import Clip
 
-__all__ = ["ClipDecoder", "FrameDecoder", "estimated_nbytes", "open_decoder"]
+__all__ = ["ClipDecoder", "FrameDecoder", "estimated_nbytes", "open_decoder", "stack_frames"]
 
 KIB = 1024
 
@@ -45,6 +45,13 @@ class FrameDecoder(Protocol):
             FrameMissing: The video has no such frame, or another one in its place.
             DecodeError: The bytes can't be decoded.
             WrongLoop: The decoder was opened before a fork, in the parent.
+        """
+        ...
+
+    def each(self, frames: Sequence[int]) -> list[torch.Tensor]:
+        """The same, a tensor (channels, height, width) for each frame, in memory of its own; duplicates are one tensor.
+
+        Costs less than ``frames``, which copies what comes out of the decoder.
         """
         ...
 
@@ -82,6 +89,17 @@ def estimated_nbytes(codec: str, width: int, height: int, bytes_per_sample: int)
     return frames * width * height * 3 // 2 * bytes_per_sample + 256 * KIB
 
 
+def stack_frames(frames: Sequence[torch.Tensor]) -> torch.Tensor:
+    """At least one (channels, height, width) as (N, channels, height, width), channels-last in memory.
+
+    A single one is not copied.
+    """
+    if len(frames) == 1:
+        return frames[0].unsqueeze(0)
+    stacked: torch.Tensor = import_torch().stack([frame.permute(1, 2, 0) for frame in frames])
+    return stacked.permute(0, 3, 1, 2)
+
+
 class ClipDecoder(ABC):
     """What both back ends share: which frames may be asked for, by one thread at a time, in one process."""
 
@@ -94,6 +112,11 @@ class ClipDecoder(ABC):
 
     def frames(self, frames: Sequence[int]) -> torch.Tensor:
         """See FrameDecoder."""
+        decoded = self.each(frames)
+        return stack_frames(decoded) if decoded else self._no_frames()
+
+    def each(self, frames: Sequence[int]) -> list[torch.Tensor]:
+        """See FrameDecoder."""
         if os.getpid() != self._pid:  # before the lock: a thread that isn't here may have held it
             raise WrongLoop(
                 f"{self.clip.name}: the decoder was opened in process {self._pid} and can't be used in its child "
@@ -101,7 +124,7 @@ class ClipDecoder(ABC):
             )
         ranks = self.clip.ranks(frames)
         if not ranks:
-            return self._no_frames()
+            return []
         if max(ranks) >= self.num_frames:
             raise DecodeError(
                 f"{self.clip.name}: its {self.clip.nbytes} bytes hold {self.num_frames} frames, and number "
@@ -117,7 +140,7 @@ class ClipDecoder(ABC):
         return none
 
     @abstractmethod
-    def _decode(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
+    def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
         """The frames, at least one, whose ranks are in the clip. Called under the lock."""
 
     def __repr__(self) -> str:

@@ -98,19 +98,17 @@ class PyAVDecoder(ClipDecoder):
         stream.codec_context.thread_count = 1  # the threads are ours, one a decoder
         return stream
 
-    def _decode(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
+    def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
         wanted = [int(self.clip.pts[frame]) for frame in frames]
         try:
-            arrays = {pts: self._frame_at(pts) for pts in sorted(set(wanted))}
+            decoded = {pts: self._frame_at(pts) for pts in sorted(set(wanted))}
         except self._errors as error:
             self._next_pts = AFTER_ALL
             raise DecodeError(f"{self.clip.name}: PyAV can't decode frames {list(frames)}: {error}") from error
-        pixels = import_torch().from_numpy(np.stack([arrays[pts] for pts in wanted]))
-        decoded: torch.Tensor = pixels.permute(0, 3, 1, 2)
-        return decoded
+        return [decoded[pts] for pts in wanted]
 
-    def _frame_at(self, pts: int) -> NDArray[Any]:
-        """The frame shown at ``pts``, as (height, width, channels)."""
+    def _frame_at(self, pts: int) -> torch.Tensor:
+        """The frame shown at ``pts``."""
         key = self._key_pts[max(0, bisect.bisect_right(self._key_pts, pts) - 1)]
         if not key <= self._next_pts <= pts:
             self._seek(key)
@@ -119,7 +117,8 @@ class PyAVDecoder(ClipDecoder):
                 raise DecodeError(f"{self.clip.name}: it has a frame without a time, so that none can be told by it")
             self._next_pts = frame.pts + 1
             if frame.pts == pts:
-                return self._array(frame)
+                pixels: torch.Tensor = import_torch().from_numpy(self._array(frame))
+                return pixels.permute(2, 0, 1)
             if frame.pts > pts:
                 break
         raise FrameMissing(
@@ -134,6 +133,7 @@ class PyAVDecoder(ClipDecoder):
         self._next_pts = key_pts
 
     def _array(self, frame: Any) -> NDArray[Any]:  # noqa: ANN401
+        """(height, width, channels)."""
         if self._distances is None:
             rgb: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
             return rgb

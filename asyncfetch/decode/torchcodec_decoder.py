@@ -1,4 +1,10 @@
-"""Frames through torchcodec, by its public API."""
+"""Frames through torchcodec, by its public API.
+
+Opening a decoder with torchcodec 0.13 on torch 2.13 leaks 1 kB: the JSON of its metadata and the strings among the
+arguments, which torch's stable ABI copies and forgets (pytorch/pytorch#191340, mended in later releases). These pieces
+lie scattered among what the decoder frees when it goes, and their pages can't be given back: resident memory grows by
+2-4 kB a decoder. Nothing in the public API avoids that. PyAV's decoders leave less than 0.4 kB behind.
+"""
 
 from __future__ import annotations
 
@@ -49,28 +55,16 @@ class TorchcodecDecoder(ClipDecoder):
         self._video = open_video(clip.data, clip.name)
         super().__init__(clip, num_frames=len(self._video), bytes_per_sample=_bytes_per_sample(self._video))
 
-    def _decode(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
-        wanted = sorted(set(ranks))
+    def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
+        # One by one: get_frames_at, of several, takes a quarter longer, and what it gives shares one block of memory.
         try:
-            pixels, seconds = self._read(wanted)
+            decoded = {rank: self._video.get_frame_at(rank) for rank in sorted(set(ranks))}
         except RuntimeError as error:
             raise DecodeError(
                 f"{self.clip.name}: torchcodec can't decode frames {list(frames)}: {_reason(error)}"
             ) from error
-        places = np.searchsorted(wanted, ranks)
-        self._check_times(frames, seconds[places])
-        if wanted == ranks:
-            return pixels
-        return pixels[import_torch().from_numpy(places)]
-
-    def _read(self, ranks: list[int]) -> tuple[torch.Tensor, NDArray[np.float64]]:
-        if len(ranks) == 1:
-            frame = self._video.get_frame_at(ranks[0])
-            return frame.data.unsqueeze(0), np.array([frame.pts_seconds])
-        batch = self._video.get_frames_at(
-            import_torch().tensor(ranks, device="cpu")
-        )  # a list would go to the default device
-        return batch.data, batch.pts_seconds.numpy()
+        self._check_times(frames, np.array([decoded[rank].pts_seconds for rank in ranks]))
+        return [decoded[rank].data for rank in ranks]
 
     def _check_times(self, frames: Sequence[int], seconds: NDArray[np.float64]) -> None:
         """Raise FrameMissing where a frame isn't the one of its time.

@@ -24,7 +24,9 @@ class Route:
     """What all requests to one origin have in common."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent with every request, credentials included."""
+    """Sent with every request to a url of the caller's, credentials included."""
+    redirected_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request that a redirect brings here from another origin."""
     proxy: URL | None = None
     """The proxy to go through, without its credentials."""
     proxy_headers: Mapping[str, str] | None = field(default=None, repr=False)

@@ -1,7 +1,9 @@
 """Where a request goes, hop by hop, and which secrets may go with it. Pure.
 
-Every hop gets the headers that belong to its own host, and nothing that was meant for another one. Following redirects
-inside the HTTP library would keep custom headers (``X-Amz-Security-Token``, a private gateway's key) across hosts.
+Every hop gets the headers that belong to its own origin, and nothing that was meant for another one. Following
+redirects inside the HTTP library would keep custom headers (``X-Amz-Security-Token``, a private gateway's key) across
+hosts. A host's other ports are other origins, which may belong to somebody else: a secret configured for the bare host
+goes to the one that the caller asks, but no redirect takes it further than https on its default port.
 """
 
 from __future__ import annotations
@@ -84,28 +86,36 @@ def basic_auth(user: str, password: str) -> str:
 
 
 def static_headers(
-    url: URL, *, headers: Mapping[str, Mapping[str, str]], tokens: Mapping[str, str], login: tuple[str, str] | None
+    url: URL,
+    *,
+    asked: bool,
+    headers: Mapping[str, Mapping[str, str]],
+    tokens: Mapping[str, str],
+    login: tuple[str, str] | None,
 ) -> dict[str, str]:
     """What every request to the url's origin carries.
 
     Args:
         url: Any url of the origin.
+        asked: Whether the caller's own url names the origin; False where a redirect leads to it.
         headers: Extra headers by "host" or "host:port"; the latter wins.
         tokens: Bearer tokens by the same, sent over https or to loopback only.
-        login: User and password from ~/.netrc; the weakest, after a header and a token.
+        login: User and password of the host from ~/.netrc; the weakest, after a header and a token.
     """
+    means_bare_host = asked or (url.scheme == "https" and url.is_default_port())
+    names = [_bare_host(url), host_name(url)] if means_bare_host else [host_name(url)]
     own: dict[str, str] = {}
-    for name in (_bare_host(url), host_name(url)):
+    for name in names:
         own.update(headers.get(name, {}))
     reserved = sorted(name for name in own if name.lower() in _RESERVED)
     if reserved:
         raise ConfigError(f"headers for {host_name(url)} must not set {', '.join(reserved)}: the engine does")
     if any(name.lower() == "authorization" for name in own):
         return own
-    token = tokens.get(host_name(url), tokens.get(_bare_host(url)))
+    token = next((tokens[name] for name in reversed(names) if name in tokens), None)
     if token is not None and (url.scheme == "https" or _is_loopback(_bare_host(url))):
         own["Authorization"] = f"Bearer {token}"
-    elif login is not None:
+    elif login is not None and means_bare_host:
         own["Authorization"] = basic_auth(*login)
     return own
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 import os
 from collections import OrderedDict
@@ -44,6 +45,9 @@ __all__ = ["DatasetStatistics", "LeRobotDataset", "open_dataset"]
 DECODERS_SHARE, TABLES_SHARE = 4, 8
 """Of ``max_bytes``, a quarter is for decoders and an eighth for rows and indexes; clips have the rest. A decoder takes
 2-3 MiB at 640x480, a clip of 150 frames 1.3 MiB, its rows 15 kB, its file's index 8 bytes a frame."""
+SMALL_TABLES_SHARE = 6
+"""Of what is for rows and indexes, a sixth is for the indexes and one for the rows of single episodes. The rest is for
+row groups that episodes share: one that isn't kept is fetched again for each of them."""
 PARSER_THREADS = 2
 """Threads that parse parquet and MP4 indexes beside those that decode: short work, which mustn't queue behind them."""
 MAX_PREFETCHES = 1024
@@ -103,12 +107,13 @@ class LeRobotDataset:
     async def _open(self, stack: AsyncExitStack) -> None:
         config = self.config
         tables_bytes = config.max_bytes // TABLES_SHARE
-        decoder_bytes = config.max_bytes // DECODERS_SHARE
+        small_bytes = tables_bytes // SMALL_TABLES_SHARE
+        decoder_bytes = max(1, config.max_bytes // DECODERS_SHARE)
         run = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
         self._fetcher = await stack.enter_async_context(Fetcher(config.fetch))
         metadata = self._metadata = await load_metadata(self._fetcher, self.url, features=self._chosen, run=run)
         self._clips = await stack.enter_async_context(
-            ByteCache(self._fetcher, max_bytes=config.max_bytes - tables_bytes - decoder_bytes)
+            ByteCache(self._fetcher, max_bytes=max(1, config.max_bytes - tables_bytes - decoder_bytes))
         )
         self.clip_budget = Budget(self._clips.max_bytes)
         self._decoders = _decoder_cache(config, len(metadata.cameras), decoder_bytes)
@@ -119,13 +124,13 @@ class LeRobotDataset:
         self._episodes = EpisodeCache(
             self._group,
             clips=self._clips,
-            rows=RowReader(self._fetcher, metadata, max_bytes=tables_bytes // 3, run=run),
-            indexes=VideoIndexes(self._fetcher, max_bytes=tables_bytes // 3, run=run),
+            rows=RowReader(self._fetcher, metadata, max_bytes=tables_bytes - 2 * small_bytes, run=run),
+            indexes=VideoIndexes(self._fetcher, max_bytes=small_bytes, run=run),
             decoders=self._decoders,
             backend=config.decoder,
             metadata=metadata,
             depth_unit=self.depth_unit,
-            max_kept_bytes=tables_bytes // 3,
+            max_kept_bytes=small_bytes,
         )
 
     async def __aexit__(
@@ -194,7 +199,7 @@ class LeRobotDataset:
         """Start fetching an episode, all cameras and rows at once, and return at once.
 
         A failure is kept for ``ready`` and ``sample`` of this episode, until ``prefetch`` is called for it again, which
-        tries again. What arrives stays as long as the byte cache has room for it.
+        tries again. What arrives stays as long as the byte cache has room for it; without room nothing is fetched.
 
         Raises:
             EpisodeNotFound: The dataset has no such episode.
@@ -214,13 +219,15 @@ class LeRobotDataset:
         try:
             await self._fetch(episode)
         except AsyncFetchError:
-            pass  # kept in self._failures, for whoever reads this episode
+            pass  # whoever reads this episode gets it from self._failures, or meets it again
         finally:
             self._prefetches.discard(episode.index)
 
     async def _fetch(self, episode: Episode) -> None:
         try:
-            (await self._episodes.hold(episode)).release()
+            (await self._hold_beside_passes(episode)).release()
+        except CacheError:
+            raise  # there may be room when it is asked for again
         except AsyncFetchError as error:
             # A copy has no traceback, whose frames would keep the fetched buffers alive.
             self._failures[episode.index] = copy.copy(error)
@@ -234,6 +241,7 @@ class LeRobotDataset:
         Raises:
             EpisodeNotFound: The dataset has no such episode.
             FetchError, FormatError, DatasetError: What its fetch ended with, again at each call until ``prefetch``.
+            CacheError: As in ``sample``; the next call tries again.
         """
         wanted = self._episode(episode)
         self._raise_failure(wanted)
@@ -263,15 +271,51 @@ class LeRobotDataset:
             EpisodeNotFound, FrameMissing: There is no such episode or frame.
             ConfigError: ``frame`` isn't a whole number, or ``windows`` don't fit the dataset.
             FetchError, FormatError, DatasetError, DecodeError: It could not be read.
-            CacheError: The episode's clips are larger than their cache.
+            CacheError: The episode's clips don't fit in their cache, beside what passes over this dataset hold: who
+                iterates such a pass and awaits this call in between can't wait for it to give room back.
         """
         wanted = self._episode(episode)
         number = self._frame(wanted, frame)
         builder = self.sample_builder(windows)
         self._raise_failure(wanted)
-        with await self._episodes.hold(wanted) as held:
+        with await self._hold_beside_passes(wanted) as held:
             samples = await self._decode.run(builder.build, [(held, number)])
         return samples[0]
+
+    async def _hold_beside_passes(self, episode: Episode) -> HeldEpisode:
+        """The episode, or CacheError as soon as its clips don't fit beside those that passes have paid for.
+
+        For room that other calls like this one hold it waits: they give it back by themselves.
+        """
+        held = self._episodes.hold_nowait(episode)
+        if held is not None:
+            return held
+        size_bytes = await self.clip_bytes(episode.index)
+        with anyio.CancelScope() as scope:
+
+            def check() -> None:
+                if not (self.clip_budget.fits(size_bytes) or self._episodes.is_paid(episode)):
+                    scope.cancel()
+
+            with self.clip_budget.watched(check):
+                check()
+                held = await self._episodes.hold(episode)
+        if held is None:
+            passes_bytes = self.clip_budget.used_bytes
+            raise self._no_room(
+                f"the clips of episode {episode.index} take {size_bytes} bytes beside the {passes_bytes} that passes "
+                "over this dataset hold",
+                size_bytes + passes_bytes,
+            )
+        return held
+
+    def _no_room(self, what: str, needed_bytes: int) -> CacheError:
+        max_bytes = self.config.max_bytes
+        least_bytes = math.ceil(needed_bytes / (1 - 1 / DECODERS_SHARE - 1 / TABLES_SHARE))
+        return CacheError(
+            f"{what}, but {max_bytes=} leaves {self.clip_budget.max_bytes} for clips: set StreamConfig(max_bytes=...) "
+            f"to at least {least_bytes}, times the number of loader workers"
+        )
 
     def _frame(self, episode: Episode, frame: int) -> int:
         try:
@@ -290,12 +334,19 @@ class LeRobotDataset:
         return SampleBuilder(features=features, tasks=self.tasks, windows=offsets, image_dtype=self.image_dtype)
 
     async def hold(self, episode: int) -> HeldEpisode:
-        """The episode in memory until it is released; for the stream above. Fetches it where needed."""
-        return await self._episodes.hold(self._episode(episode))
+        """The episode in memory until it is released, fetched where needed; for a pass, which pays first."""
+        return await self._episodes.hold(self._episode(episode), paid=True)
 
     async def clip_bytes(self, episode: int) -> int:
-        """Memory that the clips of an episode take; fetches its rows and its videos' indexes where needed."""
-        return await self._episodes.clip_bytes(self._episode(episode))
+        """Memory that the clips of an episode take; fetches its rows and its videos' indexes where needed.
+
+        Raises:
+            CacheError: They are larger than their cache.
+        """
+        size_bytes = await self._episodes.clip_bytes(self._episode(episode))
+        if size_bytes > self.clip_budget.max_bytes:
+            raise self._no_room(f"the clips of episode {episode} take {size_bytes} bytes", size_bytes)
+        return size_bytes
 
     def statistics(self) -> DatasetStatistics:
         """A snapshot of the engine, the caches and the decode threads; after closing too."""

@@ -85,6 +85,7 @@ class _Entry:
 
     episode: Episode
     holders: int = 0
+    paid_holders: int = 0
     generation: int = 0
     rows: EpisodeRows | None = None
     """None until it is all in memory."""
@@ -98,10 +99,13 @@ class HeldEpisode:
     ``rows`` and ``frames`` may be used from any thread.
     """
 
-    def __init__(self, cache: EpisodeCache, entry: _Entry) -> None:
+    def __init__(self, cache: EpisodeCache, entry: _Entry, *, paid: bool) -> None:
         self._cache = cache
         self._entry = entry
+        self._paid = paid
         self._released = False
+        entry.holders += 1
+        entry.paid_holders += paid
 
     @property
     def episode(self) -> Episode:
@@ -123,17 +127,25 @@ class HeldEpisode:
     def frames(self, camera: str, frames: Sequence[int]) -> torch.Tensor:
         """Decoded frames of one camera, (len(frames), C, H, W). Takes a while: call it in a thread.
 
+        ``each`` gives a tensor for each frame instead, in memory of its own, which costs less.
+
         Raises:
             FrameMissing: The video has no such frame.
             DecodeError: The bytes can't be decoded.
         """
         self._check()
-        return self._cache.decode(self._entry, camera, frames)
+        return self._cache.decoder(self._entry, camera, frames).frames(frames)
+
+    def each(self, camera: str, frames: Sequence[int]) -> list[torch.Tensor]:
+        """See ``frames``; duplicates are one tensor."""
+        self._check()
+        return self._cache.decoder(self._entry, camera, frames).each(frames)
 
     def release(self) -> None:
         """Let go of its bytes. Call it on the loop."""
         if not self._released:
             self._released = True
+            self._entry.paid_holders -= self._paid
             self._cache.release(self._entry)
 
     def _check(self) -> None:
@@ -194,7 +206,7 @@ class EpisodeCache:
         """Memory that the clips of the episode take. Fetches the indexes of its files and its rows where needed."""
         return _clip_bytes((await self._prepare(episode)).planned)
 
-    def hold_nowait(self, episode: Episode) -> HeldEpisode | None:
+    def hold_nowait(self, episode: Episode, *, paid: bool = False) -> HeldEpisode | None:
         """The episode, if every byte of it is in memory."""
         entry = self._held.get(episode.index)
         if entry is None:
@@ -202,35 +214,37 @@ class EpisodeCache:
         if entry is None or entry.rows is None:
             return None
         self._hits += 1
-        return self._hold(entry)
+        return HeldEpisode(self, entry, paid=paid)
 
-    async def hold(self, episode: Episode) -> HeldEpisode:
+    def is_paid(self, episode: Episode) -> bool:
+        """Whether somebody holds it, or waits for it, who has paid for its room."""
+        entry = self._held.get(episode.index)
+        return entry is not None and entry.paid_holders > 0
+
+    async def hold(self, episode: Episode, *, paid: bool = False) -> HeldEpisode:
         """The episode, fetched where needed: all cameras and the rows at once, nothing twice.
 
-        Waits for room in the byte cache. Cancelled, it lets go of what it had got.
+        Waits for room in the byte cache. Cancelled, it lets go of what it had got. ``paid`` says that the caller has
+        set the room aside among those who hold episodes for long.
 
         Raises:
             FetchError, FormatError, DatasetError: Its files can't be read.
             CacheError: Its clips are larger than the byte cache.
             ClosedError: The cache's owner ended.
         """
-        held = self.hold_nowait(episode)
+        held = self.hold_nowait(episode, paid=paid)
         if held is not None:
             return held
         self._misses += 1
         entry = self._held.setdefault(episode.index, _Entry(episode))
         # Held while it is being fetched, so that it can't be evicted before those who wait run again.
-        held = self._hold(entry)
+        held = HeldEpisode(self, entry, paid=paid)
         try:
             await self._flights.run(entry, partial(self._load, entry))
         except BaseException:
             held.release()
             raise
         return held
-
-    def _hold(self, entry: _Entry) -> HeldEpisode:
-        entry.holders += 1
-        return HeldEpisode(self, entry)
 
     def release(self, entry: _Entry) -> None:
         """One holder less. The last one gives the clips back to the byte cache's own order of eviction."""
@@ -356,14 +370,14 @@ class EpisodeCache:
             for camera, clip in known.planned.items()
         }
 
-    def decode(self, entry: _Entry, camera: str, frames: Sequence[int]) -> torch.Tensor:
-        """Frames of a held clip, by the decoder that is kept for it or a new one. Thread-safe."""
+    def decoder(self, entry: _Entry, camera: str, frames: Sequence[int]) -> FrameDecoder:
+        """The decoder of a held clip, kept or a new one, to ask for these frames. Thread-safe."""
         clip, lease = entry.clips[camera], entry.leases[camera]
         clip.ranks(frames)  # a video without any of the frames is no video that a decoder would open
         open_clip = partial(open_decoder, clip, backend=self._backend)
         if entry.generation != self._generation:
-            return open_clip().frames(frames)  # nobody will ask for the replaced video again
-        return self._decoders.get((lease.key, entry.generation), open_clip).frames(frames)
+            return open_clip()  # nobody will ask for the replaced video again
+        return self._decoders.get((lease.key, entry.generation), open_clip)
 
     def _drop_decoder(self, key: CacheKey) -> None:
         self._decoders.discard((key, self._generation))

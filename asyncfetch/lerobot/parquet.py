@@ -195,8 +195,10 @@ def _parse(url: str, footer: Sequence[memoryview], tail: memoryview, tail_start:
     leaves: dict[str, range] = {}
     next_leaf = 0
     with _border(url):
-        metadata = pa.parquet.read_metadata(pa.BufferReader(footer[0] if len(footer) == 1 else b"".join(footer)))
-        for field in metadata.schema.to_arrow_schema():
+        parquet = pa.parquet.ParquetFile(pa.BufferReader(footer[0] if len(footer) == 1 else b"".join(footer)))
+        metadata = parquet.metadata
+        # Not metadata.schema: the two refer to each other, and megabytes of a footer would wait for the collector.
+        for field in parquet.schema_arrow:
             leaves[field.name] = range(next_leaf, next_leaf := next_leaf + _count_leaves(field.type))
     if next_leaf != metadata.num_columns:
         message = f"schema of {redact_url(url)} has {next_leaf} columns, its row groups {metadata.num_columns}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from asyncfetch.decode import decode_image
+from asyncfetch.decode import decode_image, stack_frames
 from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.lerobot.windows import clamp
 
@@ -28,7 +29,11 @@ ImageDtype = Literal["uint8", "float32"]
 stay as they are stored."""
 
 Sample = dict[str, Any]
-"""Feature key to tensor (or str), beside ``<key>_is_pad`` for windows and ``task``."""
+"""Feature key to tensor (or str), beside ``<key>_is_pad`` for windows and ``task``. It is the receiver's own: no tensor
+shares memory with one of another sample or with a cache, so it may be changed, and a sample that is kept keeps nothing
+else alive."""
+
+_PICTURES = {"image", "video", "depth"}
 
 
 class SampleBuilder:
@@ -58,7 +63,7 @@ class SampleBuilder:
         return 1024 + sum(self._feature_bytes(feature) for feature in self._features.values())
 
     def _feature_bytes(self, feature: Feature) -> int:
-        if feature.kind in {"image", "video", "depth"}:
+        if feature.kind in _PICTURES:
             item_bytes = 4 if feature.kind == "depth" or self._image_dtype == "float32" else 1
         else:
             item_bytes = 8
@@ -77,36 +82,40 @@ class SampleBuilder:
         return samples
 
     def _fill(self, held: HeldEpisode, frames: Sequence[int], samples: Sequence[Sample]) -> None:
-        length = held.episode.length
         for key, feature in self._features.items():
             offsets = self._windows.get(key)
             if offsets is None:
-                chosen = np.asarray(frames, dtype=np.int64)
+                values = self._singles(held, feature, frames)
             else:
-                places = [clamp(frame, offsets, length) for frame in frames]
-                chosen = np.concatenate([inside for inside, _ in places])
-            values = self._read(held, feature, chosen)
-            for number, sample in enumerate(samples):
-                if offsets is None:
-                    sample[key] = values[number]
-                    continue
-                span = len(offsets)
-                sample[key] = values[number * span : (number + 1) * span]
-                sample[f"{key}_is_pad"] = _tensor(places[number][1])
+                spans = [clamp(frame, offsets, held.episode.length) for frame in frames]
+                values = self._spans(held, feature, [inside for inside, _ in spans])
+                for sample, (_, is_pad) in zip(samples, spans, strict=True):
+                    sample[f"{key}_is_pad"] = _tensor(is_pad)
+            for sample, value in zip(samples, values, strict=True):
+                sample[key] = value
         for frame, sample in zip(frames, samples, strict=True):
             sample["task"] = self._tasks[int(held.rows["task_index"][frame])]
 
-    def _read(self, held: HeldEpisode, feature: Feature, frames: NDArray[np.int64]) -> Any:  # noqa: ANN401
-        """Tensor (len(frames), ...) of its own memory, or a list of str."""
-        if feature.kind in {"video", "depth"}:
-            images = held.frames(feature.key, frames.tolist())
-            return self._as_image_dtype(images, feature)
+    def _singles(self, held: HeldEpisode, feature: Feature, frames: Sequence[int]) -> list[Any]:
+        """The feature's value at each of the frames."""
+        if feature.kind in _PICTURES:
+            return [self._as_image_dtype(picture, feature) for picture in _unshared(_pictures(held, feature, frames))]
         column = held.rows[feature.key]
-        if feature.kind == "image":
-            return self._as_image_dtype(_decode_images(held.episode, feature.key, column, frames), feature)
         if isinstance(column, list):
-            return [column[frame] for frame in frames.tolist()]
-        return _tensor(column[frames])
+            return [column[frame] for frame in frames]
+        return [_tensor(np.array(column[frame])) for frame in frames]
+
+    def _spans(self, held: HeldEpisode, feature: Feature, spans: Sequence[NDArray[np.int64]]) -> list[Any]:
+        """The feature's values at the frames of each span."""
+        if feature.kind in _PICTURES:
+            pictures = _pictures(held, feature, np.concatenate(spans).tolist())
+            parts = iter(pictures if len(spans[0]) > 1 else _unshared(pictures))
+            stacks = [stack_frames(list(itertools.islice(parts, len(span)))) for span in spans]
+            return [self._as_image_dtype(stack, feature) for stack in stacks]
+        column = held.rows[feature.key]
+        if isinstance(column, list):
+            return [[column[frame] for frame in span.tolist()] for span in spans]
+        return [_tensor(column[span]) for span in spans]
 
     def _as_image_dtype(self, images: torch.Tensor, feature: Feature) -> torch.Tensor:
         if feature.is_depth or self._image_dtype == "uint8":
@@ -114,17 +123,27 @@ class SampleBuilder:
         return images.float().div_(np.iinfo(str(images.dtype).removeprefix("torch.")).max)
 
 
-def _decode_images(episode: Episode, key: str, column: Sequence[bytes], frames: NDArray[np.int64]) -> torch.Tensor:
-    """(len(frames), C, H, W). Windows repeat frames at the ends of an episode: each is decoded once."""
-    import torch
+def _pictures(held: HeldEpisode, feature: Feature, frames: Sequence[int]) -> list[torch.Tensor]:
+    """A (C, H, W) for each of the frames; duplicates are one tensor."""
+    if feature.is_camera:
+        return held.each(feature.key, frames)
+    return _decode_images(held.episode, feature.key, held.rows[feature.key], frames)
 
+
+def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same, copies in place of those that came before."""
+    firsts = {id(picture): place for place, picture in reversed(list(enumerate(pictures)))}
+    return [picture if firsts[id(picture)] == place else picture.clone() for place, picture in enumerate(pictures)]
+
+
+def _decode_images(episode: Episode, key: str, column: Sequence[bytes], frames: Sequence[int]) -> list[torch.Tensor]:
+    """Windows repeat frames at the ends of an episode: each is decoded once."""
     where = f"{key} of episode {episode.index} in {redact_url(episode.data_url)}"
-    unique, places = np.unique(frames, return_inverse=True)
-    images = [decode_image(column[frame], name=f"{where}, frame {frame}") for frame in unique.tolist()]
-    shapes = {tuple(image.shape) for image in images}
+    images = {frame: decode_image(column[frame], name=f"{where}, frame {frame}") for frame in dict.fromkeys(frames)}
+    shapes = {tuple(image.shape) for image in images.values()}
     if len(shapes) > 1:
-        raise FormatError(f"{where}: frames {frames.tolist()} have images of different shapes: {sorted(shapes)}")
-    return torch.stack([images[place] for place in places.tolist()])
+        raise FormatError(f"{where}: frames {list(frames)} have images of different shapes: {sorted(shapes)}")
+    return [images[frame] for frame in frames]
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:

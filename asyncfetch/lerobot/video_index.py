@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import RangeReader
     from asyncfetch.lerobot.episode_table import Episode, VideoSpan
     from asyncfetch.media import ClipPlan, Mp4Index
+    from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["PlannedClip", "VideoIndexes"]
+__all__ = ["PlannedClip", "VideoIndexes", "fetch_moov"]
 
 HEAD_BYTES = 16 * 1024
 """Asked for first. Holds the whole index of a file with up to 2,500 frames at AV1's 6 bytes a frame, and tells where a
 longer one or one at the tail lies, so that either costs one request more. A larger probe would be wasted on every
 file whose index is at the tail: 1.2 % of a clip of 1.3 MB as it is."""
+MAX_READS = 32
+"""Requests for one index after the first. One is usual, and one for each long box in front that isn't media data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,17 @@ class VideoIndexes:
         return file.clip(episode, span, fps)
 
     async def _fetch(self, url: str) -> _VideoFile:
-        info, head = await self._reader.fetch_head(url, HEAD_BYTES)
-        start, stop = locate_moov(head, size=info.size, url=url)
-        moov = head[start:stop] if stop <= len(head) else await self._reader.fetch(url, start, stop)
+        info, moov = await fetch_moov(self._reader, url)
         return _VideoFile(await self._run(partial(parse_moov, moov, url=url)), info.size)
+
+
+async def fetch_moov(reader: RangeReader, url: str) -> tuple[ObjectInfo, memoryview]:
+    """The file, and its index as ``parse_moov`` takes it. FormatError where it isn't an MP4 with an index."""
+    info, piece = await reader.fetch_head(url, HEAD_BYTES)
+    start = 0
+    for _ in range(MAX_READS):
+        first, stop = locate_moov(piece, start=start, size=info.size, url=url)
+        if stop <= start + len(piece):
+            return info, piece[first - start : stop - start]
+        start, piece = first, await reader.fetch(url, first, stop)
+    raise FormatError(f"{redact_url(url)}: no 'moov' box among the first boxes, up to byte {start}: remux the video")

@@ -23,6 +23,13 @@ Buffer = bytes | bytearray | memoryview
 LEADING_KINDS = frozenset(b"ftyp styp moov mdat free skip wide pnot pdin sidx moof uuid".split())
 """Boxes that an MP4 or QuickTime file may begin with."""
 
+PROBE_BYTES = 16 * 1024
+"""Read to learn what comes next. Holds the index of 2,500 AV1 frames, too, where that is what comes."""
+TAIL_BYTES = 8 * 1024 * 1024
+"""Longest tail taken for an index without a look: that of 350,000 frames at 24 bytes a frame."""
+MAX_MOOV_BYTES = 256 * 1024 * 1024
+"""Longest index that is read: four days of video at 30 frames/s and 24 bytes a frame."""
+
 HEADER = struct.Struct(">I4s")
 LARGE_SIZE = struct.Struct(">Q")
 
@@ -34,6 +41,10 @@ class _Extent(NamedTuple):
     start: int
     body: int
     stop: int
+
+    def moved(self, by: int) -> _Extent:
+        """The same box, its positions counted from ``by`` bytes further to the front."""
+        return _Extent(self.kind, self.start + by, self.body + by, self.stop + by)
 
 
 def _read_extent(view: memoryview, start: int, limit: int) -> _Extent | None:
@@ -148,40 +159,65 @@ def find(data: Buffer, kind: str, *, url: str) -> Box:
     raise FormatError(f"{where}: no {kind!r} box in the {len(data)} bytes where it has to be; found {found}")
 
 
-def locate_moov(head: Buffer, *, size: int, url: str) -> tuple[int, int]:
-    """Where the index (moov box) of an MP4 lies: bytes [start, stop) of the file.
+def locate_moov(piece: Buffer, *, size: int, url: str, start: int = 0) -> tuple[int, int]:
+    """Where the index (moov box) of an MP4 lies, or what to read to find out: bytes [start, stop) of the file.
 
-    Where another box ends at or beyond the end of ``head``, moov can only lie behind it, and the answer is
-    (end of that box, size): ``parse_moov`` finds moov among the boxes in there. In a file with moov at the tail these
-    are moov and at most a few bytes more, so head and tail cost one request each.
+    Where they lie within ``piece``, they are moov. Otherwise read them, and call again with them as ``piece`` and their
+    start: they are moov, or the tail of the file that has it, or PROBE_BYTES at the next box. Each answer lies further
+    back in the file than the last one, so a walk ends.
+
+    Behind media data comes the index, and hardly anything else: a tail of up to TAIL_BYTES is read in one go, so a file
+    with moov at the tail costs two requests. Behind any other box (free space as long as an index that was to be put
+    there, a uuid box of somebody's) may lie all of the media data, and only a probe tells.
 
     Args:
-        head: The first bytes of the file, 16 at least, or all of it; usually some 10-100 kB.
+        piece: Bytes of the file from ``start`` on: its first 16 at least or all of it, usually some 10-100 kB; then
+            what the last answer asked for.
         size: Length of the whole file in bytes.
         url: Names the file in errors.
+        start: Where ``piece`` lies in the file. A box begins there.
 
     Raises:
-        FormatError: Empty file, not an MP4, cut off, or without moov.
+        FormatError: Empty file, not an MP4, cut off, without moov, or with one longer than MAX_MOOV_BYTES.
     """
     where = redact_url(url)
     if size == 0:
         raise FormatError(f"{where}: the file is empty (0 bytes), not an MP4")
-    view = memoryview(head).cast("B")[:size]
-    start = 0
-    while start < size:
-        box = _read_extent(view, start, size)
+    view = memoryview(piece).cast("B")[: size - start]
+    behind_media_data = False
+    offset = 0
+    while start + offset < size:
+        box = _read_extent(view, offset, size - start)
         if box is None:
-            if start + HEADER.size > size or len(view) == size:
+            if start + offset + HEADER.size > size or start + len(view) == size:
                 raise FormatError(
-                    f"{where}: truncated: the file of {size} bytes ends in the box header at byte {start}"
+                    f"{where}: truncated: the file of {size} bytes ends in the box header at byte {start + offset}"
                 )
-            return start, size
-        if start == 0 and box.kind not in LEADING_KINDS:
+            return _next_read(start + offset, size, behind_media_data=behind_media_data)
+        if start + offset == 0 and box.kind not in LEADING_KINDS:
             raise FormatError(f"{where}: not an MP4: the file of {size} bytes starts with {bytes(view[:8])!r}")
+        box = box.moved(start)
         _check_extent(box, size, where)
         if box.kind == b"moov":
+            _check_moov_length(box, where)
             return box.start, box.stop
-        start = box.stop
+        behind_media_data = behind_media_data or box.kind == b"mdat"
+        offset = box.stop - start
     raise FormatError(
         f"{where}: no 'moov' box in the file of {size} bytes: it wasn't finished; remux or record it again"
     )
+
+
+def _next_read(start: int, size: int, *, behind_media_data: bool) -> tuple[int, int]:
+    if behind_media_data and size - start <= TAIL_BYTES:
+        return start, size
+    return start, min(size, start + PROBE_BYTES)
+
+
+def _check_moov_length(moov: _Extent, where: str) -> None:
+    length = moov.stop - moov.start
+    if length > MAX_MOOV_BYTES:
+        raise FormatError(
+            f"{where}: box 'moov' at byte {moov.start} is {length} bytes long, more than the {MAX_MOOV_BYTES} that an "
+            "index may have: split the video, or copy it again if it is damaged"
+        )

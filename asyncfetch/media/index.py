@@ -193,7 +193,7 @@ def parse_moov(data: Buffer, *, url: str) -> Mp4Index:
 
     Args:
         data: Bytes of the file from the start of a box on, with the whole moov box in them; other boxes may lie in
-            front of it and behind. ``locate_moov`` says which bytes.
+            front of it and behind. ``locate_moov`` finds it.
         url: Names the file in errors, and in the index.
 
     Raises:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 __all__ = ["Budget", "Share"]
 
@@ -21,6 +22,7 @@ class Budget:
         self.max_bytes = max_bytes
         self.used_bytes = 0
         self._shares: list[Share] = []
+        self._watchers: dict[object, Callable[[], object]] = {}
 
     def share(self, on_freed: Callable[[], object]) -> Share:
         """A share that holds nothing yet; ``on_freed`` is called when bytes come back, its own or another's."""
@@ -28,12 +30,29 @@ class Budget:
         self._shares.append(share)
         return share
 
+    def fits(self, size_bytes: int) -> bool:
+        """Whether so much can be taken now."""
+        return self.used_bytes + size_bytes <= self.max_bytes
+
+    @contextmanager
+    def watched(self, on_taken: Callable[[], object]) -> Iterator[None]:
+        """Call ``on_taken`` whenever a share has taken some, while in this context."""
+        watcher = object()
+        self._watchers[watcher] = on_taken
+        try:
+            yield
+        finally:
+            del self._watchers[watcher]
+
     def change(self, change_bytes: int) -> None:
         """Account for what a share took or gave back. For shares."""
         self.used_bytes += change_bytes
         if change_bytes < 0:
             for share in sorted(self._shares, key=lambda share: share.used_bytes):  # so that none is starved
                 share.on_freed()
+        else:
+            for on_taken in list(self._watchers.values()):
+                on_taken()
 
     def leave(self, share: Share) -> None:
         """Forget a share that holds nothing. For shares."""
@@ -50,7 +69,7 @@ class Share:
 
     def fits(self, size_bytes: int) -> bool:
         """Whether so much can be taken now."""
-        return self.budget.used_bytes + size_bytes <= self.budget.max_bytes
+        return self.budget.fits(size_bytes)
 
     def take(self, size_bytes: int) -> None:
         """Take what ``fits``."""

@@ -1,41 +1,131 @@
-"""Counting epochs where several workers finish them one by one."""
+"""Which epoch comes next, also where the workers of a loader each read a share of it.
+
+A loader's pass has no head in the process that counts: each worker starts it at a moment of its own, when others may
+have come to its end already, and after an early ``break`` some have finished their share and some have not. All must
+take the same epoch. So each keeps a note in memory that they share: which pass it reads, at which epoch, and whether it
+came to the end. Who begins a pass looks for a note of the same pass and takes its epoch. Who finds none is the first:
+then nobody works on the pass before any more, its notes won't change, and what they say is what everybody else who
+comes as early reads in them.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncfetch.errors import ConfigError
 
-__all__ = ["MAX_WORKERS", "EpochCounter"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+__all__ = ["MAX_WORKERS", "EpochCounter", "Turn"]
 
 MAX_WORKERS = 1024
-"""Loader workers of one rank that epochs are counted for; 8 kB."""
+"""Loader workers of one rank that epochs are counted for; 104 kB."""
+
+_FIELDS = ("loader", "turn", "workers", "settings", "epoch", "finished")
+_NOTE = np.dtype([(name, np.int64) for name in _FIELDS])
+"""A worker's word on a pass: the turn-th, from 1, of this loader with so many workers. ``settings`` counts the calls of
+``set`` before it: those after it make it void."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One worker's part in one pass."""
+
+    epoch: int
+    finish: Callable[[], None]
+    """To be called where the worker came to the end of its share."""
 
 
 class EpochCounter:
-    """The next epoch of each worker of a rank, in an array that the workers may share.
+    """The next epoch of a rank: the last one asked for by ``set``, and one more for each pass that was finished.
 
-    A worker that starts late must not take the epoch that a fast one has already moved on to, so each writes only its
-    own place and all start from the lowest.
+    A pass of one consumer is finished when its iterator has ended. A pass of several workers is finished when all of
+    them have come to the end of their shares, an empty share included; otherwise the next one takes its epoch again.
+    A worker's word stays good whatever its process does afterwards. Belongs to one thread of each process.
     """
 
     def __init__(self) -> None:
-        self.places = np.zeros(MAX_WORKERS, dtype=np.int64)
-        """By worker; replace it with memory of the same shape and type to share the counter."""
+        self.share(np.zeros(2 + MAX_WORKERS * (1 + 2 * len(_FIELDS)), dtype=np.int64))
 
-    def current(self, workers: int = 1) -> int:
-        """Epoch of the next pass of that many workers."""
-        if not 1 <= workers <= MAX_WORKERS:
-            raise ConfigError(f"a rank can have 1 to {MAX_WORKERS} workers, not {workers}")
-        return int(self.places[:workers].min())
+    def share(self, memory: NDArray[np.int64]) -> None:
+        """Count in this memory, made as a copy of ``self.memory``; other processes may share it."""
+        self.memory = memory
+        self._set, self._newest, notes = np.split(memory, [2, 2 + MAX_WORKERS])
+        # Two notes a worker: the newer one is announced when it is whole, and nobody reads the other any more.
+        self._notes: NDArray[Any] = notes.view(_NOTE).reshape(MAX_WORKERS, 2)
 
-    def finish(self, epoch: int, worker: int = 0) -> None:
-        """A worker came to the end of an epoch. One that the counter isn't at changes nothing."""
-        if self.places[worker] == epoch:
-            self.places[worker] = epoch + 1
+    def current(self) -> int:
+        """Epoch of the next pass."""
+        return self._next(self._newest_notes())
 
     def set(self, epoch: int) -> None:
-        """All workers go on with this epoch at their next pass."""
+        """All passes begun from now on take this epoch, until one of them is finished."""
         if epoch < 0:
             raise ConfigError(f"epoch must not be negative, not {epoch}")
-        self.places[:] = epoch
+        # The count is written last here and read first elsewhere: the new count never goes with the old epoch.
+        self._set[1] = epoch
+        self._set[0] += 1
+
+    def begin(self, epoch: int | None = None) -> Turn:
+        """A pass of one consumer in this process; one of a given epoch counts only where that is the next."""
+        epoch = self.current() if epoch is None else epoch
+        return Turn(epoch, partial(self._finish_alone, epoch))
+
+    def begin_share(self, worker: int, workers: int, loader: int) -> Turn:
+        """A worker's share of a pass, to be begun when no worker of this loader is busy with the pass before.
+
+        Args:
+            worker: Below ``workers``; begins each pass of its loader once.
+            workers: That share the pass.
+            loader: The same number for all workers of a loader and all its passes, another one for another loader.
+        """
+        if not 1 <= workers <= MAX_WORKERS:
+            raise ConfigError(f"a rank can have 1 to {MAX_WORKERS} workers, not {workers}")
+        notes = self._newest_notes()
+        ours = (notes["loader"] == loader) & (notes["workers"] == workers)
+        # Who missed a pass, killed before it began, comes level with the others here.
+        turn = max(int(notes["turn"][worker]) * bool(ours[worker]) + 1, int(notes["turn"][ours].max(initial=0)))
+        begun = notes[ours & (notes["turn"] == turn)]
+        settings, epoch = begun[["settings", "epoch"]][0] if len(begun) else (int(self._set[0]), self._next(notes))
+        slot = 1 - int(self._newest[worker])
+        self._notes[worker, slot] = (loader, turn, workers, settings, epoch, False)
+        self._newest[worker] = slot
+        return Turn(int(epoch), partial(self._finish_share, worker, slot, (loader, turn)))
+
+    def _finish_alone(self, epoch: int) -> None:
+        if self.current() == epoch:
+            self.set(epoch + 1)
+
+    def _finish_share(self, worker: int, slot: int, begun: tuple[int, int]) -> None:
+        note = self._notes[worker, slot]
+        if (note["loader"], note["turn"]) == begun:  # not the note of a later pass
+            self._notes["finished"][worker, slot] = True
+
+    def _newest_notes(self) -> NDArray[Any]:
+        notes: NDArray[Any] = self._notes[np.arange(MAX_WORKERS), self._newest]
+        return notes
+
+    def _next(self, notes: NDArray[Any]) -> int:
+        settings, epoch = self._set.tolist()
+        notes = notes[(notes["settings"] == settings) & (notes["turn"] > 0)]
+        if not len(notes):
+            return int(epoch)
+        last = notes[notes["epoch"] == notes["epoch"].max()]
+        passes, finished = np.unique(last[last["finished"] > 0][["loader", "turn", "workers"]], return_counts=True)
+        return int(last["epoch"][0]) + bool((finished == passes["workers"]).any())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _counter_at, (self.current(),)
+
+
+def _counter_at(epoch: int) -> EpochCounter:
+    counter = EpochCounter()
+    counter.set(epoch)
+    return counter

@@ -7,7 +7,8 @@ level to the end, and a lane that finds none left drops out of the round.
 
 Consumer k of K (a rank, or a loader's worker of a rank) takes positions k, k + K, ... of the global order. While K
 divides the lanes and none is dry, these are whole lanes, so that no episode is needed in two places; otherwise an
-episode may be, but every frame is still taken exactly once.
+episode may be, but every frame is still taken exactly once. So it is without shuffle: an order that is the same for
+every K and goes through an episode frame by frame needs each episode at all K consumers, which all fetch it.
 
 Memory: the frame orders of the episodes in the pool, 8 bytes a frame; nothing grows with the number of episodes. The
 random numbers are our own (splitmix64, a keyed Feistel network): numpy doesn't promise the same stream across versions,

@@ -11,7 +11,7 @@ from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError, redact_url
 from asyncfetch.lerobot import LeRobotDataset, open_dataset
 from asyncfetch.runtime import iterate
-from asyncfetch.stream.epochs import EpochCounter
+from asyncfetch.stream.epochs import EpochCounter, Turn
 from asyncfetch.stream.order import Order
 from asyncfetch.stream.placement import Placement, find_rank
 from asyncfetch.stream.samples import SamplePass, Transform
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from asyncfetch.lerobot import DatasetStatistics, DepthUnit, ImageDtype, Sample, Windows
+    from asyncfetch.runtime import LoopThread
 
 __all__ = ["Samples", "Stream"]
 
@@ -44,7 +45,8 @@ class Stream:
     Args:
         source: URL or path of a LeRobot v3 dataset, or an open ``LeRobotDataset``, which is then read on its own loop,
             with its own features, image_dtype and config.
-        shuffle: Whether frames are drawn from a pool of episodes, or come in the dataset's order.
+        shuffle: Whether frames are drawn from a pool of episodes, or come in the dataset's order. That is the same for
+            any number of ranks and workers, which take its frames in turns, so each of them fetches every episode.
         seed: Any whole number.
         windows: By feature key: seconds or ``frames(...)`` relative to the sample's frame.
         episodes: Indices of the episodes to read; None means all. Without shuffle they are read in this order.
@@ -96,14 +98,18 @@ class Stream:
         return self.epochs.current()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass; workers of a running loader see it when they start their next pass."""
+        """Set the epoch of the next pass, in the workers of a running loader too.
+
+        A pass takes its epoch when its first sample is asked for, a loader's when the loader is iterated.
+        """
         self.epochs.set(epoch)
 
     def samples(self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None) -> Samples:
         """One pass, on the running loop: ``async with stream.samples() as samples: async for sample in samples``.
 
         Args:
-            epoch: None counts: 0, and one more after each pass that came to its end, or what ``set_epoch`` said.
+            epoch: None counts: 0 or what ``set_epoch`` said, and one more after each pass that was finished: whose
+                iterator has ended. After an early ``break`` the next pass takes the same epoch again.
             rank: This process among ``world_size``; None finds both, from torch.distributed or torchrun's variables.
             world_size: Processes that share the epoch.
 
@@ -125,18 +131,35 @@ class Stream:
         """One pass, driven by a loop in a thread of its own, which stays for the next pass with its connections."""
         return self.iterate(self.placement())
 
-    def iterate(self, placement: Placement, *, epoch: int | None = None) -> Iterator[Sample]:
-        """What iterating does, for one consumer of many: a loader's worker says here which it is."""
-        session = self._open_session()
-        dataset = session.dataset()
-        epoch = self.epochs.current(placement.workers) if epoch is None else epoch
-        # The pass itself is ahead of the consumer, so it doesn't count the epoch.
-        opened = Samples(self, lambda: nullcontext(dataset), epoch=epoch, placement=placement, counts=False)
-        return self._counted(iterate(session.thread, partial(_Chunks, opened)), epoch, placement)
+    def iterate(self, placement: Placement, *, epoch: int | None = None, loader: int | None = None) -> Iterator[Sample]:
+        """What iterating does, for one consumer of many.
 
-    def _counted(self, samples: Iterator[Sample], epoch: int, placement: Placement) -> Iterator[Sample]:
-        yield from samples
-        self.epochs.finish(epoch, placement.worker)
+        Args:
+            placement: Which one.
+            epoch: None counts; the pass then takes its epoch when the first sample is asked for. One that is given
+                isn't counted.
+            loader: In a loader's worker the number that all workers of this loader have; see ``EpochCounter``.
+        """
+        session = self._open_session()
+        return self._iterate(
+            session.thread, session.dataset(), placement, partial(self._begin, placement, epoch, loader)
+        )
+
+    def _begin(self, placement: Placement, epoch: int | None, loader: int | None) -> Turn:
+        if epoch is not None:
+            return Turn(epoch, lambda: None)
+        if loader is None and placement.workers == 1:
+            return self.epochs.begin()
+        return self.epochs.begin_share(placement.worker, placement.workers, loader or 0)
+
+    def _iterate(
+        self, thread: LoopThread, dataset: LeRobotDataset, placement: Placement, begin: Callable[[], Turn]
+    ) -> Iterator[Sample]:
+        turn = begin()
+        # The pass itself is ahead of the consumer, so it doesn't count the epoch.
+        opened = Samples(self, lambda: nullcontext(dataset), epoch=turn.epoch, placement=placement, counts=False)
+        yield from iterate(thread, partial(_Chunks, opened))
+        turn.finish()
 
     def _open_session(self) -> Session:
         if isinstance(self.source, LeRobotDataset):
@@ -227,7 +250,7 @@ class Samples:
 
     def _start(self, dataset: LeRobotDataset) -> SamplePass:
         stream, config, placement = self._stream, dataset.config, self._placement
-        epoch = stream.epochs.current(placement.workers) if self._epoch is None else self._epoch
+        turn = stream.epochs.begin(self._epoch)
         selection = dataset.episodes.indices if stream.episodes is None else stream.episodes
         for episode in stream.episodes or ():
             dataset.episodes[episode]  # EpisodeNotFound
@@ -236,7 +259,7 @@ class Samples:
             lengths if stream.episodes is None else lengths[list(stream.episodes)],
             shuffle=stream.shuffle,
             seed=stream.seed,
-            epoch=epoch,
+            epoch=turn.epoch,
             lanes=config.lanes,
             pool_episodes=config.pool_episodes,
         )
@@ -252,7 +275,7 @@ class Samples:
             chunk_samples=chunk_samples,
             ahead_chunks=max(1, chunks),
             max_episodes=order.open_episodes(placement.consumers) + config.prefetch_episodes,
-            on_end=partial(stream.epochs.finish, epoch, placement.worker) if self._counts else lambda: None,
+            on_end=turn.finish if self._counts else lambda: None,
         )
 
 

@@ -30,10 +30,15 @@ class StreamDataset(IterableDataset["Sample"]):
     Every frame comes exactly once an epoch over all ranks and workers. The stream's byte bounds, host limits and
     threads are for the rank: its workers get equal shares of them, and say so in their statistics. Connections and
     caches live as long as the worker: give the loader ``persistent_workers=True`` to keep them from epoch to epoch.
-    Epochs are counted as the workers finish them; behind an early ``break`` say which one comes next by ``set_epoch``.
+
+    All workers of a pass take the same epoch. A pass that was finished is followed by the next epoch, one that wasn't
+    by the same epoch again, and ``set_epoch`` has the last word. Without workers, a pass is finished when its iterator
+    has ended; with workers, when each of them has come to the end of its share. They read ``prefetch_factor`` batches
+    ahead of the trainer: behind a ``break`` among the last of these, the epoch may count as finished.
 
     Args:
-        stream: What to read. ``set_epoch`` on it, or here, reaches the workers of a running loader at their next pass.
+        stream: What to read. ``set_epoch`` on it, or here, reaches the workers of a running loader when it is iterated
+            again.
     """
 
     def __init__(self, stream: Stream) -> None:
@@ -41,8 +46,8 @@ class StreamDataset(IterableDataset["Sample"]):
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
         self.stream = stream
         # Workers count epochs in this memory, whether they were forked or spawned.
-        self._epochs = torch.from_numpy(stream.epochs.places.copy()).share_memory_()  # type: ignore[no-untyped-call]
-        stream.epochs.places = self._epochs.numpy()
+        self._epochs = torch.from_numpy(stream.epochs.memory.copy()).share_memory_()  # type: ignore[no-untyped-call]
+        stream.epochs.share(self._epochs.numpy())
         self._workers_stream: Stream | None = None
         self._rank: Placement | None = None  # in a spawned worker, which knows nothing of torch.distributed
 
@@ -58,7 +63,8 @@ class StreamDataset(IterableDataset["Sample"]):
             self._workers_stream = self.stream.shared_by(worker.num_workers)
         rank = self._rank or self.stream.placement()
         placement = Placement(rank.rank, rank.world_size, worker.id, worker.num_workers)
-        return self._workers_stream.iterate(placement)
+        # A loader draws one seed, and gives each of its workers that and the worker's number.
+        return self._workers_stream.iterate(placement, loader=worker.seed - worker.id)
 
     def statistics(self) -> DatasetStatistics | None:
         """Of this process: the worker's share where a worker asks."""
@@ -69,7 +75,7 @@ class StreamDataset(IterableDataset["Sample"]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.stream.epochs.places = self._epochs.numpy()
+        self.stream.epochs.share(self._epochs.numpy())
 
     def __repr__(self) -> str:
         return f"StreamDataset({self.stream!r})"

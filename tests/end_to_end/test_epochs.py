@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 import asyncfetch as af
 from asyncfetch.stream import Placement
@@ -82,6 +83,48 @@ def test_set_epoch_reaches_persistent_workers(stream: af.Stream) -> None:
     assert orders[0] != orders[1]
 
 
+@pytest.mark.parametrize(("context", "persistent"), [("fork", True), ("fork", False), ("spawn", True)])
+@pytest.mark.timeout(60)
+def test_whenever_a_pass_is_left_the_next_one_is_a_whole_epoch(
+    stream: af.Stream, context: str, persistent: bool
+) -> None:
+    """Near the end too, when some workers have finished their share and some have not."""
+    dataset = af.torch.StreamDataset(stream)
+    loader = DataLoader(
+        dataset,
+        batch_size=4,
+        num_workers=2,
+        multiprocessing_context=context,
+        persistent_workers=persistent,
+        collate_fn=slow_in_one_worker,
+    )
+    orders = {tuple(keys_of(stream.iterate(Placement(), epoch=epoch))): epoch for epoch in range(16)}
+    whole = {frozenset(keys[place::2] for place in range(2)): epoch for keys, epoch in orders.items()}
+    dataset.set_epoch(0)
+    for taken in (0, 1, 15, 16, 17, 18, 19) if context == "fork" else (17,):
+        before = stream.epoch
+        for _ in itertools.islice(loader, taken):
+            pass
+        epoch = whole[frozenset(shares_of(loader, 2))]
+        assert epoch in {before, before + 1}  # the workers may have been at their ends when the trainer left
+        assert stream.epoch == epoch + 1
+
+
+def slow_in_one_worker(samples: list[Any]) -> Any:  # noqa: ANN401
+    """Its last batch comes when the other worker has begun the next pass."""
+    worker = get_worker_info()
+    time.sleep(0.02 if worker is not None and worker.id == 1 else 0)
+    return default_collate(samples)
+
+
+def shares_of(loader: Any, workers: int) -> list[tuple[tuple[int, int], ...]]:  # noqa: ANN401
+    """What each worker gave, told apart by the turns in which a loader takes their batches."""
+    shares: list[list[tuple[int, int]]] = [[] for _ in range(workers)]
+    for number, batch in enumerate(loader):
+        shares[number % workers] += zip(batch["episode_index"].tolist(), batch["frame_index"].tolist(), strict=True)
+    return [tuple(share) for share in shares]
+
+
 def test_a_slow_worker_never_takes_the_next_epoch(stream: af.Stream) -> None:
     af.torch.StreamDataset(stream)
     fast, slow = (Placement(worker=worker, workers=2) for worker in range(2))
@@ -118,7 +161,7 @@ def test_the_rank_is_found_in_the_environment(stream: af.Stream, monkeypatch: py
 def test_the_ranks_of_torch_distributed_reach_forked_and_spawned_workers(served: Served) -> None:
     script = f"""
     import sys, torch.distributed, asyncfetch as af
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, default_collate, get_worker_info
     if __name__ == "__main__":
         rank = int(sys.argv[1])
         store = torch.distributed.FileStore(sys.argv[2], 2)

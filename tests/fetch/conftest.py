@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from pathlib import Path
 
-End = Literal["keep", "close", "reset", "stall", "half-close"]
+End = Literal["keep", "close", "reset", "stall", "half-close", "deaf"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +190,9 @@ class LyingServer:
                 writer.write_eof()
                 await asyncio.Event().wait()
             case "stall":
+                await asyncio.Event().wait()
+            case "deaf":
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
                 await asyncio.Event().wait()
 
 

@@ -275,11 +275,19 @@ async def test_retry_after_is_honoured(
     assert time.sleeps == pytest.approx([7.1])
 
 
+@pytest.mark.parametrize(
+    ("header", "asked"),
+    [
+        ("3600", "3600 s"),
+        ("1" + "0" * 30, "100000000000000000 s"),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", "251702299799 s"),
+    ],
+)
 async def test_a_long_retry_after_is_throttled_at_once(
-    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, time: FakeTime
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, time: FakeTime, header: str, asked: str
 ) -> None:
-    server.will(step(status=429, headers={"Retry-After": "3600"}))
-    with pytest.raises(Throttled, match="3600 s"):
+    server.will(step(status=429, headers={"Retry-After": header}))
+    with pytest.raises(Throttled, match=asked):
         await fetcher.fetch(url, 0, 10)
     assert time.sleeps == []
 

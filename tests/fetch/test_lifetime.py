@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import socket
 from typing import TYPE_CHECKING
 
+import aiohttp
 import anyio
+import psutil
 import pytest
+from aiohttp.client_proto import ResponseHandler
 
 from asyncfetch.errors import ClosedError, ConfigError, WrongLoop
 from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.transports.exchange import Exchange
 from asyncfetch.ranges import ByteRange
 
 if TYPE_CHECKING:
@@ -70,6 +76,57 @@ async def test_closing_ends_calls_under_way(
         await anyio.wait_all_tasks_blocked()
     assert sorted(ended) == ["many", "one"]
     assert fetcher.statistics().in_flight == 0
+
+
+def connections_to(port: int) -> int:
+    """Sockets of this process that are connected to a server there, by the system's own account."""
+    return sum(bool(one.raddr) and one.raddr.port == port for one in psutil.Process().net_connections())
+
+
+@pytest.mark.parametrize("headers", [{}, {"Connection": "close"}], ids=["pooled", "closed by the server's wish"])
+async def test_no_connection_waits_for_the_good_bye_of_a_server_that_hangs(
+    fetcher_with: Callable[..., Fetcher],
+    tls_server: LyingServer,
+    step: type[StepType],
+    ca_file: str,
+    headers: dict[str, str | None],
+) -> None:
+    url = tls_server.put("/x", CONTENT)
+    tls_server.will(step(headers=headers, end="deaf"))
+    async with fetcher_with(ca_file=ca_file) as fetcher:
+        await fetcher.fetch(url, 0, 1)
+        assert connections_to(tls_server.port) == 1
+        with anyio.fail_after(0.5):
+            await fetcher.__aexit__()
+        assert connections_to(tls_server.port) == 0
+
+
+async def test_a_call_cancelled_as_its_handshake_ends_leaves_no_connection(
+    fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = tls_server.put("/x", CONTENT)
+    scope = anyio.CancelScope()
+    made = ResponseHandler.connection_made
+
+    def made_and_cancelled(handler: ResponseHandler, transport: asyncio.BaseTransport) -> None:
+        made(handler, transport)
+        scope.cancel()
+
+    monkeypatch.setattr(ResponseHandler, "connection_made", made_and_cancelled)
+    async with fetcher_with(ca_file=ca_file) as fetcher:
+        with scope:
+            await fetcher.fetch(url, 0, 1)
+        assert scope.cancelled_caught
+    assert connections_to(tls_server.port) == 0
+
+
+async def test_a_call_cancelled_in_its_handshake_leaves_no_connection(fetcher_with: Callable[..., Fetcher]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # the system connects, nobody answers
+        port = silent.getsockname()[1]
+        async with fetcher_with() as fetcher:
+            with anyio.move_on_after(0.1):
+                await fetcher.fetch(f"https://127.0.0.1:{port}/x", 0, 1)
+        assert connections_to(port) == 0
 
 
 async def test_closing_ends_an_open_stream(
@@ -193,3 +250,21 @@ async def test_statistics_add_up(fetcher: Fetcher, server: LyingServer, step: ty
     host = now.hosts[server.url("")]
     assert (host.requests, host.bytes, host.limit, host.in_flight, host.waiting) == (2, 1000, 64, 0, 0)
     assert "2 requests" in repr(fetcher)
+
+
+async def test_a_request_leaves_nothing_to_the_garbage_collector(fetcher: Fetcher, server: LyingServer) -> None:
+    url = server.put("/x", CONTENT)
+    await fetcher.fetch(url, 0, 100)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        await fetcher.fetch(url, 100, len(CONTENT))
+        await anyio.lowlevel.checkpoint()
+        gc.collect()
+        left = [thing for thing in gc.garbage if type(thing) in {Exchange, aiohttp.ClientResponse}]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not left

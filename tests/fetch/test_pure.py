@@ -233,6 +233,12 @@ def test_no_wait_leaves_its_bounds(attempts: int, initial: float, maximum: float
         ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
         ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
         ("9" * 5000, 999_999_999_999_999_999.0),
+        ("1" + "0" * 30, 1e17),
+        ("1e400", None),
+        ("inf", None),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 253_402_300_789.0),
+        ("Fri, 31 Dec 9999 23:59:59 -2359", 253_402_387_129.0),
+        ("Fri, 31 Dec 99999 23:59:59 GMT", None),
     ],
 )
 def test_retry_after_in_both_forms(header: str | None, seconds: float | None) -> None:
@@ -293,7 +299,7 @@ def test_an_origin_is_scheme_host_and_port() -> None:
 
 
 def headers_for(text: str, **kinds: object) -> dict[str, str]:
-    settings: dict[str, Any] = {"headers": {}, "tokens": {}, "login": None} | kinds
+    settings: dict[str, Any] = {"asked": True, "headers": {}, "tokens": {}, "login": None} | kinds
     return static_headers(parse_url(text), **settings)
 
 
@@ -302,6 +308,30 @@ def test_headers_belong_to_their_host_and_port() -> None:
     assert headers_for("https://a.org/", headers=config) == {"X-Key": "all"}
     assert headers_for("https://a.org:8443/", headers=config) == {"X-Key": "one"}
     assert headers_for("https://b.org/", headers=config) == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "reached"),
+    [
+        ("https://a.org/", {"X-Key": "bare", "Authorization": "Bearer bare"}),
+        ("https://a.org:8443/", {"X-Key": "one", "Authorization": "Bearer one"}),
+        ("https://a.org:9443/", {}),
+        ("http://a.org/", {}),
+        ("http://a.org:443/", {}),
+        ("https://sub.a.org/", {}),
+    ],
+)
+def test_where_a_redirect_may_take_secrets(url: str, reached: dict[str, str]) -> None:
+    headers = {"a.org": {"X-Key": "bare"}, "a.org:8443": {"X-Key": "one"}}
+    tokens = {"a.org": "bare", "a.org:8443": "one"}
+    assert headers_for(url, asked=False, headers=headers, tokens=tokens) == reached
+
+
+def test_a_login_goes_with_a_redirect_to_its_hosts_https_only() -> None:
+    login = ("u", "p")
+    assert headers_for("https://a.org/", asked=False, login=login) == {"Authorization": "Basic dTpw"}
+    assert headers_for("https://a.org:8443/", asked=False, login=login) == {}
+    assert headers_for("http://a.org/", asked=False, login=login) == {}
 
 
 def test_tokens_go_over_https_and_to_loopback_only() -> None:

@@ -1,4 +1,4 @@
-"""Redirects: each hop gets what belongs to its host, and nothing else."""
+"""Redirects: each hop gets what belongs to its origin, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ from asyncfetch.errors import AccessDenied, FetchError, InvalidResponse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from asyncfetch.fetch import Fetcher
     from tests.fetch.conftest import LyingServer
     from tests.fetch.conftest import Step as StepType
+
+
+def use_netrc(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
+    path = folder / "netrc"
+    path.write_text(text)
+    path.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(path))
 
 
 def redirect(step: type[StepType], location: str, status: int = 302) -> StepType:
@@ -41,7 +49,10 @@ async def test_secrets_stay_with_their_host(
         server.will(redirect(step, other.url("/y")))
         config = {
             "tokens": {"127.0.0.1": "secret"},
-            "headers": {"127.0.0.1": {"X-Amz-Security-Token": "secret"}, "127.0.0.2": {"X-Other": "theirs"}},
+            "headers": {
+                "127.0.0.1": {"X-Amz-Security-Token": "secret"},
+                f"127.0.0.2:{other.port}": {"X-Other": "theirs"},
+            },
         }
         async with fetcher_with(**config) as fetcher:
             assert bytes(await fetcher.fetch(server.url("/x"), 2, 5)) == b"234"
@@ -49,6 +60,73 @@ async def test_secrets_stay_with_their_host(
         assert server.requests[0].headers["x-amz-security-token"] == "secret"
         assert other.requests[0].headers["x-other"] == "theirs"
         assert "secret" not in str(other.requests[0].headers)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"tokens": {"127.0.0.1": "secret"}},
+        {"headers": {"127.0.0.1": {"Authorization": "secret"}}},
+        {"headers": {"127.0.0.1": {"Cookie": "secret"}}},
+        {"headers": {"127.0.0.1": {"X-Amz-Security-Token": "secret"}}},
+    ],
+    ids=["token", "authorization", "cookie", "header"],
+)
+async def test_what_is_for_a_bare_host_goes_to_the_port_asked_and_no_redirect_takes_it_to_another(
+    fetcher_with: Callable[..., Fetcher],
+    server: LyingServer,
+    lying_server: type[LyingServer],
+    step: type[StepType],
+    settings: dict[str, object],
+) -> None:
+    async with lying_server() as other, fetcher_with(**settings) as fetcher:
+        url = other.put("/y", b"0123456789")
+        server.will(redirect(step, "/again"), redirect(step, url))
+        assert bytes(await fetcher.fetch(server.url("/x"), 2, 5)) == b"234"
+        assert bytes(await fetcher.fetch(url, 2, 5)) == b"234"
+        assert all("secret" in str(request.headers) for request in server.requests)
+        redirected, asked = other.requests
+        assert "secret" not in str(redirected.headers)
+        assert "secret" in str(asked.headers)
+
+
+async def test_what_is_for_a_bare_host_does_not_follow_from_http_to_another_ports_https(
+    fetcher_with: Callable[..., Fetcher],
+    server: LyingServer,
+    tls_server: LyingServer,
+    step: type[StepType],
+    ca_file: str,
+) -> None:
+    server.will(redirect(step, tls_server.put("/y", b"0123456789")))
+    headers = {"127.0.0.1": {"X-Key": "secret"}}
+    async with fetcher_with(ca_file=ca_file, headers=headers, tokens={"127.0.0.1": "secret"}) as fetcher:
+        assert bytes(await fetcher.fetch(server.url("/x"), 2, 5)) == b"234"
+    assert "secret" not in str(tls_server.requests[0].headers)
+
+
+async def test_a_login_of_netrc_stays_with_the_origin_asked(
+    fetcher_with: Callable[..., Fetcher],
+    server: LyingServer,
+    lying_server: type[LyingServer],
+    step: type[StepType],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    use_netrc(monkeypatch, tmp_path, "machine 127.0.0.1 login u password p\n")
+    async with lying_server() as other, fetcher_with(trust_env=True) as fetcher:
+        server.will(redirect(step, other.put("/y", b"0123456789")))
+        await fetcher.fetch(server.url("/x"), 2, 5)
+        assert server.requests[0].headers["authorization"] == "Basic dTpw"
+        assert "authorization" not in other.requests[0].headers
+
+
+async def test_netrcs_default_goes_to_nobody(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_netrc(monkeypatch, tmp_path, "machine elsewhere.invalid login u password p\ndefault login u password p\n")
+    async with fetcher_with(trust_env=True) as fetcher:
+        await fetcher.fetch(server.put("/x", b"0123456789"), 2, 5)
+    assert "authorization" not in server.requests[0].headers
 
 
 async def test_userinfo_stays_with_its_origin_and_out_of_messages(
@@ -130,12 +208,9 @@ async def test_proxy_and_netrc_come_from_the_environment(
     fetcher_with: Callable[..., Fetcher],
     server: LyingServer,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
 ) -> None:
-    netrc = tmp_path_factory.mktemp("home") / "netrc"
-    netrc.write_text("machine data.invalid login u password p\n")
-    netrc.chmod(0o600)
-    monkeypatch.setenv("NETRC", str(netrc))
+    use_netrc(monkeypatch, tmp_path, "machine data.invalid login u password p\n")
     monkeypatch.setenv("http_proxy", server.url("").replace("://", "://me:pw@"))
     monkeypatch.setenv("no_proxy", "direct.invalid")
     server.put("http://data.invalid/x", b"0123456789")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import threading
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged, RangeNotSatisfiable
+from asyncfetch.fetch.transports.file import READ_STEP_BYTES
 from asyncfetch.ranges import ByteRange
 
 if TYPE_CHECKING:
@@ -286,3 +289,35 @@ async def test_a_local_read_that_its_task_cancels_writes_nothing_afterwards(fetc
     left = int(buffer.sum(dtype=np.int64))
     await asyncio.sleep(0.2)
     assert int(buffer.sum(dtype=np.int64)) == left
+
+
+@pytest.mark.parametrize("how", ["task", "scope"])
+async def test_a_cancelled_local_read_ends_after_its_step(
+    fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    size = 3 * READ_STEP_BYTES
+    path = tmp_path / "zeros"
+    path.write_bytes(bytes(size))
+    began, go_on = threading.Event(), threading.Event()
+    preadv = os.preadv
+
+    def held_up(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        began.set()
+        go_on.wait(5)
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", held_up)
+    buffer, scope = np.full(size, 1, np.uint8), anyio.CancelScope()
+
+    async def read() -> None:
+        with scope:
+            await fetcher.fetch_into(str(path), 0, size, buffer.data)
+
+    task = asyncio.ensure_future(read())
+    await anyio.to_thread.run_sync(began.wait)
+    scope.cancel() if how == "scope" else task.cancel()
+    await anyio.sleep(0.05)
+    assert not task.done()  # the step may still write
+    go_on.set()
+    await asyncio.wait([task])
+    assert buffer.sum(dtype=np.int64) == size - READ_STEP_BYTES

@@ -293,7 +293,8 @@ async def test_an_episode_larger_than_the_cache_is_refused_with_the_figures(trut
     async with serve(truth, max_bytes=await budget(truth, 0.75)) as served:
         dataset = served.dataset
         for episode in range(2):
-            needed, room = await dataset.clip_bytes(episode), dataset.clip_budget.max_bytes
+            needed = await dataset._episodes.clip_bytes(dataset.episodes[episode])
+            room = dataset.clip_budget.max_bytes
             with pytest.raises(
                 CacheError, match=rf"episode {episode} take {needed} bytes, .* leaves {room} .*max_bytes"
             ):

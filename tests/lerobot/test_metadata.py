@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio.lowlevel
+import anyio.to_thread
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +21,7 @@ from asyncfetch.errors import (
     NotFound,
 )
 from asyncfetch.lerobot.metadata import load_metadata
+from asyncfetch.lerobot.parquet import open_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -355,3 +359,21 @@ async def test_broken_files_are_errors_of_ours_that_name_them(
     path.write_bytes(content if content is not None else (path.read_bytes()[:-9] if path.exists() else b'{"a": '))
     with pytest.raises(AsyncFetchError, match=file):
         await load_metadata(reader, root)
+
+
+async def test_a_footer_goes_with_its_table(reader: LocalReader) -> None:
+    """At once: the collector knows nothing of the megabytes that hang on a small Python object."""
+    gc.collect()
+    gc.disable()
+    try:
+        table = await open_table(reader, str(DATA / "h264" / EPISODES), run=anyio.to_thread.run_sync)
+        assert table.metadata in footers()
+        del table
+        await anyio.lowlevel.checkpoint()  # the loop refers to what it delivered last
+        assert not footers()
+    finally:
+        gc.enable()
+
+
+def footers() -> list[pq.FileMetaData]:
+    return [thing for thing in gc.get_objects() if type(thing) is pq.FileMetaData]  # isinstance would wake lazy proxies

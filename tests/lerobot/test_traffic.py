@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
+
+from asyncfetch.testing import Quirks
 from tests.lerobot.serving import all_frames, check_sample, in_memory, serve
 
 if TYPE_CHECKING:
@@ -25,3 +28,16 @@ async def test_a_shuffled_pass_fetches_little_more_than_it_needs(library: Librar
     # Clip spans with their files' indexes, and rows; what the metadata took comes on top of what was fetched only.
     needed_bytes = sum(len(data) for path, data in in_memory(truth).items() if path.startswith(("videos", "data")))
     assert needed_bytes <= fetched_bytes <= 1.05 * needed_bytes
+
+
+async def test_a_shared_row_group_is_fetched_once_though_the_budget_is_small(library: Library) -> None:
+    """A twenty-fourth of ``max_bytes``, decoded, and asked for by one episode after the other."""
+    quirks = Quirks(collapsed_row_groups=True)
+    truth = library(episodes=24, length=20, width=64, height=64, distinct_videos=1, quirks=quirks)
+    (file,) = (truth.root / "data").rglob("*.parquet")
+    max_bytes = 24 * pq.read_table(file).nbytes
+    async with serve(truth, max_bytes=max_bytes) as served:
+        for episode in [*range(24), *range(24)]:
+            await served.dataset.ready(episode)
+        fetched_bytes = sum(request.bytes_sent for request in served.requests(file.name) if "data/" in request.path)
+    assert fetched_bytes <= 1.05 * file.stat().st_size

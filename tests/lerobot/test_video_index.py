@@ -7,10 +7,10 @@ import anyio.to_thread
 import pytest
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import DatasetError
+from asyncfetch.errors import DatasetError, FormatError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.lerobot.episode_table import Episode, VideoSpan
-from asyncfetch.lerobot.video_index import HEAD_BYTES, VideoIndexes
+from asyncfetch.lerobot.video_index import HEAD_BYTES, MAX_READS, VideoIndexes
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import RangeServer
 from tests.lerobot.serving import MIB, TOP, in_memory, video_path
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot.video_index import PlannedClip
     from tests.lerobot.serving import Library
+
+
+FREE = (HEAD_BYTES + 8).to_bytes(4, "big") + b"free" + bytes(HEAD_BYTES)
 
 
 class World:
@@ -41,7 +44,20 @@ class World:
 def content(library: Library) -> dict[str, bytes]:
     front = in_memory(library(episodes=(4, 4)))[video_path(TOP)]
     tail = in_memory(library(episodes=(4,), width=256, height=256, texture=16.0))[video_path(TOP)]
-    return {"front.mp4": front, "tail.mp4": tail, "long.mp4": _with_free_space_in_moov(front), "empty.mp4": b""}
+    return {
+        "front.mp4": front,
+        "tail.mp4": tail,
+        "long.mp4": _with_free_space_in_moov(front),
+        "spaced.mp4": _with_free_space_in_front(front, 3),
+        "endless.mp4": _with_free_space_in_front(front, MAX_READS),
+        "empty.mp4": b"",
+    }
+
+
+def _with_free_space_in_front(video: bytes, num_boxes: int) -> bytes:
+    """Boxes longer than the first request between the file's first one and its index."""
+    start = video.index(b"moov") - 4
+    return _shift_chunks(video[:start] + num_boxes * FREE + video[start:], num_boxes * len(FREE))
 
 
 def _with_free_space_in_moov(video: bytes) -> bytes:
@@ -93,6 +109,23 @@ async def test_a_long_index_costs_one_request_more(world: World, content: dict[s
     plain = (await world.plan("front.mp4"))[TOP]
     moved = content["long.mp4"][clip.plan.start : clip.plan.stop]
     assert moved == content["front.mp4"][plain.plan.start : plain.plan.stop]
+
+
+async def test_boxes_in_front_of_the_index_are_stepped_over(world: World, content: dict[str, bytes]) -> None:
+    clip = (await world.plan("spaced.mp4"))[TOP]
+    first = content["spaced.mp4"].index(b"free") - 4
+    size = len(content["spaced.mp4"])
+    steps = [first + (i + 1) * len(FREE) for i in range(3)]
+    assert world.ranges() == [(0, HEAD_BYTES), *((at, min(size, at + HEAD_BYTES)) for at in steps)]
+    plain = (await world.plan("front.mp4"))[TOP]
+    moved = content["spaced.mp4"][clip.plan.start : clip.plan.stop]
+    assert moved == content["front.mp4"][plain.plan.start : plain.plan.stop]
+
+
+async def test_a_file_of_nothing_but_space_is_not_walked_without_end(world: World) -> None:
+    with pytest.raises(FormatError, match=r"endless\.mp4: no 'moov' box among the first boxes"):
+        await world.plan("endless.mp4")
+    assert len(world.ranges()) == 1 + MAX_READS
 
 
 async def test_concurrent_plans_share_one_fetch(world: World) -> None:

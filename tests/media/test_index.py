@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from asyncfetch.errors import FormatError
 from asyncfetch.media import Mp4Index, locate_moov, parse_moov
+from asyncfetch.media.boxes import MAX_MOOV_BYTES, PROBE_BYTES, TAIL_BYTES
 from asyncfetch.media.clip import ClipTables, TrackFormat, build_header, clip_timing
 from asyncfetch.media.samples import ByteRuns
 
@@ -43,20 +44,90 @@ def moov_of(data: bytes) -> bytes:
 # --- where moov lies ---
 
 
+class Walk:
+    """What a reader of a file asks for, from its first bytes to its index."""
+
+    def __init__(self, data: bytes, head_bytes: int) -> None:
+        self.reads = [(0, min(head_bytes, len(data)))]
+        while True:
+            start, stop = self.reads[-1]
+            first, last = locate_moov(data[start:stop], start=start, size=len(data), url=URL)
+            if last <= stop:
+                self.moov = data[first:last]
+                return
+            assert first > start or last > stop
+            self.reads.append((first, last))
+
+
 @pytest.mark.parametrize("name", ["h264-faststart", "h264-g30"])
 def test_any_length_of_head_leads_to_the_same_index(make_video: Callable[[str], Video], name: str) -> None:
     data = make_video(name).data
     want = moov_of(data)
     for length in {16, 24, 31, 32, 40, 47, 48, 49, 60, 1000, len(data) // 2, len(data) - 9, len(data)}:
-        start, stop = locate_moov(data[:length], size=len(data), url=URL)
-        assert want in data[start:stop]
-        assert parse_moov(data[start:stop], url=URL).num_samples == 50
+        found = Walk(data, length).moov
+        assert found == want
+        assert parse_moov(found, url=URL).num_samples == 50
 
 
 def test_a_tail_is_asked_for_without_the_media_data_in_front() -> None:
     data = FTYP + box(b"mdat", bytes(5000)) + box(b"free") + box(b"moov", bytes(100))
     assert locate_moov(data[:64], size=len(data), url=URL) == (len(FTYP) + 5008, len(data))
     assert locate_moov(data, size=len(data), url=URL) == (len(data) - 108, len(data))
+
+
+FREE = box(b"free", bytes(50_000))
+MOOV = box(b"moov", bytes(100))
+LONG_MOOV = box(b"moov", bytes(40_000))
+MEDIA = box(b"mdat", bytes(TAIL_BYTES + 1000))
+
+
+@pytest.mark.parametrize(
+    ("boxes", "num_probes", "rest"),
+    [
+        ([MOOV, MEDIA], 0, "nothing"),
+        ([LONG_MOOV, MEDIA], 0, "moov"),
+        ([MEDIA, LONG_MOOV], 0, "tail"),
+        ([MEDIA, MOOV, FREE], 0, "tail"),
+        ([FREE, MOOV, MEDIA], 1, "nothing"),
+        ([FREE, LONG_MOOV, MEDIA], 1, "moov"),
+        ([FREE, FREE.replace(b"free", b"skip"), FREE.replace(b"free", b"uuid"), MOOV, MEDIA], 3, "nothing"),
+        ([FREE.replace(b"free", b"wide"), MEDIA, LONG_MOOV], 1, "tail"),
+        ([FREE, FREE, LONG_MOOV, MEDIA], 2, "moov"),
+        ([MEDIA, MEDIA, LONG_MOOV], 1, "tail"),
+        ([MEDIA, FREE, MOOV, MEDIA], 2, "nothing"),
+    ],
+)
+def test_what_is_asked_for_is_bounded(boxes: list[bytes], num_probes: int, rest: str) -> None:
+    data = FTYP + b"".join(boxes)
+    walk = Walk(data, PROBE_BYTES)
+    moov = data.index(b"moov") - 4
+    assert walk.moov in (MOOV, LONG_MOOV)
+    assert data[moov:].startswith(walk.moov)
+    lengths = [stop - start for start, stop in walk.reads]
+    assert lengths[: 1 + num_probes] == [PROBE_BYTES] * (1 + num_probes)
+    last = {"nothing": [], "moov": [(moov, moov + len(walk.moov))], "tail": [(moov, len(data))]}[rest]
+    assert walk.reads[1 + num_probes :] == last
+
+
+def test_an_index_longer_than_any_is_refused() -> None:
+    size = MAX_MOOV_BYTES + 10_000
+    head = FTYP + struct.pack(">I4s", MAX_MOOV_BYTES + 1, b"moov") + bytes(100)
+    with pytest.raises(FormatError, match=f"box 'moov' at byte 16 is {MAX_MOOV_BYTES + 1} bytes long"):
+        locate_moov(head, size=size, url=URL)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([b"free", b"mdat", b"uuid", b"moov"]), st.integers(0, 300)), max_size=8),
+    st.integers(16, 600),
+)
+def test_a_walk_ends_at_the_first_index_or_in_a_format_error(parts: list[tuple[bytes, int]], head_bytes: int) -> None:
+    data = FTYP + b"".join(box(kind, bytes(length)) for kind, length in parts)
+    lengths = [length for kind, length in parts if kind == b"moov"]
+    if lengths:
+        assert Walk(data, head_bytes).moov == box(b"moov", bytes(lengths[0]))
+    else:
+        with pytest.raises(FormatError, match="no 'moov' box"):
+            Walk(data, head_bytes)
 
 
 def test_a_box_beyond_four_gib_is_stepped_over() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import shutil
 import threading
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+import torch
 
 import asyncfetch as af
 from asyncfetch.testing import read_identity
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from asyncfetch.config import DecoderBackend
     from asyncfetch.testing import DatasetTruth
 
 TOP = "observation.images.top"
@@ -35,8 +38,6 @@ def index(sample: dict[str, Any]) -> int:
 @pytest.fixture
 def broken(truth: DatasetTruth, tmp_path: Path) -> DatasetTruth:
     """Episode 3, frames 15 to 26, has a video of the right length whose frames aren't any."""
-    import dataclasses
-
     root = tmp_path / "broken"
     shutil.copytree(truth.root, root)
     (video,) = (root / f"videos/{TOP}").glob("*/file-003.mp4")
@@ -291,3 +292,27 @@ def test_the_loop_thread_ends_with_the_stream(truth: DatasetTruth, end: str) -> 
     gc.collect()
     thread.join(5)
     assert not thread.is_alive()
+
+
+WINDOWS: list[af.lerobot.Windows | None] = [
+    None,
+    {TOP: af.frames(-1, 0), "action": af.frames(0, 1, 2)},
+    {TOP: af.frames(-1), "action": af.frames(5)},
+]
+
+
+@pytest.mark.parametrize("decoder", ["torchcodec", "pyav"])
+@pytest.mark.parametrize("image_dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("windows", WINDOWS, ids=["alone", "window", "window of one"])
+async def test_a_samples_tensors_are_its_own(
+    truth: DatasetTruth, decoder: DecoderBackend, image_dtype: af.lerobot.ImageDtype, windows: af.lerobot.Windows | None
+) -> None:
+    """Also of those decoded together: a sample that is kept keeps no other's memory, and may be written to."""
+    config = dataclasses.replace(CONFIG, decoder=decoder)
+    async with stream_of(truth, windows=windows, image_dtype=image_dtype, config=config).samples() as samples:
+        tensors = [
+            (key, value) async for sample in samples for key, value in sample.items() if isinstance(value, torch.Tensor)
+        ]
+    assert len({value.untyped_storage().data_ptr() for _, value in tensors}) == len(tensors)
+    for key, value in tensors:
+        assert value.untyped_storage().nbytes() == value.nbytes, key

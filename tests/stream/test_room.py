@@ -166,3 +166,104 @@ async def test_a_pass_without_room_says_that_others_hold_it(truth: DatasetTruth,
             with anyio.fail_after(5), pytest.raises(af.CacheError, match="other passes over this dataset hold"):
                 await anext(second)
         assert len(await read(stream)) == max(truth.lengths)  # their room came back
+
+
+@pytest.fixture(scope="module")
+def largest(clip_bytes: list[int]) -> int:
+    """The episode with the largest clips."""
+    return clip_bytes.index(max(clip_bytes))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+async def test_a_sample_that_fits_beside_a_pass_is_served_and_one_that_does_not_fails_at_once(
+    truth: DatasetTruth, clip_bytes: list[int], largest: int, shuffle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncfetch.stream.stream.CHUNK_MAX_SAMPLES", 1)  # else one chunk is the whole pass
+    others = [episode for episode, length in enumerate(truth.lengths) if length and episode != largest]
+    needed = max(clip_bytes[episode] for episode in others)
+    for room, fits in ((max(clip_bytes) + needed, True), (max(clip_bytes) + needed - 1, False)):
+        chosen = config(room, lanes=1, pool_episodes=1, prefetch_episodes=0, decoded_max_bytes=1)
+        async with af.open_dataset(str(truth.root), config=chosen) as dataset:
+            async with af.Stream(dataset, shuffle=shuffle, episodes=[largest]).samples() as samples:
+                await anext(samples)
+                other = max(others, key=clip_bytes.__getitem__)
+                with anyio.fail_after(5):
+                    if fits:
+                        await dataset.ready(other)
+                        assert int((await dataset.sample(other, 0))["episode_index"]) == other
+                    else:
+                        with pytest.raises(af.CacheError, match=f"{needed} bytes beside the {max(clip_bytes)} that"):
+                            await dataset.sample(other, 0)
+                        with pytest.raises(af.CacheError, match="to at least"):
+                            await dataset.ready(other)
+                    assert int((await dataset.sample(largest, 0))["episode_index"]) == largest  # the pass holds it
+            assert int((await dataset.sample(other, 0))["episode_index"]) == other  # the room came back
+
+
+async def test_a_sample_that_waits_for_others_fails_when_a_pass_takes_the_room(
+    truth: DatasetTruth, clip_bytes: list[int], largest: int
+) -> None:
+    """It would have been served after the other one, but for the pass."""
+    async with af.open_dataset(str(truth.root), config=config(max(clip_bytes))) as dataset:
+        outcomes: list[object] = []
+
+        async def read() -> None:
+            try:
+                await dataset.ready(largest)
+            except af.CacheError as error:
+                outcomes.append(error)
+
+        blocker = await dataset._episodes.hold(dataset.episodes[0])
+        async with anyio.create_task_group() as group:
+            group.start_soon(read)
+            await anyio.wait_all_tasks_blocked()
+            assert not outcomes
+            dataset.clip_budget.share(lambda: None).take(1)
+            await anyio.wait_all_tasks_blocked()
+            assert len(outcomes) == 1
+        blocker.release()
+
+
+async def test_a_prefetch_without_room_does_not_stand_in_the_way_of_a_pass(
+    truth: DatasetTruth, clip_bytes: list[int], largest: int
+) -> None:
+    chosen = config(max(clip_bytes) + min(filter(None, clip_bytes)), prefetch_episodes=1)
+    async with af.open_dataset(str(truth.root), config=chosen) as dataset:
+        stream = af.Stream(dataset, shuffle=False)
+        with anyio.fail_after(10):
+            async with stream.samples() as samples:
+                seen = []
+                async for sample in samples:
+                    seen.append(int(sample["index"]))
+                    dataset.prefetch(largest)
+        assert seen == list(range(truth.num_frames))
+
+
+async def test_a_sample_joins_what_a_pass_is_fetching(truth: DatasetTruth, clip_bytes: list[int], largest: int) -> None:
+    """Though beside that there is no room for as much again."""
+    async with af.open_dataset(str(truth.root), config=config(max(clip_bytes))) as dataset:
+        size = await dataset.clip_bytes(largest)
+        paid = dataset.clip_budget.share(lambda: None)
+        paid.take(size)
+        async with anyio.create_task_group() as group:
+
+            async def read() -> None:
+                assert int((await dataset.sample(largest, 0))["episode_index"]) == largest
+
+            group.start_soon(read)
+            with await dataset.hold(largest):
+                await anyio.wait_all_tasks_blocked()
+
+
+@pytest.mark.parametrize("max_bytes", [1, 7, 1000])
+async def test_a_tiny_bound_says_what_it_is_and_the_least_that_would_do(truth: DatasetTruth, max_bytes: int) -> None:
+    async def first(max_bytes: int) -> int:
+        stream = af.Stream(str(truth.root), shuffle=False, episodes=[3], config=af.StreamConfig(max_bytes=max_bytes))
+        async with stream.samples() as samples:
+            return int((await anext(samples))["episode_index"])
+
+    with pytest.raises(af.CacheError, match=rf"clips of episode 3 take .* max_bytes={max_bytes} leaves") as caught:
+        await first(max_bytes)
+    least = re.search(r"at least (\d+), times the number of loader workers", str(caught.value))
+    assert least is not None
+    assert await first(int(least[1])) == 3

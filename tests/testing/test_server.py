@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 
 import aiohttp
 import anyio
+import psutil
 import pytest
 
 from asyncfetch.errors import ClosedError, ConfigError, MissingDependency
@@ -565,6 +566,22 @@ async def test_leaving_is_quick_with_a_client_that_never_speaks_tls() -> None:
         started = time.monotonic()
     assert time.monotonic() - started < 1
     await stream.aclose()
+
+
+async def test_leaving_ends_a_connection_in_its_handshake() -> None:
+    async with RangeServer({}) as server:
+        port = urlsplit(server.url).port
+        with socket.create_connection(("127.0.0.1", port)):
+            while not accepted_at(port):
+                await anyio.lowlevel.checkpoint()
+            await server.__aexit__(None, None, None)
+            assert accepted_at(port) == 0
+
+
+def accepted_at(port: int | None) -> int:
+    """Connections of this process that came in there, by the system's own account."""
+    connections = psutil.Process().net_connections()
+    return sum(bool(one.raddr) and one.laddr.port == port for one in connections)
 
 
 def test_the_certificate_is_signed_by_ca_file_and_by_no_one_else(server: RangeServer) -> None:

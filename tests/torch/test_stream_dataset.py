@@ -141,3 +141,29 @@ def test_two_workers_never_exceed_the_ranks_limit_at_the_server(truth: DatasetTr
         )
         assert indices(loader) == list(range(truth.num_frames))
         assert server.statistics().peak_in_flight == limit
+
+
+@pytest.mark.parametrize("name", ["max_requests_per_host", "decode_threads", "decoder_cache_size"])
+def test_more_workers_than_a_limit_allows_are_refused_with_both_numbers(truth: DatasetTruth, name: str) -> None:
+    fetch = {name: 1} if name == "max_requests_per_host" else {}
+    config = af.StreamConfig(fetch=af.FetchConfig(**fetch), **({} if fetch else {name: 1}))  # type: ignore[arg-type]
+    for dataset in (
+        af.torch.StreamDataset(af.Stream(str(truth.root), config=config)),
+        af.torch.FrameDataset(str(truth.root), config=config),
+    ):
+        loader = DataLoader(dataset, num_workers=2, batch_size=1, multiprocessing_context="fork")
+        with pytest.raises(af.ConfigError, match=rf"{name}=1 .* 2 loader workers .* at least 2, or num_workers"):
+            next(iter(loader))
+
+
+def test_a_share_is_never_more_than_its_part() -> None:
+    config = af.StreamConfig(fetch=af.FetchConfig(max_requests_per_host=7), decode_threads=5, decoder_cache_size=9)
+    for workers in range(1, 6):
+        share = config.shared_by(workers)
+        assert share.fetch.max_requests_per_host * workers <= 7
+        assert share.decode_threads is not None
+        assert share.decode_threads * workers <= 5
+        assert share.decoder_cache_size is not None
+        assert share.decoder_cache_size * workers <= 9
+        assert share.max_bytes * workers <= config.max_bytes
+    assert af.StreamConfig().shared_by(64).decode_threads == 1  # as many as cores, but one each

@@ -115,6 +115,7 @@ async def receive(response: aiohttp.ClientResponse, view: memoryview, landed: Ca
         cause = f" ({rest.error})" if rest.error else ""
         raise aiohttp.ClientPayloadError(f"it ended after {len(view) - rest.missing_bytes} of {len(view)} bytes{cause}")
     if rest.has_surplus:
+        transport.abort()
         response.close()
     else:
         _end_body(handler, content)

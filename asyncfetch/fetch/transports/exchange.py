@@ -70,11 +70,13 @@ class Exchange:
         self._timer.cancel()
         current_user.reset(self._token)
         self._abort_unless_ended()
+        # A host that drops what we send keeps dropping it, and each try costs the whole limit.
+        verdict = Verdict.AGAIN if self._transport else Verdict.ONCE
+        self._let_go()
         swallowed = self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
             message = f"{self._phase} took longer than {self._seconds:g} s: is {self._host} up? Or raise the timeout"
-            # A host that drops what we send keeps dropping it, and each try costs the whole limit.
-            raise AttemptFailed(FetchTimeout, message, Verdict.AGAIN if self._transport else Verdict.ONCE)
+            raise AttemptFailed(FetchTimeout, message, verdict)
         return swallowed
 
     def connected(self, connection: Connection, *, reused: bool) -> None:
@@ -159,6 +161,12 @@ class Exchange:
             self.response.close()
         if isinstance(self._transport, asyncio.WriteTransport):
             self._transport.abort()
+
+    def _let_go(self) -> None:
+        # The contexts of its timers and of the connection's callbacks refer to this exchange, some long after its end.
+        # With the answer still hanging on it, every request would leave cycles that only the garbage collector frees.
+        del self._timer, self._token
+        self.response = self._transport = None
 
 
 async def receive_body(

@@ -17,8 +17,14 @@ FOREIGN = (aiohttp.ClientError, OSError, ValueError)
 _UNKNOWN_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
-def as_failure(error: Exception, host: str) -> AttemptFailed:
-    """The failed attempt that ``error`` stands for; ConfigError is raised where the request itself can't be made."""
+def as_failure(error: Exception, host: str, proxy: str | None = None) -> AttemptFailed:
+    """The failed attempt that ``error`` stands for; ConfigError is raised where the request itself can't be made.
+
+    Args:
+        error: One of FOREIGN.
+        host: ``host:port`` of the url asked for.
+        proxy: The same of the proxy in between; None where there is none.
+    """
     match error:
         case aiohttp.ClientConnectorCertificateError():
             message = (
@@ -31,18 +37,20 @@ def as_failure(error: Exception, host: str) -> AttemptFailed:
             return AttemptFailed(ConnectionFailed, message, Verdict.ONCE)
         case aiohttp.ClientConnectorDNSError():
             unknown = getattr(error.os_error, "errno", None) in _UNKNOWN_NAME
-            message = f"the name of {host} can't be resolved ({error.os_error}): check the url and the network"
+            # A proxy resolves the names of the hosts behind it.
+            message = f"the name of {proxy or host} can't be resolved ({error.os_error}): check the url and the network"
             return AttemptFailed(ConnectionFailed, message, Verdict.ONCE if unknown else Verdict.AGAIN)
         case aiohttp.ClientProxyConnectionError():
-            return AttemptFailed(ConnectionFailed, f"no connection to the proxy for {host} ({error.os_error})")
+            message = f"no connection to the proxy {proxy} for {host} ({error.os_error}): is it up?"
+            return AttemptFailed(ConnectionFailed, message)
         case aiohttp.ClientConnectorError():
             message = f"no connection to {host} ({error.os_error}): is it up, and is the port right?"
             return AttemptFailed(ConnectionFailed, message)
         case aiohttp.ClientHttpProxyError(status=407):
-            message = "the proxy wants credentials: put them into its url in the environment"
+            message = f"the proxy {proxy} wants credentials, or others: put them into its url in the environment"
             return AttemptFailed(AccessDenied, message, Verdict.FATAL, 407)
         case aiohttp.ClientHttpProxyError():
-            message = f"the proxy gives no tunnel to {host} ({error.status} {error.message})"
+            message = f"the proxy {proxy} gives no tunnel to {host} ({error.status} {error.message})"
             return AttemptFailed(ConnectionFailed, message, status=error.status)
         case TimeoutError():
             return AttemptFailed(FetchTimeout, f"{host} took too long ({error})")

@@ -62,7 +62,7 @@ class HttpTransport:
         return cls(config, hosts, clock, await open_session(config), environment, directly=directly)
 
     async def aclose(self) -> None:
-        """Closes every connection. No read may be under way."""
+        """Closes every connection, without waiting for any server. No read may be under way."""
         await self._session.close()
 
     async def read(self, download: Download) -> None:
@@ -93,12 +93,12 @@ class HttpTransport:
     async def _attempt(self, download: Download, *, is_retry: bool, needs_new_connection: bool) -> None:
         """Follows redirects to the server that has the bytes, and takes them from it."""
         url = parse_url(download.url)
-        login_origin, login = origin_of(url), userinfo(url)
+        asked_origin, login = origin_of(url), userinfo(url)
         url = url.with_user(None) if login is not None else url
         for hop in range(self._config.max_redirects + 1):
             host = self._hosts.get(origin_of(url), lambda at=url: self._route(at))  # type: ignore[misc]
             host.counts.retries += is_retry and hop == 0
-            headers = self._headers(host, download, login if host.origin == login_origin else None)
+            headers = self._headers(host, download, login, asked=host.origin == asked_origin)
             try:
                 target = await self._hop(host, url, headers, download, needs_new_connection=needs_new_connection)
             except AttemptFailed as failure:
@@ -137,7 +137,8 @@ class HttpTransport:
                     proxy_headers=host.route.proxy_headers,
                 )
             except FOREIGN as error:
-                failure = as_failure(error, name)
+                proxy = host.route.proxy
+                failure = as_failure(error, name, None if proxy is None else host_name(proxy))
                 if exchange.died_idle(error):
                     raise PooledConnectionDied(failure.kind, failure.message) from error
                 raise failure from error
@@ -173,9 +174,9 @@ class HttpTransport:
 
         await receive_body(exchange, delivery, view, landed, directly=self._directly)
 
-    def _headers(self, host: Host, download: Download, login: str | None) -> dict[str, str]:
-        headers = dict(host.route.headers)
-        if login is not None:
+    def _headers(self, host: Host, download: Download, login: str | None, *, asked: bool) -> dict[str, str]:
+        headers = dict(host.route.headers if asked else host.route.redirected_headers)
+        if asked and login is not None:
             headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
             headers["Authorization"] = login
         headers["Range"] = download.next_request().header()
@@ -186,12 +187,19 @@ class HttpTransport:
         return headers
 
     def _route(self, url: URL) -> Route:
-        headers = static_headers(
-            url, headers=self._config.headers, tokens=self._config.tokens, login=self._environment.login_for(url)
+        headers, redirected_headers = (
+            static_headers(
+                url,
+                asked=asked,
+                headers=self._config.headers,
+                tokens=self._config.tokens,
+                login=self._environment.login_for(url),
+            )
+            for asked in (True, False)
         )
         proxy = self._environment.proxy_for(url)
         if proxy is None:
-            return Route(headers)
+            return Route(headers, redirected_headers)
         if url.scheme == "http":  # no tunnel: the proxy reads the request itself, and takes its own header out
-            return Route({**headers, **proxy.headers}, proxy.url)
-        return Route(headers, proxy.url, proxy.headers)
+            return Route({**headers, **proxy.headers}, {**redirected_headers, **proxy.headers}, proxy.url)
+        return Route(headers, redirected_headers, proxy.url, proxy.headers)

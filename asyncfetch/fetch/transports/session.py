@@ -19,8 +19,11 @@ import aiohttp
 import anyio.to_thread
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.runtime.sockets import Sockets
 
 if TYPE_CHECKING:
+    import socket
+
     from aiohttp.client_proto import ResponseHandler
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
@@ -51,11 +54,13 @@ class Connector(aiohttp.TCPConnector):
     """A connector that tells the request which connection it got, and gives none on which unasked bytes lie.
 
     A server that sends more than it declared leaves the surplus on the pooled connection, where aiohttp 3.14 takes it
-    for the answer to the next request. It may also lie in the socket still, where only the system sees it.
+    for the answer to the next request. It may also lie in the socket still, where only the system sees it. When the
+    connector is closed, no socket that it opened is left.
     """
 
     def __init__(self, *, keepalive_seconds: float, tls: ssl.SSLContext | bool) -> None:
-        super().__init__(limit=0, keepalive_timeout=keepalive_seconds, ssl=tls)
+        self._sockets = Sockets()
+        super().__init__(limit=0, keepalive_timeout=keepalive_seconds, ssl=tls, socket_factory=self._new_socket)
         self._seen: weakref.WeakSet[ResponseHandler] = weakref.WeakSet()
 
     async def connect(
@@ -75,6 +80,15 @@ class Connector(aiohttp.TCPConnector):
                 self._seen.add(protocol)
             user.connected(connection, reused=reused)
             return connection
+
+    def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        return self._sockets.for_connecting(family, kind, protocol)
+
+    async def close(self, *, abort_ssl: bool = True) -> None:
+        """Ends every connection, those included that aiohttp has let go of and that wait for their server."""
+        await super().close(abort_ssl=abort_ssl)
+        await self._sockets.aclose()
 
 
 async def open_session(config: FetchConfig) -> aiohttp.ClientSession:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import os
+import socket
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,6 +18,7 @@ from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.runtime.sockets import Sockets
 from asyncfetch.testing.server.answers import Answer, answer_object, answer_status, asked_range
 from asyncfetch.testing.server.certificates import TemporaryPem, certificate_for
 from asyncfetch.testing.server.contents import Contents, Directory, InMemory, StoredObject
@@ -33,6 +35,8 @@ __all__ = ["RangeServer"]
 
 CLOSE_SECONDS = 0.5
 """Longest wait for requests to unwind after their connections are gone; only a read from a disk takes time then."""
+BACKLOG = 1024
+"""Hundreds of clients may connect at once."""
 HANDSHAKE_SECONDS = 5.0
 """A client that connects and doesn't speak TLS is dropped after this."""
 
@@ -96,6 +100,7 @@ class RangeServer:
         self._pem: TemporaryPem | None = None
         self._http: web.Server | None = None
         self._listener: asyncio.Server | None = None
+        self._sockets = Sockets()
         self._thread = ExitStack()
 
     @property
@@ -177,11 +182,15 @@ class RangeServer:
         return certificate.context
 
     async def _listen(self, http: web.Server, context: ssl.SSLContext | None) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
         handshake_seconds = HANDSHAKE_SECONDS if context else None
+        self._sockets = Sockets()
         try:
-            # The backlog: hundreds of clients may connect at once.
-            return await asyncio.get_running_loop().create_server(
-                http, self._host, self._port, ssl=context, backlog=1024, ssl_handshake_timeout=handshake_seconds
+            addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            family, _, _, _, address = addresses[0]
+            listening = self._sockets.for_listening(address, family=family)
+            return await loop.create_server(
+                http, sock=listening, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=handshake_seconds
             )
         except OSError as exc:
             raise ConfigError(f"RangeServer can't listen on {self._host} port {self._port}: {exc}") from exc
@@ -189,13 +198,15 @@ class RangeServer:
     async def _close(self) -> None:
         listener, http, pem = self._listener, self._http, self._pem
         self._listener = self._http = self._pem = None
-        if listener is not None:
-            listener.close()
         if http is not None:
             # A connection's end cancels its handler. Without abort() each would wait for its client's good-bye.
             for connection in http.connections:
                 if connection.transport is not None:
                     connection.transport.abort()
+        await self._sockets.aclose()  # those in their handshake, too, which aiohttp doesn't know yet
+        if listener is not None:
+            listener.close()
+        if http is not None:
             await http.shutdown(CLOSE_SECONDS)
         if pem is not None:
             await anyio.to_thread.run_sync(pem.remove)

@@ -1,0 +1,104 @@
+"""Sockets from their making to their end, so that closing them all means that none is left.
+
+An asyncio TLS transport that is closed says good-bye and waits for its peer's, up to 30 s; one whose handshake isn't
+over belongs to nobody yet. A loop that ends meanwhile leaves both open. What a transport that reads can't put off is
+the end of its socket: shut down from our side, the socket reads as ended, and the transport closes it within a few
+rounds of the loop, whatever the peer does.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Sockets"]
+
+CLOSE_SECONDS = 1.0
+"""Longest wait for transports to close their sockets: the loop's own work, some 0.1 ms each."""
+
+
+class Sockets:
+    """The open connections of a client or a server, both ends of their life seen. Belongs to one loop."""
+
+    def __init__(self) -> None:
+        self._open: set[_Socket] = set()
+        self._all_closed: anyio.Event | None = None
+
+    def for_connecting(self, family: int, kind: int, protocol: int) -> socket.socket:
+        """A new socket that is counted as open from now on."""
+        return self._keep(_Socket(family, kind, protocol))
+
+    def for_listening(self, address: Sequence[object], *, family: int) -> socket.socket:
+        """A bound socket, not counted itself, whose accepted ones are. OSError where the address can't be had."""
+        listening = _ListeningSocket(family, socket.SOCK_STREAM)
+        listening.owner = self
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(tuple(address))
+        except BaseException:
+            listening.close()
+            raise
+        return listening
+
+    async def aclose(self) -> None:
+        """Ends every connection and returns when its socket is closed.
+
+        None may be made from now on, and none is accepted. Close a listener afterwards: asyncio forgets a connection
+        that it has accepted and not begun to serve when its listener is closed.
+        """
+        self._all_closed = anyio.Event()
+        if not self._open:
+            return
+        for one in self._open:
+            with suppress(OSError):  # the peer has ended it
+                one.shutdown(socket.SHUT_RDWR)
+        with anyio.move_on_after(CLOSE_SECONDS):
+            await self._all_closed.wait()
+
+    def _keep(self, one: _Socket) -> _Socket:
+        one.owner = self
+        self._open.add(one)
+        return one
+
+    def _forget(self, one: _Socket) -> None:
+        self._open.discard(one)
+        if self._all_closed is not None and not self._open:
+            self._all_closed.set()
+
+
+class _Socket(socket.socket):
+    """A socket that tells its owner when it ends: asyncio closes the socket of a transport, uvloop detaches it."""
+
+    owner: Sockets | None = None
+
+    def close(self) -> None:
+        super().close()
+        self._ended()
+
+    def detach(self) -> int:
+        descriptor = super().detach()
+        self._ended()
+        return descriptor
+
+    def _ended(self) -> None:
+        if self.owner is not None:
+            self.owner._forget(self)
+
+
+class _ListeningSocket(socket.socket):
+    """A socket that tells its owner what it accepts, on asyncio's own loop; uvloop accepts without asking it."""
+
+    owner: Sockets
+
+    def accept(self) -> tuple[socket.socket, object]:
+        connection, address = super().accept()
+        if self.owner._all_closed is not None:
+            connection.close()
+            raise ConnectionAbortedError
+        return self.owner._keep(_Socket(fileno=connection.detach())), address

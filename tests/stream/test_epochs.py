@@ -1,0 +1,133 @@
+"""Which epoch comes next, whenever each worker begins, ends or is told to stop."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import asyncfetch as af
+from asyncfetch.stream.epochs import MAX_WORKERS, EpochCounter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Processes:
+    """The counters of a rank's workers and of its trainer, over one memory."""
+
+    def __init__(self, workers: int = 3) -> None:
+        self.trainer = EpochCounter()
+        self.workers = [EpochCounter() for _ in range(workers)]
+        for worker in self.workers:
+            worker.share(self.trainer.memory)
+
+    def run(self, events: Sequence[tuple[int, bool]], *, workers: int, loader: int) -> list[int]:
+        """The epochs taken in a pass; each event is a worker that begins, and then whether it comes to its end."""
+        taken = []
+        begun = {}
+        for worker, ends in events:
+            if worker not in begun:
+                begun[worker] = self.workers[worker].begin_share(worker, workers, loader)
+                taken.append(begun[worker].epoch)
+            elif ends:
+                begun[worker].finish()
+        return taken
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> tuple[list[tuple[int, bool]], int, bool]:
+    """Events of a pass of 1-3 workers in any order, and whether all came to their end.
+
+    Some workers may not even begin, as where their process is killed.
+    """
+    workers = draw(st.integers(1, 3))
+    ends = draw(st.lists(st.booleans(), min_size=workers, max_size=workers))
+    missing = draw(st.sets(st.integers(0, workers - 1))) if draw(st.booleans()) else set()
+    twice = [worker for worker in range(workers) for _ in range(2) if worker not in missing]
+    events = [(worker, ends[worker]) for worker in draw(st.permutations(twice))]
+    return events, workers, all(ends) and not missing
+
+
+@given(data=st.data(), given_passes=st.lists(passes(), min_size=1, max_size=8))
+def test_all_workers_take_one_epoch_and_only_a_finished_pass_counts(
+    data: st.DataObject, given_passes: list[tuple[list[tuple[int, bool]], int, bool]]
+) -> None:
+    processes = Processes()
+    expected = 0
+    for loader, (events, workers, finished) in enumerate(given_passes, 1):
+        if data.draw(st.booleans()):
+            expected = data.draw(st.integers(0, 5))
+            processes.trainer.set(expected)
+        assert set(processes.run(events, workers=workers, loader=loader)) <= {expected}
+        expected += finished
+        assert processes.trainer.current() == expected
+        if data.draw(st.booleans()):  # a pass without workers in between
+            processes.trainer.begin().finish()
+            expected += 1
+
+
+@given(ends=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_size=6), data=st.data())
+def test_persistent_workers_and_loaders_of_one_seed_count_the_same(ends: list[list[bool]], data: st.DataObject) -> None:
+    processes = Processes()
+    expected = 0
+    for one in ends:
+        order = data.draw(st.permutations([0, 0, 1, 1, 2, 2]))
+        events = [(worker, one[worker]) for worker in order]
+        assert processes.run(events, workers=3, loader=1) == [expected] * 3
+        expected += all(one)
+
+
+def test_a_late_worker_takes_the_epoch_that_others_have_finished_twice() -> None:
+    """The first pass was left when only worker 1 had finished; in the second, worker 0 is done before 1 begins."""
+    processes = Processes()
+    assert processes.run([(0, False), (1, True), (1, True)], workers=2, loader=1) == [0, 0]
+    assert processes.run([(0, True), (0, True), (1, True), (1, True)], workers=2, loader=1) == [0, 0]
+    assert processes.trainer.current() == 1
+
+
+def test_set_in_the_midst_of_a_pass_is_for_the_next_one() -> None:
+    processes = Processes()
+    fast = processes.workers[0].begin_share(0, 2, 1)
+    processes.trainer.set(7)
+    slow = processes.workers[1].begin_share(1, 2, 1)
+    assert (fast.epoch, slow.epoch) == (0, 0)
+    fast.finish()
+    slow.finish()
+    assert processes.trainer.current() == 7
+
+
+def test_an_end_that_comes_late_does_not_count_for_a_later_pass() -> None:
+    processes = Processes()
+    old = processes.workers[0].begin_share(0, 1, 1)
+    processes.workers[0].begin_share(0, 1, 2)
+    processes.workers[0].begin_share(0, 1, 3)
+    old.finish()
+    assert processes.trainer.current() == 0
+
+
+def test_a_worker_that_missed_a_pass_comes_level_though_the_seed_is_the_same() -> None:
+    processes = Processes()
+    assert processes.run([(0, False), (0, False)], workers=2, loader=1) == [0]  # 1 was killed before it began
+    for _ in range(2):
+        assert processes.run([(0, True), (1, True), (0, True), (1, True)], workers=2, loader=1)
+    assert processes.trainer.current() == 2
+
+
+def test_a_pickled_counter_goes_on_from_the_same_epoch() -> None:
+    counter = EpochCounter()
+    counter.set(3)
+    counter.begin().finish()
+    other: EpochCounter = pickle.loads(pickle.dumps(counter))
+    assert other.current() == 4
+    other.begin().finish()
+    assert (counter.current(), other.current()) == (4, 5)
+
+
+@pytest.mark.parametrize("workers", [0, MAX_WORKERS + 1])
+def test_a_number_of_workers_that_can_not_be_counted_is_refused(workers: int) -> None:
+    with pytest.raises(af.ConfigError, match=f"not {workers}"):
+        EpochCounter().begin_share(0, workers, 1)
