@@ -7,7 +7,6 @@ import importlib.util
 import logging
 import os
 import random
-import ssl
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.transports import direct
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Coroutine
 
     from tests.fetch.conftest import LyingServer

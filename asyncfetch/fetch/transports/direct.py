@@ -64,19 +64,12 @@ def _warn() -> None:
 
 
 def is_direct(response: aiohttp.ClientResponse, length: int) -> bool:
-    """Whether ``receive`` can take this body: one of just ``length`` bytes, as they are, not in chunks.
-
-    A body that has ended, or whose connection is lost, has nothing left to take.
-    """
-    connection = response.connection
-    if connection is None or connection.transport is None or connection.protocol is None:
-        return False
+    """Whether ``receive`` can take this body: one of just ``length`` bytes, as they are, not in chunks."""
     headers = response.headers
-    return (
-        headers.get("Content-Length") == str(length)
-        and "Transfer-Encoding" not in headers
-        and not connection.protocol.writing_paused
-    )
+    if headers.get("Content-Length") != str(length) or "Transfer-Encoding" in headers:
+        return False
+    handler = response.connection.protocol if response.connection is not None else None
+    return handler is None or not handler.writing_paused  # else it has to be told when it may go on
 
 
 async def receive(response: aiohttp.ClientResponse, view: memoryview, landed: Callable[[int], None]) -> None:
@@ -100,10 +93,9 @@ async def receive(response: aiohttp.ClientResponse, view: memoryview, landed: Ca
         landed(len(chunk))
     if content.is_eof():
         return
-    assert connection is not None
+    if connection is None or connection.protocol is None or connection.transport is None:
+        raise aiohttp.ClientPayloadError(f"it ended after {filled} of {len(view)} bytes")
     handler, transport = connection.protocol, connection.transport
-    assert handler is not None
-    assert transport is not None
     rest = _Rest(handler, view[filled:], landed)
     transport.set_protocol(rest)
     try:
