@@ -6,10 +6,10 @@ parsed and the body's length known, the connection's transport gets another prot
 caller's memory; with the last byte, aiohttp's own protocol is put back and told that its body has ended. Connections,
 pool, TLS, proxies and heads stay aiohttp's. What came together with the head has to be copied still.
 
-Not done: a protocol of our own in aiohttp's place from the start. It spares nothing further, costs more inner parts,
-and under uvloop it isn't one that reads into buffers.
+Not done: a protocol of our own in aiohttp's place from the start. It was no cheaper, leans on more inner parts, and
+uvloop doesn't take it for one that reads into buffers.
 
-Inner parts of aiohttp are touched here and nowhere else; ``is_possible`` tries them before they are relied on.
+One inner part of aiohttp is written to, the handler's parser; ``is_possible`` tries that before it is relied on.
 """
 
 from __future__ import annotations
@@ -101,7 +101,6 @@ async def receive(response: aiohttp.ClientResponse, view: memoryview, landed: Ca
     try:
         await rest.ended
     finally:
-        rest.let_go()
         transport.set_protocol(handler)
     if rest.missing_bytes:
         cause = f" ({rest.error})" if rest.error else ""
@@ -121,7 +120,11 @@ def _end_body(handler: ResponseHandler, content: aiohttp.StreamReader) -> None:
 
 
 class _Rest(asyncio.BufferedProtocol):
-    """The transport's protocol while the rest of a body comes in."""
+    """The transport's protocol while the rest of a body comes in.
+
+    ``ended`` is done with the last byte, with the connection's end, or when it is cancelled. From then on nothing is
+    written to ``view``. What lies decrypted behind the last byte is read before the waiting task runs.
+    """
 
     def __init__(self, handler: ResponseHandler, view: memoryview, landed: Callable[[int], None]) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -133,11 +136,10 @@ class _Rest(asyncio.BufferedProtocol):
         self._landed = landed
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        # After the last byte, too: what lies decrypted behind it is read before the waiting task runs.
-        return self._view[-self.missing_bytes :] if self.missing_bytes else _SCRATCH
+        return _SCRATCH if self.ended.done() else self._view[-self.missing_bytes :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        if not self.missing_bytes:
+        if self.ended.done():
             self.has_surplus = True
             return
         self.missing_bytes -= nbytes
@@ -153,10 +155,6 @@ class _Rest(asyncio.BufferedProtocol):
         self.error = exc
         self._handler.connection_lost(exc)
         self._end()
-
-    def let_go(self) -> None:
-        """Nothing is written to the view from now on."""
-        self._view = _SCRATCH
 
     def _end(self) -> None:
         if not self.ended.done():
