@@ -20,10 +20,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import aiohttp
-from aiohttp.client_proto import ResponseHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from aiohttp.client_proto import ResponseHandler
 
 __all__ = ["is_direct", "is_possible", "receive"]
 
@@ -46,6 +47,8 @@ async def is_possible() -> bool:
 
 async def _rehearse() -> bool:
     """Plays a body without a socket: its first byte with the head, the rest past the parser, unasked bytes after it."""
+    from aiohttp.client_proto import ResponseHandler  # here, so that its absence is an answer as well
+
     handler = ResponseHandler(asyncio.get_running_loop())
     handler.connection_made(asyncio.Transport())
     handler.set_response_params(read_until_eof=True, auto_decompress=False)
