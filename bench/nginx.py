@@ -34,7 +34,8 @@ MAX_OPEN_FILES = 16_384
 HOST = "127.0.0.1"
 READY_PATH = "/.asyncfetch-ready"
 
-# All paths are relative to the temporary directory, which is nginx's prefix.
+# All paths are relative to the temporary directory, which is nginx's prefix. No tcp_nopush: together with sendfile it
+# holds the last segment of many a plain answer back until the client's delayed acknowledgement, 40 ms later.
 CONFIG = """
 {modules}
 {user}
@@ -47,7 +48,6 @@ http {{
     access_log off;
     default_type application/octet-stream;
     sendfile on;
-    tcp_nopush on;
     keepalive_requests 1000000;
     client_body_temp_path body;
     proxy_temp_path proxy;

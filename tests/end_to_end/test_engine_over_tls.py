@@ -104,19 +104,21 @@ async def test_the_first_askers_cancellation_costs_the_others_nothing() -> None:
     assert len(views) == 999
 
 
-async def test_a_fault_in_the_middle_of_a_body_is_read_over() -> None:
+@pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "copied"])
+async def test_a_fault_in_the_middle_of_a_body_is_read_over(direct_bodies: bool) -> None:
+    content = CONTENT * 64
     faults = {"left": 3}
 
     def break_three_times(_: object) -> Fault | None:
         faults["left"] -= 1
-        return Fault.reset(after_bytes=1_000) if faults["left"] >= 0 else None
+        return Fault.reset(after_bytes=300_000) if faults["left"] >= 0 else None
 
-    with RangeServer({"/x": CONTENT}, fault=break_three_times) as server:
-        async with Fetcher(FetchConfig(ca_file=server.ca_file)) as fetcher:
-            view = await fetcher.fetch(f"{server.url}/x", 0, len(CONTENT))
+    with RangeServer({"/x": content}, fault=break_three_times) as server:
+        async with Fetcher(FetchConfig(ca_file=server.ca_file, direct_bodies=direct_bodies)) as fetcher:
+            view = await fetcher.fetch(f"{server.url}/x", 0, len(content))
             retries = fetcher.statistics().retries
         asked = [request.start or 0 for request in server.requests]
-    assert view == CONTENT
+    assert view == content
     assert retries == 3
     assert asked == sorted(asked)  # resumed, not begun again
     assert asked[-1] > 0

@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import unquote
 
@@ -256,8 +257,14 @@ def lying_server() -> type[LyingServer]:
 
 
 @pytest.fixture
-def fetcher_with() -> Callable[..., Fetcher]:
-    return make_fetcher
+def direct_bodies() -> bool:
+    """How the fetchers below take bodies. A module that wants both ways has a fixture of this name with two values."""
+    return True
+
+
+@pytest.fixture
+def fetcher_with(direct_bodies: bool) -> Callable[..., Fetcher]:
+    return partial(make_fetcher, direct_bodies=direct_bodies)
 
 
 @pytest_asyncio.fixture
@@ -269,15 +276,15 @@ async def server() -> AsyncIterator[LyingServer]:
 
 
 @pytest_asyncio.fixture
-async def fetcher(time: FakeTime) -> AsyncIterator[Fetcher]:
-    async with make_fetcher(time) as fetcher:
+async def fetcher(fetcher_with: Callable[..., Fetcher], time: FakeTime) -> AsyncIterator[Fetcher]:
+    async with fetcher_with(time) as fetcher:
         yield fetcher
 
 
 @pytest_asyncio.fixture
-async def hasty(time: FakeTime) -> AsyncIterator[Fetcher]:
+async def hasty(fetcher_with: Callable[..., Fetcher], time: FakeTime) -> AsyncIterator[Fetcher]:
     """One attempt, no repeats."""
-    async with make_fetcher(time, retry=RetryConfig(attempts=1)) as fetcher:
+    async with fetcher_with(time, retry=RetryConfig(attempts=1)) as fetcher:
         yield fetcher
 
 
@@ -293,9 +300,14 @@ def ca_file(ca: trustme.CA, tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest_asyncio.fixture
-async def tls_server(ca: trustme.CA) -> AsyncIterator[LyingServer]:
+@pytest.fixture
+def server_tls(ca: trustme.CA) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1", "localhost").configure_cert(context)
-    async with LyingServer(context) as server:
+    return context
+
+
+@pytest_asyncio.fixture
+async def tls_server(server_tls: ssl.SSLContext) -> AsyncIterator[LyingServer]:
+    async with LyingServer(server_tls) as server:
         yield server

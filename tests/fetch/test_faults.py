@@ -84,6 +84,12 @@ PASSING: dict[str, Kind] = {
 }
 
 
+@pytest.fixture(params=[True, False], ids=["direct", "copied"])
+def direct_bodies(request: pytest.FixtureRequest) -> bool:
+    value: bool = request.param
+    return value
+
+
 @pytest.fixture
 def url(server: LyingServer) -> str:
     return server.put("/x", CONTENT)

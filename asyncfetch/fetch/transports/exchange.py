@@ -10,6 +10,7 @@ import anyio
 
 from asyncfetch.errors import ConnectionFailed, FetchTimeout, InvalidResponse
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.transports import direct
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
 from asyncfetch.fetch.transports.session import current_user
 
@@ -102,6 +103,24 @@ class Exchange:
         self._since = self._loop.time()
         return chunk
 
+    def has_direct_body(self, length: int) -> bool:
+        """Whether the body is one of just ``length`` bytes that can be taken by ``receive_directly``."""
+        assert self.response is not None
+        return direct.is_direct(self.response, length)
+
+    async def receive_directly(self, view: memoryview, landed: Callable[[int], None]) -> None:
+        """The whole body into ``view``, past aiohttp's reader. AttemptFailed where it broke."""
+        assert self.response is not None
+
+        def moved(count: int) -> None:
+            self._since = self._loop.time()
+            landed(count)
+
+        try:
+            await direct.receive(self.response, view, moved)
+        except FOREIGN as error:
+            raise as_failure(error, self._host) from error
+
     async def drain(self) -> None:
         """Reads a body that nobody wants where that is cheap, so that its connection can be used again."""
         assert self.response is not None
@@ -150,18 +169,24 @@ class Exchange:
         self.response = self._transport = None
 
 
-async def receive_body(exchange: Exchange, delivery: Delivery, view: memoryview, landed: Callable[[int], None]) -> None:
-    """Copies the body's wanted bytes into ``view``, in order; returns when the body has ended as declared.
+async def receive_body(
+    exchange: Exchange, delivery: Delivery, view: memoryview, landed: Callable[[int], None], *, directly: bool
+) -> None:
+    """Brings the body's wanted bytes into ``view``, in order; returns when the body has ended as declared.
 
     Args:
         exchange: An answered one.
         delivery: What its body holds.
         view: Writable, of just the delivery's length.
         landed: Called with the number of bytes that were just added to ``view``.
+        directly: Whether the socket may write to ``view`` itself, where the body is simple enough.
 
     Raises:
         AttemptFailed: The body broke, ended early or went on too long.
     """
+    if directly and not (delivery.skip_bytes or delivery.cut) and exchange.has_direct_body(len(view)):
+        await exchange.receive_directly(view, landed)
+        return
     skip_bytes = delivery.skip_bytes
     filled = 0
     while filled < len(view):

@@ -13,6 +13,7 @@ from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.redirects import REDIRECTS, host_name, next_url, origin_of, parse_url, static_headers, userinfo
 from asyncfetch.fetch.responses import check_response
 from asyncfetch.fetch.retry import AttemptFailed, Retries, Verdict, giving_up, retry_after_seconds
+from asyncfetch.fetch.transports.direct import is_possible
 from asyncfetch.fetch.transports.environment import Environment, read_environment
 from asyncfetch.fetch.transports.exchange import Exchange, PooledConnectionDied, receive_body
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
@@ -34,7 +35,14 @@ class HttpTransport:
     """Fills downloads from web servers. Belongs to the loop that made its session; its owner checks that."""
 
     def __init__(
-        self, config: FetchConfig, hosts: Hosts, clock: Clock, session: aiohttp.ClientSession, environment: Environment
+        self,
+        config: FetchConfig,
+        hosts: Hosts,
+        clock: Clock,
+        session: aiohttp.ClientSession,
+        environment: Environment,
+        *,
+        directly: bool,
     ) -> None:
         """Takes over ``session``; use ``open`` to get one that is set up right."""
         self._config = config
@@ -42,6 +50,7 @@ class HttpTransport:
         self._clock = clock
         self._session = session
         self._environment = environment
+        self._directly = directly
 
     @classmethod
     async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock) -> HttpTransport:
@@ -49,7 +58,8 @@ class HttpTransport:
         environment = Environment()
         if config.trust_env:
             environment = await anyio.to_thread.run_sync(read_environment, dict(os.environ))
-        return cls(config, hosts, clock, await open_session(config), environment)
+        directly = config.direct_bodies and await is_possible()
+        return cls(config, hosts, clock, await open_session(config), environment, directly=directly)
 
     async def aclose(self) -> None:
         """Closes every connection, without waiting for any server. No read may be under way."""
@@ -162,7 +172,7 @@ class HttpTransport:
             download.landed_bytes += count
             host.counts.bytes += count
 
-        await receive_body(exchange, delivery, view, landed)
+        await receive_body(exchange, delivery, view, landed, directly=self._directly)
 
     def _headers(self, host: Host, download: Download, login: str | None, *, asked: bool) -> dict[str, str]:
         headers = dict(host.route.headers if asked else host.route.redirected_headers)

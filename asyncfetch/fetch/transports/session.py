@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import ssl
 import weakref
 from contextvars import ContextVar
@@ -53,7 +54,8 @@ class Connector(aiohttp.TCPConnector):
     """A connector that tells the request which connection it got, and gives none on which unasked bytes lie.
 
     A server that sends more than it declared leaves the surplus on the pooled connection, where aiohttp 3.14 takes it
-    for the answer to the next request. When it is closed, no socket that it opened is left.
+    for the answer to the next request. It may also lie in the socket still, where only the system sees it. When the
+    connector is closed, no socket that it opened is left.
     """
 
     def __init__(self, *, keepalive_seconds: float, tls: ssl.SSLContext | bool) -> None:
@@ -71,7 +73,7 @@ class Connector(aiohttp.TCPConnector):
             protocol = connection.protocol
             reused = protocol in self._seen
             # One idle connection of a host that turned out dead speaks for its neighbours: all are dropped in turn.
-            if reused and (user.needs_new_connection or protocol is None or protocol.should_close):
+            if reused and (user.needs_new_connection or protocol is None or _is_spoilt(protocol)):
                 connection.close()
                 continue
             if protocol is not None:
@@ -106,6 +108,15 @@ async def open_session(config: FetchConfig) -> aiohttp.ClientSession:
     _switch_off_silent_retry(session)
     _open_sessions.add(session)
     return session
+
+
+def _is_spoilt(protocol: ResponseHandler) -> bool:
+    """Whether an idle connection is of no use: it has ended, or something unasked has come or waits in its socket."""
+    if protocol.should_close or protocol.transport is None:
+        return True
+    poll = select.poll()
+    poll.register(protocol.transport.get_extra_info("socket"), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _tls_context(ca_file: str) -> ssl.SSLContext:

@@ -1,0 +1,353 @@
+"""What a range costs: this engine beside obstore, aiohttp and fsspec.
+
+    python -m bench.engine                  every size, every concurrency, plain and TLS; about half an hour
+    python -m bench.engine --quick          two sizes at one concurrency, within two minutes
+
+One nginx, the same ranges of one object in memory, each client in a process of its own that stays for all repeats, one
+after the other in a new order each repeat. The table shows medians, and the spread of the CPU figure. Then the line for
+a slow link: 1,000 ranges at 128 a time, on streams of 4 MiB/s that begin after 100 ms, over ceil(1000/128) times the
+median of one such range alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import anyio
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import asyncfetch as af
+from bench.engine_client import CLIENTS, LOOPS, Case, Measured
+from bench.nginx import NginxServer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterator, Sequence
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+OBJECT_BYTES = 64 * MIB
+DEFAULT_CLIENTS = ("asyncfetch", "obstore", "aiohttp", "fsspec")
+SIZES = (16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
+CONCURRENCIES = (16, 64, 256)
+QUICK_SIZES, QUICK_CONCURRENCIES = (64 * KIB, 4 * MIB), (32,)
+STOP_SECONDS = 10.0
+"""For a client's process to end after its input has."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    clients: Sequence[str]
+    """Keys of CLIENTS, each with ``@loop`` behind it where that isn't asyncio."""
+    sizes: Sequence[int]
+    concurrencies: Sequence[int]
+    tls: Sequence[bool]
+    repeats: int
+    repeat_bytes: int
+    """Fetched in one repeat, at least a range for each stream."""
+    max_requests: int
+    """In one repeat, where ranges are small."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One client in one case: medians over the repeats, but for the spread and the peak."""
+
+    client: str
+    tls: bool
+    range_bytes: int
+    concurrency: int
+    cpu_seconds_per_gib: float
+    cpu_spread: tuple[float, float]
+    """Lowest and highest of the repeats."""
+    cpu_microseconds_per_request: float
+    mib_per_second: float
+    requests_per_second: float
+    peak_bytes: int
+    """Resident memory above what the opened client began with, at its highest."""
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """Many ranges over a link that is slow for each of them."""
+
+    ranges: int
+    concurrency: int
+    alone_seconds: float
+    """Median of one range at a time."""
+    all_seconds: float
+    """Median of all of them."""
+    share_of_ideal: float
+    """ceil(ranges / concurrency) times the one, over the other."""
+
+
+class Process:
+    """A client at work: ``with Process(case) as process: process.measure()``."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "bench.engine_client", json.dumps(asdict(self._case))]
+        pipe = subprocess.PIPE
+        self._child = subprocess.Popen(
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy's idle threads spin before they sleep
+        )
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._child.stdin.close()  # type: ignore[union-attr]
+        try:
+            self._child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._child.stdout.close()  # type: ignore[union-attr]
+
+    def wait_until_ready(self) -> None:
+        """Returns when its connections are there."""
+        self._read_line()
+
+    def measure(self) -> Measured:
+        """One repeat."""
+        self._child.stdin.write("go\n")  # type: ignore[union-attr]
+        self._child.stdin.flush()  # type: ignore[union-attr]
+        return Measured(**json.loads(self._read_line()))
+
+    def _read_line(self) -> str:
+        line: str = self._child.stdout.readline()  # type: ignore[union-attr]
+        if not line:
+            raise SystemExit(f"{self._case.client} over {self._case.loop} has failed; its error is above")
+        return line
+
+
+def measure(plan: Plan, directory: Path) -> Iterator[list[Row]]:
+    """The rows of one case after the other."""
+    (directory / "object").write_bytes(random.Random(0).randbytes(OBJECT_BYTES))
+    for tls in plan.tls:
+        with NginxServer(directory, tls=tls) as server:
+            for size in plan.sizes:
+                for concurrency in plan.concurrencies:
+                    requests = max(concurrency, min(plan.max_requests, plan.repeat_bytes // size))
+                    url = f"{server.url}/object"
+                    shared = Case("", "", url, server.ca_file, OBJECT_BYTES, size, concurrency, requests)
+                    yield measure_case(plan, shared)
+
+
+def measure_case(plan: Plan, shared: Case) -> list[Row]:
+    """All clients on the same ranges, interleaved."""
+    measured: dict[str, list[Measured]] = {name: [] for name in plan.clients}
+    with ExitStack() as stack:
+        processes = {}
+        for name in plan.clients:
+            client, _, loop = name.partition("@")
+            case = replace(shared, client=client, loop=loop or "asyncio")
+            processes[name] = stack.enter_context(Process(case))
+        for process in processes.values():
+            process.wait_until_ready()
+        for _ in range(plan.repeats):
+            for name in random.sample(plan.clients, len(plan.clients)):  # none always comes first
+                measured[name].append(processes[name].measure())
+    return [summarise(name, shared, repeats) for name, repeats in measured.items()]
+
+
+def summarise(name: str, case: Case, repeats: list[Measured]) -> Row:
+    """The row of one client."""
+    gib = case.requests * case.range_bytes / GIB
+    cpu = [one.cpu_seconds for one in repeats]
+    seconds = statistics.median(one.seconds for one in repeats)
+    return Row(
+        client=name,
+        tls=case.ca_file is not None,
+        range_bytes=case.range_bytes,
+        concurrency=case.concurrency,
+        cpu_seconds_per_gib=statistics.median(cpu) / gib,
+        cpu_spread=(min(cpu) / gib, max(cpu) / gib),
+        cpu_microseconds_per_request=1e6 * statistics.median(cpu) / case.requests,
+        mib_per_second=1024 * gib / seconds,
+        requests_per_second=case.requests / seconds,
+        peak_bytes=max(one.peak_bytes for one in repeats),
+    )
+
+
+def measure_slow_link(
+    directory: Path,
+    *,
+    repeats: int,
+    ranges: int = 1_000,
+    range_bytes: int = 256 * KIB,
+    concurrency: int = 128,
+    first_byte_seconds: float = 0.1,
+    bytes_per_second: float = 4 * MIB,
+) -> SlowLink:
+    """How close the engine comes to what such a link allows; connections are there before."""
+    (directory / "object").write_bytes(random.Random(0).randbytes(OBJECT_BYTES))
+    with NginxServer(
+        directory, tls=True, first_byte_seconds=first_byte_seconds, bytes_per_second=bytes_per_second
+    ) as server:
+        url = f"{server.url}/object"
+        wanted = [af.ByteRange(url, at, at + range_bytes) for at in range(0, ranges * 4096, 4096)]
+        config = af.FetchConfig(ca_file=server.ca_file, max_requests_per_host=concurrency, trust_env=False)
+
+        async def measure_all() -> tuple[list[float], list[float]]:
+            async with af.Fetcher(config) as fetcher:
+                await fetcher.fetch_many(wanted[:concurrency])
+                alone = [await _timed(fetcher.fetch_many([one])) for one in wanted[: 3 * repeats]]
+                return alone, [await _timed(fetcher.fetch_many(wanted)) for _ in range(repeats)]
+
+        alone, everything = map(statistics.median, anyio.run(measure_all))
+    ideal = math.ceil(ranges / concurrency) * alone
+    return SlowLink(ranges, concurrency, alone, everything, ideal / everything)
+
+
+async def _timed(work: Awaitable[object]) -> float:
+    started = time.perf_counter()
+    await work
+    return time.perf_counter() - started
+
+
+def show(rows: list[Row], link: SlowLink | None, console: Console) -> None:
+    """Print the table, with the ratio of this engine to each client in brackets."""
+    table = Table(title="client CPU per range: medians, lowest-highest")
+    columns = ("client", "", "range", "streams", "CPU-s/GiB", "spread", "CPU us/request", "MiB/s", "requests/s", "MiB")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < 2 else "right")
+    ours = {case_of(row): row.cpu_seconds_per_gib for row in rows if row.client == "asyncfetch"}
+    for number, row in enumerate(rows):
+        ratio = ours.get(case_of(row), math.nan) / row.cpu_seconds_per_gib
+        table.add_row(
+            row.client,
+            "TLS" if row.tls else "plain",
+            f"{row.range_bytes // KIB} KiB",
+            str(row.concurrency),
+            f"{row.cpu_seconds_per_gib:.2f} ({ratio:.2f})",
+            f"{row.cpu_spread[0]:.2f}-{row.cpu_spread[1]:.2f}",
+            f"{row.cpu_microseconds_per_request:.0f}",
+            f"{row.mib_per_second:.0f}",
+            f"{row.requests_per_second:.0f}",
+            f"{row.peak_bytes / MIB:.0f}",
+            end_section=number + 1 == len(rows) or case_of(rows[number + 1]) != case_of(row),
+        )
+    console.print(table)
+    console.print("In brackets: asyncfetch over that client. MiB: highest resident memory above that at the start.")
+    if link is not None:
+        console.print(
+            f"slow link: {link.ranges} ranges, {link.concurrency} at a time, in {link.all_seconds:.2f} s;"
+            f" one alone takes {link.alone_seconds:.3f} s: {link.share_of_ideal:.3f} of the ideal"
+        )
+
+
+def case_of(row: Row) -> tuple[bool, int, int]:
+    """What rows that can be compared have in common."""
+    return row.tls, row.range_bytes, row.concurrency
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """CPU per GiB over the size of ranges, a panel for each concurrency, plain above TLS."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    encryptions = sorted({row.tls for row in rows})
+    concurrencies = sorted({row.concurrency for row in rows})
+    figure, panels = pyplot.subplots(
+        len(encryptions),
+        len(concurrencies),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+        figsize=(4 * len(concurrencies), 3.2 * len(encryptions)),
+        layout="constrained",
+    )
+    for line, tls in enumerate(encryptions):
+        for column, concurrency in enumerate(concurrencies):
+            panel = panels[line][column]
+            for client in dict.fromkeys(row.client for row in rows):
+                own = [row for row in rows if (row.client, row.tls, row.concurrency) == (client, tls, concurrency)]
+                costs = [row.cpu_seconds_per_gib for row in own]
+                panel.plot([row.range_bytes / KIB for row in own], costs, marker="o", label=client)
+            panel.set_title(f"{'TLS' if tls else 'plain'}, {concurrency} streams")
+            panel.set(xscale="log", yscale="log", xlabel="range, KiB", ylabel="client CPU-s per GiB")
+            panel.grid(visible=True, which="both", alpha=0.3)
+    panels[0][0].legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="two sizes at one concurrency, 3 repeats")
+    parser.add_argument("--clients", help=f"of {', '.join(CLIENTS)}, each with @{'/@'.join(LOOPS)} where wanted")
+    parser.add_argument("--sizes", help="KiB, with commas")
+    parser.add_argument("--concurrency", help="with commas")
+    parser.add_argument("--only", choices=("plain", "tls"))
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--repeat-mib", type=int, help="fetched in one repeat by each client")
+    parser.add_argument("--no-slow-link", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png")
+    return parser.parse_args(arguments)
+
+
+def plan_of(asked: argparse.Namespace) -> Plan:
+    """What the command line asks for."""
+    installed = [name for name in DEFAULT_CLIENTS if importlib.util.find_spec(name) is not None]
+    sizes, concurrencies = (QUICK_SIZES, QUICK_CONCURRENCIES) if asked.quick else (SIZES, CONCURRENCIES)
+    return Plan(
+        clients=asked.clients.split(",") if asked.clients else installed,
+        sizes=[int(size) * KIB for size in asked.sizes.split(",")] if asked.sizes else sizes,
+        concurrencies=list(map(int, asked.concurrency.split(","))) if asked.concurrency else concurrencies,
+        tls=[False, True] if asked.only is None else [asked.only == "tls"],
+        repeats=asked.repeats or (3 if asked.quick else 5),
+        repeat_bytes=(asked.repeat_mib or (256 if asked.quick else 1024)) * MIB,
+        max_requests=2_000 if asked.quick else 5_000,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    asked = parse(arguments)
+    plan = plan_of(asked)
+    cases = len(plan.tls) * len(plan.sizes) * len(plan.concurrencies)
+    shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-", dir=shared_memory) as directory:
+        progress = track(
+            measure(plan, Path(directory)), "cases", total=cases, console=Console(stderr=True), transient=True
+        )
+        rows = [row for case in progress for row in case]
+        link = None
+        if not asked.no_slow_link:
+            link = measure_slow_link(Path(directory), repeats=plan.repeats)
+    if asked.plot is not None:
+        plot(rows, asked.plot)
+    if asked.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "slow_link": link and asdict(link)}))
+    else:
+        show(rows, link, Console())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""One client of bench.engine in a process of its own, so that its CPU and its memory are its own.
+
+Started by bench.engine as ``python -m bench.engine_client``, with a Case as JSON for its argument. It opens what it
+needs, fetches a few ranges so that its connections are there, says so on a line, and then does the case's work once for
+each line it reads, answering with a Measured as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import ssl
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable
+
+    from obstore.store import ClientConfig
+
+__all__ = ["CLIENTS", "LOOPS", "Case", "Measured"]
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one process does."""
+
+    client: str
+    """A key of CLIENTS."""
+    loop: str
+    """A key of LOOPS."""
+    url: str
+    ca_file: str | None
+    object_bytes: int
+    range_bytes: int
+    concurrency: int
+    requests: int
+    """In one repeat."""
+
+    def starts(self) -> list[int]:
+        """Where the ranges begin: the same for every client."""
+        places = random.Random(0)
+        return [places.randrange(self.object_bytes - self.range_bytes + 1) for _ in range(self.requests)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One repeat."""
+
+    cpu_seconds: float
+    """Of all threads of the process."""
+    seconds: float
+    peak_bytes: int
+    """Resident memory at its highest so far, above what the opened client began with."""
+
+
+Fetch = Callable[[int], Awaitable[int]]
+"""Fetches the range that starts there and tells how many bytes came."""
+
+
+async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: bool = True) -> Fetch:
+    """This engine."""
+    import asyncfetch as af
+
+    config = af.FetchConfig(
+        ca_file=case.ca_file,
+        max_requests_per_host=case.concurrency,
+        trust_env=False,
+        direct_bodies=direct_bodies,
+    )
+    fetcher = await stack.enter_async_context(af.Fetcher(config))
+
+    async def fetch(start: int) -> int:
+        return len(await fetcher.fetch(case.url, start, start + case.range_bytes))
+
+    return fetch
+
+
+async def open_asyncfetch_copying(case: Case, stack: AsyncExitStack) -> Fetch:
+    """This engine where the socket doesn't write into the buffers itself."""
+    return await open_asyncfetch(case, stack, direct_bodies=False)
+
+
+async def open_aiohttp(case: Case, stack: AsyncExitStack) -> Fetch:
+    """Bare aiohttp, whole bodies by ``read()``; nothing is checked or repeated."""
+    import aiohttp
+
+    connector = aiohttp.TCPConnector(limit=0, ssl=_tls(case))
+    session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, auto_decompress=False))
+
+    async def fetch(start: int) -> int:
+        headers = {"Range": f"bytes={start}-{start + case.range_bytes - 1}"}
+        async with session.get(case.url, headers=headers) as response:
+            return len(await response.read())
+
+    return fetch
+
+
+async def open_obstore(case: Case, stack: AsyncExitStack) -> Fetch:
+    """The asynchronous ``get_range`` of obstore over its HTTP store."""
+    import obstore
+    from obstore.store import HTTPStore
+
+    # It can't be given an authority to trust. Checking certificates is no part of what a range costs.
+    base, _, name = case.url.rpartition("/")
+    options: ClientConfig = {"allow_invalid_certificates": True} if case.ca_file else {"allow_http": True}
+    store = HTTPStore.from_url(base, client_options=options)
+
+    async def fetch(start: int) -> int:
+        return len(await obstore.get_range_async(store, name, start=start, length=case.range_bytes))
+
+    return fetch
+
+
+async def open_fsspec(case: Case, stack: AsyncExitStack) -> Fetch:
+    """The HTTP file system of fsspec on our loop, without its thread."""
+    import aiohttp
+    from fsspec.implementations.http import HTTPFileSystem
+
+    async def get_client(**_: object) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=_tls(case)))
+
+    filesystem = HTTPFileSystem(asynchronous=True, get_client=get_client, skip_instance_cache=True)
+    session = await filesystem.set_session()
+    stack.push_async_callback(session.close)
+
+    async def fetch(start: int) -> int:
+        return len(await filesystem._cat_file(case.url, start=start, end=start + case.range_bytes))
+
+    return fetch
+
+
+CLIENTS: dict[str, Callable[[Case, AsyncExitStack], Coroutine[None, None, Fetch]]] = {
+    "asyncfetch": open_asyncfetch,
+    "asyncfetch-copying": open_asyncfetch_copying,
+    "obstore": open_obstore,
+    "aiohttp": open_aiohttp,
+    "fsspec": open_fsspec,
+}
+"""By name: makes a client; the stack closes it."""
+
+
+def run_asyncio(work: Coroutine[None, None, None]) -> None:
+    """The loop of the standard library."""
+    asyncio.run(work)
+
+
+def run_uvloop(work: Coroutine[None, None, None]) -> None:
+    """uvloop, if it is installed."""
+    import uvloop
+
+    uvloop.run(work)
+
+
+def run_aiofastnet(work: Coroutine[None, None, None]) -> None:
+    """The standard library's loop with the transports of aiofastnet, if that is installed."""
+    import aiofastnet
+
+    async def patched() -> None:
+        aiofastnet.patch_loop()
+        await work
+
+    asyncio.run(patched())
+
+
+LOOPS: dict[str, Callable[[Coroutine[None, None, None]], None]] = {
+    "asyncio": run_asyncio,
+    "uvloop": run_uvloop,
+    "aiofastnet": run_aiofastnet,
+}
+"""By name: runs a coroutine."""
+
+
+def _tls(case: Case) -> ssl.SSLContext | bool:
+    return ssl.create_default_context(cafile=case.ca_file) if case.ca_file else True
+
+
+async def fetch_all(case: Case, starts: Iterable[int], fetch: Fetch) -> None:
+    """Every range once, so many at a time; an error where one is short."""
+    waiting = iter(starts)
+
+    async def work() -> None:
+        for start in waiting:
+            length = await fetch(start)
+            if length != case.range_bytes:
+                raise ValueError(f"{case.client} brought {length} of {case.range_bytes} bytes")
+
+    async with anyio.create_task_group() as group:
+        for _ in range(case.concurrency):
+            group.start_soon(work)
+
+
+async def serve(case: Case) -> None:
+    """Do the case once for each line of the input."""
+    async with AsyncExitStack() as stack:
+        fetch = await CLIENTS[case.client](case, stack)
+        starts = case.starts()
+        before = _memory_bytes("VmRSS")
+        _forget_peak()
+        await fetch_all(case, (starts * 2)[: 2 * case.concurrency], fetch)
+        print("ready", flush=True)
+        while sys.stdin.readline():  # nothing else is to run meanwhile, so it may block the loop
+            cpu_seconds, started = time.process_time(), time.perf_counter()
+            await fetch_all(case, starts, fetch)
+            seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_seconds
+            measured = Measured(cpu_seconds, seconds, _memory_bytes("VmHWM") - before)
+            print(json.dumps(asdict(measured)), flush=True)
+
+
+def _forget_peak() -> None:
+    """Begins VmHWM afresh: importing took more than fetching a few small ranges does."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _memory_bytes(name: str) -> int:
+    """A line of the process's status, on Linux. Not ru_maxrss: that one is the parent's to begin with."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].removesuffix("kB")) * 1024
+
+
+if __name__ == "__main__":
+    asked = Case(**json.loads(sys.argv[1]))
+    LOOPS[asked.loop](serve(asked))

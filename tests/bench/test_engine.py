@@ -1,0 +1,70 @@
+"""bench/engine.py, tiny: every client brings its ranges, and the figures are there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from bench import engine, nginx
+from bench.engine_client import CLIENTS, Case, Measured
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    if shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"nginx must be installed on CI: {nginx.INSTALL}")
+        pytest.skip(f"nginx isn't installed: {nginx.INSTALL}")
+
+
+@pytest.mark.timeout(60)
+def test_every_installed_client_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine, "OBJECT_BYTES", engine.MIB)
+    clients = [name for name in CLIENTS if importlib.util.find_spec(name.partition("-")[0]) is not None]
+    picture = tmp_path / "picture.png"
+    tiny = ["--sizes", "16,256", "--concurrency", "4", "--only", "tls", "--repeats", "2", "--repeat-mib", "1"]
+    engine.main([*tiny, "--clients", ",".join(clients), "--no-slow-link", "--json", "--plot", str(picture)])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["client"], row["range_bytes"]) for row in rows] == [
+        (name, size) for size in (16 * engine.KIB, 256 * engine.KIB) for name in clients
+    ]
+    for row in rows:
+        low, high = row["cpu_spread"]
+        assert 0 < low <= row["cpu_seconds_per_gib"] <= high
+        assert row["mib_per_second"] * engine.MIB == pytest.approx(row["requests_per_second"] * row["range_bytes"])
+        assert 0 < row["peak_bytes"] < 256 * engine.MIB
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_has_a_line_for_each_client(capsys: pytest.CaptureFixture[str]) -> None:
+    case = Case("", "", "", None, engine.MIB, engine.MIB, 4, 1024)
+    slow, fast = ([Measured(cpu, 2.0, 0)] for cpu in (3.0, 1.5))
+    rows = [engine.summarise("asyncfetch", case, fast), engine.summarise("aiohttp", case, slow)]
+    engine.show(rows, engine.SlowLink(1000, 128, 0.2, 2.0, 0.8), Console(width=150))
+    printed = capsys.readouterr().out
+    assert "1.50 (1.00)" in printed
+    assert "3.00 (0.50)" in printed
+    assert "0.800 of the ideal" in printed
+
+
+def test_a_slow_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not all(map(os.path.exists, nginx.LUA_MODULES)):
+        pytest.skip("nginx's lua module isn't installed")
+    monkeypatch.setattr(engine, "OBJECT_BYTES", engine.MIB)
+    link = engine.measure_slow_link(
+        tmp_path, repeats=1, ranges=10, range_bytes=1000, concurrency=4, first_byte_seconds=0.2
+    )
+    assert link.alone_seconds >= 0.2
+    assert link.all_seconds >= 0.6  # three waves
+    assert link.share_of_ideal == pytest.approx(3 * link.alone_seconds / link.all_seconds)
