@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import InvalidResponse
-from asyncfetch.fetch.buffers import allocate
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.objects import ObjectMemory
     from asyncfetch.fetch.responses import Delivery
     from asyncfetch.ranges import ObjectInfo
+    from asyncfetch.runtime.memory_pool import MemoryPool
 
 __all__ = ["Download"]
 
@@ -24,12 +24,15 @@ class Download:
     Bytes of two answers are joined only under one strong ETag; without one a broken body starts over.
     """
 
-    __slots__ = ("_buffer", "_memory", "_span", "info", "landed_bytes", "url", "wanted")
+    __slots__ = ("_buffer", "_memory", "_objects", "_span", "info", "landed_bytes", "url", "wanted")
 
-    def __init__(self, url: str, wanted: Wanted, memory: ObjectMemory, buffer: memoryview | None = None) -> None:
-        """``buffer`` is where the bytes are to land, of just the range's length; None means a fresh block."""
+    def __init__(
+        self, url: str, wanted: Wanted, objects: ObjectMemory, memory: MemoryPool, buffer: memoryview | None = None
+    ) -> None:
+        """``buffer`` is where the bytes are to land, of just the range's length; None means a block of ``memory``."""
         self.url = url
         self.wanted = wanted
+        self._objects = objects
         self._memory = memory
         self._buffer = buffer
         self._span: tuple[int, int] | None = None
@@ -39,7 +42,7 @@ class Download:
     @property
     def known(self) -> ObjectInfo | None:
         """What an earlier answer said of the object."""
-        return self.info or self._memory.get(self.url)
+        return self.info or self._objects.get(self.url)
 
     def next_request(self) -> Wanted:
         """What the next attempt has to ask for: the rest of it."""
@@ -52,7 +55,8 @@ class Download:
         """Pins the object's version and gives the writable memory for just this delivery's bytes."""
         if self._span is None or self._buffer is None:
             self._span = delivery.start, delivery.stop
-            self._buffer = self._buffer if self._buffer is not None else allocate(delivery.stop - delivery.start)
+            if self._buffer is None:
+                self._buffer = self._memory.take(delivery.stop - delivery.start).data
             self.info = delivery.info
         elif self.landed_bytes and delivery.info.etag != strong_etag(self.info):
             self.landed_bytes = 0
@@ -63,7 +67,7 @@ class Download:
     def remember(self) -> None:
         """Lets later reads of the object insist on this version. On the loop only: the memory is shared."""
         if self.info is not None:
-            self._memory.remember(self.info)
+            self._objects.remember(self.info)
 
     def broke(self) -> None:
         """Keeps what has landed where the rest can be asked for safely, else starts over."""
@@ -74,7 +78,7 @@ class Download:
 
     def changed(self) -> None:
         """Forgets the object's version, so that the next call starts afresh."""
-        self._memory.forget(self.url)
+        self._objects.forget(self.url)
 
     def result(self) -> tuple[ObjectInfo, memoryview]:
         """The object and its bytes, read-only. Only after the whole range has landed."""

@@ -19,6 +19,7 @@ from asyncfetch.fetch.retry import Clock
 from asyncfetch.fetch.transports.file import FileTransport
 from asyncfetch.fetch.transports.http import HttpTransport
 from asyncfetch.ranges import ByteRange, ObjectInfo
+from asyncfetch.runtime.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,6 +55,7 @@ class Fetcher:
         self._clock = _clock or Clock()
         self._hosts = Hosts(self.config.max_requests_per_host)
         self._objects = ObjectMemory(self.config.max_known_objects)
+        self._memory = MemoryPool(self.config.max_idle_buffer_bytes)
         self._calls: set[anyio.CancelScope] = set()
         self._state = "new"
         self._pid = -1
@@ -76,6 +78,7 @@ class Fetcher:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._state = "closed"
+        self._memory.close()
         if os.getpid() != self._pid:
             return  # the parent's connections; a child must not touch them
         for scope in self._calls:
@@ -94,7 +97,7 @@ class Fetcher:
 
     def statistics(self) -> FetchStatistics:
         """A frozen snapshot, at any time, also after closing."""
-        return self._hosts.statistics()
+        return self._hosts.statistics(self._memory.statistics())
 
     async def stat(self, url: str) -> ObjectInfo:
         """Size and version of the object.
@@ -180,7 +183,7 @@ class Fetcher:
         with anyio.CancelScope() as scope:
             self._calls.add(scope)
             try:
-                download = Download(url, wanted, self._objects, buffer)
+                download = Download(url, wanted, self._objects, self._memory, buffer)
                 await transport.read(download)
                 return download.result()
             finally:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from yarl import URL
 
+    from asyncfetch.runtime.memory_pool import MemoryPoolStatistics
+
 __all__ = ["FetchStatistics", "Host", "HostStatistics", "Hosts", "Route"]
 
 MAX_IDLE_HOSTS = 256
@@ -91,6 +93,10 @@ class FetchStatistics:
     """Requests between their start and the end of their body, over all hosts."""
     waiting: int
     """Requests that wait for their host's limit."""
+    reused_buffers: int
+    """Bodies that landed in memory of earlier ones."""
+    idle_buffer_bytes: int
+    """Memory kept for the next ones."""
     hosts: Mapping[str, HostStatistics]
     """By origin, ``scheme://host:port``; local files are ``file://``."""
 
@@ -172,8 +178,8 @@ class Hosts:
             self._forgotten.add(host.counts)
             del self._hosts[host.origin]
 
-    def statistics(self) -> FetchStatistics:
-        """A snapshot."""
+    def statistics(self, memory: MemoryPoolStatistics) -> FetchStatistics:
+        """A snapshot, with that of the memory that bodies land in."""
         total = Counts()
         total.add(self._forgotten)
         for host in self._hosts.values():
@@ -186,5 +192,7 @@ class Hosts:
             errors=total.errors,
             in_flight=sum(host.in_flight for host in self._hosts.values()),
             waiting=sum(host.waiting for host in self._hosts.values()),
+            reused_buffers=memory.reused,
+            idle_buffer_bytes=memory.idle_bytes,
             hosts={origin: host.statistics() for origin, host in self._hosts.items()},
         )

@@ -8,7 +8,7 @@ import operator
 import os
 from collections import OrderedDict
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -110,7 +110,9 @@ class LeRobotDataset:
         small_bytes = tables_bytes // SMALL_TABLES_SHARE
         decoder_bytes = max(1, config.max_bytes // DECODERS_SHARE)
         run = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
-        self._fetcher = await stack.enter_async_context(Fetcher(config.fetch))
+        # Clips land in the cache's memory; what else is fetched is small, and no bound speaks of memory kept for it.
+        fetch = replace(config.fetch, max_idle_buffer_bytes=0)
+        self._fetcher = await stack.enter_async_context(Fetcher(fetch))
         metadata = self._metadata = await load_metadata(self._fetcher, self.url, features=self._chosen, run=run)
         self._clips = await stack.enter_async_context(
             ByteCache(self._fetcher, max_bytes=max(1, config.max_bytes - tables_bytes - decoder_bytes))

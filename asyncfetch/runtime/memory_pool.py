@@ -58,7 +58,7 @@ class _Block:
         self.__array_interface__ = {**memory.__array_interface__, "shape": (nbytes,)}
 
     def __del__(self) -> None:
-        self._pool._give_back(self._memory)  # noqa: SLF001  the two are one thing
+        self._pool._give_back(self._memory)
 
 
 class MemoryPool:

@@ -30,9 +30,9 @@ class ThreadCall(Generic[ResultT]):
         turns: Held while it runs; the thread waits for it.
     """
 
-    def __init__(self, function: Callable[[], ResultT], turns: AbstractContextManager[object] = nullcontext()) -> None:
+    def __init__(self, function: Callable[[], ResultT], turns: AbstractContextManager[object] | None = None) -> None:
         self._function = function
-        self._turns = turns
+        self._turns = turns or nullcontext()
         self._ended: Future[None] = Future()
         self.began = False
         self.seconds = 0.0

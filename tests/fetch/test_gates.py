@@ -13,6 +13,7 @@ from asyncfetch.config import RetryConfig, TimeoutConfig
 from asyncfetch.errors import AsyncFetchError, FetchTimeout
 from asyncfetch.fetch.hosts import MAX_IDLE_HOSTS, Hosts
 from asyncfetch.ranges import ByteRange
+from asyncfetch.runtime.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,7 +227,7 @@ async def test_idle_hosts_are_forgotten_and_their_sums_kept() -> None:
         for number in range(MAX_IDLE_HOSTS * 2):
             async with hosts.get(f"host {number}") as host:
                 host.counts.requests += 1
-        now = hosts.statistics()
+        now = hosts.statistics(MemoryPool(0).statistics())
         assert len(now.hosts) == MAX_IDLE_HOSTS
         assert now.hosts["busy"].in_flight == 1
         assert now.requests == MAX_IDLE_HOSTS * 2

@@ -321,3 +321,19 @@ async def test_a_cancelled_local_read_ends_after_its_step(
     go_on.set()
     await asyncio.wait([task])
     assert buffer.sum(dtype=np.int64) == size - READ_STEP_BYTES
+
+
+async def test_memory_of_a_range_is_used_again_once_nobody_holds_it(
+    fetcher: Fetcher, put: Callable[[str, bytes], str]
+) -> None:
+    url, rng, kept = put("x", CONTENT), random.Random(1), []
+    for _ in range(40):
+        start = rng.randrange(20_000)
+        stop = rng.randrange(start + 65_536, len(CONTENT) + 1)
+        view = await fetcher.fetch(url, start, stop)
+        if rng.random() < 0.3:
+            kept.append((view, start, stop))
+        assert view == CONTENT[start:stop]
+    assert fetcher.statistics().reused_buffers > 20
+    for view, start, stop in kept:
+        assert view == CONTENT[start:stop]
