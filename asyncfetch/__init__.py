@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from asyncfetch import testing, torch
     from asyncfetch.cache import ByteCache, CacheStatistics
-    from asyncfetch.config import FetchConfig, RetryConfig, StreamConfig, TimeoutConfig
+    from asyncfetch.config import FetchConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
     from asyncfetch.decode import DecoderCache
     from asyncfetch.errors import (
         AccessDenied,
@@ -59,7 +59,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "cache": ["ByteCache", "CacheStatistics"],
-    "config": ["FetchConfig", "RetryConfig", "StreamConfig", "TimeoutConfig"],
+    "config": ["FetchConfig", "RetryConfig", "S3Config", "StreamConfig", "TimeoutConfig"],
     "decode": ["DecoderCache"],
     "errors": [
         "AccessDenied",
@@ -126,6 +126,7 @@ __all__ = [
     "RangeNotSatisfiable",
     "RangeReader",
     "RetryConfig",
+    "S3Config",
     "SamplePass",
     "ShardNotFound",
     "StateMismatch",

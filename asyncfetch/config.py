@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ConfigError, redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DecoderBackend", "FetchConfig", "RetryConfig", "StreamConfig", "TimeoutConfig"]
+__all__ = ["DecoderBackend", "FetchConfig", "RetryConfig", "S3Config", "StreamConfig", "TimeoutConfig"]
 
 MIB = 1024 * 1024
 
@@ -61,6 +61,41 @@ class RetryConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class S3Config:
+    """How ``s3://bucket/key`` becomes a request.
+
+    Credentials come from where the AWS tools have them (environment, profiles, single sign-on, the instance's role),
+    never from here, so that this can be printed and pickled.
+    """
+
+    endpoint_url: str | None = None
+    """Of a store that speaks like S3 (MinIO, B2, R2). None means AWS_ENDPOINT_URL_S3, the profile's, or AWS."""
+    region: str | None = None
+    """Where buckets are asked for first; None means AWS_DEFAULT_REGION or the profile's. Others are found."""
+    profile: str | None = None
+    """Of ~/.aws/config; None means AWS_PROFILE or the default one."""
+    anonymous: bool = False
+    """Whether to sign nothing: public buckets, without any credentials."""
+    requester_pays: bool = False
+    """Whether to accept that the requests and bytes are charged to you."""
+    path_style: bool | None = None
+    """Whether the bucket stands in the path instead of the host's name; None means where there is an endpoint_url."""
+    presign_seconds: int = 3600
+    """How long a signed url is good for, and so used for all ranges of its object. S3 allows 7 days."""
+
+    def __post_init__(self) -> None:
+        _require(
+            1 <= self.presign_seconds <= 604_800,
+            f"presign_seconds must be between 1 and 604800 (7 days), not {self.presign_seconds}",
+        )
+        endpoint = self.endpoint_url
+        _require(
+            endpoint is None or endpoint.startswith(("http://", "https://")),
+            f"endpoint_url must begin with https:// or http://, not {redact_url(endpoint or '')!r}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchConfig:
     """How objects are asked for."""
 
@@ -74,7 +109,7 @@ class FetchConfig:
     """Idle connections are closed after this; S3 closes them at about 20 s, aiobotocore uses 12 s."""
     ca_file: str | None = None
     """PEM file of the authorities to trust instead of the system's."""
-    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     """Extra request headers by host. "data.example.org:8443" means that port. "data.example.org" means https on port
     443, and the scheme and port of that host which a url of yours names. A redirect takes them nowhere else."""
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -87,6 +122,12 @@ class FetchConfig:
     max_idle_buffer_bytes: int = 128 * MIB
     """Memory of bodies that nobody refers to any more, kept for the next ones; blocks below 64 KiB are not. Fresh pages
     cost 0.8 ms a MiB where this was measured, more than all the rest of a fetch over plain HTTP."""
+    s3: S3Config = field(default_factory=S3Config)
+    """For s3:// urls."""
+    hub_endpoint: str | None = None
+    """What hf:// urls are asked from. None means HF_ENDPOINT or https://huggingface.co."""
+    fsspec: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False)
+    """Arguments of fsspec's file systems by scheme ("gs"), for every scheme that isn't read natively."""
     max_known_objects: int = 65_536
     """Objects whose version and size are remembered, about 200 bytes each; the least recently used is forgotten."""
 
@@ -96,6 +137,10 @@ class FetchConfig:
         _require(self.keepalive_seconds > 0, "keepalive_seconds must be positive")
         _require(self.max_idle_buffer_bytes >= 0, "max_idle_buffer_bytes must not be negative")
         _require(self.max_known_objects >= 1, "max_known_objects must be at least 1")
+        _require(
+            self.hub_endpoint is None or self.hub_endpoint.startswith(("http://", "https://")),
+            f"hub_endpoint must begin with https:// or http://, not {redact_url(self.hub_endpoint or '')!r}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

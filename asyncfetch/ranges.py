@@ -17,7 +17,7 @@ class ByteRange:
     """
 
     url: str
-    """http(s):// or file:// URL, or a path."""
+    """http(s)://, s3://, hf:// or file:// URL, a path, or what fsspec reads."""
     start: int
     """First byte, inclusive."""
     stop: int | None

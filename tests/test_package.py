@@ -20,8 +20,8 @@ from asyncfetch.errors import AsyncFetchError, FetchError, redact_url
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT / "asyncfetch")], prefix="asyncfetch."))
-HEAVY = ("torch", "torchcodec", "pyarrow", "av", "aiobotocore", "fsspec", "trustme", "rich", "typer", "ray")
-EXTRAS = ("torch", "torchcodec", "pyarrow", "av", "trustme", "rich", "typer", "fsspec")
+HEAVY = ("torch", "torchcodec", "pyarrow", "av", "aiobotocore", "botocore", "fsspec", "trustme", "rich", "typer", "ray")
+EXTRAS = ("torch", "torchcodec", "pyarrow", "av", "trustme", "rich", "typer", "fsspec", "aiobotocore")
 
 BLOCKER = """
 import sys

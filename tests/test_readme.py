@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncfetch.testing import RangeServer, write_dataset
+from asyncfetch.testing import HubServer, Keys, RangeServer, S3Server, write_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,21 +36,43 @@ def blocks() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RangeServer]:
-    """What the README calls data.example.org."""
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the README's programs read."""
     root = tmp_path_factory.mktemp("host")
     write_dataset(root / "pick-place", episodes=(20, 31, 17))
     (root / "records.bin").write_bytes(bytes(65536))
+    return root
+
+
+@pytest.fixture(scope="module")
+def host(root: Path) -> Iterator[RangeServer]:
+    """What it calls data.example.org."""
     with RangeServer(root) as server:
         yield server
 
 
-def run(block: str, host: RangeServer) -> str:
-    """What the block prints, as a program of its own that trusts the host's certificate."""
+@pytest.fixture(scope="module")
+def stores(root: Path) -> Iterator[dict[str, str]]:
+    """The environment of somebody with a bucket at s3.example.org and a token for the Hub."""
+    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    objects = {f"robots/{path}": data for path, data in files.items()}
+    with S3Server(objects, region="eu-west-1") as s3, HubServer(token="t") as hub:
+        hub.push("datasets/lerobot/pusht", {path.removeprefix("pick-place/"): data for path, data in files.items()})
+        yield {
+            "S3": s3.url,
+            "HF_ENDPOINT": hub.url,
+            "HF_TOKEN": "t",
+            "AWS_ACCESS_KEY_ID": Keys().access_key,
+            "AWS_SECRET_ACCESS_KEY": Keys().secret_key,
+        }
+
+
+def run(block: str, host: RangeServer, stores: dict[str, str]) -> str:
+    """What the block prints, as a program of its own that trusts the hosts' certificate."""
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", RUN],
-        input=block.replace(HOST, host.url),
-        env=os.environ | {"SSL_CERT_FILE": str(host.ca_file)},
+        input=block.replace(HOST, host.url).replace("https://s3.example.org", stores["S3"]),
+        env=os.environ | stores | {"SSL_CERT_FILE": str(host.ca_file)},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -61,8 +83,8 @@ def run(block: str, host: RangeServer) -> str:
 
 
 @pytest.mark.parametrize("block", blocks())
-def test_a_block_runs(block: str, host: RangeServer) -> None:
-    printed = run(block, host)
+def test_a_block_runs(block: str, host: RangeServer, stores: dict[str, str]) -> None:
+    printed = run(block, host, stores)
     for shown in re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE):
         assert shown in printed.splitlines()
 

@@ -6,9 +6,10 @@ download    one range over its attempts: what has landed, in which version
 responses   whether an answer holds exactly what was asked. Pure
 retry       which failure is tried again, and when. Pure
 redirects   where a request goes and which secrets go with it. Pure
+addresses   what a user's url means on the wire, and for how long
 objects     the versions seen first
 hosts       a gate and counters per host
-transports  http (session, exchange, faults, environment) and file
+transports  http (session, exchange, faults, environment); s3 (s3_signer) and hub, over http; file; other, by fsspec
 reader      RangeReader, the protocol of the verbs
 """
 

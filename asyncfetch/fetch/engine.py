@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import anyio
 
@@ -18,11 +18,14 @@ from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import Clock
 from asyncfetch.fetch.transports.file import FileTransport
 from asyncfetch.fetch.transports.http import HttpTransport
+from asyncfetch.fetch.transports.hub import HubTransport
+from asyncfetch.fetch.transports.other import OtherTransport
+from asyncfetch.fetch.transports.s3 import S3Transport
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Iterable
 
     from asyncfetch.fetch.hosts import FetchStatistics
     from asyncfetch.fetch.reader import WritableBuffer
@@ -36,8 +39,26 @@ _WORKERS_PER_REQUEST = 2
 """Workers of a batch per request in flight: so that a gate that opens always finds one waiting."""
 
 
+T = TypeVar("T")
+
+
+class Transport(Protocol):
+    """One way to reach objects."""
+
+    async def read(self, download: Download) -> None:
+        """Fills ``download``; FetchError where that isn't possible."""
+        ...
+
+    async def listdir(self, url: str) -> list[ObjectInfo]:
+        """The entries of a directory, as Fetcher.listdir gives them."""
+        ...
+
+
 class Fetcher:
-    """Reads byte ranges of objects: ``http://``, ``https://``, ``file://`` and plain paths.
+    """Reads byte ranges of objects on web servers, S3, the Hugging Face Hub, local disks and what else fsspec knows.
+
+    Urls are ``http://``, ``https://``, ``s3://bucket/key``, ``hf://datasets/org/name@revision/path``, ``file://`` and
+    plain paths; every other scheme is fsspec's.
 
     Offers the verbs of RangeReader, whose docstrings are their contracts. The first version seen of an object is
     insisted on from then on: when it is replaced, a call raises ObjectChanged, once, and the next one starts afresh.
@@ -69,8 +90,11 @@ class Fetcher:
         self._loop = asyncio.get_running_loop()
         self._last_call_left = anyio.Event()
         self._files = FileTransport(self._hosts, FILE_THREADS)
+        self._others = OtherTransport(self._hosts, self.config.fsspec)
         try:
-            self._http = await HttpTransport.open(self.config, self._hosts, self._clock)
+            self._http = http = await HttpTransport.open(self.config, self._hosts, self._clock)
+            self._s3 = S3Transport(self.config.s3, http, self._clock)
+            self._hub = HubTransport(self.config, http, self._clock)
         except BaseException:
             self._state = "closed"
             raise
@@ -86,6 +110,7 @@ class Fetcher:
         with anyio.CancelScope(shield=True):
             if self._calls:
                 await self._last_call_left.wait()
+            await self._s3.aclose()
             await self._http.aclose()
 
     def __repr__(self) -> str:
@@ -158,13 +183,12 @@ class Fetcher:
         return RangeStream(ranges, self._fetch, workers=self._workers)
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
-        """The entries of a local directory, sorted by name, not its sub-directories'.
+        """The entries of a directory or prefix, sorted by name, not its sub-directories'.
 
-        A sub-directory has size 0 and a url that ends in "/". What is neither file nor directory is left out.
+        A sub-directory has size 0 and a url that ends in "/". What is neither file nor directory is left out. Listings
+        come by pages, all of which are held. Plain web servers have none: ConfigError.
         """
-        if self._transport(url) is not self._files:
-            raise ConfigError(f"web servers can't list {redact_url(url)!r}: listdir takes file:// urls and paths")
-        return await self._files.listdir(url)
+        return await self._call(url, self._transport(url).listdir(url))
 
     @property
     def _workers(self) -> int:
@@ -180,26 +204,40 @@ class Fetcher:
     async def _read(self, url: str, wanted: Wanted, buffer: memoryview | None = None) -> tuple[ObjectInfo, memoryview]:
         """One range through the transport of its url. ``wanted`` isn't empty."""
         transport = self._transport(url)
+        download = Download(url, wanted, self._objects, self._memory, buffer)
+        await self._call(url, transport.read(download))
+        return download.result()
+
+    async def _call(self, url: str, work: Awaitable[T]) -> T:
+        """What ``work`` returns; ClosedError where the fetcher is closed before that."""
         with anyio.CancelScope() as scope:
             self._calls.add(scope)
             try:
-                download = Download(url, wanted, self._objects, self._memory, buffer)
-                await transport.read(download)
-                return download.result()
+                return await work
             finally:
                 self._calls.discard(scope)
                 if not self._calls and self._state == "closed":
                     self._last_call_left.set()
         raise ClosedError(f"the Fetcher was closed while it read {redact_url(url)}")
 
-    def _transport(self, url: str) -> HttpTransport | FileTransport:
+    def _transport(self, url: str) -> Transport:
         self._check()
         scheme, separator, _ = url.partition("://")
-        if not separator or scheme.lower() == "file":
+        if not separator:
             return self._files
-        if scheme.lower() in {"http", "https"}:
-            return self._http
-        raise ConfigError(f"{redact_url(url)!r}: scheme {scheme!r} isn't supported; http, https, file and paths are")
+        match scheme.lower():
+            case "file":
+                return self._files
+            case "http" | "https":
+                return self._http
+            case "s3":
+                return self._s3
+            case "hf":
+                return self._hub
+            case "":
+                raise ConfigError(f"{redact_url(url)!r} has no scheme in front of its ://")
+            case _:
+                return self._others
 
     def _check(self) -> None:
         if self._state != "open":

@@ -28,7 +28,7 @@ from asyncfetch.ranges import ObjectInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Delivery", "Wanted", "check_response"]
+__all__ = ["Delivery", "Wanted", "check_response", "refusal"]
 
 SLICE_LIMIT_BYTES = 1024 * 1024
 """A server that ignores Range is read and sliced up to here: about what another round trip to a far host costs."""
@@ -116,10 +116,15 @@ def check_response(
         return _whole(wanted, headers, url, known)
     if status == 416:
         return _unsatisfiable(wanted, headers, url, known)
-    kind, verdict, message = _REFUSALS.get(status, (FetchError, Verdict.FATAL, "the server refuses the request"))
     if status < 400:
-        kind, verdict, message = InvalidResponse, Verdict.ONCE, "expected 206 Partial Content"
-    raise AttemptFailed(kind, message, verdict, status)
+        raise _lie(status, "expected 206 Partial Content")
+    raise refusal(status)
+
+
+def refusal(status: int) -> AttemptFailed:
+    """What an answer of 400 or above to any request means."""
+    kind, verdict, message = _REFUSALS.get(status, (FetchError, Verdict.FATAL, "the server refuses the request"))
+    return AttemptFailed(kind, message, verdict, status)
 
 
 def _partial(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> Delivery:

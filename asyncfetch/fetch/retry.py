@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from dataclasses import dataclass, field
 from datetime import UTC
@@ -12,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from asyncfetch.errors import FetchError, Throttled
+from asyncfetch.errors import FetchError, Throttled, redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from asyncfetch.config import RetryConfig
 
-__all__ = ["AttemptFailed", "Clock", "Retries", "Verdict", "retry_after_seconds"]
+__all__ = ["AttemptFailed", "Clock", "Retries", "Verdict", "cause_of", "pause_seconds", "retry_after_seconds"]
+
+# One quota of RateLimit, draft 8 and later: "name";r=REMAINING;t=SECONDS.
+_QUOTA = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class AttemptFailed(Exception):
     """Seconds that the server asked us to wait; None where it didn't."""
     host: str | None = None
     """``host:port`` that the attempt ended at, after redirects."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of the answer that refused, found by names of any case."""
     fields: Mapping[str, object] = field(default_factory=dict)
     """Further fields of ``kind``, such as the size of RangeNotSatisfiable."""
 
@@ -70,6 +76,21 @@ class AttemptFailed(Exception):
         """The error for the caller of a verb."""
         fields: dict[str, Any] = {"status": self.status, "host": self.host, **self.fields}
         return self.kind(self.message, url=url, start=start, stop=stop, attempts=attempts, **fields)
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """What may be shown as the cause of an error of ours: ``error``, unless its words hold a secret.
+
+    aiohttp and back ends of fsspec quote urls in theirs, signatures included, and a traceback shows them all.
+    """
+    link: BaseException | None = error
+    for _ in range(16):  # a chain that is longer has a loop
+        if link is None:
+            return error
+        if redact_url(str(link)) != str(link):
+            break
+        link = link.__cause__ or link.__context__
+    return None
 
 
 class Retries:
@@ -139,3 +160,16 @@ def retry_after_seconds(value: str | None, *, wall_now: float) -> float | None:
     if date.tzinfo is None:
         date = date.replace(tzinfo=UTC)
     return max(0.0, date.timestamp() - wall_now)
+
+
+def pause_seconds(headers: Mapping[str, str], *, wall_now: float) -> float | None:
+    """How long the headers of a refusal ask us to wait, None where they don't: Retry-After, or else RateLimit.
+
+    The Hugging Face Hub sends ``RateLimit: "resolvers";r=0;t=55``: nothing remains of that quota for 55 s. As its own
+    client does, one second is added, because t is rounded down.
+    """
+    asked = retry_after_seconds(headers.get("Retry-After"), wall_now=wall_now)
+    if asked is not None:
+        return asked
+    exhausted = _QUOTA.findall(headers.get("RateLimit", ""))
+    return max(map(float, exhausted)) + 1.0 if exhausted else None

@@ -389,7 +389,8 @@ def open_dataset(
     """A LeRobot v3 dataset, not open yet: enter it with ``async with``.
 
     Args:
-        url: Root of the dataset: http(s)://, file:// or a path.
+        url: Root of the dataset: ``https://...``, ``s3://bucket/prefix``, ``hf://datasets/org/name``, a path, or
+            another url that Fetcher reads.
         features: Keys to read; None reads all. Nothing of the others is fetched. ``index``, ``episode_index``,
             ``frame_index``, ``timestamp``, ``task_index`` and ``task`` are always there.
         image_dtype: "uint8", or "float32" in [0, 1].

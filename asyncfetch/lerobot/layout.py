@@ -21,8 +21,8 @@ def join_url(root: str, path: str) -> str:
 
     Args:
         root: http(s):// or file:// URL, an address of another scheme, or a plain path. With or without a slash behind.
-        path: Relative, parts separated by slashes, never quoted. It is percent-quoted where the root is a URL;
-            plain paths and object-store addresses (s3://) take it as it is.
+        path: Relative, parts separated by slashes, never quoted. It is percent-quoted where the root is a URL; plain
+            paths and the addresses of stores (s3://, hf://, fsspec's) take it as it is.
     """
     scheme, separator, _ = root.partition("://")
     if not separator or scheme.lower() not in _QUOTED_SCHEMES:

@@ -267,6 +267,32 @@ class LoopThread:
         self._engine.start(call)
         return call
 
+    async def acall(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
+        """Run ``async_fn(*args)`` on the loop for a coroutine of another loop.
+
+        Cancelled, it asks for the cancellation over there and waits for its end.
+
+        Raises:
+            WrongLoop, ClosedError: As ``run`` does.
+        """
+        loop = asyncio.get_running_loop()
+        ended = anyio.Event()
+        call = self.start(async_fn, *args)
+
+        def tell(_: BaseException | None) -> None:
+            with suppress(RuntimeError):  # the caller's loop is gone
+                loop.call_soon_threadsafe(ended.set)
+
+        call.add_done_callback(tell)
+        try:
+            await ended.wait()
+        except BaseException:
+            call.cancel()
+            with anyio.CancelScope(shield=True):
+                await ended.wait()
+            raise
+        return call.result()
+
     def close(self) -> None:
         """Cancel what runs on the loop, end the thread and wait for that, at most STOP_SECONDS. Idempotent."""
         if self._engine.guard.in_child:

@@ -55,6 +55,11 @@ class ThreadCall(Generic[ResultT]):
         """Whether the thread is at it now."""
         return self._ended.running()
 
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        """Calls ``callback`` when the call doesn't run and won't: here and now, or in its thread."""
+        self._ended.cancel()
+        self._ended.add_done_callback(lambda _: callback())
+
     async def ended(self) -> None:
         """Returns when the call doesn't run and won't."""
         if self._ended.cancel():

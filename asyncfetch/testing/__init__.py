@@ -1,15 +1,22 @@
 """Helpers for tests, ours and yours.
 
 server      RangeServer: latency, rates and faults on demand, over TLS
+s3_server   S3Server: buckets behind signatures that are verified
+hub_server  HubServer: a Hugging Face Hub and its CDN
+conformance what every reader of objects must do, as checks for a store of yours
 datasets    write_dataset: small LeRobot datasets whose frames carry their identity
 identity    painting and reading that identity
 """
 
 from __future__ import annotations
 
+from asyncfetch.testing import conformance
 from asyncfetch.testing.datasets import write_dataset
+from asyncfetch.testing.hub_server import HubServer
 from asyncfetch.testing.identity import Identity, paint, read_identity
 from asyncfetch.testing.quirks import Quirks
+from asyncfetch.testing.s3_server import S3Server
+from asyncfetch.testing.s3_signature import Keys
 from asyncfetch.testing.server import (
     Fault,
     FaultEvery,
@@ -27,11 +34,15 @@ __all__ = [
     "FaultEvery",
     "FaultOnce",
     "FaultRule",
+    "HubServer",
     "Identity",
+    "Keys",
     "Quirks",
     "RangeServer",
+    "S3Server",
     "ServedRequest",
     "ServerStatistics",
+    "conformance",
     "paint",
     "read_identity",
     "write_dataset",

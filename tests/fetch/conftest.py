@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import os
 import re
 import socket
 import ssl
@@ -18,14 +19,14 @@ import anyio.lowlevel
 import pytest
 import pytest_asyncio
 import trustme
-from blockbuster import blockbuster_ctx
 
 from asyncfetch.config import FetchConfig, RetryConfig, TimeoutConfig
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import Clock
+from asyncfetch.testing import Keys
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
     from pathlib import Path
 
 End = Literal["keep", "close", "reset", "stall", "half-close", "deaf"]
@@ -235,10 +236,16 @@ def make_fetcher(time: FakeTime | None = None, **settings: object) -> Fetcher:
     return Fetcher(config, _clock=(time or FakeTime()).clock())
 
 
-@pytest.fixture(autouse=True)
-def _loop_never_blocks() -> Iterator[None]:
-    with blockbuster_ctx("asyncfetch"):
-        yield
+@pytest.fixture
+def aws_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The environment of somebody whose keys S3Server knows, and who has no other."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", Keys().access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", Keys().secret_key)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "no-config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
 
 
 @pytest.fixture

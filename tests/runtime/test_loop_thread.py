@@ -185,3 +185,55 @@ def test_a_forked_child_is_refused_and_leaves_the_parent_alone() -> None:
         assert os.waitstatus_to_exitcode(wait_status) == 0
         assert not call.wait(0)
         assert loop_thread.run(double, 5) == 10
+
+
+# From another loop.
+
+
+@pytest.mark.may_block  # starting and ending the thread
+async def test_another_loop_gets_values_and_errors() -> None:
+    async def fail() -> None:
+        raise ValueError("x")
+
+    with LoopThread() as loop_thread:
+        assert await loop_thread.acall(double, 4) == 8
+        with pytest.raises(ValueError, match="x"):
+            await loop_thread.acall(fail)
+    with pytest.raises(ClosedError):
+        await loop_thread.acall(double, 4)
+
+
+@pytest.mark.may_block
+async def test_a_cancelled_caller_on_another_loop_sees_the_coroutine_off() -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.05)
+            ended.set()
+
+    with LoopThread() as loop_thread:
+        async with anyio.create_task_group() as group:
+            group.start_soon(loop_thread.acall, wait)
+            await anyio.to_thread.run_sync(began.wait)
+            group.cancel_scope.cancel()
+        assert ended.is_set()
+        assert await loop_thread.acall(double, 4) == 8
+
+
+@pytest.mark.may_block
+async def test_closing_ends_a_call_of_another_loop() -> None:
+    loop_thread = LoopThread()
+    async with anyio.create_task_group() as group:
+
+        async def call() -> None:
+            with pytest.raises(ClosedError):
+                await loop_thread.acall(anyio.sleep_forever)
+
+        group.start_soon(call)
+        await anyio.wait_all_tasks_blocked()
+        await anyio.to_thread.run_sync(loop_thread.close)

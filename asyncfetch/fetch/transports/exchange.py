@@ -121,19 +121,34 @@ class Exchange:
         except FOREIGN as error:
             raise as_failure(error, self._host) from error
 
-    async def drain(self) -> None:
-        """Reads a body that nobody wants where that is cheap, so that its connection can be used again."""
+    async def drain(self) -> bytes:
+        """Reads a body that wasn't asked for where that is cheap, so that its connection can be used again.
+
+        Returns:
+            What came of it, for the words that a server explains a refusal in.
+        """
         assert self.response is not None
-        length = self.response.content_length
-        if length is None or length > DRAIN_LIMIT_BYTES:
-            return
+        body = b""
+        if (self.response.content_length or 0) > DRAIN_LIMIT_BYTES:
+            return body
         self._since = self._loop.time() + DRAIN_LIMIT_SECONDS  # this wait has its own limit, and no error
         with anyio.move_on_after(DRAIN_LIMIT_SECONDS):
             try:
-                while await self.response.content.readany():
-                    pass
+                while len(body) <= DRAIN_LIMIT_BYTES and (chunk := await self.response.content.readany()):
+                    body += chunk
             except FOREIGN:
-                return  # the head has said all that matters
+                pass  # the head has said all that matters
+        return body
+
+    async def read_all(self, max_bytes: int) -> bytes:
+        """The whole body; AttemptFailed where it breaks or is longer than ``max_bytes``."""
+        body = bytearray()
+        while chunk := await self.next_chunk():
+            body += chunk
+            if len(body) > max_bytes:
+                message = f"{self._host} answers with more than {max_bytes} bytes where a page of text was asked for"
+                raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
+        return bytes(body)
 
     def _begin(self, phase: str, seconds: float) -> None:
         self._phase, self._seconds, self._since = phase, seconds, self._loop.time()

@@ -6,8 +6,8 @@ import socket
 
 import aiohttp
 
-from asyncfetch.errors import AccessDenied, ConfigError, ConnectionFailed, FetchTimeout, InvalidResponse
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.errors import AccessDenied, ConfigError, ConnectionFailed, FetchTimeout, InvalidResponse, redact_url
+from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
 
 __all__ = ["FOREIGN", "as_failure"]
 
@@ -55,7 +55,9 @@ def as_failure(error: Exception, host: str, proxy: str | None = None) -> Attempt
         case TimeoutError():
             return AttemptFailed(FetchTimeout, f"{host} took too long ({error})")
         case aiohttp.InvalidURL() | ValueError():
-            raise ConfigError(f"a request to {host} can't be made from this url or these headers: {error}") from error
+            raise ConfigError(
+                f"a request to {host} can't be made from this url or these headers: {redact_url(str(error))}"
+            ) from cause_of(error)
         case aiohttp.ClientPayloadError():
             return AttemptFailed(ConnectionFailed, f"the body from {host} broke off ({error})")
         case aiohttp.ClientResponseError():

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio.to_thread
+from multidict import CIMultiDict
 
-from asyncfetch.errors import InvalidResponse, ObjectChanged
+from asyncfetch.errors import ConfigError, InvalidResponse, ObjectChanged, redact_url
+from asyncfetch.fetch.addresses import WebUrls
 from asyncfetch.fetch.hosts import Host, Route
 from asyncfetch.fetch.objects import strong_etag
-from asyncfetch.fetch.redirects import REDIRECTS, host_name, next_url, origin_of, parse_url, static_headers, userinfo
-from asyncfetch.fetch.responses import check_response
-from asyncfetch.fetch.retry import AttemptFailed, Retries, Verdict, giving_up, retry_after_seconds
+from asyncfetch.fetch.redirects import REDIRECTS, host_name, next_url, origin_of, static_headers
+from asyncfetch.fetch.responses import check_response, refusal
+from asyncfetch.fetch.retry import AttemptFailed, Retries, Verdict, cause_of, giving_up, pause_seconds
 from asyncfetch.fetch.transports.direct import is_possible
 from asyncfetch.fetch.transports.environment import Environment, read_environment
 from asyncfetch.fetch.transports.exchange import Exchange, PooledConnectionDied, receive_body
@@ -20,15 +24,60 @@ from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
 from asyncfetch.fetch.transports.session import open_session
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
     import aiohttp
     from yarl import URL
 
     from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch.addresses import Address, AddressBook
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts
     from asyncfetch.fetch.retry import Clock
+    from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["HttpTransport"]
+__all__ = ["HttpTransport", "Reply"]
+
+
+MAX_REPLY_BYTES = 16 * 1024 * 1024
+"""Bound of a page of text. A listing's page of 1,000 entries takes 1 MiB at most."""
+MAX_ADDRESSES_PER_ATTEMPT = 3
+"""The first one may be signed for the wrong region, the second may have expired meanwhile."""
+WEB_URLS = WebUrls()
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that isn't an object's bytes, with a status below 400."""
+
+    url: URL = field(repr=False)
+    """What it answers, after redirects."""
+    headers: Mapping[str, str] = field(repr=False)
+    """Found by names of any case."""
+    body: bytes = field(default=b"", repr=False)
+    target: URL | None = field(default=None, repr=False)
+    """Where it redirects to: another origin; None where it doesn't."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """One attempt at one address."""
+
+    download: Download
+    book: AddressBook
+    address: Address
+
+    def headers(self, host: Host) -> dict[str, str]:
+        """What a request to the host asks, on the way to the bytes."""
+        headers = _own_headers(host, self.address)
+        headers["Range"] = self.download.next_request().header()
+        # To every hop: a server that redirects must ignore preconditions (RFC 9110, section 13.2.1).
+        etag = strong_etag(self.download.known) if self.address.etag is None else None
+        if etag is not None:
+            headers["If-Match"] = etag
+        return headers
 
 
 class HttpTransport:
@@ -65,7 +114,12 @@ class HttpTransport:
         """Closes every connection, without waiting for any server. No read may be under way."""
         await self._session.close()
 
-    async def read(self, download: Download) -> None:
+    async def listdir(self, url: str) -> list[ObjectInfo]:
+        """Plain web servers have no way to ask."""
+        message = f"web servers can't list {redact_url(url)!r}: listdir takes s3://, hf:// and file:// urls and paths"
+        raise ConfigError(message)
+
+    async def read(self, download: Download, book: AddressBook = WEB_URLS) -> None:
         """Fills ``download``, over as many attempts as the policy allows; FetchError where that isn't enough."""
         wanted = download.wanted
         retries = Retries(self._config.retry, now=self._clock.monotonic(), uniform=self._clock.uniform)
@@ -74,7 +128,9 @@ class HttpTransport:
         while True:
             before = download.landed_bytes
             try:
-                return await self._attempt(download, is_retry=attempts > 0, needs_new_connection=needs_new_connection)
+                return await self._attempt(
+                    download, book, is_retry=attempts > 0, needs_new_connection=needs_new_connection
+                )
             except AttemptFailed as failure:
                 attempts += 1
                 download.broke()
@@ -90,46 +146,104 @@ class HttpTransport:
                 needs_new_connection = failure.status is None or failure.kind is InvalidResponse
             await self._clock.sleep(delay)
 
-    async def _attempt(self, download: Download, *, is_retry: bool, needs_new_connection: bool) -> None:
-        """Follows redirects to the server that has the bytes, and takes them from it."""
-        url = parse_url(download.url)
-        asked_origin, login = origin_of(url), userinfo(url)
-        url = url.with_user(None) if login is not None else url
-        for hop in range(self._config.max_redirects + 1):
-            host = self._hosts.get(origin_of(url), lambda at=url: self._route(at))  # type: ignore[misc]
-            host.counts.retries += is_retry and hop == 0
-            headers = self._headers(host, download, login, asked=host.origin == asked_origin)
+    async def _attempt(
+        self, download: Download, book: AddressBook, *, is_retry: bool, needs_new_connection: bool
+    ) -> None:
+        """Takes the bytes from the object's address; from a new one where that is worn out."""
+        for addresses_left in reversed(range(MAX_ADDRESSES_PER_ATTEMPT)):
+            address = await book.resolve(download.url)
             try:
-                target = await self._hop(host, url, headers, download, needs_new_connection=needs_new_connection)
+                visit = _Visit(download, book, address)
+                await self._follow(visit, is_retry=is_retry, needs_new_connection=needs_new_connection)
+            except AttemptFailed as failure:
+                if not addresses_left or not book.reject(download.url, address, failure):
+                    raise
+            else:
+                return
+
+    async def _follow(self, visit: _Visit, *, is_retry: bool, needs_new_connection: bool) -> None:
+        """Follows redirects to the server that has the bytes, and takes them from it."""
+        url = visit.address.url
+        for hop in range(self._config.max_redirects + 1):
+            host = self._host(url)
+            host.counts.retries += is_retry and hop == 0
+            take = partial(self._take_bytes, visit, host, url)
+            target = await self._hop(host, url, visit.headers(host), take, needs_new_connection=needs_new_connection)
+            if target is None:
+                return
+            url = target
+        raise self._too_many_redirects(url)
+
+    async def ask(self, method: str, address: Address, book: AddressBook, *, max_bytes: int = MAX_REPLY_BYTES) -> Reply:
+        """One question that isn't for an object's bytes: a listing, where an object is. Not repeated; see ``persist``.
+
+        Redirects are followed within the address's origin; one that leads elsewhere is the answer.
+
+        Raises:
+            AttemptFailed: No answer, one of 400 or above, or one of more than ``max_bytes``.
+        """
+        url = address.url
+        for _ in range(self._config.max_redirects + 1):
+            host = self._host(url)
+            take = partial(self._take_reply, url, book, max_bytes)
+            reply = await self._hop(host, url, _own_headers(host, address), take, method=method)
+            if reply.target is None or origin_of(reply.target) != origin_of(url):
+                return reply
+            url = reply.target
+        raise self._too_many_redirects(url)
+
+    async def persist(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What ``attempt()`` returns, over as many attempts as the policy allows, else FetchError."""
+        retries = Retries(self._config.retry, now=self._clock.monotonic(), uniform=self._clock.uniform)
+        attempts = 0
+        while True:
+            try:
+                return await attempt()
+            except AttemptFailed as failure:
+                attempts += 1
+                delay = retries.delay_after(failure, progressed=False, now=self._clock.monotonic())
+                if delay is None:
+                    final = giving_up(failure, self._config.retry)
+                    raise final.error(url=url, start=None, stop=None, attempts=attempts) from failure.__cause__
+            await self._clock.sleep(delay)
+
+    async def _hop(
+        self,
+        host: Host,
+        url: URL,
+        headers: dict[str, str],
+        take: Callable[[Exchange, aiohttp.ClientResponse], Awaitable[T]],
+        *,
+        method: str = "GET",
+        needs_new_connection: bool = False,
+    ) -> T:
+        """One request, through its host's gate, and what ``take`` makes of its answer."""
+        async with host:
+            try:
+                try:
+                    return await self._exchange(host, url, headers, take, method, needs_new_connection)
+                except PooledConnectionDied:
+                    return await self._exchange(host, url, headers, take, method, needs_new_connection=True)
             except AttemptFailed as failure:
                 failure.host = host_name(url)
                 host.counts.errors += 1
                 raise
-            if target is None:
-                return
-            host.counts.redirects += 1
-            url = target
-        message = f"more than max_redirects={self._config.max_redirects} redirects, the last one to {host_name(url)}"
-        raise AttemptFailed(InvalidResponse, message, Verdict.FATAL, host=host_name(url))
-
-    async def _hop(
-        self, host: Host, url: URL, headers: dict[str, str], download: Download, *, needs_new_connection: bool
-    ) -> URL | None:
-        """One request, through its host's gate; the url to go on to, or None where the bytes have landed."""
-        async with host:
-            try:
-                return await self._exchange(host, url, headers, download, needs_new_connection=needs_new_connection)
-            except PooledConnectionDied:
-                return await self._exchange(host, url, headers, download, needs_new_connection=True)
 
     async def _exchange(
-        self, host: Host, url: URL, headers: dict[str, str], download: Download, *, needs_new_connection: bool
-    ) -> URL | None:
+        self,
+        host: Host,
+        url: URL,
+        headers: dict[str, str],
+        take: Callable[[Exchange, aiohttp.ClientResponse], Awaitable[T]],
+        method: str,
+        needs_new_connection: bool,
+    ) -> T:
         name = host_name(url)
         with Exchange(self._config.timeouts, name, needs_new_connection=needs_new_connection) as exchange:
             host.counts.requests += 1
             try:
-                response = await self._session.get(
+                response = await self._session.request(
+                    method,
                     url,
                     headers=headers,
                     allow_redirects=False,
@@ -141,50 +255,75 @@ class HttpTransport:
                 failure = as_failure(error, name, None if proxy is None else host_name(proxy))
                 if exchange.died_idle(error):
                     raise PooledConnectionDied(failure.kind, failure.message) from error
-                raise failure from error
+                raise failure from cause_of(error)
             exchange.answered(response)
             if response.status in REDIRECTS:
-                await exchange.drain()
-                return next_url(url, response.headers.get("Location"))
-            await self._take(exchange, response, host, download)
-            return None
+                host.counts.redirects += 1
+            return await take(exchange, response)
 
-    async def _take(self, exchange: Exchange, response: aiohttp.ClientResponse, host: Host, download: Download) -> None:
-        """Checks the answer and takes its bytes."""
+    async def _take_bytes(
+        self, visit: _Visit, host: Host, url: URL, exchange: Exchange, response: aiohttp.ClientResponse
+    ) -> URL | None:
+        """Checks the answer and takes its bytes; None when they have landed, else the url that it redirects to."""
+        download, etag = visit.download, visit.address.etag
+        status = response.status
+        headers: Mapping[str, str] = response.headers
+        if status in REDIRECTS or status >= 400:
+            headers = visit.book.explain(status, headers, await exchange.drain())
         try:
-            delivery = check_response(
-                download.next_request(), response.status, response.headers, url=download.url, known=download.known
-            )
+            if status in REDIRECTS:
+                return next_url(url, headers.get("Location"))
+            if etag is not None and status < 400:
+                headers = _with_etag(headers, etag)
+            delivery = check_response(download.next_request(), status, headers, url=download.url, known=download.known)
         except AttemptFailed as failure:
-            if response.status >= 400:
-                failure.retry_after = retry_after_seconds(
-                    response.headers.get("Retry-After"), wall_now=self._clock.wall()
-                )
-                await exchange.drain()
+            self._note_answer(failure, status, headers)
             raise
         view = download.accept(delivery)
         download.remember()
         if delivery.start == delivery.stop:
             await exchange.drain()
-            return
+            return None
 
         def landed(count: int) -> None:
             download.landed_bytes += count
             host.counts.bytes += count
 
         await receive_body(exchange, delivery, view, landed, directly=self._directly)
+        return None
 
-    def _headers(self, host: Host, download: Download, login: str | None, *, asked: bool) -> dict[str, str]:
-        headers = dict(host.route.headers if asked else host.route.redirected_headers)
-        if asked and login is not None:
-            headers = {name: value for name, value in headers.items() if name.lower() != "authorization"}
-            headers["Authorization"] = login
-        headers["Range"] = download.next_request().header()
-        # To every hop: a server that redirects must ignore preconditions (RFC 9110, section 13.2.1).
-        etag = strong_etag(download.known)
-        if etag is not None:
-            headers["If-Match"] = etag
-        return headers
+    async def _take_reply(
+        self, url: URL, book: AddressBook, max_bytes: int, exchange: Exchange, response: aiohttp.ClientResponse
+    ) -> Reply:
+        status = response.status
+        headers: Mapping[str, str] = response.headers
+        if status not in REDIRECTS and status < 400:
+            return Reply(url, headers, await exchange.read_all(max_bytes))
+        headers = book.explain(status, headers, await exchange.drain())
+        try:
+            if status >= 400:
+                raise refusal(status)
+            return Reply(url, headers, target=next_url(url, headers.get("Location")))
+        except AttemptFailed as failure:
+            self._note_answer(failure, status, headers)
+            raise
+
+    def _note_answer(self, failure: AttemptFailed, status: int, headers: Mapping[str, str]) -> None:
+        """Adds to the failure what the server said beside the status."""
+        failure.status, failure.headers = failure.status or status, headers
+        if status >= 400:
+            failure.retry_after = pause_seconds(headers, wall_now=self._clock.wall())
+        word = headers.get("X-Error-Code")
+        if word is not None:
+            failure.message += f" ({word[:80]})"
+
+    def _too_many_redirects(self, url: URL) -> AttemptFailed:
+        limit, last = self._config.max_redirects, host_name(url)
+        message = f"more than max_redirects={limit} redirects, the last one to {last}"
+        return AttemptFailed(InvalidResponse, message, Verdict.FATAL, host=last)
+
+    def _host(self, url: URL) -> Host:
+        return self._hosts.get(origin_of(url), lambda: self._route(url))
 
     def _route(self, url: URL) -> Route:
         headers, redirected_headers = (
@@ -203,3 +342,21 @@ class HttpTransport:
         if url.scheme == "http":  # no tunnel: the proxy reads the request itself, and takes its own header out
             return Route({**headers, **proxy.headers}, {**redirected_headers, **proxy.headers}, proxy.url)
         return Route(headers, redirected_headers, proxy.url, proxy.headers)
+
+
+def _own_headers(host: Host, address: Address) -> dict[str, str]:
+    """What a request to the host carries whatever it asks for: secrets of its own origin, and no other's."""
+    if host.origin != origin_of(address.url):
+        return dict(host.route.redirected_headers)
+    headers = dict(host.route.headers if address.is_named else host.route.redirected_headers)
+    if address.headers:
+        replaced = {name.lower() for name in address.headers}
+        headers = {name: value for name, value in headers.items() if name.lower() not in replaced}
+        headers |= {name: value for name, value in address.headers.items() if value is not None}
+    return headers
+
+
+def _with_etag(headers: Mapping[str, str], etag: str) -> Mapping[str, str]:
+    changed = CIMultiDict(headers)
+    changed["ETag"] = etag
+    return changed

@@ -24,6 +24,8 @@ class ServedRequest:
     """GET, HEAD, ..."""
     path: str
     """Decoded, with the leading slash."""
+    target: str
+    """Path and query as sent, still quoted."""
     start: int | None
     """First byte asked for, as in ByteRange: negative for the last bytes. None: no range, or one to be ignored."""
     stop: int | None

@@ -216,6 +216,7 @@ class RangeServer:
         record = ServedRequest(
             method=request.method,
             path=request.path,
+            target=request.raw_path,
             start=start,
             stop=stop,
             headers=request.headers,
@@ -251,6 +252,7 @@ class RangeServer:
         return await delivery.send(_override(answer, fault.answer_headers), fault)
 
     async def _answer(self, record: ServedRequest, fault: Fault) -> tuple[Answer, StoredObject | None]:
+        """The answer, and the object that its bytes come from. Servers with an API of their own start here."""
         if fault.answer_status is not None:
             return answer_status(fault.answer_status, record.method), None
         if record.method not in {"GET", "HEAD"}:

@@ -1,0 +1,203 @@
+"""What the url that a user names means on the wire: the request's own url, what goes with it, and for how long.
+
+``s3://bucket/key`` becomes a signed https url, ``hf://datasets/org/name/path`` the signed url of a CDN. Finding
+it costs a signature or a request, so that is done once per object, for all its ranges. Everything else (retries,
+limits, redirects, versions, checks) is the engine's and the same for all schemes; errors and statistics keep the
+user's url, and nothing but the request sees the signed one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+import anyio
+
+from asyncfetch.errors import AsyncFetchError
+from asyncfetch.fetch.redirects import parse_url, userinfo
+from asyncfetch.fetch.retry import AttemptFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable, Mapping
+
+    from yarl import URL
+
+__all__ = ["Address", "AddressBook", "Found", "FoundOnce", "WebUrls"]
+
+MAX_ADDRESSES = 8192
+"""Addresses that are remembered, about 2 KiB each. Finding a forgotten one again costs one signature or request."""
+MARGIN_SECONDS = 60.0
+"""An address isn't used this shortly before its end, or a tenth of its life: clocks differ, requests wait."""
+MEANT_SECONDS = 1.0
+"""An address that is refused this soon after it was found isn't worn out: the refusal is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an object can be had right now. Compared by identity: equal ones may still come from different answers."""
+
+    url: URL = field(repr=False)
+    """To be sent as it is; may hold a signature."""
+    headers: Mapping[str, str | None] = field(default_factory=dict, repr=False)
+    """For the url's own origin alone, over what the configuration has for it; None leaves a header out."""
+    is_named: bool = False
+    """Whether the user named the url's origin; only then do secrets configured for its bare host go there."""
+    etag: str | None = None
+    """The object's version where it is known better than by the answers' own tags, which then don't count: two CDNs
+    have two tags for the same bytes."""
+
+
+class AddressBook(Protocol):
+    """Finds addresses for the urls of one scheme."""
+
+    async def resolve(self, url: str) -> Address:
+        """The address of ``url``, remembered or found now; AttemptFailed or ConfigError where there is none."""
+        ...
+
+    def reject(self, url: str, address: Address, failure: AttemptFailed) -> bool:
+        """Told that ``address`` was refused; whether ``resolve`` may find a better one now."""
+        ...
+
+    def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
+        """The headers of an error answer, with those added that the server put into the body in words of its own.
+
+        ``Content-Range`` as RFC 9110 has it for 416, and ``X-Error-Code``, a word or two that the message quotes.
+        """
+        ...
+
+
+class WebUrls:
+    """http and https urls: addresses already."""
+
+    async def resolve(self, url: str) -> Address:
+        """The url itself, its user and password taken out of it and into a header."""
+        return _web_address(url)
+
+    def reject(self, url: str, address: Address, failure: AttemptFailed) -> bool:
+        """There is no other."""
+        return False
+
+    def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
+        """As they are."""
+        return headers
+
+
+@lru_cache(maxsize=1024)
+def _web_address(text: str) -> Address:
+    url = parse_url(text)
+    login = userinfo(url)
+    if login is None:
+        return Address(url, is_named=True)
+    return Address(url.with_user(None), {"Authorization": login}, is_named=True)
+
+
+K = TypeVar("K", bound="Hashable")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[V]):
+    """A value and how long it holds."""
+
+    value: V
+    seconds: float = math.inf
+    """From when it was found."""
+
+
+@dataclass(slots=True)
+class _Kept(Generic[V]):
+    value: V
+    found_at: float
+    use_until: float
+
+
+class _Search(Generic[V]):
+    __slots__ = ("error", "found", "landed")
+
+    def __init__(self) -> None:
+        self.landed = anyio.Event()
+        self.found: Found[V] | None = None
+        self.error: AttemptFailed | AsyncFetchError | None = None
+
+
+class FoundOnce(Generic[K, V]):
+    """Values by key, each found once for all who ask, and again when it is about to expire or was rejected.
+
+    Who asks first searches, in its own task, so this needs no owner. An error reaches all who wait for that search, and
+    the next call tries again; where the searching task is cancelled, one of those who wait starts over. Bounded: the
+    least recently used is forgotten. For one loop.
+
+    Args:
+        now: Monotonic seconds.
+        maximum: Values remembered.
+    """
+
+    def __init__(self, now: Callable[[], float], maximum: int = MAX_ADDRESSES) -> None:
+        self._now = now
+        self._maximum = maximum
+        self._kept: OrderedDict[K, _Kept[V]] = OrderedDict()
+        self._searches: dict[K, _Search[V]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def get(self, key: K, find: Callable[[], Awaitable[Found[V]]]) -> V:
+        """The value of ``key``: remembered, being searched for, or what ``find()`` finds now."""
+        while True:
+            kept = self._kept.get(key)
+            if kept is not None and self._now() < kept.use_until:
+                self._kept.move_to_end(key)
+                return kept.value
+            search = self._searches.get(key)
+            if search is None:
+                return await self._search(key, find)
+            await search.landed.wait()
+            try:
+                if search.error is not None:
+                    raise search.error
+                if search.found is not None:
+                    return search.found.value
+            finally:
+                del search  # else error -> traceback -> this frame -> search -> error is a cycle
+
+    def reject(self, key: K, value: V) -> bool:
+        """Forgets ``value`` unless it is brand-new; whether the next ``get`` gives another one."""
+        kept = self._kept.get(key)
+        if kept is None or kept.value is not value:
+            return True  # somebody else noticed first
+        if self._now() - kept.found_at < MEANT_SECONDS:
+            return False
+        del self._kept[key]
+        return True
+
+    def forget(self, key: K, value: V) -> None:
+        """Forgets ``value``, brand-new or not, unless there is another one already."""
+        kept = self._kept.get(key)
+        if kept is not None and kept.value is value:
+            del self._kept[key]
+
+    async def _search(self, key: K, find: Callable[[], Awaitable[Found[V]]]) -> V:
+        search = self._searches[key] = _Search()
+        try:
+            found = search.found = await find()
+            self._keep(key, found)
+        except (AttemptFailed, AsyncFetchError) as error:
+            search.error = error
+            raise
+        else:
+            return found.value
+        finally:
+            del self._searches[key]
+            search.landed.set()
+            del search  # as above
+
+    def _keep(self, key: K, found: Found[V]) -> None:
+        now = self._now()
+        life = found.seconds - min(MARGIN_SECONDS, found.seconds / 10) if math.isfinite(found.seconds) else math.inf
+        self._kept[key] = _Kept(found.value, now, now + life)
+        self._kept.move_to_end(key)
+        if len(self._kept) > self._maximum:
+            self._kept.popitem(last=False)

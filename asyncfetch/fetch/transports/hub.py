@@ -1,0 +1,292 @@
+"""Files of the Hugging Face Hub: one question per file, then ranges from its CDN.
+
+The Hub counts its answers (3,000 to 20,000 in five minutes), so it is asked once per repository which commit the
+revision is, and once per file where that lies. It answers with a signed url of a CDN, which is used for every range
+until it expires. The token goes to the Hub's own origin and nowhere else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from anyio import to_thread
+from yarl import URL
+
+from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
+from asyncfetch.fetch.addresses import Address, Found, FoundOnce
+from asyncfetch.fetch.redirects import next_url, origin_of, parse_url, static_headers
+from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.ranges import ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch.download import Download
+    from asyncfetch.fetch.retry import Clock
+    from asyncfetch.fetch.transports.http import HttpTransport, Reply
+
+__all__ = ["HubFile", "HubTransport", "signed_seconds"]
+
+ENDPOINT = "https://huggingface.co"
+UNSIGNED_SECONDS = 300.0
+"""How long a redirect is believed that doesn't say when it expires."""
+_KINDS = {"datasets": "datasets", "spaces": "spaces", "models": "models"}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SPECIAL_REVISION = re.compile(r"(refs/(?:convert/[^/]+|pr/[0-9]+))(?:/|$)")
+_NEXT = re.compile(r'<([^<>]*)>\s*;[^,<]*\brel="?next\b')
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """What an ``hf://`` url names."""
+
+    kind: str
+    """"datasets", "models" or "spaces"."""
+    repository: str
+    """"organisation/name"."""
+    revision: str
+    """Branch, tag, ``refs/pr/1`` or commit."""
+    path: str
+    """Within the repository, without slashes at its ends; empty for its root."""
+
+    @classmethod
+    def parse(cls, url: str) -> HubFile:
+        """The parts of ``hf://[datasets/|spaces/]org/name[@revision]/path``, nothing of it quoted.
+
+        A slash within a revision is written %2F, except in ``refs/pr/1`` and ``refs/convert/parquet``.
+        """
+        rest = url.partition("://")[2]
+        first, _, below = rest.partition("/")
+        kind, rest = (first, below) if first in _KINDS else ("models", rest)
+        organisation, _, rest = rest.partition("/")
+        name, separator, path = rest.partition("/")
+        name, at, revision = name.partition("@")
+        if at and (special := _SPECIAL_REVISION.match(f"{revision}{separator}{path}")) is not None:
+            revision, path = special[1], f"{revision}{separator}{path}"[special.end() :]
+        if not organisation or not name or (at and not revision):
+            message = f"{redact_url(url)!r} names no repository: write hf://datasets/org/name@revision/path"
+            raise ConfigError(message)
+        parts = path.strip("/")
+        if any(part in {".", ".."} for part in (organisation, name, *parts.split("/"))):
+            raise ConfigError(f"{redact_url(url)!r}: '.' and '..' lead out of a repository")
+        return cls(kind, f"{organisation}/{name}", unquote(revision) if at else "main", parts)
+
+    @property
+    def repository_key(self) -> tuple[str, str, str]:
+        """What has one commit."""
+        return self.kind, self.repository, self.revision
+
+    def file_path(self, commit: str) -> str:
+        """Below the endpoint, where the file can be had."""
+        kind = "" if self.kind == "models" else f"{self.kind}/"
+        return f"/{kind}{quote(self.repository)}/resolve/{commit}/{quote(self.path)}"
+
+    def api_path(self, verb: str, revision: str, path: str = "") -> str:
+        """Below the endpoint, what the repository is asked by."""
+        return f"/api/{self.kind}/{quote(self.repository)}/{verb}/{quote(revision, safe='')}{path}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Hub:
+    """The Hub that is asked, and what it is told of us."""
+
+    endpoint: str
+    headers: Mapping[str, str] = field(repr=False)
+
+    def address(self, path: str, *, etag: str | None = None) -> Address:
+        return Address(URL(self.endpoint + path, encoded=True), self.headers, is_named=True, etag=etag)
+
+
+class HubTransport:
+    """``hf://``: fills downloads, lists directories, and is the address book of both.
+
+    A revision is what it was when it was first asked for, until the fetcher is closed. Belongs to the loop of its
+    HttpTransport.
+    """
+
+    def __init__(self, config: FetchConfig, http: HttpTransport, clock: Clock) -> None:
+        self._config = config
+        self._http = http
+        self._addresses: FoundOnce[str, Address] = FoundOnce(clock.monotonic)
+        self._commits: FoundOnce[tuple[str, str, str], str] = FoundOnce(clock.monotonic)
+        self._hubs: FoundOnce[None, _Hub] = FoundOnce(clock.monotonic, 1)
+        self._wall = clock.wall
+
+    async def read(self, download: Download) -> None:
+        """Fills ``download`` as HttpTransport does."""
+        await self._http.read(download, self)
+
+    async def resolve(self, url: str) -> Address:
+        """Where the file lies: at a CDN, signed, or at the Hub itself where it is small."""
+        return await self._addresses.get(url, partial(self._find, url))
+
+    def reject(self, url: str, address: Address, failure: AttemptFailed) -> bool:
+        """Asks the Hub anew where the CDN says that the signature has expired."""
+        return failure.status in {401, 403} and self._addresses.reject(url, address)
+
+    def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
+        """The Hub says it in X-Error-Code already."""
+        return headers
+
+    async def listdir(self, url: str) -> list[ObjectInfo]:
+        """The entries of a directory of a repository, sorted by url; a directory has size 0 and a url ending in "/"."""
+        infos: list[ObjectInfo] = []
+        base = url.rstrip("/")
+        directory = HubFile.parse(url)
+        address = await self._http.persist(url, partial(self._tree, directory))
+        while True:
+            reply = await self._http.persist(url, partial(self._http.ask, "GET", address, self))
+            entries = await to_thread.run_sync(_parse_json, reply.body, url)
+            infos += [_entry(entry, base, directory.path, url) for entry in entries]
+            following = _NEXT.search(reply.headers.get("Link", ""))
+            if following is None:
+                return sorted(infos, key=lambda info: info.url)
+            address = self._next_page(address, following[1], url)
+
+    def _next_page(self, address: Address, link: str, url: str) -> Address:
+        target = next_url(address.url, link)
+        if origin_of(target) != origin_of(address.url):
+            raise InvalidResponse("the next page of the listing lies on another host: not followed", url=url)
+        return Address(target, address.headers, is_named=True)
+
+    async def _tree(self, directory: HubFile) -> Address:
+        hub = await self._hub()
+        path = f"/{quote(directory.path)}" if directory.path else ""
+        return hub.address(directory.api_path("tree", await self._commit(directory), path))
+
+    async def _find(self, url: str) -> Found[Address]:
+        file = HubFile.parse(url)
+        if not file.path:
+            raise ConfigError(f"{redact_url(url)!r} names a repository and no file: add its path")
+        hub = await self._hub()
+        asked = hub.address(file.file_path(await self._commit(file)))
+        reply = await self._http.ask("HEAD", asked, self)
+        etag = reply.headers.get("X-Linked-Etag") or reply.headers.get("ETag")
+        at_hub = Address(reply.url, hub.headers, is_named=True, etag=etag)
+        if reply.target is None:
+            return Found(at_hub)
+        seconds = signed_seconds(reply.target, served_at=_served_at(reply, self._wall()))
+        if "X-Xet-Signed-Range" in reply.target.query:
+            return Found(at_hub)  # good for one range only: every range asks the Hub
+        return Found(Address(reply.target, etag=etag), UNSIGNED_SECONDS if seconds is None else seconds)
+
+    async def _commit(self, file: HubFile) -> str:
+        if _COMMIT.fullmatch(file.revision):
+            return file.revision
+        return await self._commits.get(file.repository_key, partial(self._find_commit, file))
+
+    async def _find_commit(self, file: HubFile) -> Found[str]:
+        hub = await self._hub()
+        reply = await self._http.ask("GET", hub.address(file.api_path("revision", file.revision)), self)
+        answer = await to_thread.run_sync(_parse_json, reply.body, hub.endpoint)
+        commit = answer.get("sha") if isinstance(answer, dict) else None
+        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+            message = "the Hub doesn't say which commit the revision is: does HF_ENDPOINT lead to a Hub?"
+            raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
+        return Found(commit)
+
+    async def _hub(self) -> _Hub:
+        return await self._hubs.get(None, self._find_hub)
+
+    async def _find_hub(self) -> Found[_Hub]:
+        variables = dict(os.environ) if self._config.trust_env else {}
+        endpoint = (self._config.hub_endpoint or variables.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
+        url = parse_url(endpoint)
+        if url.raw_user is not None:
+            raise ConfigError("the Hub's endpoint must not hold a password: set HF_TOKEN")
+        token = await to_thread.run_sync(_token, variables) if self._config.trust_env else None
+        tokens = {} if token is None else {f"{url.host}:{url.port}": token}
+        # What the configuration has for the host is more deliberate than what the environment has.
+        own = static_headers(url, asked=True, headers=self._config.headers, tokens=self._config.tokens, login=None)
+        named = any(name.lower() == "authorization" for name in own)
+        headers = {} if named else static_headers(url, asked=True, headers={}, tokens=tokens, login=None)
+        return Found(_Hub(endpoint, headers))
+
+
+def _token(variables: Mapping[str, str]) -> str | None:
+    """HF_TOKEN, or what ``hf auth login`` has written down. Blocks."""
+    if variables.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in {"1", "ON", "YES", "TRUE"}:
+        return None
+    token = variables.get("HF_TOKEN") or variables.get("HUGGING_FACE_HUB_TOKEN")
+    if not token:
+        cache = variables.get("XDG_CACHE_HOME") or "~/.cache"
+        home = variables.get("HF_HOME") or f"{cache}/huggingface"
+        try:
+            token = Path(variables.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text("utf-8")
+        except (OSError, UnicodeDecodeError, RuntimeError):  # RuntimeError: there is no home
+            return None
+    return token.replace("\r", "").replace("\n", "").strip() or None
+
+
+def signed_seconds(url: URL, *, served_at: float) -> float | None:
+    """How long after ``served_at`` the signature in the url's query expires; None where it doesn't say.
+
+    Knows S3 and GCS (date and lifetime), CloudFront (``Expires``, or ``DateLessThan`` in a ``Policy``).
+
+    Args:
+        url: The signed url.
+        served_at: Seconds since the epoch, by the clock of who signed.
+    """
+    query = url.query
+    ends: list[float] = []
+    for vendor in ("Amz", "Goog"):
+        date, life = query.get(f"X-{vendor}-Date"), query.get(f"X-{vendor}-Expires", "")
+        if date is not None and life.isascii() and life.isdigit():
+            try:
+                signed_at = datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+                ends.append(signed_at.timestamp() + float(life[:9]))
+            except ValueError:
+                pass
+    expires = query.get("Expires", "")
+    if expires.isascii() and expires.isdigit():
+        ends.append(float(expires[:12]))
+    if "Policy" in query:
+        ends += _policy_ends(query["Policy"])
+    return max(0.0, min(ends) - served_at) if ends else None
+
+
+def _policy_ends(policy: str) -> list[float]:
+    text = policy.translate(str.maketrans("-_~", "+=/"))  # CloudFront's own base64
+    try:
+        statements = json.loads(base64.b64decode(text, validate=True))["Statement"]
+        return [float(one["Condition"]["DateLessThan"]["AWS:EpochTime"]) for one in statements]
+    except (binascii.Error, ValueError, TypeError, KeyError):
+        return []
+
+
+def _served_at(reply: Reply, wall_now: float) -> float:
+    """When the reply was made, by the Hub's clock where it tells: ours may be wrong."""
+    try:
+        return parsedate_to_datetime(reply.headers["Date"]).timestamp()
+    except (KeyError, ValueError, TypeError, OverflowError):
+        return wall_now
+
+
+def _parse_json(body: bytes, url: str) -> Any:  # noqa: ANN401 - anything can stand there
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidResponse(f"the Hub's answer is no JSON ({type(error).__name__})", url=url) from error
+
+
+def _entry(entry: Any, base: str, directory: str, url: str) -> ObjectInfo:  # noqa: ANN401 - what the server says
+    try:
+        name = str(entry["path"]).removeprefix(f"{directory}/" if directory else "")
+        if entry["type"] == "directory":
+            return ObjectInfo(f"{base}/{name}/", 0)
+        version = entry.get("lfs", entry)["oid"]
+        return ObjectInfo(f"{base}/{name}", int(entry["size"]), f'"{version}"')
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise InvalidResponse("the Hub's listing isn't one of files and directories", url=url) from error

@@ -1,0 +1,190 @@
+"""Objects of S3 and of stores that speak like it: each is signed once, and its ranges are plain https."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_plus
+from xml.etree import ElementTree as ET
+
+from anyio import to_thread
+from multidict import CIMultiDict
+from yarl import URL
+
+from asyncfetch.errors import ConfigError, InvalidResponse, NotFound, redact_url
+from asyncfetch.fetch.addresses import Address, Found, FoundOnce
+from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.fetch.transports.s3_signer import S3Signer
+from asyncfetch.ranges import ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from asyncfetch.config import S3Config
+    from asyncfetch.fetch.download import Download
+    from asyncfetch.fetch.retry import Clock
+    from asyncfetch.fetch.transports.http import HttpTransport, Reply
+
+__all__ = ["S3Transport"]
+
+MAX_BUCKETS = 1024
+"""Buckets whose region is remembered."""
+_REFUSALS = frozenset({301, 307, 400, 401, 403})
+_WORN_OUT = frozenset({401, 403})
+_TOKEN_CODES = frozenset({"ExpiredToken", "TokenRefreshRequired"})  # S3 sends them with 400
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_REGION = re.compile(r"[a-z0-9-]{1,32}")  # it becomes a part of a host's name
+_CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,80})</Code>")
+_REGION_TAG = re.compile(rb"<Region>([a-z0-9-]{1,32})</Region>")
+_SIZE_TAG = re.compile(rb"<ActualObjectSize>([0-9]{1,18})</ActualObjectSize>")
+
+
+@dataclass(frozen=True, slots=True)
+class _SignedAddress(Address):
+    region: str | None = None
+    """Signed for this one; None means aiobotocore's own choice."""
+    seconds: float = math.inf
+    """How long it is good for."""
+
+
+class S3Transport:
+    """``s3://bucket/key``: fills downloads, lists prefixes, and is the address book of both.
+
+    The key is taken as it is, never unquoted. Belongs to the loop of its HttpTransport.
+    """
+
+    def __init__(self, config: S3Config, http: HttpTransport, clock: Clock) -> None:
+        self._config = config
+        self._http = http
+        self._addresses: FoundOnce[str, Address] = FoundOnce(clock.monotonic)
+        self._regions: dict[str, str] = {}
+        self._signers: FoundOnce[None, S3Signer] = FoundOnce(clock.monotonic, 1)
+        self._signer: S3Signer | None = None
+
+    async def aclose(self) -> None:
+        """Ends the thread that signs, if there is one."""
+        if self._signer is not None:
+            await self._signer.aclose()
+
+    async def read(self, download: Download) -> None:
+        """Fills ``download`` as HttpTransport does."""
+        await self._http.read(download, self)
+
+    async def resolve(self, url: str) -> Address:
+        """A presigned url: one signature for all ranges of the object."""
+        return await self._addresses.get(url, partial(self._find, url))
+
+    def reject(self, url: str, address: Address, failure: AttemptFailed) -> bool:
+        """Signs anew where the bucket's region is another one, or where the signature has expired."""
+        if self._learns_region(bucket_and_key(url)[0], address, failure):
+            self._addresses.forget(url, address)
+            return True
+        worn_out = failure.status in _WORN_OUT or failure.headers.get("X-Error-Code") in _TOKEN_CODES
+        return worn_out and not self._config.anonymous and self._addresses.reject(url, address)
+
+    def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
+        """S3 puts the error's code, the bucket's region and, with 416, the object's size into an XML body."""
+        explained = CIMultiDict(headers)
+        for name, tag in (("X-Error-Code", _CODE), ("x-amz-bucket-region", _REGION_TAG)):
+            if (match := tag.search(body)) is not None:
+                explained[name] = match[1].decode()
+        if status == 416 and "Content-Range" not in headers and (match := _SIZE_TAG.search(body)) is not None:
+            explained["Content-Range"] = f"bytes */{match[1].decode()}"
+        return explained
+
+    async def listdir(self, url: str) -> list[ObjectInfo]:
+        """The objects directly below a prefix, and the prefixes below it, sorted by url.
+
+        A prefix has size 0 and a url that ends in "/". NotFound where nothing is below it, except for a whole bucket.
+        """
+        bucket, key = _split(url)
+        prefix = f"{key.rstrip('/')}/" if key else ""
+        infos: list[ObjectInfo] = []
+        token = ""
+        while True:
+            reply = await self._http.persist(url, partial(self._page, bucket, prefix, token))
+            page, token = await to_thread.run_sync(_parse_page, reply.body, bucket, prefix)
+            infos += page
+            if not token:
+                break
+        if prefix and not infos:
+            raise NotFound("nothing is below this prefix: check the url", url=url)
+        return sorted(infos, key=lambda info: info.url)
+
+    async def _page(self, bucket: str, prefix: str, token: str) -> Reply:
+        parameters = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/", "EncodingType": "url"}
+        if token:
+            parameters["ContinuationToken"] = token
+        address = await self._sign("list_objects_v2", parameters)
+        try:
+            return await self._http.ask("GET", address, self)
+        except AttemptFailed as failure:
+            if not self._learns_region(bucket, address, failure):
+                raise
+        return await self._http.ask("GET", await self._sign("list_objects_v2", parameters), self)
+
+    async def _find(self, url: str) -> Found[Address]:
+        bucket, key = bucket_and_key(url)
+        address = await self._sign("get_object", {"Bucket": bucket, "Key": key})
+        return Found(address, address.seconds)
+
+    async def _sign(self, operation: str, parameters: Mapping[str, str]) -> _SignedAddress:
+        signer = await self._signers.get(None, self._open_signer)
+        region = self._regions.get(parameters["Bucket"], self._config.region)
+        signed = await signer.sign(operation, parameters, region)
+        # A login configured for the store's host would be a second signature, which S3 refuses.
+        headers = {"Authorization": None, **signed.headers}
+        return _SignedAddress(URL(signed.url, encoded=True), headers, region=region, seconds=signed.seconds)
+
+    async def _open_signer(self) -> Found[S3Signer]:
+        self._signer = await S3Signer.open(self._config)
+        return Found(self._signer)
+
+    def _learns_region(self, bucket: str, address: Address, failure: AttemptFailed) -> bool:
+        """Whether the refusal names a region that ``address`` wasn't signed for."""
+        region = failure.headers.get("x-amz-bucket-region", "")
+        signed_for = address.region if isinstance(address, _SignedAddress) else None
+        if failure.status not in _REFUSALS or region == signed_for or not _REGION.fullmatch(region):
+            return False
+        if len(self._regions) >= MAX_BUCKETS:
+            self._regions.clear()
+        self._regions[bucket] = region
+        return True
+
+
+def bucket_and_key(url: str) -> tuple[str, str]:
+    """The bucket and the key of an object's url; ConfigError where it names none."""
+    bucket, key = _split(url)
+    if not key:
+        raise ConfigError(f"{redact_url(url)!r} names a bucket and no object: write s3://bucket/key")
+    return bucket, key
+
+
+def _split(url: str) -> tuple[str, str]:
+    bucket, _, key = url.partition("://")[2].partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise ConfigError(f"{redact_url(url)!r} names no bucket: write s3://bucket/key")
+    return bucket, key
+
+
+def _parse_page(body: bytes, bucket: str, prefix: str) -> tuple[list[ObjectInfo], str]:
+    """The entries of a ListObjectsV2 answer and the token of the next page, empty after the last one."""
+    try:
+        page = ET.fromstring(body)  # expat refuses entity bombs by itself since 2.4.1
+        infos = [
+            ObjectInfo(f"s3://{bucket}/{unquote_plus(entry.findtext('{*}Prefix', ''))}", 0)
+            for entry in page.iterfind("{*}CommonPrefixes")
+        ]
+        for entry in page.iterfind("{*}Contents"):
+            key = unquote_plus(entry.findtext("{*}Key", ""))
+            if key != prefix:  # what consoles put there to show an empty folder
+                size, etag = int(entry.findtext("{*}Size", "")), entry.findtext("{*}ETag")
+                infos.append(ObjectInfo(f"s3://{bucket}/{key}", size, etag))
+    except (ET.ParseError, ValueError) as error:
+        message = f"the listing is no answer of S3 ({error}): is the endpoint right?"
+        raise InvalidResponse(message, url=f"s3://{bucket}/{prefix}") from error
+    truncated = page.findtext("{*}IsTruncated", "") == "true"
+    return infos, page.findtext("{*}NextContinuationToken", "") if truncated else ""

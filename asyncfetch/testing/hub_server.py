@@ -1,0 +1,254 @@
+"""A Hugging Face Hub on loopback: revisions, redirects to a CDN that checks signatures, and a quota."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import parse_qs, quote, unquote
+
+import anyio
+
+from asyncfetch.testing.server import RangeServer
+from asyncfetch.testing.server.answers import Answer, answer_status
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from asyncfetch.testing.server import Fault, FaultRule, ServedRequest
+    from asyncfetch.testing.server.contents import StoredObject
+
+__all__ = ["HubServer"]
+
+WINDOW_SECONDS = 300
+"""The Hub's quotas are for windows of this length."""
+
+
+class HubServer:
+    """Repositories, and the servers that have them: the Hub's own, and a CDN at another origin.
+
+        with HubServer() as hub:
+            hub.push("datasets/org/name", {"data.bin": bytes(1000)})
+            config = FetchConfig(ca_file=hub.ca_file, hub_endpoint=hub.url)
+            ...  # hf://datasets/org/name/data.bin
+
+    The Hub resolves revisions to commits, lists trees by pages, serves small files itself and redirects for the others
+    to the CDN, whose urls are signed and expire. It enters and leaves as RangeServer does.
+
+    Args:
+        token: What the Hub wants as a bearer token; None serves everybody. The CDN refuses requests that carry one.
+        lfs_bytes: Files from this size on lie at the CDN.
+        url_seconds: How long a url of the CDN is good for.
+        resolver_quota: ``/resolve/`` requests in five minutes; above it, 429 and RateLimit.
+        page_entries: Entries in one page of a tree.
+        tls: Whether to speak TLS.
+        fault: What goes wrong at the Hub.
+        cdn_fault: What goes wrong at the CDN.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: str | None = None,
+        lfs_bytes: int = 100,
+        url_seconds: float = 3600.0,
+        resolver_quota: int | None = None,
+        page_entries: int = 1000,
+        tls: bool = True,
+        fault: FaultRule | None = None,
+        cdn_fault: FaultRule | None = None,
+    ) -> None:
+        self.token = token
+        self.lfs_bytes = lfs_bytes
+        self.url_seconds = url_seconds
+        self.quota_left = resolver_quota
+        self.page_entries = page_entries
+        self.clock_seconds = 0.0
+        """What the servers' clocks are ahead of the real one: lets urls expire without waiting."""
+        self._commits: dict[str, Mapping[str, bytes]] = {}
+        self._branches: dict[tuple[str, str], str] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._secret = secrets.token_bytes(16)
+        self.cdn: RangeServer = _Cdn(self, tls=tls, fault=cdn_fault)
+        self.hub: RangeServer = _Hub(self, tls=tls, fault=fault)
+        self._thread = ExitStack()
+        self._tasks = AsyncExitStack()
+
+    @property
+    def url(self) -> str:
+        """What HF_ENDPOINT is to be."""
+        return self.hub.url
+
+    @property
+    def ca_file(self) -> str | None:
+        """PEM file of the authority of both servers; None without TLS."""
+        return self.hub.ca_file
+
+    @property
+    def now(self) -> float:
+        """Seconds since the epoch, by the servers' clocks."""
+        return time.time() + self.clock_seconds
+
+    def push(self, repository: str, files: Mapping[str, bytes], revision: str = "main") -> str:
+        """Makes ``files`` the content of "datasets/org/name"'s branch; the new commit."""
+        text = json.dumps([repository, sorted((path, _sha(content)) for path, content in files.items())])
+        commit = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        self._commits[f"{repository}@{commit}"] = dict(files)
+        self._branches[repository, revision] = commit
+        self._blobs |= {f"blobs/{_sha(content)}": content for content in files.values()}
+        return commit
+
+    def revoke(self) -> None:
+        """Makes every url of the CDN signed so far a wrong one."""
+        self._secret = secrets.token_bytes(16)
+
+    def files(self, repository: str, revision: str) -> tuple[str, Mapping[str, bytes]] | None:
+        """The commit of the revision and its files; None where there is no such one."""
+        commit = self._branches.get((repository, revision), revision)
+        files = self._commits.get(f"{repository}@{commit}")
+        return None if files is None else (commit, files)
+
+    def signature(self, path: str, expires: int) -> str:
+        """What a url of the CDN must carry."""
+        return hmac.new(self._secret, f"{path} {expires}".encode(), hashlib.sha256).hexdigest()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self.cdn)
+            stack.enter_context(self.hub)
+            self._thread = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.close()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.cdn)
+            await stack.enter_async_context(self.hub)
+            self._tasks = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._tasks.aclose()
+
+
+class _Cdn(RangeServer):
+    def __init__(self, owner: HubServer, **options: Any) -> None:  # noqa: ANN401 - RangeServer's
+        super().__init__(owner._blobs, **options)
+        self._owner = owner
+
+    async def _answer(self, record: ServedRequest, fault: Fault) -> tuple[Answer, StoredObject | None]:
+        query = {name: values[0] for name, values in parse_qs(record.target.partition("?")[2]).items()}
+        expires = int(query.get("Expires", "0"))
+        signed = hmac.compare_digest(query.get("Signature", ""), self._owner.signature(record.path, expires))
+        if fault.answer_status is None and ("Authorization" in record.headers or not signed):
+            return answer_status(403, record.method), None
+        if fault.answer_status is None and self._owner.now > expires:
+            return answer_status(403, record.method), None
+        return await super()._answer(record, fault)
+
+
+class _Hub(RangeServer):
+    def __init__(self, owner: HubServer, **options: Any) -> None:  # noqa: ANN401 - RangeServer's
+        self._served: dict[str, bytes] = {}
+        super().__init__(self._served, **options)
+        self._owner = owner
+
+    async def _answer(self, record: ServedRequest, fault: Fault) -> tuple[Answer, StoredObject | None]:
+        if fault.answer_status is not None:
+            return await super()._answer(record, fault)
+        wanted = None if self._owner.token is None else f"Bearer {self._owner.token}"
+        if wanted is not None and record.headers.get("Authorization") != wanted:
+            return answer_status(401, record.method, {"X-Error-Code": "RepoNotFound"}), None
+        parts = [unquote(part) for part in record.target.partition("?")[0].strip("/").split("/")]
+        if parts[0] == "api":
+            return self._api(record, *parts[1:]), None
+        repository = "/".join(parts[:3]) if parts[0] in {"datasets", "spaces"} else f"models/{'/'.join(parts[:2])}"
+        parts = parts[3:] if parts[0] in {"datasets", "spaces"} else parts[2:]
+        if len(parts) < 3 or parts[0] != "resolve":
+            return answer_status(404, record.method), None
+        return await self._resolve(record, fault, repository, parts[1], "/".join(parts[2:]))
+
+    async def _resolve(
+        self, record: ServedRequest, fault: Fault, repository: str, revision: str, path: str
+    ) -> tuple[Answer, StoredObject | None]:
+        found = self._owner.files(repository, revision)
+        if found is None:
+            return answer_status(404, record.method, {"X-Error-Code": "RevisionNotFound"}), None
+        if self._owner.quota_left is not None:
+            if self._owner.quota_left <= 0:
+                return answer_status(429, record.method, {"RateLimit": f'"resolvers";r=0;t={WINDOW_SECONDS}'}), None
+            self._owner.quota_left -= 1
+        commit, files = found
+        if path not in files:
+            return answer_status(404, record.method, {"X-Error-Code": "EntryNotFound"}), None
+        described = {"X-Repo-Commit": commit, "X-Linked-Etag": f'"{_sha(files[path])}"'}
+        if len(files[path]) >= self._owner.lfs_bytes:
+            described["X-Linked-Size"] = str(len(files[path]))
+            return Answer(302, {**described, "Location": self._signed(files[path]), "Content-Length": "0"}), None
+        self._served[record.path] = files[path]
+        answer, stored = await super()._answer(record, fault)
+        return replace(answer, headers={**answer.headers, **described}), stored
+
+    def _signed(self, content: bytes) -> str:
+        path, expires = f"/blobs/{_sha(content)}", int(self._owner.now + self._owner.url_seconds)
+        signature = self._owner.signature(path, expires)
+        return f"{self._owner.cdn.url}{path}?Expires={expires}&Signature={signature}&Key-Pair-Id=K1"
+
+    def _api(self, record: ServedRequest, *parts: str) -> Answer:
+        """``KIND/org/name/revision/REVISION`` and ``KIND/org/name/tree/REVISION[/path]``."""
+        found = self._owner.files("/".join(parts[:3]), parts[4]) if len(parts) >= 5 else None
+        if found is None:
+            return answer_status(404, record.method, {"X-Error-Code": "RevisionNotFound"})
+        commit, files = found
+        if parts[3] == "revision":
+            return _json({"id": "/".join(parts[1:3]), "sha": commit})
+        directory = "".join(f"{part}/" for part in parts[5:])
+        entries = _entries(files, directory, self._owner.lfs_bytes)
+        if directory and not entries:
+            return answer_status(404, record.method, {"X-Error-Code": "EntryNotFound"})
+        path, _, query = record.target.partition("?")
+        start = int(parse_qs(query).get("cursor", ["0"])[0])
+        stop = start + self._owner.page_entries
+        following = f'<{self.url}{quote(unquote(path))}?cursor={stop}>; rel="next"'
+        return _json(entries[start:stop], {"Link": following} if stop < len(entries) else {})
+
+
+def _entries(files: Mapping[str, bytes], directory: str, lfs_bytes: int) -> list[dict[str, Any]]:
+    entries: dict[str, dict[str, Any]] = {}
+    for path, content in sorted(files.items()):
+        if not path.startswith(directory):
+            continue
+        name, is_below, _ = path[len(directory) :].partition("/")
+        entry: dict[str, Any] = {"type": "directory" if is_below else "file", "path": f"{directory}{name}", "size": 0}
+        if not is_below:
+            entry |= {"size": len(content), "oid": _sha(content)}
+        if not is_below and len(content) >= lfs_bytes:
+            entry |= {"oid": _sha(content)[:40], "lfs": {"oid": _sha(content), "size": len(content)}}
+        entries[name] = entry
+    return list(entries.values())
+
+
+def _json(value: object, headers: Mapping[str, str] | None = None) -> Answer:
+    body = json.dumps(value).encode()
+    return Answer(
+        200,
+        {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})},
+        text=body,
+    )
+
+
+def _sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

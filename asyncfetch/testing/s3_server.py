@@ -1,0 +1,143 @@
+"""A server that speaks as much S3 as reading needs, and verifies every signature."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, quote_plus
+from xml.sax.saxutils import escape
+
+from asyncfetch.testing.s3_signature import Keys, Refusal, check_presigned
+from asyncfetch.testing.server import RangeServer
+from asyncfetch.testing.server.answers import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+    from asyncfetch.testing.server import Fault, ServedRequest
+    from asyncfetch.testing.server.contents import StoredObject
+
+__all__ = ["S3Server"]
+
+PAGE_KEYS = 1000
+"""Keys in one page of a listing; what S3 sends."""
+
+
+class S3Server(RangeServer):
+    """A RangeServer of buckets, addressed by path, that serves presigned GETs and ListObjectsV2 and refuses the rest.
+
+    Signatures, their expiry, region and session token are verified. Errors are S3's, XML bodies included; as there, a
+    416 has no Content-Range. Faults come before all of that:
+
+        with S3Server({"bucket/a.bin": bytes(1000)}) as server:
+            config = FetchConfig(ca_file=server.ca_file, s3=S3Config(endpoint_url=server.url))
+            ...  # with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY from server.keys
+
+    Args:
+        content: Objects by "bucket/key".
+        keys: Whose signature counts; None serves everybody.
+        region: Of buckets that aren't in ``regions``.
+        regions: By bucket.
+        requester_pays: Whether requests must carry ``x-amz-request-payer: requester``.
+        page_keys: Keys in one page of a listing.
+        options: As RangeServer's.
+    """
+
+    def __init__(
+        self,
+        content: MutableMapping[str, bytes],
+        *,
+        keys: Keys | None = Keys(),  # noqa: B008 - frozen
+        region: str = "us-east-1",
+        regions: Mapping[str, str] | None = None,
+        requester_pays: bool = False,
+        page_keys: int = PAGE_KEYS,
+        **options: Any,  # noqa: ANN401 - RangeServer's
+    ) -> None:
+        super().__init__(content, **options)
+        self.objects = content
+        self.keys = keys
+        self.clock_seconds = 0.0
+        """What its clock is ahead of the real one: lets signatures expire without waiting."""
+        self._region, self._regions = region, regions or {}
+        self._requester_pays = requester_pays
+        self._page_keys = page_keys
+
+    async def _answer(self, record: ServedRequest, fault: Fault) -> tuple[Answer, StoredObject | None]:
+        if fault.answer_status is not None:
+            return await super()._answer(record, fault)
+        refusal = self._refusal(record)
+        if refusal is not None:
+            return _error(refusal), None
+        bucket, _, key = record.path.lstrip("/").partition("/")
+        if not key and record.method == "GET":
+            return self._list(bucket, record.target.partition("?")[2]), None
+        answer, stored = await super()._answer(record, fault)
+        if answer.status == 404:
+            return _error(Refusal(404, "NoSuchKey", "The specified key does not exist.")), None
+        if answer.status == 412:
+            return _error(Refusal(412, "PreconditionFailed", "A precondition does not hold")), None
+        if answer.status == 416 and stored is not None:
+            size = f"<ActualObjectSize>{stored.version.size}</ActualObjectSize>"
+            return _error(Refusal(416, "InvalidRange", "The requested range is not satisfiable"), size), None
+        return answer, stored
+
+    def _refusal(self, record: ServedRequest) -> Refusal | None:
+        bucket = record.path.lstrip("/").partition("/")[0]
+        if self._requester_pays and record.headers.get("x-amz-request-payer") != "requester":
+            return Refusal(403, "AccessDenied", "The requester must pay")
+        if self.keys is None:
+            return None
+        if "Authorization" in record.headers and "X-Amz-Signature" in record.target:
+            return Refusal(400, "InvalidArgument", "Only one auth mechanism allowed")
+        return check_presigned(
+            record.method,
+            record.target,
+            record.headers,
+            keys=self.keys,
+            region=self._regions.get(bucket, self._region),
+            now=time.time() + self.clock_seconds,
+        )
+
+    def _list(self, bucket: str, query: str) -> Answer:
+        asked = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
+        prefix, delimiter, after = (asked.get(name, "") for name in ("prefix", "delimiter", "continuation-token"))
+        keys = [
+            path.lstrip("/").partition("/")[2] for path in self.objects if path.lstrip("/").startswith(f"{bucket}/")
+        ]
+        names = {_rolled_up(key, prefix, delimiter): key for key in keys if key.startswith(prefix)}
+        page = sorted(name for name in names if name > after)
+        text = "".join(self._entry(bucket, name, is_prefix=name != names[name]) for name in page[: self._page_keys])
+        truncated = len(page) > self._page_keys
+        token = (
+            f"<NextContinuationToken>{escape(page[self._page_keys - 1])}</NextContinuationToken>" if truncated else ""
+        )
+        return _xml(
+            200,
+            '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<IsTruncated>{str(truncated).lower()}</IsTruncated>{token}{text}</ListBucketResult>",
+        )
+
+    def _entry(self, bucket: str, name: str, *, is_prefix: bool) -> str:
+        encoded = quote_plus(name, safe="/")
+        if is_prefix:
+            return f"<CommonPrefixes><Prefix>{encoded}</Prefix></CommonPrefixes>"
+        size = len(self.objects[f"{bucket}/{name}"])
+        return f"<Contents><Key>{encoded}</Key><Size>{size}</Size></Contents>"
+
+
+def _rolled_up(key: str, prefix: str, delimiter: str) -> str:
+    """The key, or the part of it that stands for all keys below the next delimiter."""
+    below, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
+    return f"{prefix}{below}{found}" if found else key
+
+
+def _error(refusal: Refusal, more: str = "") -> Answer:
+    region = f"<Region>{refusal.region}</Region>" if refusal.region else ""
+    text = f"<Error><Code>{refusal.code}</Code><Message>{escape(refusal.message)}</Message>{region}{more}</Error>"
+    return _xml(refusal.status, text)
+
+
+def _xml(status: int, text: str) -> Answer:
+    body = f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'.encode()
+    return Answer(status, {"Content-Type": "application/xml", "Content-Length": str(len(body))}, text=body)

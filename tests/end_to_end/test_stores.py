@@ -1,0 +1,74 @@
+"""A dataset streamed from where datasets live: S3, the Hub, a file system of fsspec's."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from torch.utils.data import DataLoader
+
+import asyncfetch as af
+from asyncfetch.testing import HubServer, Keys, S3Server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.end_to_end.conftest import Served
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+
+@pytest.fixture
+def files(served: Served) -> dict[str, bytes]:
+    """The dataset's, by path."""
+    root = served.truth.root
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(params=["s3", "hf", "memory"])
+def store(
+    request: pytest.FixtureRequest, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[str, af.FetchConfig]]:
+    """The root of the dataset there, and how to reach it."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "HF_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", Keys().access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", Keys().secret_key)
+    with ExitStack() as stack:
+        if request.param == "s3":
+            server = stack.enter_context(S3Server({f"bucket/sets/a b/{path}": data for path, data in files.items()}))
+            settings: dict[str, Any] = {"s3": af.S3Config(endpoint_url=server.url), "ca_file": server.ca_file}
+            yield "s3://bucket/sets/a b", af.FetchConfig(**settings)
+        elif request.param == "hf":
+            hub = stack.enter_context(HubServer(token="t", lfs_bytes=1000))
+            hub.push("datasets/org/name", files, "v3.0")
+            monkeypatch.setenv("HF_TOKEN", "t")
+            monkeypatch.setenv("HF_ENDPOINT", hub.url)
+            yield "hf://datasets/org/name@v3.0", af.FetchConfig(ca_file=hub.ca_file)
+        else:
+            memory = MemoryFileSystem()
+            memory.pipe({f"/sets/{path}": data for path, data in files.items()})
+            stack.callback(memory.rm, "/sets", recursive=True)
+            yield "memory://sets", af.FetchConfig()
+
+
+@pytest.fixture
+def stream(served: Served, store: tuple[str, af.FetchConfig]) -> Iterator[af.Stream]:
+    config = af.StreamConfig(fetch=store[1], lanes=4, pool_episodes=4, prefetch_episodes=4)
+    stream = af.Stream(store[0], config=config)
+    yield stream
+    stream.close()
+
+
+async def test_every_frame_by_the_async_iterator(served: Served, stream: af.Stream) -> None:
+    async with stream.samples() as samples:
+        keys = served.check([sample async for sample in samples])
+    assert sorted(keys) == served.keys
+
+
+def test_every_frame_by_a_loader_with_workers(served: Served, stream: af.Stream) -> None:
+    loader = DataLoader(af.torch.StreamDataset(stream), batch_size=8, num_workers=2, multiprocessing_context="fork")
+    assert sorted(served.check_batches(loader)) == served.keys

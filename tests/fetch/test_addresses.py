@@ -1,0 +1,156 @@
+"""Finding addresses: once for all who ask, again when they are worn out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from asyncfetch.errors import AccessDenied, ConfigError
+from asyncfetch.fetch.addresses import MARGIN_SECONDS, MEANT_SECONDS, Found, FoundOnce, WebUrls
+from asyncfetch.fetch.retry import AttemptFailed
+
+if TYPE_CHECKING:
+    from tests.fetch.conftest import FakeTime
+
+
+class Finder:
+    """Finds "1", "2", ...; waits for ``gate`` where there is one."""
+
+    def __init__(self, seconds: float = 1000.0) -> None:
+        self.seconds = seconds
+        self.calls = 0
+        self.gate: anyio.Event | None = None
+        self.error: Exception | None = None
+
+    async def __call__(self) -> Found[str]:
+        self.calls += 1
+        number = self.calls
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return Found(str(number), self.seconds)
+
+
+@pytest.fixture
+def found(time: FakeTime) -> FoundOnce[str, str]:
+    return FoundOnce(lambda: time.now, 3)
+
+
+async def test_a_value_is_found_once(found: FoundOnce[str, str]) -> None:
+    find = Finder()
+    assert [await found.get("a", find) for _ in range(5)] == ["1"] * 5
+
+
+async def test_it_is_found_again_before_it_expires(found: FoundOnce[str, str], time: FakeTime) -> None:
+    find = Finder(seconds=1000)
+    await found.get("a", find)
+    time.now += 1000 - MARGIN_SECONDS - 1
+    assert await found.get("a", find) == "1"
+    time.now += 1
+    assert await found.get("a", find) == "2"
+
+
+async def test_a_short_life_has_a_short_margin(found: FoundOnce[str, str], time: FakeTime) -> None:
+    find = Finder(seconds=10)
+    await found.get("a", find)
+    time.now += 8.9
+    assert await found.get("a", find) == "1"
+    time.now += 0.2
+    assert await found.get("a", find) == "2"
+
+
+async def test_concurrent_askers_share_one_search(found: FoundOnce[str, str]) -> None:
+    find, got = Finder(), []
+    find.gate = anyio.Event()
+
+    async def ask() -> None:
+        got.append(await found.get("a", find))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(100):
+            group.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        find.gate.set()
+    assert (got, find.calls) == (["1"] * 100, 1)
+
+
+@pytest.mark.parametrize("error", [AttemptFailed(AccessDenied, "no"), ConfigError("no")])
+async def test_an_error_reaches_all_and_is_forgotten(found: FoundOnce[str, str], error: Exception) -> None:
+    find, errors = Finder(), []
+    find.gate, find.error = anyio.Event(), error
+
+    async def ask() -> None:
+        with pytest.raises(type(error)) as caught:
+            await found.get("a", find)
+        errors.append(caught.value)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(10):
+            group.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        find.gate.set()
+    assert (len(errors), find.calls) == (10, 1)
+    find.error = None
+    assert await found.get("a", find) == "2"
+
+
+async def test_a_cancelled_searcher_hands_over(found: FoundOnce[str, str]) -> None:
+    find, got = Finder(), []
+    find.gate = anyio.Event()
+    first = anyio.CancelScope()
+
+    async def lead() -> None:
+        with first:
+            await found.get("a", find)
+
+    async def follow() -> None:
+        got.append(await found.get("a", find))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(lead)
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(3):
+            group.start_soon(follow)
+        await anyio.wait_all_tasks_blocked()
+        first.cancel()
+        await anyio.wait_all_tasks_blocked()
+        find.gate.set()
+    assert (got, find.calls) == (["2"] * 3, 2)
+
+
+async def test_who_notices_first_rejects_for_all(found: FoundOnce[str, str], time: FakeTime) -> None:
+    find = Finder()
+    old = await found.get("a", find)
+    time.now += MEANT_SECONDS
+    assert found.reject("a", old)
+    new = await found.get("a", find)
+    assert found.reject("a", old)  # it was replaced already
+    assert await found.get("a", find) == new == "2"
+
+
+async def test_a_brand_new_value_is_not_worn_out(found: FoundOnce[str, str]) -> None:
+    find = Finder()
+    value = await found.get("a", find)
+    assert not found.reject("a", value)
+    assert await found.get("a", find) == "1"
+
+
+async def test_the_least_recently_used_is_forgotten(found: FoundOnce[str, str]) -> None:
+    find = Finder()
+    for key in "abc":
+        await found.get(key, find)
+    await found.get("a", find)
+    await found.get("d", find)
+    assert len(found) == 3
+    assert await found.get("a", find) == "1"
+    assert await found.get("b", find) == "5"
+
+
+async def test_a_web_url_keeps_its_login_out_of_the_url() -> None:
+    address = await WebUrls().resolve("https://me:pw@h/x")
+    assert str(address.url) == "https://h/x"
+    assert address.headers == {"Authorization": "Basic bWU6cHc="}
+    assert "pw" not in repr(address)

@@ -1,0 +1,130 @@
+"""One suite of checks over everything that the fetcher reads from."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import pytest
+from anyio import to_thread
+from fsspec.implementations.memory import MemoryFileSystem
+
+from asyncfetch.config import FetchConfig, S3Config
+from asyncfetch.fetch import Fetcher
+from asyncfetch.testing import HubServer, RangeServer, S3Server, conformance
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from asyncfetch.testing.conformance import Check
+
+
+@dataclass
+class Store:
+    fetcher: Fetcher
+    write: Callable[[str, bytes], str]
+    can_list: bool = True
+    can_replace: bool = True
+
+    async def put(self, name: str, content: bytes) -> str:
+        return await to_thread.run_sync(self.write, name, content)
+
+
+@asynccontextmanager
+async def web(*, tls: bool) -> AsyncIterator[Store]:
+    objects: dict[str, bytes] = {}
+
+    def write(name: str, content: bytes) -> str:
+        objects[name] = content
+        return f"{server.url}/{quote(name)}"
+
+    async with (
+        RangeServer(objects, tls=tls) as server,
+        Fetcher(FetchConfig(ca_file=server.ca_file, trust_env=False)) as fetcher,
+    ):
+        yield Store(fetcher, write, can_list=False)
+
+
+@asynccontextmanager
+async def s3() -> AsyncIterator[Store]:
+    objects: dict[str, bytes] = {}
+
+    def write(name: str, content: bytes) -> str:
+        objects[f"bucket/{name}"] = content
+        return f"s3://bucket/{name}"
+
+    async with (
+        S3Server(objects, page_keys=2) as server,
+        Fetcher(FetchConfig(ca_file=server.ca_file, s3=S3Config(endpoint_url=server.url))) as fetcher,
+    ):
+        yield Store(fetcher, write)
+
+
+@asynccontextmanager
+async def hub() -> AsyncIterator[Store]:
+    files: dict[str, bytes] = {}
+
+    def write(name: str, content: bytes) -> str:
+        files[name] = content
+        server.push("datasets/org/name", files)
+        return f"hf://datasets/org/name/{name}"
+
+    async with (
+        HubServer(page_entries=2, token="t") as server,
+        Fetcher(FetchConfig(ca_file=server.ca_file, hub_endpoint=server.url, tokens={"127.0.0.1": "t"})) as fetcher,
+    ):
+        yield Store(fetcher, write, can_replace=False)
+
+
+@asynccontextmanager
+async def local(directory: Path) -> AsyncIterator[Store]:
+    def write(name: str, content: bytes) -> str:
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path.as_uri()
+
+    async with Fetcher() as fetcher:
+        yield Store(fetcher, write)
+
+
+@asynccontextmanager
+async def memory() -> AsyncIterator[Store]:
+    files = MemoryFileSystem()
+
+    def write(name: str, content: bytes) -> str:
+        files.pipe_file(f"/conformance/{name}", content)
+        return f"memory://conformance/{name}"
+
+    async with Fetcher() as fetcher:
+        yield Store(fetcher, write)
+    files.rm("/conformance", recursive=True)
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> dict[str, Callable[[], AbstractAsyncContextManager[Store]]]:
+    return {
+        "http": partial(web, tls=False),
+        "https": partial(web, tls=True),
+        "s3": s3,
+        "hub": hub,
+        "file": partial(local, tmp_path),
+        "memory": memory,
+    }
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", ["http", "https", "s3", "hub", "file", "memory"])
+async def test_conformance(
+    stores: dict[str, Callable[[], AbstractAsyncContextManager[Store]]],
+    name: str,
+    check: Check,
+    aws_keys: None,
+) -> None:
+    async with stores[name]() as store:
+        await check(store)

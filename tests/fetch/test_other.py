@@ -1,0 +1,248 @@
+"""Every other scheme, through fsspec: its bytes, checked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import anyio
+import fsspec
+import pytest
+from anyio import to_thread
+from fsspec.implementations.memory import MemoryFileSystem
+
+from asyncfetch.config import FetchConfig
+from asyncfetch.errors import (
+    AccessDenied,
+    ClosedError,
+    ConfigError,
+    ConnectionFailed,
+    FetchError,
+    FetchTimeout,
+    InvalidResponse,
+    MissingDependency,
+    NotFound,
+    ObjectChanged,
+)
+from asyncfetch.fetch import Fetcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CONTENT = bytes(range(256)) * 100
+
+
+class OddFileSystem(MemoryFileSystem):  # type: ignore[misc]  # untyped
+    """A file system that does to reads what the test wants."""
+
+    protocol = "odd"
+    cachable = False
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    read: ClassVar[Callable[[bytes], bytes]]
+    looks: ClassVar[int]
+    info_of: ClassVar[Callable[[dict[str, Any]], dict[str, Any]]]
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("odd://", "memory://")))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:  # noqa: ANN401
+        return type(self).read(super().cat_file(path, start, end, **options))
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401
+        type(self).looks += 1
+        return type(self).info_of(super().info(path, **options))
+
+
+@pytest.fixture
+def odd() -> Iterator[type[OddFileSystem]]:
+    fsspec.register_implementation("odd", OddFileSystem, clobber=True)
+    OddFileSystem.read, OddFileSystem.looks, OddFileSystem.info_of = (lambda data: data), 0, (lambda info: info)
+    OddFileSystem().pipe_file("/x", CONTENT)
+    yield OddFileSystem
+    OddFileSystem.store.clear()
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x", lambda _: CONTENT, lambda _: b""])
+async def test_a_wrong_number_of_bytes_is_an_error(odd: type[OddFileSystem], change: Callable[[bytes], bytes]) -> None:
+    odd.read = change
+    async with Fetcher() as fetcher:
+        with pytest.raises(InvalidResponse, match=r"for \[10, 20\)") as caught:
+            await fetcher.fetch("odd://x", 10, 20)
+    assert (caught.value.url, caught.value.start, caught.value.stop) == ("odd://x", 10, 20)
+
+
+async def test_a_file_that_shrinks_while_it_is_read_has_changed(odd: type[OddFileSystem]) -> None:
+    def shrink(data: bytes) -> bytes:
+        odd().pipe_file("/x", CONTENT[:15])
+        return data[:5]
+
+    odd.read = shrink
+    async with Fetcher() as fetcher:
+        with pytest.raises(ObjectChanged, match="size"):
+            await fetcher.fetch("odd://x", 10, 20)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FileNotFoundError("x"), NotFound),
+        (PermissionError("x"), AccessDenied),
+        (TimeoutError("x"), FetchTimeout),
+        (ConnectionResetError("x"), ConnectionFailed),
+        (RuntimeError("https://h/?X-Amz-Signature=secret"), FetchError),
+        (KeyError("x"), FetchError),
+    ],
+)
+async def test_errors_of_back_ends_are_ours(odd: type[OddFileSystem], error: Exception, kind: type[Exception]) -> None:
+    def fail(_: bytes) -> bytes:
+        raise error
+
+    odd.read = fail
+    async with Fetcher() as fetcher:
+        with pytest.raises(kind) as caught:
+            await fetcher.fetch("odd://x", 10, 20)
+        assert fetcher.statistics().hosts["odd://x"].errors == 1
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "secret" not in shown
+    assert (caught.value.__cause__ is error) is ("secret" not in str(error))
+
+
+async def test_a_size_that_is_not_told_is_an_error(odd: type[OddFileSystem]) -> None:
+    odd.info_of = lambda info: {**info, "size": None}
+    async with Fetcher() as fetcher:
+        with pytest.raises(InvalidResponse, match="how long"):
+            await fetcher.fetch("odd://x", 10, 20)
+
+
+async def test_a_version_that_changes_without_the_size(odd: type[OddFileSystem]) -> None:
+    async with Fetcher() as fetcher:
+        for key in ("ETag", "md5Hash", "mtime"):
+            odd.info_of = lambda info, key=key: {"size": info["size"], "type": "file", key: "1"}  # type: ignore[misc]
+            await fetcher.fetch("odd://x", 0, 1)
+            odd.info_of = lambda info, key=key: {"size": info["size"], "type": "file", key: "2"}  # type: ignore[misc]
+            with pytest.raises(ObjectChanged):
+                await fetcher.fetch("odd://x", 0, 1)
+
+
+@pytest.fixture
+def hanging(odd: type[OddFileSystem]) -> Iterator[threading.Event]:
+    """Reads of odd:// hang from now on; the event is set when one does."""
+    began, release = threading.Event(), threading.Event()
+
+    def hang(data: bytes) -> bytes:
+        began.set()
+        release.wait()
+        return data
+
+    odd.read = hang
+    yield began
+    release.set()
+
+
+async def test_a_hanging_back_end_holds_up_nobody(hanging: threading.Event) -> None:
+    buffer = bytearray(10)
+
+    async def read() -> None:
+        with pytest.raises(ClosedError):
+            await fetcher.fetch_into("odd://x", 0, 10, buffer)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group, Fetcher() as fetcher:
+            group.start_soon(read)
+            await to_thread.run_sync(hanging.wait)
+            with anyio.move_on_after(0.05):
+                await fetcher.fetch("odd://x", 0, 10)
+            assert fetcher.statistics().in_flight == 1
+    assert buffer == bytes(10)
+
+
+async def test_what_a_cancelled_read_still_brings_is_thrown_away(odd: type[OddFileSystem]) -> None:
+    began, release, ended = threading.Event(), threading.Event(), threading.Event()
+    buffer = bytearray(3000)
+
+    def slow(data: bytes) -> bytes:
+        began.set()
+        release.wait(10)
+        ended.set()
+        return data
+
+    odd.read = slow
+    async with Fetcher() as fetcher:
+        async with anyio.create_task_group() as group:
+            group.start_soon(fetcher.fetch_into, "odd://x", 0, 3000, buffer)
+            await to_thread.run_sync(began.wait)
+            group.cancel_scope.cancel()
+        release.set()
+        await to_thread.run_sync(ended.wait)
+        odd.read = lambda data: data
+        await fetcher.fetch("odd://x", 0, 10)
+    assert buffer == bytes(3000)
+
+
+async def test_threads_left_behind_still_count(
+    odd: type[OddFileSystem], hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncfetch.fetch.transports.other.THREADS", 2)
+    async with Fetcher() as fetcher:
+        for _ in range(4):
+            with anyio.move_on_after(0.1):
+                await fetcher.fetch("odd://x", 0, 10)
+    assert odd.looks == 2
+
+
+async def test_large_reads_are_made_in_steps(odd: type[OddFileSystem], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncfetch.fetch.transports.other.READ_STEP_BYTES", 1000)
+    lengths = []
+
+    def note(data: bytes) -> bytes:
+        lengths.append(len(data))
+        return data
+
+    odd.read = note
+    async with Fetcher() as fetcher:
+        assert await fetcher.fetch("odd://x", 100, 2600) == CONTENT[100:2600]
+    assert lengths == [1000, 1000, 500]
+
+
+async def test_options_reach_the_file_system(tmp_path: object) -> None:
+    with open(f"{tmp_path}/x", "wb") as file:  # noqa: ASYNC230
+        file.write(CONTENT)
+    config = FetchConfig(fsspec={"dir": {"path": str(tmp_path), "target_protocol": "file"}})
+    async with Fetcher(config) as fetcher:
+        assert await fetcher.fetch("dir://x", 5, 50) == CONTENT[5:50]
+    assert str(tmp_path) not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"), [("nope://x", ConfigError), ("abfs://c/x", MissingDependency), ("odd://none", NotFound)]
+)
+async def test_what_can_not_be_opened(odd: type[OddFileSystem], url: str, kind: type[Exception]) -> None:
+    async with Fetcher() as fetcher:
+        with pytest.raises(kind, match=url.partition(":")[0] if kind is not NotFound else "no such"):
+            await fetcher.fetch(url)
+
+
+async def test_a_directory_is_no_object(odd: type[OddFileSystem]) -> None:
+    odd().pipe_file("/d/y", CONTENT)
+    async with Fetcher() as fetcher:
+        with pytest.raises(NotFound):
+            await fetcher.fetch("odd://d")
+
+
+def test_a_missing_extra_is_an_error_with_the_command() -> None:
+    program = """
+import sys; sys.modules["fsspec"] = None
+import anyio, asyncfetch as af
+async def main():
+    async with af.Fetcher() as fetcher:
+        try: await fetcher.fetch("memory://x")
+        except af.MissingDependency as error: print(error)
+anyio.run(main)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 'pip install "asyncfetch[fsspec]"' in ended.stdout
