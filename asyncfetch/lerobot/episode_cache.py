@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
+import anyio
+
 from asyncfetch.cache.space import SpaceQueue
 from asyncfetch.decode import open_decoder
 from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ObjectChanged, redact_url
@@ -47,6 +49,11 @@ __all__ = ["EpisodeCache", "EpisodeCacheStatistics", "HeldEpisode"]
 
 T = TypeVar("T")
 
+PREPARED_AT_ONCE = 32
+"""Episodes whose rows and indexes are read side by side. With all of a pool at once the first clip waits for the last
+index, and the network for the processor."""
+INDEX_SHARE = 8
+"""An eighth of the requests to a host is left to rows and indexes: they are small, and the clips behind them wait."""
 OBJECTS_BYTES = 2048
 """About what the Python objects of one kept episode take beside its arrays; so that empty ones count too."""
 
@@ -172,6 +179,7 @@ class EpisodeCache:
         metadata: Of the dataset.
         depth_unit: Unit of depth cameras' frames.
         max_kept_bytes: Bound on rows and plans kept between reads. What is held comes on top.
+        max_requests: To the host of the dataset.
     """
 
     def __init__(
@@ -186,6 +194,7 @@ class EpisodeCache:
         metadata: Metadata,
         depth_unit: DepthUnit,
         max_kept_bytes: int,
+        max_requests: int,
     ) -> None:
         self._clips = clips
         self._rows = rows
@@ -196,6 +205,8 @@ class EpisodeCache:
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
         self._flights: SingleFlight[_Entry, None] = SingleFlight(group)
         self._room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(clips.max_bytes))
+        self._preparing = anyio.CapacityLimiter(PREPARED_AT_ONCE)
+        self._fetching_clips = anyio.CapacityLimiter(max(1, max_requests - max_requests // INDEX_SHARE))
         self._held: dict[int, _Entry] = {}
         self._known: SharedLRU[int, _Known] = SharedLRU(max_kept_bytes)
         self._hits = self._misses = 0
@@ -307,7 +318,8 @@ class EpisodeCache:
         async def read_rows() -> None:
             rows.append(await self._watch(self._rows.rows(episode)))
 
-        await gather(plan, read_rows)
+        async with self._preparing:
+            await gather(plan, read_rows)
         return _Known(rows[0], planned)
 
     async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
@@ -319,9 +331,10 @@ class EpisodeCache:
 
         async def lease(camera: str, clip: PlannedClip) -> None:
             plan = clip.plan
-            leases[camera] = await self._watch(
-                self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
-            )
+            async with self._fetching_clips:
+                leases[camera] = await self._watch(
+                    self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
+                )
             plan.write_header(leases[camera].buffer)
 
         needed_bytes, max_bytes = _clip_bytes(planned), self._clips.max_bytes

@@ -8,6 +8,7 @@ rounds of the loop, whatever the peer does.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -17,10 +18,17 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Sockets"]
+__all__ = ["Sockets", "abort"]
 
 CLOSE_SECONDS = 1.0
 """Longest wait for transports to close their sockets: the loop's own work, some 0.1 ms each."""
+
+
+def abort(transport: asyncio.BaseTransport) -> None:
+    """Closes a transport at once, whatever has happened to it before."""
+    # A TLS transport that was closed twice has none left to ask, which CPython before 3.11.5 stumbles over.
+    if isinstance(transport, asyncio.WriteTransport) and getattr(transport, "_ssl_protocol", transport) is not None:
+        transport.abort()
 
 
 class Sockets:

@@ -63,12 +63,14 @@ async def serve(
     fault: FaultRule | None = None,
     first_byte_seconds: float = 0.0,
     max_bytes: int = 64 * MIB,
+    max_requests_per_host: int = 64,
     decoder: DecoderBackend = "auto",
     **options: Any,  # noqa: ANN401
 ) -> AsyncIterator[Served]:
     """A dataset over HTTPS on a server of its own; failed requests are not tried again."""
     async with RangeServer(content, fault=fault, first_byte_seconds=first_byte_seconds) as server:
         fetch = FetchConfig(
+            max_requests_per_host=max_requests_per_host,
             ca_file=server.ca_file,
             trust_env=False,
             retry=RetryConfig(attempts=1),

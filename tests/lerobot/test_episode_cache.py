@@ -118,6 +118,28 @@ async def test_rows_are_fetched_beside_the_indexes_and_before_the_clips(truth: D
     assert last.start != 0
 
 
+@pytest.fixture(scope="module")
+def many_files(library: Library) -> DatasetTruth:
+    """Each of 24 episodes in files of its own."""
+    return library(episodes=24, length=5, width=64, height=64, distinct_videos=1, episodes_per_video_file=1)
+
+
+async def test_the_first_clips_are_fetched_before_the_last_indexes(many_files: DatasetTruth) -> None:
+    async with serve(many_files, first_byte_seconds=0.05) as served:
+        await gather(*(partial(served.dataset.ready, episode) for episode in range(24)))
+        indexes = [request for request in served.requests("/videos/") if request.start == 0]
+        assert len(indexes) == 24 * CAMERAS
+        assert min(clip.started for clip in clips(served)) < max(index.started for index in indexes)
+
+
+async def test_clips_leave_an_eighth_of_the_requests_to_rows_and_indexes(many_files: DatasetTruth) -> None:
+    overlap = Overlap(lambda request: "/videos/" in request.path and request.start != 0)
+    async with serve(many_files, first_byte_seconds=0.1, fault=overlap, max_requests_per_host=16) as served:
+        await gather(*(partial(served.dataset.ready, episode) for episode in range(24)))
+    assert len(overlap.seen) == 24 * CAMERAS
+    assert overlap.peak() == 14
+
+
 async def test_each_clip_is_one_request_however_many_read(truth: DatasetTruth) -> None:
     async with serve(truth) as served:
         await know_indexes(served)

@@ -144,16 +144,25 @@ def test_two_workers_never_exceed_the_ranks_limit_at_the_server(truth: DatasetTr
 
 
 @pytest.mark.parametrize("name", ["max_requests_per_host", "decode_threads", "decoder_cache_size"])
-def test_more_workers_than_a_limit_allows_are_refused_with_both_numbers(truth: DatasetTruth, name: str) -> None:
+def test_more_workers_than_a_limit_allows_are_refused_with_both_numbers(name: str) -> None:
     fetch = {name: 1} if name == "max_requests_per_host" else {}
     config = af.StreamConfig(fetch=af.FetchConfig(**fetch), **({} if fetch else {name: 1}))  # type: ignore[arg-type]
-    for dataset in (
-        af.torch.StreamDataset(af.Stream(str(truth.root), config=config)),
-        af.torch.FrameDataset(str(truth.root), config=config),
-    ):
-        loader = DataLoader(dataset, num_workers=2, batch_size=1, multiprocessing_context="fork")
-        with pytest.raises(af.ConfigError, match=rf"{name}=1 .* 2 loader workers .* at least 2, or num_workers"):
-            next(iter(loader))
+    with pytest.raises(af.ConfigError, match=rf"{name}=1 .* 2 loader workers .* at least 2, or num_workers"):
+        config.shared_by(2)
+
+
+@pytest.mark.timeout(40)  # torch waits 5 s for each worker of a loader that failed
+@pytest.mark.parametrize("map_style", [False, True], ids=["stream", "frames"])
+def test_a_loader_of_too_many_workers_is_refused(truth: DatasetTruth, map_style: bool) -> None:
+    root, config = str(truth.root), af.StreamConfig(decode_threads=1)
+    dataset: Any = (
+        af.torch.FrameDataset(root, config=config)
+        if map_style
+        else af.torch.StreamDataset(af.Stream(root, config=config))
+    )
+    loader = DataLoader(dataset, num_workers=2, batch_size=1, multiprocessing_context="fork")
+    with pytest.raises(af.ConfigError, match=r"decode_threads=1 .* 2 loader workers"):
+        next(iter(loader))
 
 
 def test_a_share_is_never_more_than_its_part() -> None:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
+from asyncfetch.runtime.sockets import abort
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -109,7 +111,7 @@ async def receive(response: aiohttp.ClientResponse, view: memoryview, landed: Ca
         cause = f" ({rest.error})" if rest.error else ""
         raise aiohttp.ClientPayloadError(f"it ended after {len(view) - rest.missing_bytes} of {len(view)} bytes{cause}")
     if rest.has_surplus:
-        transport.abort()
+        abort(transport)
         response.close()
     else:
         _end_body(handler, content)

@@ -13,6 +13,7 @@ from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.transports import direct
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
 from asyncfetch.fetch.transports.session import current_user
+from asyncfetch.runtime.sockets import abort
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,7 +176,7 @@ class Exchange:
             self._transport = self.response.connection.transport
             self.response.close()
         if isinstance(self._transport, asyncio.WriteTransport):
-            self._transport.abort()
+            abort(self._transport)
 
     def _let_go(self) -> None:
         # The contexts of its timers and of the connection's callbacks refer to this exchange, some long after its end.

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import anyio
 from aiohttp import web
 
+from asyncfetch.runtime.sockets import abort
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable
@@ -119,7 +121,7 @@ class Delivery:
             # Lingering for 0 s makes close() send RST instead of FIN (socket(7)).
             linger = struct.pack("ii", 1, 0)
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            transport.abort()
+            abort(transport)
         else:
             transport.close()
 

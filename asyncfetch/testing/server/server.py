@@ -18,7 +18,7 @@ from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
 from asyncfetch.errors import ClosedError, ConfigError
-from asyncfetch.runtime.sockets import Sockets
+from asyncfetch.runtime.sockets import Sockets, abort
 from asyncfetch.testing.server.answers import Answer, answer_object, answer_status, asked_range
 from asyncfetch.testing.server.certificates import TemporaryPem, certificate_for
 from asyncfetch.testing.server.contents import Contents, Directory, InMemory, StoredObject
@@ -202,7 +202,7 @@ class RangeServer:
             # A connection's end cancels its handler. Without abort() each would wait for its client's good-bye.
             for connection in http.connections:
                 if connection.transport is not None:
-                    connection.transport.abort()
+                    abort(connection.transport)
         await self._sockets.aclose()  # those in their handshake, too, which aiohttp doesn't know yet
         if listener is not None:
             listener.close()
