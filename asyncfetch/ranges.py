@@ -17,7 +17,7 @@ from asyncfetch.errors import ConfigError, redact_url
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["ByteRange", "ObjectInfo", "Request", "plan_requests", "split_range"]
+__all__ = ["HEADERS_BYTES", "ByteRange", "ObjectInfo", "Request", "plan_requests", "split_range"]
 
 HEADERS_BYTES = 512
 """A gap that is always read over: less than the headers of another request and its answer."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import anyio
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ClosedError, ConfigError, InvalidResponse, RangeNotSatisfiable, WrongLoop, redact_url
+from asyncfetch.errors import ClosedError, ConfigError, RangeNotSatisfiable, WrongLoop, redact_url
 from asyncfetch.fetch.batch import RangeStream, for_each, plan_batch, server_of
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import Hosts
@@ -162,7 +162,7 @@ class Fetcher:
         """All ranges, in input order; equal ranges are fetched once and share a view.
 
         Ranges that lie near each other come by one request (``max_gap_bytes``, ``max_span_bytes``), each in memory of
-        its own. What goes wrong with such a request is said of the first of them.
+        its own. An error of such a request names the first of them, but RangeNotSatisfiable the one that it is about.
         """
         self._check()
         wanted = list(ranges)
@@ -203,9 +203,8 @@ class Fetcher:
             return {one: await self._fetch(one) for one in request.serves}
         try:
             body = await self._fetch(request.range, asked=request.serves[0])
-        except (RangeNotSatisfiable, InvalidResponse):
-            # Joining them was our idea. Each by itself has an error of its own, or none: one may end beyond the object,
-            # and a server that ignores ranges can still serve short ones.
+        except RangeNotSatisfiable:
+            # It is for the one that ends beyond the object to say so.
             return {one: await self._fetch(one) for one in request.serves}
         return {one: self._copy(request.cut(body, one)) for one in request.serves}
 
