@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import anyio
 
 from asyncfetch.errors import ClosedError
+from asyncfetch.ranges import ByteRange, Request, plan_requests
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from asyncfetch.ranges import ByteRange
+    from asyncfetch.config import FetchConfig
 
-__all__ = ["RangeStream", "for_each", "server_of"]
+__all__ = ["RangeStream", "for_each", "plan_batch", "server_of"]
 
 T = TypeVar("T")
 
@@ -24,6 +25,23 @@ def server_of(url: str) -> str:
     """What ranges are kept apart by, so that one server's don't wait for another's: the url in front of its path."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}" if separator else ""
+
+
+def plan_batch(ranges: Iterable[ByteRange], config: FetchConfig) -> list[Request]:
+    """The requests that bring all ranges, for each server in the order in which they are first needed."""
+    by_server: dict[str, list[ByteRange]] = {}
+    for one in ranges:
+        by_server.setdefault(server_of(one.url), []).append(one)
+    return [
+        request
+        for of_one_server in by_server.values()
+        for request in plan_requests(
+            of_one_server,
+            max_gap_bytes=config.max_gap_bytes,
+            max_span_bytes=config.max_span_bytes,
+            streams=config.max_requests_per_host,
+        )
+    ]
 
 
 async def for_each(
@@ -60,13 +78,23 @@ async def for_each(
 class RangeStream:
     """Ranges as they arrive. Enter it, then iterate once; leaving it cancels and awaits what is under way.
 
-    A finished range waits in its worker until it is taken, so at most ``workers`` of them are held for each server.
+    What a request brought waits in its worker until it is taken, so at most ``workers`` of them are held for each
+    server.
     """
 
     def __init__(
-        self, ranges: Iterable[ByteRange], fetch: Callable[[ByteRange], Awaitable[memoryview]], *, workers: int
+        self,
+        ranges: Sequence[ByteRange],
+        requests: Iterable[Request],
+        fetch: Callable[[Request], Awaitable[Mapping[ByteRange, memoryview]]],
+        *,
+        workers: int,
     ) -> None:
-        self._ranges = ranges
+        """``requests`` bring all of ``ranges``; ``fetch`` gives what one of them serves."""
+        self._indices: dict[ByteRange, list[int]] = {}
+        for index, one in enumerate(ranges):
+            self._indices.setdefault(one, []).append(index)
+        self._requests = requests
         self._fetch = fetch
         self._workers = workers
         self._failure: Exception | None = None
@@ -111,15 +139,16 @@ class RangeStream:
             raise ClosedError("the stream of ranges was left") from None
 
     async def _supply(self) -> None:
-        async def work(item: tuple[int, ByteRange]) -> None:
-            index, wanted = item
-            await self._send.send((index, await self._fetch(wanted)))
+        async def work(request: Request) -> None:
+            for one, view in (await self._fetch(request)).items():
+                for index in self._indices[one]:
+                    await self._send.send((index, view))
 
         # An error must not leave this task: it would cancel the consumer wherever it awaits, and not tell it why.
         with self._send:
             try:
                 await for_each(
-                    enumerate(self._ranges), work, key=lambda item: server_of(item[1].url), workers=self._workers
+                    self._requests, work, key=lambda request: server_of(request.range.url), workers=self._workers
                 )
             except Exception as error:  # noqa: BLE001 - raised where the consumer asks for the next range
                 self._failure = error

@@ -24,19 +24,51 @@ class Download:
     Bytes of two answers are joined only under one strong ETag; without one a broken body starts over.
     """
 
-    __slots__ = ("_buffer", "_memory", "_objects", "_span", "info", "landed_bytes", "url", "wanted")
+    __slots__ = (
+        "_buffer",
+        "_is_part",
+        "_memory",
+        "_objects",
+        "_span",
+        "asked",
+        "info",
+        "landed_bytes",
+        "url",
+        "wanted",
+    )
 
     def __init__(
-        self, url: str, wanted: Wanted, objects: ObjectMemory, memory: MemoryPool, buffer: memoryview | None = None
+        self,
+        url: str,
+        wanted: Wanted,
+        objects: ObjectMemory,
+        memory: MemoryPool,
+        buffer: memoryview | None = None,
+        *,
+        asked: Wanted | None = None,
+        part_of: ObjectInfo | None = None,
     ) -> None:
-        """``buffer`` is where the bytes are to land, of just the range's length; None means a block of ``memory``."""
+        """What is known at first.
+
+        Args:
+            url: The object.
+            wanted: The range to ask for.
+            objects: What is known of objects, and is to be told of this one.
+            memory: Where the bytes land where there is no ``buffer``.
+            buffer: Where they are to land, of just the range's length.
+            asked: The caller's range, which errors name; None where that is ``wanted``.
+            part_of: The only version of the object, with a strong ETag, whose bytes may go beside those of the other
+                parts; None where ``wanted`` isn't a part of a range.
+        """
         self.url = url
         self.wanted = wanted
+        self.asked = asked or wanted
+        self._is_part = part_of is not None
         self._objects = objects
         self._memory = memory
         self._buffer = buffer
         self._span: tuple[int, int] | None = None
-        self.info: ObjectInfo | None = None
+        self.info = part_of
         self.landed_bytes = 0
 
     @property
@@ -53,15 +85,17 @@ class Download:
 
     def accept(self, delivery: Delivery) -> memoryview:
         """Pins the object's version and gives the writable memory for just this delivery's bytes."""
+        if (self._is_part or self.landed_bytes) and delivery.info.etag != strong_etag(self.info):
+            self.landed_bytes = 0
+            message = (
+                "a part of the range, or the rest of a broken body, came without the ETag of what was there before"
+            )
+            raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
         if self._span is None or self._buffer is None:
             self._span = delivery.start, delivery.stop
             if self._buffer is None:
                 self._buffer = self._memory.take(delivery.stop - delivery.start).data
             self.info = delivery.info
-        elif self.landed_bytes and delivery.info.etag != strong_etag(self.info):
-            self.landed_bytes = 0
-            message = "the rest of a broken body came without the ETag of its start"
-            raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
         return self._buffer[self.landed_bytes :]
 
     def remember(self) -> None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import anyio
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ClosedError, ConfigError, WrongLoop, redact_url
-from asyncfetch.fetch.batch import RangeStream, for_each, server_of
+from asyncfetch.errors import ClosedError, ConfigError, RangeNotSatisfiable, WrongLoop, redact_url
+from asyncfetch.fetch.batch import RangeStream, for_each, plan_batch, server_of
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import Hosts
-from asyncfetch.fetch.objects import ObjectMemory
+from asyncfetch.fetch.objects import ObjectMemory, strong_etag
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import Clock
 from asyncfetch.fetch.transports.file import FileTransport
@@ -21,7 +21,7 @@ from asyncfetch.fetch.transports.http import HttpTransport
 from asyncfetch.fetch.transports.hub import HubTransport
 from asyncfetch.fetch.transports.other import OtherTransport
 from asyncfetch.fetch.transports.s3 import S3Transport
-from asyncfetch.ranges import ByteRange, ObjectInfo
+from asyncfetch.ranges import ByteRange, ObjectInfo, split_range
 from asyncfetch.runtime.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.hosts import FetchStatistics
     from asyncfetch.fetch.reader import WritableBuffer
+    from asyncfetch.ranges import Request
 
 __all__ = ["Fetcher"]
 
@@ -155,32 +156,34 @@ class Fetcher:
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
         """Bytes [start, stop) into the caller's buffer of just that length."""
         wanted = ByteRange(url, start, stop)
-        view = _bytes_of(buffer, stop - start)
-        if start == stop:
-            self._transport(url)
-        else:
-            await self._read(wanted.url, Wanted(start, stop), view)
+        await self._fetch(wanted, _bytes_of(buffer, stop - start))
 
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
-        """All ranges, in input order; equal ranges are fetched once and share a view."""
+        """All ranges, in input order; equal ranges are fetched once and share a view.
+
+        Ranges that lie near each other come by one request (``max_gap_bytes``, ``max_span_bytes``), each in memory of
+        its own. An error of such a request names the first of them, but RangeNotSatisfiable the one that it is about.
+        """
         self._check()
         wanted = list(ranges)
         views: dict[ByteRange, memoryview] = {}
 
-        async def work(one: ByteRange) -> None:
-            views[one] = await self._fetch(one)
+        async def work(request: Request) -> None:
+            views.update(await self._answer(request))
 
-        await for_each(dict.fromkeys(wanted), work, key=lambda one: server_of(one.url), workers=self._workers)
+        plan = plan_batch(wanted, self.config)
+        await for_each(plan, work, key=lambda request: server_of(request.range.url), workers=self._workers)
         return [views[one] for one in wanted]
 
     def fetch_stream(self, ranges: Iterable[ByteRange]) -> RangeStream:
         """(index in ``ranges``, whole range) pairs as they arrive.
 
-        Ranges of one server are asked for in their order, those of different servers don't wait for each other. Equal
-        ranges are fetched again. What has arrived and is not taken yet holds up what comes after it.
+        Asked for as ``fetch_many`` does. Ranges of one server are asked for in their order, those of different servers
+        don't wait for each other. What has arrived and is not taken yet holds up what comes after it.
         """
         self._check()
-        return RangeStream(ranges, self._fetch, workers=self._workers)
+        wanted = list(ranges)
+        return RangeStream(wanted, plan_batch(wanted, self.config), self._answer, workers=self._workers)
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory or prefix, sorted by name, not its sub-directories'.
@@ -194,17 +197,68 @@ class Fetcher:
     def _workers(self) -> int:
         return _WORKERS_PER_REQUEST * self.config.max_requests_per_host
 
-    async def _fetch(self, wanted: ByteRange) -> memoryview:
+    async def _answer(self, request: Request) -> dict[ByteRange, memoryview]:
+        """What a request serves, each range in memory of its own: a slice would keep all that came with it."""
+        if len(request.serves) == 1:
+            return {one: await self._fetch(one) for one in request.serves}
+        try:
+            body = await self._fetch(request.range, asked=request.serves[0])
+        except RangeNotSatisfiable:
+            # It is for the one that ends beyond the object to say so.
+            return {one: await self._fetch(one) for one in request.serves}
+        return {one: self._copy(request.cut(body, one)) for one in request.serves}
+
+    def _copy(self, piece: memoryview) -> memoryview:
+        view = self._memory.take(len(piece)).data
+        view[:] = piece
+        return view.toreadonly()
+
+    async def _fetch(
+        self, wanted: ByteRange, buffer: memoryview | None = None, *, asked: ByteRange | None = None
+    ) -> memoryview:
+        """Any range, into ``buffer`` where there is one; errors name ``asked`` where that is another one."""
         if wanted.start == wanted.stop:
             self._transport(wanted.url)
             return _EMPTY
-        _, view = await self._read(wanted.url, Wanted(wanted.start, wanted.stop))
+        whole = Wanted(wanted.start, wanted.stop)
+        named = whole if asked is None else Wanted(asked.start, asked.stop)
+        if wanted.stop is not None and wanted.stop - wanted.start > self.config.part_bytes:
+            info = self._objects.get(wanted.url)
+            if info is None:
+                info, _ = await self._read(wanted.url, Wanted(0, 1, clamp=True), asked=named)
+            if strong_etag(info) is not None and wanted.stop <= info.size:
+                return await self._fetch_parts(wanted, info, buffer, named)
+        _, view = await self._read(wanted.url, whole, buffer, asked=named)
         return view
 
-    async def _read(self, url: str, wanted: Wanted, buffer: memoryview | None = None) -> tuple[ObjectInfo, memoryview]:
-        """One range through the transport of its url. ``wanted`` isn't empty."""
+    async def _fetch_parts(
+        self, wanted: ByteRange, info: ObjectInfo, buffer: memoryview | None, asked: Wanted
+    ) -> memoryview:
+        """A range that lies within this version of its object, by several requests at once."""
+        assert wanted.stop is not None
+        view = self._memory.take(wanted.stop - wanted.start).data if buffer is None else buffer
+
+        async def work(part: tuple[int, int]) -> None:
+            start, stop = part
+            place = view[start - wanted.start : stop - wanted.start]
+            await self._read(wanted.url, Wanted(start, stop), place, asked=asked, part_of=info)
+
+        parts = split_range(wanted, self.config.part_bytes)
+        await for_each(parts, work, key=lambda _: wanted.url, workers=self._workers)
+        return view.toreadonly()
+
+    async def _read(
+        self,
+        url: str,
+        wanted: Wanted,
+        buffer: memoryview | None = None,
+        *,
+        asked: Wanted | None = None,
+        part_of: ObjectInfo | None = None,
+    ) -> tuple[ObjectInfo, memoryview]:
+        """One range through the transport of its url, which isn't empty; the other arguments are Download's."""
         transport = self._transport(url)
-        download = Download(url, wanted, self._objects, self._memory, buffer)
+        download = Download(url, wanted, self._objects, self._memory, buffer, asked=asked, part_of=part_of)
         await self._call(url, transport.read(download))
         return download.result()
 

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.errors import FormatError, MissingDependency, redact_url
-from asyncfetch.ranges import ByteRange
+from asyncfetch.ranges import HEADERS_BYTES, ByteRange
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -38,8 +38,6 @@ __all__ = ["TAIL_BYTES", "TableFile", "open_table", "read_columns", "require_pya
 TAIL_BYTES = 64 * 1024
 """First request for a file. A footer takes about 130 bytes a column and row group: 60 episodes of 8 columns."""
 
-_MAX_GAP_BYTES = 512
-"""A gap between chunks that is read over: less than the headers of another request and its answer."""
 _MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
 """Length of the footer (4 bytes, little-endian) and the magic."""
@@ -233,7 +231,7 @@ def _decode(file: TableFile, source: _SparseFile, groups: Sequence[int], columns
 def _join_near(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
-        if joined and start <= joined[-1][1] + _MAX_GAP_BYTES:
+        if joined and start <= joined[-1][1] + HEADERS_BYTES:
             joined[-1] = joined[-1][0], max(joined[-1][1], stop)
         else:
             joined.append((start, stop))

@@ -45,7 +45,9 @@ async def test_512_ranges_in_flight_over_4_hosts(
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(lying_server(host=f"127.0.0.{n}")) for n in range(1, 5)]
         timeouts = TimeoutConfig(connect_seconds=10, first_byte_seconds=15)
-        fetcher = await stack.enter_async_context(fetcher_with(max_requests_per_host=128, timeouts=timeouts))
+        fetcher = await stack.enter_async_context(
+            fetcher_with(max_requests_per_host=128, max_span_bytes=0, timeouts=timeouts)
+        )
         urls = [server.put("/x", CONTENT) for server in servers]
         for server in servers:
             server.gate = Barrier(server, 128)
@@ -69,7 +71,7 @@ async def test_a_bad_host_does_not_delay_the_others(
         bad.every = lambda _: step(**kind)
         timeouts = TimeoutConfig(first_byte_seconds=60, stall_seconds=60)
         retry = RetryConfig(attempts=10**6, total_seconds=1e9)
-        async with fetcher_with(max_requests_per_host=4, timeouts=timeouts, retry=retry) as fetcher:
+        async with fetcher_with(max_requests_per_host=4, max_span_bytes=0, timeouts=timeouts, retry=retry) as fetcher:
             url, bad_url = server.put("/x", CONTENT), bad.put("/x", CONTENT)
 
             ranges = [ByteRange(bad_url, start, start + 100) for start in range(200)]
@@ -108,7 +110,7 @@ async def test_the_wait_at_the_gate_counts_in_no_timeout(
 ) -> None:
     url = server.put("/x", CONTENT)
     timeouts = TimeoutConfig(connect_seconds=0.2, first_byte_seconds=0.2, stall_seconds=0.2)
-    async with fetcher_with(max_requests_per_host=1, timeouts=timeouts) as fetcher:
+    async with fetcher_with(max_requests_per_host=1, max_span_bytes=0, timeouts=timeouts) as fetcher:
         server.will(*[step(silent="stall")] * 3)
         assert await fetcher.fetch_many(ByteRange(url, start, start + 1) for start in range(4))
     assert server.peak_in_flight == 1
@@ -201,24 +203,26 @@ async def test_nothing_writes_into_the_buffer_afterwards(
 
 
 async def test_one_error_cancels_the_rest_of_a_batch(
-    fetcher: Fetcher, server: LyingServer, step: type[StepType]
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     url = server.put("/x", CONTENT)
     server.every = lambda request: step(status=404) if request.headers["range"] == "bytes=7-7" else step(silent="stall")
-    with anyio.fail_after(2), pytest.raises(AsyncFetchError):
-        await fetcher.fetch_many(ByteRange(url, start, start + 1) for start in range(20))
-    assert fetcher.statistics().in_flight == 0
+    async with fetcher_with(max_span_bytes=0) as fetcher:
+        with anyio.fail_after(2), pytest.raises(AsyncFetchError):
+            await fetcher.fetch_many(ByteRange(url, start, start + 1) for start in range(20))
+        assert fetcher.statistics().in_flight == 0
 
 
 async def test_leaving_a_stream_cancels_what_is_under_way(
-    fetcher: Fetcher, server: LyingServer, step: type[StepType]
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     url = server.put("/x", CONTENT)
     server.every = lambda request: None if request.headers["range"] == "bytes=0-0" else step(silent="stall")
-    async with fetcher.fetch_stream(ByteRange(url, start, start + 1) for start in range(20)) as stream:
-        index, view = await anext(stream)
-        assert (index, bytes(view)) == (0, CONTENT[:1])
-    assert fetcher.statistics().in_flight == 0
+    async with fetcher_with(max_span_bytes=0) as fetcher:
+        async with fetcher.fetch_stream(ByteRange(url, start, start + 1) for start in range(20)) as stream:
+            index, view = await anext(stream)
+            assert (index, bytes(view)) == (0, CONTENT[:1])
+        assert fetcher.statistics().in_flight == 0
 
 
 async def test_idle_hosts_are_forgotten_and_their_sums_kept() -> None:

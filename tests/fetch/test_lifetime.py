@@ -57,7 +57,7 @@ async def test_closing_ends_calls_under_way(
 ) -> None:
     url = server.put("/x", CONTENT)
     server.every = lambda _: step(silent="stall")
-    fetcher = fetcher_with()
+    fetcher = fetcher_with(max_span_bytes=0)
     ended: list[str] = []
 
     async def one() -> None:

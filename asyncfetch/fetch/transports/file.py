@@ -39,7 +39,7 @@ class FileTransport:
 
     async def read(self, download: Download) -> None:
         """Fills ``download``. Cancelled, it returns when the thread has stopped writing: after a step at most."""
-        wanted = download.wanted
+        asked = download.asked
         async with self._hosts.get("file://") as host:
             host.counts.requests += 1
             try:
@@ -49,7 +49,7 @@ class FileTransport:
                 if failure.kind is ObjectChanged:
                     download.changed()
                 raise failure.error(
-                    url=download.url, start=wanted.start, stop=wanted.stop, attempts=1
+                    url=download.url, start=asked.start, stop=asked.stop, attempts=1
                 ) from failure.__cause__
             download.remember()
             host.counts.bytes += download.landed_bytes

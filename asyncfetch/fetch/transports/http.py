@@ -121,7 +121,7 @@ class HttpTransport:
 
     async def read(self, download: Download, book: AddressBook = WEB_URLS) -> None:
         """Fills ``download``, over as many attempts as the policy allows; FetchError where that isn't enough."""
-        wanted = download.wanted
+        asked = download.asked
         retries = Retries(self._config.retry, now=self._clock.monotonic(), uniform=self._clock.uniform)
         attempts = 0
         needs_new_connection = False
@@ -141,7 +141,7 @@ class HttpTransport:
                 if delay is None:
                     final = giving_up(failure, self._config.retry)
                     raise final.error(
-                        url=download.url, start=wanted.start, stop=wanted.stop, attempts=attempts
+                        url=download.url, start=asked.start, stop=asked.stop, attempts=attempts
                     ) from failure.__cause__
                 needs_new_connection = failure.status is None or failure.kind is InvalidResponse
             await self._clock.sleep(delay)

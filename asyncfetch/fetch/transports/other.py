@@ -84,7 +84,7 @@ class OtherTransport:
                 if failure.kind is ObjectChanged:
                     download.changed()
                 raise failure.error(
-                    url=download.url, start=download.wanted.start, stop=download.wanted.stop, attempts=1
+                    url=download.url, start=download.asked.start, stop=download.asked.stop, attempts=1
                 ) from failure.__cause__
             except BaseException:
                 reading.abandon()
