@@ -121,7 +121,7 @@ class Fetcher:
         )
 
     def statistics(self) -> FetchStatistics:
-        """A frozen snapshot, at any time, also after closing."""
+        """A frozen snapshot, at any time and in any thread, also after closing."""
         return self._hosts.statistics(self._memory.statistics())
 
     async def stat(self, url: str) -> ObjectInfo:
