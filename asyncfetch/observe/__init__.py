@@ -6,6 +6,7 @@ prometheus  Collector: statistics as Prometheus reads them
 
 from __future__ import annotations
 
+from asyncfetch.observe.prometheus import Collector
 from asyncfetch.observe.quantiles import Histogram, Quantiles
 
-__all__ = ["Histogram", "Quantiles"]
+__all__ = ["Collector", "Histogram", "Quantiles"]
