@@ -48,6 +48,20 @@ async def test_an_error_comes_back_and_frees_the_thread() -> None:
     assert (now.busy, now.waiting, now.finished) == (0, 0, 2)
 
 
+async def test_statistics_stand_that_calls_end_meanwhile() -> None:
+    """As they do where another thread takes them."""
+    pool = DecodePool(1)
+
+    class Ending:
+        @property
+        def runs(self) -> bool:
+            pool._calls.clear()
+            return True
+
+    pool._calls.update([Ending(), Ending()])  # type: ignore[list-item]
+    assert (pool.statistics().busy, pool.statistics().busy) == (2, 0)
+
+
 async def test_calls_are_timed() -> None:
     pool = DecodePool(1)
     before = pool.statistics().call

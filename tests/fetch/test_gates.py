@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -232,6 +234,26 @@ async def test_idle_hosts_are_forgotten_and_their_sums_kept() -> None:
         assert now.hosts["busy"].in_flight == 1
         assert now.requests == MAX_IDLE_HOSTS * 2
         assert hosts.get("busy") is busy
+
+
+async def test_statistics_are_taken_in_another_thread_while_hosts_come_and_go() -> None:
+    hosts = Hosts(limit=1)
+    snapshots: Future[list[int]] = Future()
+
+    def take() -> None:
+        try:
+            snapshots.set_result([len(hosts.statistics(MemoryPool(0).statistics()).hosts) for _ in range(10)])
+        except RuntimeError as error:
+            snapshots.set_exception(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    number = 0
+    while not snapshots.done():
+        hosts.get(f"host {number}")
+        number += 1
+    thread.join()
+    assert max(snapshots.result()) <= MAX_IDLE_HOSTS + 1
 
 
 async def test_the_wait_at_the_gate_is_timed() -> None:
