@@ -3,6 +3,7 @@
     errors          every error, one tree
     config          every default, with its source
     ranges          half-open byte ranges
+    observe         quantiles of how long things take, Prometheus
     fetch           the range engine: Fetcher
     cache           which bytes are kept: ByteCache
     decode          bytes to tensors: DecoderCache

@@ -20,8 +20,11 @@ from asyncfetch.errors import AsyncFetchError, FetchError, redact_url
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT / "asyncfetch")], prefix="asyncfetch."))
-HEAVY = ("torch", "torchcodec", "pyarrow", "av", "aiobotocore", "botocore", "fsspec", "trustme", "rich", "typer", "ray")
-EXTRAS = ("torch", "torchcodec", "pyarrow", "av", "trustme", "rich", "typer", "fsspec", "aiobotocore")
+EXTRAS = (
+    *("torch", "torchcodec", "pyarrow", "av", "trustme", "rich", "typer", "fsspec", "aiobotocore"),
+    "prometheus_client",
+)
+HEAVY = (*EXTRAS, "botocore", "ray")
 
 BLOCKER = """
 import sys
@@ -154,6 +157,7 @@ anyio.run(read)
         ("from asyncfetch.torch import StreamDataset", "lerobot"),
         ("af.testing.write_dataset('/nowhere/at/all')", "testing"),
         ("af.testing.RangeServer({}).__enter__()", "testing"),
+        ("from asyncfetch.observe import Collector; Collector(lambda: None)", "metrics"),
     ],
 )
 def test_a_missing_extra_is_named(use: str, extra: str) -> None:

@@ -13,10 +13,13 @@ from anyio import to_thread
 
 from asyncfetch.config import usable_cpus
 from asyncfetch.errors import ConfigError
+from asyncfetch.observe import Histogram
 from asyncfetch.runtime.thread_call import ThreadCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from asyncfetch.observe import Quantiles
 
 __all__ = ["DecodePool", "DecodePoolStatistics"]
 
@@ -38,6 +41,8 @@ class DecodePoolStatistics:
     """Calls that ran to their end, errors included."""
     busy_seconds: float
     """Sum of the times that finished calls ran, by the clock on the wall."""
+    call: Quantiles
+    """Of those times."""
 
 
 class DecodePool:
@@ -68,6 +73,7 @@ class DecodePool:
         self._calls: set[ThreadCall[Any]] = set()
         self._finished = 0
         self._busy_seconds = 0.0
+        self._call_times = Histogram()
 
     async def run(self, function: Callable[[*Arguments], ResultT], *args: *Arguments) -> ResultT:
         """``function(*args)``, called in a worker thread.
@@ -88,16 +94,20 @@ class DecodePool:
                 self._calls.discard(call)
                 self._finished += call.began
                 self._busy_seconds += call.seconds
+                if call.began and not call.runs:
+                    self._call_times.record(call.seconds)
 
     def statistics(self) -> DecodePoolStatistics:
-        """What it does and did."""
-        busy = sum(call.runs for call in self._calls)
+        """What it does and did; taken off the loop, its figures can be one event apart."""
+        calls = tuple(self._calls)  # in one go, which the loop's thread can't come between
+        busy = sum(call.runs for call in calls)
         return DecodePoolStatistics(
             threads=self.threads,
             busy=busy,
-            waiting=self._limiter.statistics().tasks_waiting + len(self._calls) - busy,
+            waiting=self._limiter.statistics().tasks_waiting + len(calls) - busy,
             finished=self._finished,
             busy_seconds=self._busy_seconds,
+            call=self._call_times.snapshot(),
         )
 
     def __repr__(self) -> str:

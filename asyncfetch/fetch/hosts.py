@@ -1,24 +1,29 @@
-"""One gate and one set of counters per host."""
+"""One gate, one set of counters and the times of its requests per host."""
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
+from asyncfetch.observe import Histogram
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from yarl import URL
 
+    from asyncfetch.observe import Quantiles
     from asyncfetch.runtime.memory_pool import MemoryPoolStatistics
 
 __all__ = ["FetchStatistics", "Host", "HostStatistics", "Hosts", "Route"]
 
 MAX_IDLE_HOSTS = 256
-"""Idle hosts that are remembered. Signed urls of a CDN name a handful; a crawler's list must not grow for ever."""
+"""Idle hosts that are remembered, about 15 KB each. Signed urls of a CDN name a handful; a crawler's list must not grow
+for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,21 @@ class Counts:
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
 
+@dataclass(slots=True)
+class Times:
+    """How long what requests consist of took so far."""
+
+    wait: Histogram = field(default_factory=Histogram)
+    first_byte: Histogram = field(default_factory=Histogram)
+    body: Histogram = field(default_factory=Histogram)
+
+    def add(self, other: Times) -> None:
+        """Adds ``other`` to this."""
+        self.wait.merge(other.wait)
+        self.first_byte.merge(other.first_byte)
+        self.body.merge(other.body)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatistics:
     """One host at one moment."""
@@ -73,11 +93,17 @@ class HostStatistics:
     """Answers that named another url."""
     errors: int
     """Attempts that failed, repeated or not."""
+    wait: Quantiles
+    """Of requests for their turn at the limit."""
+    first_byte: Quantiles
+    """From having a connection to the answer's head, whatever it says. Web servers only."""
+    body: Quantiles
+    """From there to the last byte of an object's range that came whole. Other than web servers: the whole read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchStatistics:
-    """A fetcher at one moment. The sums cover hosts that ``hosts`` has forgotten, too."""
+    """A fetcher at one moment. Sums and quantiles cover hosts that ``hosts`` has forgotten, too."""
 
     requests: int
     """Sent, repeats and redirects included."""
@@ -97,26 +123,39 @@ class FetchStatistics:
     """Bodies that landed in memory of earlier ones."""
     idle_buffer_bytes: int
     """Memory kept for the next ones."""
+    wait: Quantiles
+    """Of requests for their turn at their host's limit."""
+    first_byte: Quantiles
+    """From having a connection to the answer's head, whatever it says. Web servers only."""
+    body: Quantiles
+    """From there to the last byte of an object's range that came whole. Other than web servers: the whole read."""
     hosts: Mapping[str, HostStatistics]
     """By origin, ``scheme://host:port``; local files are ``file://``."""
 
 
 class Host:
-    """A gate: held as ``async with host`` by every request in flight. First come, first served."""
+    """A gate: held as ``async with host`` by every request in flight. First come, first served.
 
-    __slots__ = ("_gate", "counts", "in_flight", "limit", "origin", "peak_in_flight", "route")
+    ``now`` gives seconds since some point; all of the host's times are taken with it.
+    """
 
-    def __init__(self, origin: str, limit: int, route: Route) -> None:
+    __slots__ = ("_gate", "counts", "in_flight", "limit", "now", "origin", "peak_in_flight", "route", "times")
+
+    def __init__(self, origin: str, limit: int, route: Route, now: Callable[[], float]) -> None:
         self.origin = origin
         self.limit = limit
         self.route = route
+        self.now = now
         self.counts = Counts()
+        self.times = Times()
         self.in_flight = 0
         self.peak_in_flight = 0
         self._gate = anyio.Semaphore(limit, max_value=limit, fast_acquire=True)
 
     async def __aenter__(self) -> Self:
+        since = self.now()
         await self._gate.acquire()
+        self.times.wait.record(self.now() - since)
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         return self
@@ -147,24 +186,29 @@ class Host:
             retries=self.counts.retries,
             redirects=self.counts.redirects,
             errors=self.counts.errors,
+            wait=self.times.wait.snapshot(),
+            first_byte=self.times.first_byte.snapshot(),
+            body=self.times.body.snapshot(),
         )
 
 
 class Hosts:
-    """Every host in use, and the idle ones used last."""
+    """Every host in use, and the idle ones used last. ``statistics`` may be called in any thread."""
 
-    __slots__ = ("_forgotten", "_hosts", "_limit")
+    __slots__ = ("_forgotten", "_forgotten_times", "_hosts", "_limit", "_now")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, now: Callable[[], float] = time.perf_counter) -> None:
         self._limit = limit
+        self._now = now
         self._hosts: OrderedDict[str, Host] = OrderedDict()
         self._forgotten = Counts()
+        self._forgotten_times = Times()
 
     def get(self, origin: str, route: Callable[[], Route] = Route) -> Host:
         """The host of ``origin``; ``route`` is called when it is new. Enter it before you await anything else."""
         host = self._hosts.get(origin)
         if host is None:
-            host = self._hosts[origin] = Host(origin, self._limit, route())
+            host = self._hosts[origin] = Host(origin, self._limit, route(), self._now)
             self._forget_idle(keep=host)
         else:
             self._hosts.move_to_end(origin)
@@ -176,23 +220,30 @@ class Hosts:
             return
         for host in [host for host in self._hosts.values() if host.is_idle and host is not keep][:surplus]:
             self._forgotten.add(host.counts)
+            self._forgotten_times.add(host.times)
             del self._hosts[host.origin]
 
     def statistics(self, memory: MemoryPoolStatistics) -> FetchStatistics:
-        """A snapshot, with that of the memory that bodies land in."""
-        total = Counts()
+        """A snapshot, with that of the memory that bodies land in; off the loop its figures can be one event apart."""
+        hosts = list(self._hosts.values())  # in one go, which the loop's thread can't come between
+        total, times = Counts(), Times()
         total.add(self._forgotten)
-        for host in self._hosts.values():
+        times.add(self._forgotten_times)
+        for host in hosts:
             total.add(host.counts)
+            times.add(host.times)
         return FetchStatistics(
             requests=total.requests,
             bytes=total.bytes,
             retries=total.retries,
             redirects=total.redirects,
             errors=total.errors,
-            in_flight=sum(host.in_flight for host in self._hosts.values()),
-            waiting=sum(host.waiting for host in self._hosts.values()),
+            in_flight=sum(host.in_flight for host in hosts),
+            waiting=sum(host.waiting for host in hosts),
             reused_buffers=memory.reused,
             idle_buffer_bytes=memory.idle_bytes,
-            hosts={origin: host.statistics() for origin, host in self._hosts.items()},
+            wait=times.wait.snapshot(),
+            first_byte=times.first_byte.snapshot(),
+            body=times.body.snapshot(),
+            hosts={host.origin: host.statistics() for host in hosts},
         )

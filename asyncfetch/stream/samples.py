@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from asyncfetch.errors import ClosedError
+from asyncfetch.observe import Histogram
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.stream.window import EpisodeWindow
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from asyncfetch.lerobot import HeldEpisode, LeRobotDataset, Sample, SampleBuilder
+    from asyncfetch.observe import Quantiles
     from asyncfetch.stream.order import Step
 
 __all__ = ["PassStatistics", "SamplePass", "Transform"]
@@ -34,6 +36,8 @@ class PassStatistics:
     """Delivered."""
     waited_seconds: float
     """Time that the consumer waited for samples."""
+    wait: Quantiles
+    """Of those waits, one for each few samples that were decoded together."""
     first_sample_seconds: float | None
     """From the start of the pass to its first sample; None before that."""
     open_episodes: int
@@ -107,7 +111,7 @@ class SamplePass:
         self._current: deque[Sample] = deque()
         self._closed = False
         self._delivered = 0
-        self._waited_seconds = 0.0
+        self._waits = Histogram()
         self._first_sample_seconds: float | None = None
 
     async def __aenter__(self) -> Self:
@@ -186,7 +190,7 @@ class SamplePass:
 
     def _count(self, chunk: _Chunk, waiting_since: float) -> None:
         now = time.perf_counter()
-        self._waited_seconds += now - waiting_since
+        self._waits.record(now - waiting_since)
         self._delivered += len(chunk.samples)
         if self._first_sample_seconds is None:
             self._first_sample_seconds = now - self._started_at
@@ -311,10 +315,12 @@ class SamplePass:
         self._queue[0].ready.set()
 
     def statistics(self) -> PassStatistics:
-        """A snapshot."""
+        """A snapshot; it may be taken in any thread."""
+        wait = self._waits.snapshot()
         return PassStatistics(
             samples=self._delivered,
-            waited_seconds=self._waited_seconds,
+            waited_seconds=wait.sum_seconds,
+            wait=wait,
             first_sample_seconds=self._first_sample_seconds,
             open_episodes=self._window.open_episodes,
         )

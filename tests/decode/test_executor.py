@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import anyio
 import pytest
@@ -45,6 +46,31 @@ async def test_an_error_comes_back_and_frees_the_thread() -> None:
             await pool.run(divmod, 1, 0)
     now = pool.statistics()
     assert (now.busy, now.waiting, now.finished) == (0, 0, 2)
+
+
+async def test_statistics_stand_that_calls_end_meanwhile() -> None:
+    """As they do where another thread takes them."""
+    pool = DecodePool(1)
+
+    class Ending:
+        @property
+        def runs(self) -> bool:
+            pool._calls.clear()
+            return True
+
+    pool._calls.update([Ending(), Ending()])  # type: ignore[list-item]
+    assert (pool.statistics().busy, pool.statistics().busy) == (2, 0)
+
+
+async def test_calls_are_timed() -> None:
+    pool = DecodePool(1)
+    before = pool.statistics().call
+    await pool.run(time.sleep, 0.02)
+    with pytest.raises(ZeroDivisionError):
+        await pool.run(divmod, 1, 0)
+    now = pool.statistics()
+    assert (before.count, now.call.count) == (0, 2)
+    assert 0.02 <= now.call.max_seconds <= now.call.sum_seconds == now.busy_seconds
 
 
 async def test_no_more_than_its_threads_run_at_a_time_and_all_of_them_do() -> None:

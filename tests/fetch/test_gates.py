@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -236,3 +238,70 @@ async def test_idle_hosts_are_forgotten_and_their_sums_kept() -> None:
         assert now.hosts["busy"].in_flight == 1
         assert now.requests == MAX_IDLE_HOSTS * 2
         assert hosts.get("busy") is busy
+
+
+async def test_statistics_are_taken_in_another_thread_while_hosts_come_and_go() -> None:
+    hosts = Hosts(limit=1)
+    snapshots: Future[list[int]] = Future()
+
+    def take() -> None:
+        try:
+            snapshots.set_result([len(hosts.statistics(MemoryPool(0).statistics()).hosts) for _ in range(10)])
+        except RuntimeError as error:
+            snapshots.set_exception(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    number = 0
+    while not snapshots.done():
+        hosts.get(f"host {number}")
+        number += 1
+    thread.join()
+    assert max(snapshots.result()) <= MAX_IDLE_HOSTS + 1
+
+
+async def test_the_wait_at_the_gate_is_timed() -> None:
+    now = 0.0
+    host = Hosts(limit=1, now=lambda: now).get("host")
+    async with anyio.create_task_group() as group, host:
+        group.start_soon(host.__aenter__)
+        await anyio.wait_all_tasks_blocked()
+        now = 3.0
+    wait = host.statistics().wait
+    assert (wait.count, wait.sum_seconds, wait.max_seconds) == (2, 3.0, 3.0)
+
+
+async def test_a_cancelled_wait_is_not_timed() -> None:
+    host = Hosts(limit=1).get("host")
+    async with host:
+        with anyio.move_on_after(0.01):
+            await host.__aenter__()
+    assert host.statistics().wait.count == 1
+
+
+async def test_the_times_of_forgotten_hosts_stay_in_the_total() -> None:
+    now = 0.0
+    hosts = Hosts(limit=1, now=lambda: now)
+    for number in range(MAX_IDLE_HOSTS * 2):
+        async with hosts.get(f"host {number}") as host:
+            host.times.first_byte.record(1.0)
+            host.times.body.record(2.0)
+    total = hosts.statistics(MemoryPool(0).statistics())
+    assert total.wait.count == total.first_byte.count == total.body.count == MAX_IDLE_HOSTS * 2
+    assert (total.first_byte.sum_seconds, total.body.max_seconds) == (MAX_IDLE_HOSTS * 2, 2.0)
+
+
+async def test_every_phase_of_a_request_is_timed(hasty: Fetcher, server: LyingServer, step: type[StepType]) -> None:
+    url = server.put("/x", CONTENT)
+    server.will(step(), step(status=503), step(cut=5, end="close"), step(silent="close"), step(status=302))
+    await hasty.fetch(url, 0, 100)
+    for _ in range(4):
+        with pytest.raises(AsyncFetchError):
+            await hasty.fetch(url, 0, 100)
+    now = hasty.statistics()
+    (host,) = now.hosts.values()
+    assert (now.wait, now.first_byte, now.body) == (host.wait, host.first_byte, host.body)
+    assert host.wait.count == 5
+    assert host.first_byte.count == 4  # all but the silent one
+    assert host.body.count == 1  # that came whole
+    assert host.first_byte.sum_seconds > 0

@@ -246,3 +246,10 @@ anyio.run(main)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert 'pip install "asyncfetch[fsspec]"' in ended.stdout
+
+
+async def test_statistics_name_the_server_without_the_login() -> None:
+    async with Fetcher(FetchConfig(trust_env=False)) as fetcher:
+        with pytest.raises(ConfigError):
+            await fetcher.fetch("nosuch://me:hunter2@host/x", 0, 9)
+        assert list(fetcher.statistics().hosts) == ["nosuch://***@host"]

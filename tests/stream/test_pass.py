@@ -250,6 +250,10 @@ async def test_statistics_of_a_pass(truth: DatasetTruth) -> None:
     assert after.samples == truth.num_frames
     assert after.first_sample_seconds is not None
     assert 0 < after.first_sample_seconds <= after.waited_seconds
+    assert (before.wait.count, before.waited_seconds) == (0, 0)
+    assert 0 < after.wait.count <= after.samples
+    assert after.wait.sum_seconds == after.waited_seconds
+    assert after.wait.p50_seconds <= after.wait.max_seconds <= after.waited_seconds
 
 
 def test_one_stream_on_two_loops_one_after_the_other(truth: DatasetTruth) -> None:

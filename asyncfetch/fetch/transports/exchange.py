@@ -48,11 +48,14 @@ class Exchange:
     TLS connection gracefully would wait for a server that may never answer.
     """
 
-    def __init__(self, timeouts: TimeoutConfig, host: str, *, needs_new_connection: bool) -> None:
+    def __init__(
+        self, timeouts: TimeoutConfig, host: str, *, needs_new_connection: bool, now: Callable[[], float]
+    ) -> None:
         self.needs_new_connection = needs_new_connection
         self.reused = False
         self.response: aiohttp.ClientResponse | None = None
         self._timeouts = timeouts
+        self._now = now
         self._host = host
         self._transport: asyncio.BaseTransport | None = None
         self._loop = asyncio.get_running_loop()
@@ -83,12 +86,18 @@ class Exchange:
     def connected(self, connection: Connection, *, reused: bool) -> None:
         """The connection is there; what is waited for now is the answer's first byte."""
         self._transport, self.reused = connection.transport, reused
+        self._asked_at = self._now()
         self._begin("waiting for the first byte", self._timeouts.first_byte_seconds)
 
-    def answered(self, response: aiohttp.ClientResponse) -> None:
-        """The head is there; what is waited for now is the body, chunk after chunk."""
+    def answered(self, response: aiohttp.ClientResponse) -> float:
+        """The head is there; what is waited for now is the body, chunk after chunk.
+
+        Returns:
+            The seconds that the answer took from ``connected`` on, by ``now``.
+        """
         self.response = response
         self._begin("waiting for the next bytes of the body", self._timeouts.stall_seconds)
+        return self._now() - self._asked_at
 
     def died_idle(self, error: Exception) -> bool:
         """Whether ``error``, in place of an answer, only says that the pooled connection was closed meanwhile."""

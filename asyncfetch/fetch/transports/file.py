@@ -42,6 +42,7 @@ class FileTransport:
         asked = download.asked
         async with self._hosts.get("file://") as host:
             host.counts.requests += 1
+            since = host.now()
             try:
                 await self._run(_FileRead(download, download.known))
             except AttemptFailed as failure:
@@ -52,6 +53,7 @@ class FileTransport:
                     url=download.url, start=asked.start, stop=asked.stop, attempts=1
                 ) from failure.__cause__
             download.remember()
+            host.times.body.record(host.now() - since)
             host.counts.bytes += download.landed_bytes
 
     async def _run(self, read: _FileRead) -> None:

@@ -239,7 +239,8 @@ class HttpTransport:
         needs_new_connection: bool,
     ) -> T:
         name = host_name(url)
-        with Exchange(self._config.timeouts, name, needs_new_connection=needs_new_connection) as exchange:
+        exchange = Exchange(self._config.timeouts, name, needs_new_connection=needs_new_connection, now=host.now)
+        with exchange:
             host.counts.requests += 1
             try:
                 response = await self._session.request(
@@ -256,7 +257,7 @@ class HttpTransport:
                 if exchange.died_idle(error):
                     raise PooledConnectionDied(failure.kind, failure.message) from error
                 raise failure from cause_of(error)
-            exchange.answered(response)
+            host.times.first_byte.record(exchange.answered(response))
             if response.status in REDIRECTS:
                 host.counts.redirects += 1
             return await take(exchange, response)
@@ -289,7 +290,9 @@ class HttpTransport:
             download.landed_bytes += count
             host.counts.bytes += count
 
+        since = host.now()
         await receive_body(exchange, delivery, view, landed, directly=self._directly)
+        host.times.body.record(host.now() - since)
         return None
 
     async def _take_reply(

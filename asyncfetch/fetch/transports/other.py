@@ -74,8 +74,9 @@ class OtherTransport:
 
     async def read(self, download: Download) -> None:
         """Fills ``download``."""
-        async with self._hosts.get(server_of(download.url)) as host:
+        async with self._hosts.get(_origin_of(download.url)) as host:
             host.counts.requests += 1
+            since = host.now()
             reading = _Reading(download, download.known, self._options)
             try:
                 await self._in_thread(reading.run)
@@ -90,11 +91,12 @@ class OtherTransport:
                 reading.abandon()
                 raise
             download.remember()
+            host.times.body.record(host.now() - since)
             host.counts.bytes += download.landed_bytes
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory, sorted by url; a directory among them has size 0 and a url that ends in "/"."""
-        async with self._hosts.get(server_of(url)) as host:
+        async with self._hosts.get(_origin_of(url)) as host:
             host.counts.requests += 1
             try:
                 return await self._in_thread(partial(_list, url, self._options))
@@ -168,6 +170,11 @@ class _Reading:
         """What it means that the back end returned too little or too much."""
         _check_version(info, _look(files, path, info.url))
         return AttemptFailed(InvalidResponse, message, Verdict.FATAL)
+
+
+def _origin_of(url: str) -> str:
+    """What its gate and its statistics go by: the server, whoever logs in."""
+    return redact_url(server_of(url))
 
 
 def _file_system(url: str, options: Mapping[str, Mapping[str, object]]) -> tuple[Any, str]:

@@ -1,0 +1,148 @@
+"""Statistics as Prometheus reads them, for the registry and the web server that prometheus_client has.
+
+What is exported is written down in tables: a metric, the figure of the statistics that it shows, what it means. Names
+follow Prometheus' conventions: base units, ``_total`` for what only grows. Quantiles are summaries. They are of all
+time, as in the statistics; for those of late, divide the rates of ``_sum`` and ``_count``, which gives the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Literal, cast
+
+from asyncfetch.errors import MissingDependency
+
+if TYPE_CHECKING:  # types alone: at run time this room knows nothing of the rooms above it
+    from collections.abc import Callable, Iterable, Iterator
+
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector as _Registered
+
+    from asyncfetch.fetch import FetchStatistics
+    from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.observe.quantiles import Quantiles
+    from asyncfetch.stream import PassStatistics
+else:
+    _Registered = object  # a registry asks for nothing but ``collect``
+
+__all__ = ["Collector"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A metric and the figure that it shows."""
+
+    kind: Literal["counter", "gauge", "summary"]
+    name: str
+    figure: str
+    """Where it is in the statistics, as for attrgetter."""
+    meaning: str
+
+
+BY_HOST = (
+    _Shown("counter", "requests_total", "requests", "Requests sent, repeats and redirects included."),
+    _Shown("counter", "received_bytes_total", "bytes", "Bytes of bodies, as received."),
+    _Shown("counter", "retries_total", "retries", "Attempts after the first."),
+    _Shown("counter", "redirects_total", "redirects", "Answers that named another url."),
+    _Shown("counter", "errors_total", "errors", "Attempts that failed, repeated or not."),
+    _Shown("gauge", "max_requests_in_flight", "limit", "Requests that may be in flight."),
+    _Shown("gauge", "requests_in_flight", "in_flight", "Requests between their start and the end of their body."),
+    _Shown("gauge", "requests_waiting", "waiting", "Requests that wait for their turn."),
+    _Shown("summary", "wait_seconds", "wait", "Time that requests waited for their turn."),
+    _Shown("summary", "first_byte_seconds", "first_byte", "Time from having a connection to the answer's head."),
+    _Shown("summary", "body_seconds", "body", "Time from the answer's head to the body's last byte."),
+)
+"""Of HostStatistics, labelled by host. One that was idle for long may vanish, and begins at zero when it comes back."""
+
+OF_FETCHER = (
+    _Shown("counter", "reused_buffers_total", "reused_buffers", "Bodies that landed in memory of earlier ones."),
+    _Shown("gauge", "idle_buffer_bytes", "idle_buffer_bytes", "Memory kept for the next bodies."),
+)
+"""Of FetchStatistics."""
+
+OF_DATASET = (
+    _Shown("counter", "clip_cache_hits_total", "clips.hits", "Asks for clips answered from memory."),
+    _Shown("counter", "clip_cache_misses_total", "clips.misses", "Asks for clips that began a fetch."),
+    _Shown("counter", "clip_cache_evictions_total", "clips.evictions", "Clips that made room for others."),
+    _Shown("gauge", "clip_cache_used_bytes", "clips.used_bytes", "Clips in memory."),
+    _Shown("gauge", "clip_cache_max_bytes", "clips.max_bytes", "Bound on clips in memory and on their way."),
+    _Shown("counter", "episode_hits_total", "episodes.hits", "Reads that found all of the episode in memory."),
+    _Shown("counter", "episode_misses_total", "episodes.misses", "Reads that had to wait for some of the episode."),
+    _Shown("gauge", "decode_threads", "decode.threads", "Calls that decode at a time, at most."),
+    _Shown("gauge", "decode_calls_running", "decode.busy", "Calls that decode now."),
+    _Shown("gauge", "decode_calls_waiting", "decode.waiting", "Calls that wait for a thread."),
+    _Shown("summary", "decode_seconds", "decode.call", "Time that a call decoded; it makes a few samples."),
+)
+"""Of DatasetStatistics, beside those of its fetcher."""
+
+OF_PASS = (
+    _Shown("counter", "samples_total", "samples", "Samples delivered to the consumer."),
+    _Shown("gauge", "open_episodes", "open_episodes", "Episodes in memory or on their way."),
+    _Shown("summary", "consumer_wait_seconds", "wait", "Time that the consumer waited for the next few samples."),
+)
+"""Of PassStatistics."""
+
+
+class Collector(_Registered):
+    """Shows statistics to Prometheus, under names that begin with ``asyncfetch_``, taken afresh at each scrape.
+
+        prometheus_client.REGISTRY.register(Collector(fetcher.statistics))
+
+    A registry shows each name once, so one collector of a fetcher or dataset and one of a pass fit into it; give
+    others a registry of their own. Hosts are named ``scheme://host:port``, without login, path and signature.
+
+    Args:
+        statistics: Gives the snapshot to show: ``statistics`` of a Fetcher, dataset, stream or pass. It is called in
+            the thread that scrapes. Nothing is shown while it gives None. What it raises fails the scrape.
+
+    Raises:
+        MissingDependency: prometheus_client isn't installed.
+    """
+
+    def __init__(self, statistics: Callable[[], FetchStatistics | DatasetStatistics | PassStatistics | None]) -> None:
+        self._statistics = statistics
+        try:
+            import prometheus_client.core
+        except ImportError as error:
+            message = 'metrics for Prometheus need prometheus_client: pip install "asyncfetch[metrics]"'
+            raise MissingDependency(message) from error
+        self._core = prometheus_client.core
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of one snapshot. Called by the registry."""
+        now = self._statistics()
+        if now is None:
+            return
+        if hasattr(now, "hosts"):  # not isinstance: their classes are of rooms above
+            yield from self._of_fetcher(cast("FetchStatistics", now))
+        elif hasattr(now, "fetch"):
+            yield from self._of_fetcher(now.fetch)
+            yield from self._metrics(OF_DATASET, [({}, now)])
+        else:
+            yield from self._metrics(OF_PASS, [({}, now)])
+
+    def _of_fetcher(self, now: FetchStatistics) -> Iterator[Metric]:
+        yield from self._metrics(BY_HOST, [({"host": origin}, host) for origin, host in now.hosts.items()])
+        yield from self._metrics(OF_FETCHER, [({}, now)])
+
+    def _metrics(self, table: Iterable[_Shown], rows: list[tuple[dict[str, str], object]]) -> Iterator[Metric]:
+        """A metric for each line of ``table``, with a sample for each of the rows, which are labels and statistics."""
+        for shown in table:
+            name, figure = f"asyncfetch_{shown.name}", attrgetter(shown.figure)
+            metric = self._core.Metric(name.removesuffix("_total"), shown.meaning, shown.kind)
+            for labels, statistics in rows:
+                if shown.kind == "summary":
+                    _add_summary(metric, labels, figure(statistics))
+                else:
+                    metric.add_sample(name, labels, figure(statistics))
+            yield metric
+
+
+def _add_summary(metric: Metric, labels: dict[str, str], times: Quantiles) -> None:
+    if times.count:  # a quantile of nothing isn't zero
+        metric.add_sample(metric.name, labels | {"quantile": "0.5"}, times.p50_seconds)
+        metric.add_sample(metric.name, labels | {"quantile": "0.95"}, times.p95_seconds)
+        metric.add_sample(metric.name, labels | {"quantile": "0.99"}, times.p99_seconds)
+    metric.add_sample(f"{metric.name}_sum", labels, times.sum_seconds)
+    metric.add_sample(f"{metric.name}_count", labels, times.count)

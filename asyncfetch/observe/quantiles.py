@@ -1,0 +1,112 @@
+"""Durations, counted in buckets whose widths grow with them.
+
+A list of all durations would grow for ever, and a sample of them forgets the rare slow ones, which are what one asks
+about. So the logarithm of a duration is its bucket, as in DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-
+mergeable quantile sketch with relative-error guarantees", VLDB 2019): every duration of a bucket lies within
+RELATIVE_ERROR of the bucket's value, however the durations are distributed, and two histograms merge by addition.
+
+DDSketch grows and collapses its buckets to fit any numbers. Ours are durations, so their range is known and fixed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import accumulate
+from math import ceil, log
+from operator import add
+
+__all__ = ["Histogram", "Quantiles"]
+
+RELATIVE_ERROR = 0.02
+"""Of each quantile. 1 % would double the memory to tell nobody more."""
+SHORTEST_SECONDS = 1e-6
+"""The first bucket has this and all that is shorter: no two clock readings tell those apart."""
+LONGEST_SECONDS = 3600.0
+"""The last bucket has all that is longer. Every phase of a request has a limit well below."""
+
+_GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
+"""Upper bound of a bucket by its lower one."""
+_BUCKETS_PER_E = 1 / log(_GAMMA)
+_LAST = ceil(log(LONGEST_SECONDS / SHORTEST_SECONDS) * _BUCKETS_PER_E)
+_EMPTY = array("Q", bytes(8 * (_LAST + 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantiles:
+    """Durations at one moment: all that were recorded since the start. Zeros where there were none.
+
+    A quantile is the shortest duration that so many are no longer than, within 2 %.
+    """
+
+    count: int
+    """Durations recorded."""
+    sum_seconds: float
+    """All of them together."""
+    p50_seconds: float
+    """The median."""
+    p95_seconds: float
+    """19 of 20 took no longer."""
+    p99_seconds: float
+    """99 of 100 took no longer."""
+    max_seconds: float
+    """The longest, exactly."""
+
+
+class Histogram:
+    """Counts durations. Takes 4.5 KB, however many there are.
+
+    Not thread-safe for several writers: two that record at once may lose one of their durations. ``snapshot`` may be
+    called in any thread; its quantiles are of one moment, its sum and maximum perhaps of one duration earlier or later.
+    """
+
+    __slots__ = ("_counts", "_max_seconds", "_sum_seconds")
+
+    def __init__(self) -> None:
+        self._counts = _EMPTY[:]
+        self._sum_seconds = 0.0
+        self._max_seconds = 0.0
+
+    def record(self, seconds: float) -> None:
+        """Counts one duration, finite and not negative."""
+        bucket = 0
+        if seconds > SHORTEST_SECONDS:
+            bucket = min(ceil(log(seconds / SHORTEST_SECONDS) * _BUCKETS_PER_E), _LAST)
+        self._counts[bucket] += 1
+        self._sum_seconds += seconds
+        if seconds > self._max_seconds:
+            self._max_seconds = seconds
+
+    def merge(self, other: Histogram) -> None:
+        """Counts all durations of ``other``, too; as if they had been recorded here."""
+        self._counts = array("Q", map(add, self._counts, other._counts))
+        self._sum_seconds += other._sum_seconds
+        self._max_seconds = max(self._max_seconds, other._max_seconds)
+
+    def snapshot(self) -> Quantiles:
+        """What was recorded so far."""
+        up_to = list(accumulate(self._counts[:]))  # the copy is made in one go, which other threads can't come between
+        count, longest = up_to[-1], self._max_seconds
+
+        def quantile(percent: int) -> float:
+            rank = -(-count * percent // 100)  # in whole numbers: 0.95 * 20 isn't quite 19 in floats
+            return min(_value(bisect_left(up_to, rank)), longest)
+
+        return Quantiles(
+            count=count,
+            sum_seconds=self._sum_seconds,
+            p50_seconds=quantile(50),
+            p95_seconds=quantile(95),
+            p99_seconds=quantile(99),
+            max_seconds=longest,
+        )
+
+
+def _value(bucket: int) -> float:
+    """The duration that is within RELATIVE_ERROR of all in the bucket but the first and the last one."""
+    if bucket == 0:
+        return SHORTEST_SECONDS
+    if bucket == _LAST:
+        return float("inf")  # the longest one, then
+    return SHORTEST_SECONDS * _GAMMA**bucket * 2 / (1 + _GAMMA)
