@@ -104,12 +104,14 @@ class FetchConfig:
     """Requests in flight to one (scheme, host, port). 64 connections were the best of 4-128 on a Hub bucket."""
     max_gap_bytes: int = 64 * KIB
     """Longest run of unasked bytes that fetch_many reads over to save a request, where it has more requests than may be
-    in flight. At 4 MiB/s it takes 16 ms; a first byte takes 50 and more."""
+    in flight: 1,000 ranges of 4 KiB so far apart took 0.39 s instead of 0.94 s at 50 ms and 4 MiB/s a stream, and a
+    third of the CPU. Over gaps of 256 KiB it took longer than without."""
     max_span_bytes: int = 16 * MIB
     """Longest request that fetch_many makes of several ranges; 0 asks for each range by itself. S3's guide advises
     requests of 8-16 MiB."""
     part_bytes: int = 8 * MIB
-    """Longer ranges are fetched in parts, side by side. What aws-c-s3 takes; S3's guide advises 8-16 MiB."""
+    """Longer ranges are fetched in parts, side by side. What aws-c-s3 takes; S3's guide advises 8-16 MiB. 32 MiB took
+    2.1 s at 4 MiB/s a stream, 0.6 s in parts of 2 MiB, and the same CPU within a fifth in parts of 2-64 MiB."""
     timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
     max_redirects: int = 10

@@ -109,8 +109,12 @@ def plan_requests(
     spans = _join(closed, min(HEADERS_BYTES, max_gap_bytes), min(SHORT_BYTES, max_span_bytes))
     if len(spans) > streams:
         covered_bytes = sum(span.stop - span.start for span in _join(closed, max_gap_bytes, None))
-        even_bytes = max(SHORT_BYTES, covered_bytes // streams)
-        spans = _join(closed, max_gap_bytes, min(even_bytes, max_span_bytes))
+        even_bytes = max(SHORT_BYTES, -(-covered_bytes // streams))
+        # With room for one more, each gets its even share at least: a few requests too many would take a whole turn.
+        room_bytes = max_gap_bytes + max(
+            (stop - start for _, start, stop in closed if stop - start <= even_bytes), default=0
+        )
+        spans = _join(closed, max_gap_bytes, min(even_bytes + room_bytes, max_span_bytes))
     requests += [span.request(order) for span in spans]
     return sorted(requests, key=lambda request: order[request.serves[0]])
 
