@@ -25,6 +25,7 @@ from asyncfetch.errors import (
     RangeNotSatisfiable,
     Throttled,
 )
+from asyncfetch.fetch.transports import exchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -392,6 +393,7 @@ FAULTS = [
     changes_at=st.none() | st.integers(1, 3),
 )
 async def test_right_bytes_or_an_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
     lying_server: type[LyingServer],
     fetcher_with: Callable[..., Fetcher],
     step: type[StepType],
@@ -401,6 +403,8 @@ async def test_right_bytes_or_an_error_of_ours(
     etag: str | None,
     changes_at: int | None,
 ) -> None:
+    # An error's body that never comes is waited for so long; some hundred of them would be minutes.
+    monkeypatch.setattr(exchange, "DRAIN_LIMIT_SECONDS", 0.02)
     old, new = CONTENT[:size], CONTENT[5000 : 5000 + size]
     start, stop = ask
     async with lying_server() as server, fetcher_with(retry=RetryConfig(attempts=4)) as fetcher:
