@@ -22,7 +22,7 @@ from asyncfetch.errors import (
     WrongLoop,
 )
 from asyncfetch.lerobot import dataset as dataset_module
-from asyncfetch.lerobot import open_dataset
+from asyncfetch.lerobot import episode_cache, open_dataset
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import Fault, FaultOnce, read_identity
 from tests.lerobot.serving import (
@@ -124,7 +124,10 @@ def many_files(library: Library) -> DatasetTruth:
     return library(episodes=24, length=5, width=64, height=64, distinct_videos=1, episodes_per_video_file=1)
 
 
-async def test_the_first_clips_are_fetched_before_the_last_indexes(many_files: DatasetTruth) -> None:
+async def test_the_first_clips_are_fetched_before_the_last_indexes(
+    many_files: DatasetTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episode_cache, "PREPARED_AT_ONCE", 8)
     async with serve(many_files, first_byte_seconds=0.05) as served:
         await gather(*(partial(served.dataset.ready, episode) for episode in range(24)))
         indexes = [request for request in served.requests("/videos/") if request.start == 0]
