@@ -85,16 +85,17 @@ class RangeStream:
     def __init__(
         self,
         ranges: Sequence[ByteRange],
-        requests: Iterable[Request],
+        plan: Callable[[Sequence[ByteRange]], Awaitable[list[Request]]],
         fetch: Callable[[Request], Awaitable[Mapping[ByteRange, memoryview]]],
         *,
         workers: int,
     ) -> None:
-        """``requests`` bring all of ``ranges``; ``fetch`` gives what one of them serves."""
+        """``plan`` gives the requests that bring all of ``ranges``; ``fetch`` gives what one of them serves."""
+        self._ranges = ranges
         self._indices: dict[ByteRange, list[int]] = {}
         for index, one in enumerate(ranges):
             self._indices.setdefault(one, []).append(index)
-        self._requests = requests
+        self._plan = plan
         self._fetch = fetch
         self._workers = workers
         self._failure: Exception | None = None
@@ -147,8 +148,7 @@ class RangeStream:
         # An error must not leave this task: it would cancel the consumer wherever it awaits, and not tell it why.
         with self._send:
             try:
-                await for_each(
-                    self._requests, work, key=lambda request: server_of(request.range.url), workers=self._workers
-                )
+                requests = await self._plan(self._ranges)
+                await for_each(requests, work, key=lambda request: server_of(request.range.url), workers=self._workers)
             except Exception as error:  # noqa: BLE001 - raised where the consumer asks for the next range
                 self._failure = error

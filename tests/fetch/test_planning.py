@@ -6,19 +6,24 @@ import asyncio
 import gc
 import random
 import re
+import threading
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from asyncfetch.errors import FetchTimeout, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable
+from asyncfetch.fetch import Fetcher, engine
+from asyncfetch.fetch.batch import plan_batch
+from asyncfetch.fetch.engine import PLANNED_ON_THE_LOOP
 from asyncfetch.ranges import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from asyncfetch.fetch import Fetcher
+    from asyncfetch.config import FetchConfig
+    from asyncfetch.ranges import Request
     from tests.fetch.conftest import LyingServer
     from tests.fetch.conftest import Step as StepType
 
@@ -231,3 +236,27 @@ async def test_nothing_is_written_to_the_buffer_after_a_cancelled_read_in_parts(
         server.every = lambda _: None
         assert await fetcher.fetch(url, 0, 10) == CONTENT[:10]
         assert buffer == bytes(5 * PART)
+
+
+@pytest.mark.parametrize("verb", ["fetch_many", "fetch_stream"])
+async def test_many_ranges_are_planned_off_the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str) -> None:
+    content = random.Random(0).randbytes(2 * PLANNED_ON_THE_LOOP)
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    threads: set[int] = set()
+
+    def plan(ranges: Sequence[ByteRange], config: FetchConfig) -> list[Request]:
+        threads.add(threading.get_ident())
+        return plan_batch(ranges, config)
+
+    monkeypatch.setattr(engine, "plan_batch", plan)
+    ranges = [ByteRange(str(path), start, start + 2) for start in range(PLANNED_ON_THE_LOOP + 1)]
+    async with Fetcher() as fetcher:
+        if verb == "fetch_many":
+            views = dict(enumerate(await fetcher.fetch_many(ranges)))
+        else:
+            async with fetcher.fetch_stream(ranges) as stream:
+                views = {index: view async for index, view in stream}
+    assert all(views[index] == content[one.start : one.stop] for index, one in enumerate(ranges))
+    assert threads
+    assert threading.get_ident() not in threads
