@@ -54,9 +54,15 @@ class RetryConfig:
     """Upper bound of any wait that the server didn't ask for."""
     retry_after_maximum_seconds: float = 60.0
     """A server's Retry-After above this ends the request as Throttled instead of being waited for."""
+    budget: int = 500
+    """Repeats that a host may be ahead of its answers, over all ranges; beyond it failures are raised at once. The
+    tokens of aws-c-s3 and botocore, but one for a repeat instead of 5 or 10, and one back for each answer: theirs runs
+    dry where 3 in 10 requests fail at random, and of those in flight when a server restarts. Repeats at the time that
+    a server names are free. 0 allows no others."""
 
     def __post_init__(self) -> None:
         _require(self.attempts >= 1, f"attempts must be at least 1, not {self.attempts}")
+        _require(self.budget >= 0, f"budget must not be negative, not {self.budget}: 0 repeats nothing unasked")
         for name in ("total_seconds", "initial_seconds", "maximum_seconds", "retry_after_maximum_seconds"):
             _require(getattr(self, name) >= 0, f"{name} must not be negative")
 
@@ -101,7 +107,17 @@ class FetchConfig:
     """How objects are asked for."""
 
     max_requests_per_host: int = 64
-    """Requests in flight to one (scheme, host, port). 64 connections were the best of 4-128 on a Hub bucket."""
+    """Most requests in flight to one (scheme, host, port). 64 connections were the best of 4-128 on a Hub bucket. Raise
+    it for a store that stands more, and the limit grows as long as that brings more."""
+    initial_requests_per_host: int = 64
+    """What the limit begins with, or ``max_requests_per_host`` where that is less. Lower, a stream starts slowly."""
+    min_requests_per_host: int = 4
+    """Fewest that throttling and late answers bring the limit down to, or ``max_requests_per_host`` where that is less.
+    Where 4 are too many a server asks for pauses, which are kept. xet-core goes down to 1, aws-c-s3 to 10."""
+    learn_limit: bool = True
+    """Whether the limit of a web server moves between these bounds: up while goodput grows and requests wait for it,
+    down where the server says 429 or 503, or answers late. False holds it at ``max_requests_per_host``; a server's
+    Retry-After pauses its requests either way."""
     max_gap_bytes: int = 64 * KIB
     """Longest run of unasked bytes that fetch_many reads over to save a request, where it has more requests than may be
     in flight: 1,000 ranges of 4 KiB so far apart took 0.39 s instead of 0.94 s at 50 ms and 4 MiB/s a stream, and a
@@ -143,7 +159,8 @@ class FetchConfig:
     """Objects whose version and size are remembered, about 200 bytes each; the least recently used is forgotten."""
 
     def __post_init__(self) -> None:
-        _require(self.max_requests_per_host >= 1, "max_requests_per_host must be at least 1")
+        for name in ("max_requests_per_host", "initial_requests_per_host", "min_requests_per_host"):
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
         _require(self.max_gap_bytes >= 0, f"max_gap_bytes must not be negative, not {self.max_gap_bytes}")
         _require(self.max_span_bytes >= 0, f"max_span_bytes must not be negative, not {self.max_span_bytes}")
         _require(self.part_bytes >= 1, f"part_bytes must be at least 1, not {self.part_bytes}")
@@ -214,6 +231,8 @@ class StreamConfig:
             fetch=replace(
                 self.fetch,
                 max_requests_per_host=_share("max_requests_per_host", self.fetch.max_requests_per_host, workers),
+                initial_requests_per_host=max(1, self.fetch.initial_requests_per_host // workers),
+                min_requests_per_host=max(1, self.fetch.min_requests_per_host // workers),
             ),
             max_bytes=max(1, self.max_bytes // workers),
             decoded_max_bytes=max(1, self.decoded_max_bytes // workers),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import anyio
 
 from asyncfetch.errors import ClosedError
+from asyncfetch.fetch.gate import one_caller
 from asyncfetch.ranges import ByteRange, Request, plan_requests
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ async def for_each(
 ) -> None:
     """Awaits ``work(item)`` for every item, at most ``workers`` at a time of one key, in the items' order.
 
-    Items of different keys don't wait for each other. The first exception cancels the rest and is raised by itself,
-    not in a group.
+    Items of different keys don't wait for each other. At gates all are one caller's. The first exception cancels the
+    rest and is raised by itself, not in a group.
     """
     queues: dict[str, list[T]] = {}
     for item in items:
@@ -66,11 +67,12 @@ async def for_each(
             failure = failure or error
             group.cancel_scope.cancel()
 
-    async with anyio.create_task_group() as group:
-        for queue in queues.values():
-            shared = iter(queue)
-            for _ in range(min(workers, len(queue))):
-                group.start_soon(worker, shared)
+    with one_caller():
+        async with anyio.create_task_group() as group:
+            for queue in queues.values():
+                shared = iter(queue)
+                for _ in range(min(workers, len(queue))):
+                    group.start_soon(worker, shared)
     if failure is not None:
         raise failure
 

@@ -1,4 +1,4 @@
-"""One gate, one set of counters and the times of its requests per host."""
+"""One gate with its limit, one set of counters and the times of its requests per host."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Self
 
-import anyio
-
+from asyncfetch.errors import Throttled
+from asyncfetch.fetch.gate import Gate
+from asyncfetch.fetch.limit import LearnedLimit
+from asyncfetch.fetch.retry import Clock, RetryBudget
 from asyncfetch.observe import Histogram
 
 if TYPE_CHECKING:
@@ -16,14 +18,18 @@ if TYPE_CHECKING:
 
     from yarl import URL
 
+    from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch.retry import AttemptFailed
     from asyncfetch.observe import Quantiles
     from asyncfetch.runtime.memory_pool import MemoryPoolStatistics
 
-__all__ = ["FetchStatistics", "Host", "HostStatistics", "Hosts", "Route"]
+__all__ = ["FetchStatistics", "Host", "HostStatistics", "Hosts", "Route", "Turn"]
 
 MAX_IDLE_HOSTS = 256
 """Idle hosts that are remembered, about 15 KB each. Signed urls of a CDN name a handful; a crawler's list must not grow
 for ever."""
+PAUSE_SPREAD = 0.1
+"""Share of a pause that is added to it at random, for each request anew: all ranks of a job are paused together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ class Counts:
     retries: int = 0
     redirects: int = 0
     errors: int = 0
+    throttled: int = 0
 
     def add(self, other: Counts) -> None:
         """Adds ``other`` to this."""
@@ -76,13 +83,13 @@ class HostStatistics:
     """One host at one moment."""
 
     limit: int
-    """Requests that may be in flight."""
+    """Requests that may be in flight now."""
     in_flight: int
     """Requests between their start and the end of their body."""
     peak_in_flight: int
     """Most that ever were."""
     waiting: int
-    """Requests that wait for one of those to end."""
+    """Requests that wait for one of those to end, or for the end of a pause that the host asked for."""
     requests: int
     """Sent, repeats and redirects included."""
     bytes: int
@@ -93,6 +100,10 @@ class HostStatistics:
     """Answers that named another url."""
     errors: int
     """Attempts that failed, repeated or not."""
+    throttled: int
+    """Of those, the ones that were answered 429 or 503."""
+    retry_budget: int
+    """Repeats that may be made before the next answer comes; see RetryConfig.budget."""
     wait: Quantiles
     """Of requests for their turn at the limit."""
     first_byte: Quantiles
@@ -115,10 +126,12 @@ class FetchStatistics:
     """Answers that named another url."""
     errors: int
     """Attempts that failed, repeated or not."""
+    throttled: int
+    """Of those, the ones that were answered 429 or 503."""
     in_flight: int
     """Requests between their start and the end of their body, over all hosts."""
     waiting: int
-    """Requests that wait for their host's limit."""
+    """Requests that wait for their host's limit or pause."""
     reused_buffers: int
     """Bodies that landed in memory of earlier ones."""
     idle_buffer_bytes: int
@@ -134,45 +147,110 @@ class FetchStatistics:
 
 
 class Host:
-    """A gate: held as ``async with host`` by every request in flight. First come, first served.
+    """What is known of a host. A request to it holds a turn: ``async with host.turn() as turn``.
 
     ``now`` gives seconds since some point; all of the host's times are taken with it.
     """
 
-    __slots__ = ("_gate", "counts", "in_flight", "limit", "now", "origin", "peak_in_flight", "route", "times")
+    __slots__ = (
+        "_clock", "_config", "_gate", "_learned", "_paused_until", "_pausing", "budget", "counts", "in_flight", "now",
+        "origin", "peak_in_flight", "route", "times",
+    )  # fmt: skip
 
-    def __init__(self, origin: str, limit: int, route: Route, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        origin: str,
+        route: Route,
+        config: FetchConfig,
+        *,
+        clock: Clock,
+        now: Callable[[], float],
+        learns: bool,
+    ) -> None:
         self.origin = origin
-        self.limit = limit
         self.route = route
         self.now = now
         self.counts = Counts()
         self.times = Times()
+        self.budget = RetryBudget(config.retry.budget)
         self.in_flight = 0
         self.peak_in_flight = 0
-        self._gate = anyio.Semaphore(limit, max_value=limit, fast_acquire=True)
+        self._config = config
+        self._clock = clock
+        self._learned = _learned_limit(config) if learns else None
+        self._gate = Gate(self._learned.limit if self._learned else config.max_requests_per_host)
+        self._paused_until = 0.0
+        self._pausing = 0
 
-    async def __aenter__(self) -> Self:
-        since = self.now()
-        await self._gate.acquire()
-        self.times.wait.record(self.now() - since)
-        self.in_flight += 1
-        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
-        return self
+    def turn(self) -> Turn:
+        """For one request, once."""
+        return Turn(self)
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.in_flight -= 1
-        self._gate.release()
+    @property
+    def limit(self) -> int:
+        """Requests that may be in flight now."""
+        return self._gate.limit
 
     @property
     def waiting(self) -> int:
-        """Requests that wait at the gate."""
-        return self._gate.statistics().tasks_waiting
+        """Requests that wait at the gate, or behind it for the end of a pause."""
+        return self._gate.waiting + self._pausing
 
     @property
     def is_idle(self) -> bool:
         """Whether nobody is in or waits."""
-        return self.in_flight == 0 and self.waiting == 0
+        return self._gate.in_use == 0 and self._gate.waiting == 0
+
+    async def _enter(self) -> bool:
+        urgent = await self._gate.enter()
+        if self._clock.monotonic() < self._paused_until:
+            try:
+                await self._wait_out_pause()
+            except BaseException:
+                self._gate.leave(urgent=urgent)
+                raise
+        self.in_flight += 1
+        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
+        return urgent
+
+    def _leave(self, *, urgent: bool) -> None:
+        self.in_flight -= 1
+        self._gate.leave(urgent=urgent)
+
+    async def _wait_out_pause(self) -> None:
+        # With a place in the gate: nobody else may ask either, and the gate needs no timer of its own.
+        self._pausing += 1
+        try:
+            while (left := self._paused_until - self._clock.monotonic()) > 0:
+                await self._clock.sleep(left * (1 + PAUSE_SPREAD * self._clock.uniform()))
+        finally:
+            self._pausing -= 1
+
+    def _pause(self, seconds: float) -> None:
+        """Nobody asks the host before so many seconds are over, unless they are more than anybody waits."""
+        if seconds <= self._config.retry.retry_after_maximum_seconds:
+            self._paused_until = max(self._paused_until, self._clock.monotonic() + seconds)
+
+    def _refused(self, seconds: float, pause_seconds: float | None) -> None:
+        self.counts.throttled += 1
+        if pause_seconds:
+            self._pause(pause_seconds)
+        if self._learned is not None:
+            self._learned.refused(self.now(), seconds=seconds, pause_seconds=pause_seconds or 0.0)
+            self._gate.limit = self._learned.limit
+
+    def _answered(self, seconds: float, first_byte_seconds: float, size_bytes: int) -> None:
+        self.budget.give_back()
+        if self._learned is not None:
+            self._learned.ended(
+                self.now(),
+                seconds=seconds,
+                first_byte_seconds=first_byte_seconds,
+                size_bytes=size_bytes,
+                in_flight=self.in_flight,
+                others_waited=self._gate.waiting > 0,
+            )
+            self._gate.limit = self._learned.limit
 
     def statistics(self) -> HostStatistics:
         """A snapshot."""
@@ -186,29 +264,92 @@ class Host:
             retries=self.counts.retries,
             redirects=self.counts.redirects,
             errors=self.counts.errors,
+            throttled=self.counts.throttled,
+            retry_budget=self.budget.left,
             wait=self.times.wait.snapshot(),
             first_byte=self.times.first_byte.snapshot(),
             body=self.times.body.snapshot(),
         )
 
 
+class Turn:
+    """One request's turn at its host: from the end of its wait to the end of its body.
+
+    It tells the host how the request ended: ``answered`` when its head is there, ``landed`` with the bytes behind it,
+    or ``failed``.
+    """
+
+    __slots__ = ("_asked_at", "_entered_at", "_first_byte_seconds", "_size_bytes", "_urgent", "host", "waited_seconds")
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self._first_byte_seconds: float | None = None
+        self._size_bytes = 0
+
+    async def __aenter__(self) -> Self:
+        since = self.host.now()
+        self._urgent = await self.host._enter()
+        self._entered_at = self.host.now()
+        self.waited_seconds = self._entered_at - since
+        self.host.times.wait.record(self.waited_seconds)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        host = self.host
+        if kind is None and self._first_byte_seconds is not None:
+            host._answered(host.now() - self._asked_at, self._first_byte_seconds, self._size_bytes)
+        host._leave(urgent=self._urgent)
+
+    def answered(self, first_byte_seconds: float) -> None:
+        """The answer's head is there, so many seconds after the request had its connection."""
+        self.host.times.first_byte.record(first_byte_seconds)
+        self._first_byte_seconds = first_byte_seconds
+        self._asked_at = self.host.now() - first_byte_seconds
+
+    def landed(self, count: int) -> None:
+        """So many bytes of the body came."""
+        self._size_bytes += count
+        self.host.counts.bytes += count
+
+    def failed(self, failure: AttemptFailed) -> None:
+        """The attempt is over, and didn't bring what was asked."""
+        host = self.host
+        host.counts.errors += 1
+        failure.budget, failure.waited_seconds = host.budget, self.waited_seconds
+        if failure.kind is Throttled:
+            host._refused(host.now() - self._entered_at, failure.retry_after)
+
+
 class Hosts:
     """Every host in use, and the idle ones used last. ``statistics`` may be called in any thread."""
 
-    __slots__ = ("_forgotten", "_forgotten_times", "_hosts", "_limit", "_now")
+    __slots__ = ("_clock", "_config", "_forgotten", "_forgotten_times", "_hosts", "_now")
 
-    def __init__(self, limit: int, now: Callable[[], float] = time.perf_counter) -> None:
-        self._limit = limit
+    def __init__(
+        self, config: FetchConfig, clock: Clock | None = None, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """``clock`` is that of pauses, None the real one; ``now`` that of what is measured."""
+        self._config = config
+        self._clock = clock or Clock()
         self._now = now
         self._hosts: OrderedDict[str, Host] = OrderedDict()
         self._forgotten = Counts()
         self._forgotten_times = Times()
 
-    def get(self, origin: str, route: Callable[[], Route] = Route) -> Host:
-        """The host of ``origin``; ``route`` is called when it is new. Enter it before you await anything else."""
+    def get(self, origin: str, route: Callable[[], Route] | None = None) -> Host:
+        """The host of ``origin``. Take a turn at it before you await anything else.
+
+        Args:
+            origin: Scheme, host and port.
+            route: Of a web server, called when it is new. What has none, a disk or a back end with threads of its own,
+                doesn't learn its limit.
+        """
         host = self._hosts.get(origin)
         if host is None:
-            host = self._hosts[origin] = Host(origin, self._limit, route(), self._now)
+            learns = route is not None and self._config.learn_limit
+            where = Route() if route is None else route()
+            host = Host(origin, where, self._config, clock=self._clock, now=self._now, learns=learns)
+            self._hosts[origin] = host
             self._forget_idle(keep=host)
         else:
             self._hosts.move_to_end(origin)
@@ -238,6 +379,7 @@ class Hosts:
             retries=total.retries,
             redirects=total.redirects,
             errors=total.errors,
+            throttled=total.throttled,
             in_flight=sum(host.in_flight for host in hosts),
             waiting=sum(host.waiting for host in hosts),
             reused_buffers=memory.reused,
@@ -247,3 +389,11 @@ class Hosts:
             body=times.body.snapshot(),
             hosts={host.origin: host.statistics() for host in hosts},
         )
+
+
+def _learned_limit(config: FetchConfig) -> LearnedLimit:
+    highest = config.max_requests_per_host
+    lowest = min(config.min_requests_per_host, highest)
+    return LearnedLimit(
+        lowest=lowest, initial=max(lowest, min(config.initial_requests_per_host, highest)), highest=highest
+    )

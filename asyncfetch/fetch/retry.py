@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import RetryConfig
 
-__all__ = ["AttemptFailed", "Clock", "Retries", "Verdict", "cause_of", "pause_seconds", "retry_after_seconds"]
+__all__ = [
+    "AttemptFailed",
+    "Clock",
+    "Retries",
+    "RetryBudget",
+    "Verdict",
+    "cause_of",
+    "pause_seconds",
+    "retry_after_seconds",
+]
 
 # One quota of RateLimit, draft 8 and later: "name";r=REMAINING;t=SECONDS.
 _QUOTA = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})\b")
@@ -64,6 +73,12 @@ class AttemptFailed(Exception):
     """Seconds that the server asked us to wait; None where it didn't."""
     host: str | None = None
     """``host:port`` that the attempt ended at, after redirects."""
+    budget: RetryBudget | None = None
+    """Of the host that it ended at; None where it got to none."""
+    is_over_budget: bool = False
+    """Whether that was empty when it should have been repeated."""
+    waited_seconds: float = 0.0
+    """For its turn at that host."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Of the answer that refused, found by names of any case."""
     fields: Mapping[str, object] = field(default_factory=dict)
@@ -93,10 +108,39 @@ def cause_of(error: BaseException) -> BaseException | None:
     return None
 
 
+class RetryBudget:
+    """How many more requests to one host may be repeats. All ranges of that host share it.
+
+    Repeats help where failures are few and far between. A host that fails most of what it is asked is only kept from
+    recovering by them, and its errors from those who should hear of them. So a repeat takes a token and an answer that
+    brought what was asked gives one back: as long as half of all requests succeed it lasts for ever, and a host that
+    has gone is given up after ``size`` repeats altogether rather than after some for each range.
+
+    A repeat at the time that the server named (Retry-After, RateLimit) takes none: it is what was asked for.
+    """
+
+    __slots__ = ("_size", "left")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.left = size
+
+    def take(self) -> bool:
+        """Whether there was a token to take."""
+        if not self.left:
+            return False
+        self.left -= 1
+        return True
+
+    def give_back(self) -> None:
+        """A request brought what was asked."""
+        self.left = min(self.left + 1, self._size)
+
+
 class Retries:
     """The retry policy over the attempts for one range.
 
-    Not shared between ranges. ``delay_after`` is the only decision; it never sleeps.
+    Not shared between ranges, but for the budget of each host. ``delay_after`` is the only decision; it never sleeps.
     """
 
     __slots__ = ("_config", "_failures", "_lies", "_started", "_uniform")
@@ -111,11 +155,14 @@ class Retries:
     def delay_after(self, failure: AttemptFailed, *, progressed: bool, now: float) -> float | None:
         """Seconds to wait before the next attempt, or None to give up.
 
-        Progress (bytes that need not be fetched again) starts the count of attempts afresh, never the total time. A
-        server's Retry-After is waited out in full, plus the jitter that any retry has, so that those who were turned
-        away together don't come back together.
+        Progress (bytes that need not be fetched again) starts the count of attempts afresh, never the total time, in
+        which the wait for a turn at the host doesn't count. A server's Retry-After is waited out in full, plus the
+        jitter that any retry has, so that those who were turned away together don't come back together.
+
+        Its host's budget is asked last, and only for a repeat that will be made; an empty one is noted in ``failure``.
         """
         config = self._config
+        self._started += failure.waited_seconds
         if progressed:
             self._failures = 0
         self._failures += 1
@@ -127,11 +174,25 @@ class Retries:
         # The exponent is capped because 2.0**1024 overflows; no wait grows beyond the maximum anyway.
         bound = min(config.initial_seconds * 2.0 ** min(self._failures - 1, 60), config.maximum_seconds)
         delay = (failure.retry_after or 0.0) + self._uniform() * bound
-        return delay if now + delay <= self._started + config.total_seconds else None
+        if now + delay > self._started + config.total_seconds:
+            return None
+        if failure.budget is not None and not failure.retry_after and not failure.budget.take():
+            failure.is_over_budget = True
+            return None
+        return delay
 
 
 def giving_up(failure: AttemptFailed, config: RetryConfig) -> AttemptFailed:
-    """The failure as it is told to the user: a Retry-After that is too long to wait for is throttling, and says so."""
+    """The failure as it is told to the user: with the reason where it isn't in the failure itself.
+
+    A Retry-After that is too long to wait for is throttling, whatever the status.
+    """
+    if failure.is_over_budget:
+        failure.message += (
+            f"; not repeated, for the budget of {config.budget} repeats that this host may be ahead of its answers is"
+            " spent: it fails most of what it is asked, so find out why, or raise RetryConfig(budget=...)"
+        )
+        return failure
     if failure.retry_after is None or failure.retry_after <= config.retry_after_maximum_seconds:
         return failure
     message = (

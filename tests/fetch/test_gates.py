@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from asyncfetch.config import RetryConfig, TimeoutConfig
+from asyncfetch.config import FetchConfig, RetryConfig, TimeoutConfig
 from asyncfetch.errors import AsyncFetchError, FetchTimeout
 from asyncfetch.fetch.hosts import MAX_IDLE_HOSTS, Hosts
 from asyncfetch.ranges import ByteRange
@@ -48,7 +48,7 @@ async def test_512_ranges_in_flight_over_4_hosts(
         servers = [await stack.enter_async_context(lying_server(host=f"127.0.0.{n}")) for n in range(1, 5)]
         timeouts = TimeoutConfig(connect_seconds=10, first_byte_seconds=15)
         fetcher = await stack.enter_async_context(
-            fetcher_with(max_requests_per_host=128, max_span_bytes=0, timeouts=timeouts)
+            fetcher_with(max_requests_per_host=128, learn_limit=False, max_span_bytes=0, timeouts=timeouts)
         )
         urls = [server.put("/x", CONTENT) for server in servers]
         for server in servers:
@@ -72,7 +72,7 @@ async def test_a_bad_host_does_not_delay_the_others(
     async with lying_server(host="127.0.0.2") as bad:
         bad.every = lambda _: step(**kind)
         timeouts = TimeoutConfig(first_byte_seconds=60, stall_seconds=60)
-        retry = RetryConfig(attempts=10**6, total_seconds=1e9)
+        retry = RetryConfig(attempts=10**6, total_seconds=1e9, budget=10**6)
         async with fetcher_with(max_requests_per_host=4, max_span_bytes=0, timeouts=timeouts, retry=retry) as fetcher:
             url, bad_url = server.put("/x", CONTENT), bad.put("/x", CONTENT)
 
@@ -228,10 +228,12 @@ async def test_leaving_a_stream_cancels_what_is_under_way(
 
 
 async def test_idle_hosts_are_forgotten_and_their_sums_kept() -> None:
-    hosts = Hosts(limit=2)
-    async with hosts.get("busy") as busy:
+    hosts = Hosts(FetchConfig(max_requests_per_host=2))
+    busy = hosts.get("busy")
+    async with busy.turn():
         for number in range(MAX_IDLE_HOSTS * 2):
-            async with hosts.get(f"host {number}") as host:
+            host = hosts.get(f"host {number}")
+            async with host.turn():
                 host.counts.requests += 1
         now = hosts.statistics(MemoryPool(0).statistics())
         assert len(now.hosts) == MAX_IDLE_HOSTS
@@ -241,7 +243,7 @@ async def test_idle_hosts_are_forgotten_and_their_sums_kept() -> None:
 
 
 async def test_statistics_are_taken_in_another_thread_while_hosts_come_and_go() -> None:
-    hosts = Hosts(limit=1)
+    hosts = Hosts(FetchConfig(max_requests_per_host=1))
     snapshots: Future[list[int]] = Future()
 
     def take() -> None:
@@ -262,9 +264,9 @@ async def test_statistics_are_taken_in_another_thread_while_hosts_come_and_go() 
 
 async def test_the_wait_at_the_gate_is_timed() -> None:
     now = 0.0
-    host = Hosts(limit=1, now=lambda: now).get("host")
-    async with anyio.create_task_group() as group, host:
-        group.start_soon(host.__aenter__)
+    host = Hosts(FetchConfig(max_requests_per_host=1), now=lambda: now).get("host")
+    async with anyio.create_task_group() as group, host.turn():
+        group.start_soon(host.turn().__aenter__)
         await anyio.wait_all_tasks_blocked()
         now = 3.0
     wait = host.statistics().wait
@@ -272,18 +274,19 @@ async def test_the_wait_at_the_gate_is_timed() -> None:
 
 
 async def test_a_cancelled_wait_is_not_timed() -> None:
-    host = Hosts(limit=1).get("host")
-    async with host:
+    host = Hosts(FetchConfig(max_requests_per_host=1)).get("host")
+    async with host.turn():
         with anyio.move_on_after(0.01):
-            await host.__aenter__()
+            await host.turn().__aenter__()
     assert host.statistics().wait.count == 1
 
 
 async def test_the_times_of_forgotten_hosts_stay_in_the_total() -> None:
     now = 0.0
-    hosts = Hosts(limit=1, now=lambda: now)
+    hosts = Hosts(FetchConfig(max_requests_per_host=1), now=lambda: now)
     for number in range(MAX_IDLE_HOSTS * 2):
-        async with hosts.get(f"host {number}") as host:
+        host = hosts.get(f"host {number}")
+        async with host.turn():
             host.times.first_byte.record(1.0)
             host.times.body.record(2.0)
     total = hosts.statistics(MemoryPool(0).statistics())

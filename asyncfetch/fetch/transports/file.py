@@ -40,7 +40,8 @@ class FileTransport:
     async def read(self, download: Download) -> None:
         """Fills ``download``. Cancelled, it returns when the thread has stopped writing: after a step at most."""
         asked = download.asked
-        async with self._hosts.get("file://") as host:
+        host = self._hosts.get("file://")
+        async with host.turn():
             host.counts.requests += 1
             since = host.now()
             try:

@@ -12,7 +12,7 @@ from multidict import CIMultiDict
 
 from asyncfetch.errors import ConfigError, InvalidResponse, ObjectChanged, redact_url
 from asyncfetch.fetch.addresses import WebUrls
-from asyncfetch.fetch.hosts import Host, Route
+from asyncfetch.fetch.hosts import Host, Route, Turn
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.redirects import REDIRECTS, host_name, next_url, origin_of, static_headers
 from asyncfetch.fetch.responses import check_response, refusal
@@ -167,7 +167,7 @@ class HttpTransport:
         for hop in range(self._config.max_redirects + 1):
             host = self._host(url)
             host.counts.retries += is_retry and hop == 0
-            take = partial(self._take_bytes, visit, host, url)
+            take = partial(self._take_bytes, visit, url)
             target = await self._hop(host, url, visit.headers(host), take, needs_new_connection=needs_new_connection)
             if target is None:
                 return
@@ -212,33 +212,33 @@ class HttpTransport:
         host: Host,
         url: URL,
         headers: dict[str, str],
-        take: Callable[[Exchange, aiohttp.ClientResponse], Awaitable[T]],
+        take: Callable[[Turn, Exchange, aiohttp.ClientResponse], Awaitable[T]],
         *,
         method: str = "GET",
         needs_new_connection: bool = False,
     ) -> T:
         """One request, through its host's gate, and what ``take`` makes of its answer."""
-        async with host:
+        async with host.turn() as turn:
             try:
                 try:
-                    return await self._exchange(host, url, headers, take, method, needs_new_connection)
+                    return await self._exchange(turn, url, headers, take, method, needs_new_connection)
                 except PooledConnectionDied:
-                    return await self._exchange(host, url, headers, take, method, needs_new_connection=True)
+                    return await self._exchange(turn, url, headers, take, method, needs_new_connection=True)
             except AttemptFailed as failure:
                 failure.host = host_name(url)
-                host.counts.errors += 1
+                turn.failed(failure)
                 raise
 
     async def _exchange(
         self,
-        host: Host,
+        turn: Turn,
         url: URL,
         headers: dict[str, str],
-        take: Callable[[Exchange, aiohttp.ClientResponse], Awaitable[T]],
+        take: Callable[[Turn, Exchange, aiohttp.ClientResponse], Awaitable[T]],
         method: str,
         needs_new_connection: bool,
     ) -> T:
-        name = host_name(url)
+        host, name = turn.host, host_name(url)
         exchange = Exchange(self._config.timeouts, name, needs_new_connection=needs_new_connection, now=host.now)
         with exchange:
             host.counts.requests += 1
@@ -257,13 +257,13 @@ class HttpTransport:
                 if exchange.died_idle(error):
                     raise PooledConnectionDied(failure.kind, failure.message) from error
                 raise failure from cause_of(error)
-            host.times.first_byte.record(exchange.answered(response))
+            turn.answered(exchange.answered(response))
             if response.status in REDIRECTS:
                 host.counts.redirects += 1
-            return await take(exchange, response)
+            return await take(turn, exchange, response)
 
     async def _take_bytes(
-        self, visit: _Visit, host: Host, url: URL, exchange: Exchange, response: aiohttp.ClientResponse
+        self, visit: _Visit, url: URL, turn: Turn, exchange: Exchange, response: aiohttp.ClientResponse
     ) -> URL | None:
         """Checks the answer and takes its bytes; None when they have landed, else the url that it redirects to."""
         download, etag = visit.download, visit.address.etag
@@ -288,15 +288,16 @@ class HttpTransport:
 
         def landed(count: int) -> None:
             download.landed_bytes += count
-            host.counts.bytes += count
+            turn.landed(count)
 
+        host = turn.host
         since = host.now()
         await receive_body(exchange, delivery, view, landed, directly=self._directly)
         host.times.body.record(host.now() - since)
         return None
 
     async def _take_reply(
-        self, url: URL, book: AddressBook, max_bytes: int, exchange: Exchange, response: aiohttp.ClientResponse
+        self, url: URL, book: AddressBook, max_bytes: int, _: Turn, exchange: Exchange, response: aiohttp.ClientResponse
     ) -> Reply:
         status = response.status
         headers: Mapping[str, str] = response.headers

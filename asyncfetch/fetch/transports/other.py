@@ -74,7 +74,8 @@ class OtherTransport:
 
     async def read(self, download: Download) -> None:
         """Fills ``download``."""
-        async with self._hosts.get(_origin_of(download.url)) as host:
+        host = self._hosts.get(_origin_of(download.url))
+        async with host.turn():
             host.counts.requests += 1
             since = host.now()
             reading = _Reading(download, download.known, self._options)
@@ -96,7 +97,8 @@ class OtherTransport:
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory, sorted by url; a directory among them has size 0 and a url that ends in "/"."""
-        async with self._hosts.get(_origin_of(url)) as host:
+        host = self._hosts.get(_origin_of(url))
+        async with host.turn():
             host.counts.requests += 1
             try:
                 return await self._in_thread(partial(_list, url, self._options))

@@ -1,0 +1,242 @@
+"""Whose turn it is: so many at a time, callers in turn, what somebody waits for before what is read ahead.
+
+One queue for all would make a single read wait behind the hundred thousand ranges of a batch. So each caller has a
+line of its own, first come, first served; the lines take turns; and there are two rounds of lines: urgent ones go
+before those of read-ahead. Read-ahead can't starve: where both wait, one turn of EVERY is its. And it can't fill the
+gate, for what is urgent would then wait for the end of something long: an eighth of the limit is closed to it.
+
+A caller is known by a context variable, which tasks inherit: everything that a verb starts is its own caller's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Caller", "Gate", "Place", "calling", "current_caller", "one_caller"]
+
+EVERY = 8
+"""Read-ahead gets one turn of so many, and leaves one place of so many free."""
+
+
+class Caller:
+    """On whose behalf something waits at gates.
+
+    Not thread-safe: used on the loop of the gates that it waits at.
+
+    Args:
+        urgent: Whether somebody waits for it. False for read-ahead.
+        behind: Another caller whose line it stands in. None gives it a line of its own.
+    """
+
+    __slots__ = ("__weakref__", "_line", "_waiting", "urgent")
+
+    def __init__(self, *, urgent: bool = True, behind: Caller | None = None) -> None:
+        self.urgent = urgent
+        self._line: object = object() if behind is None else behind._line
+        self._waiting: dict[_Waiter, None] = {}
+
+    def promote(self) -> None:
+        """Somebody waits for it now. What of it waits already moves to the urgent lines, in its order."""
+        if not self.urgent:
+            self.urgent = True
+            for waiter in list(self._waiting):
+                waiter.gate._promote(waiter)
+
+
+_current: ContextVar[Caller] = ContextVar("_current")
+
+
+def current_caller() -> Caller:
+    """The caller that this task runs for; an urgent one of its own where nobody said."""
+    return _current.get(None) or Caller()
+
+
+@contextmanager
+def calling(caller: Caller) -> Iterator[None]:
+    """What is asked for in this block, and in tasks that it starts, is asked for by ``caller``."""
+    token = _current.set(caller)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def one_caller() -> Iterator[None]:
+    """What is asked for in this block counts as one caller's, that of what it is part of where there is one."""
+    with calling(current_caller()):
+        yield
+
+
+class _Waiter:
+    """One that waits for its turn."""
+
+    __slots__ = ("caller", "gate", "granted", "urgent")
+
+    def __init__(self, gate: Gate, caller: Caller) -> None:
+        self.gate = gate
+        self.caller = caller
+        self.urgent = caller.urgent
+        self.granted = anyio.Event()
+
+
+class _Lines:
+    """Those who wait, in lines that take turns. Each call takes constant time, however many they are."""
+
+    __slots__ = ("_count", "_lines")
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[object, OrderedDict[_Waiter, None]] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, waiter: _Waiter) -> None:
+        """Behind the others of its line; a line that is new has the last turn."""
+        self._lines.setdefault(waiter.caller._line, OrderedDict())[waiter] = None
+        self._count += 1
+
+    def remove(self, waiter: _Waiter) -> None:
+        """It no longer waits."""
+        line = self._lines[waiter.caller._line]
+        del line[waiter]
+        if not line:
+            del self._lines[waiter.caller._line]
+        self._count -= 1
+
+    def take(self) -> _Waiter:
+        """The first of the line whose turn it is."""
+        key, line = self._lines.popitem(last=False)
+        waiter, _ = line.popitem(last=False)
+        if line:
+            self._lines[key] = line
+        self._count -= 1
+        return waiter
+
+
+class Place:
+    """One place in a gate, from its turn on; see ``Gate.place``."""
+
+    __slots__ = ("_gate", "_urgent")
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def __aenter__(self) -> None:
+        self._urgent = await self._gate.enter()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._gate.leave(urgent=self._urgent)
+
+
+class Gate:
+    """Lets ``limit`` in at a time. Belongs to one loop.
+
+    ``waiting`` and ``in_use`` may be read in any thread.
+    """
+
+    __slots__ = ("_ahead", "_ahead_in_use", "_limit", "_urgent", "_urgent_turns", "in_use")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._urgent = _Lines()
+        self._ahead = _Lines()
+        self._urgent_turns = 0  # in a row, while read-ahead waited for one
+        self.in_use = 0
+        self._ahead_in_use = 0
+
+    def __repr__(self) -> str:
+        return f"<Gate {self.in_use} of {self._limit} in, {len(self._urgent)} urgent and {len(self._ahead)} wait>"
+
+    @property
+    def limit(self) -> int:
+        """How many may be in. Lowered, it throws nobody out."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, limit: int) -> None:
+        self._limit = limit
+        self._grant()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for their turn."""
+        return len(self._urgent) + len(self._ahead)
+
+    async def enter(self) -> bool:
+        """Waits for the current caller's turn; at once, without a checkpoint, where there is room.
+
+        Cancelled at any moment, it gives up its turn, and nobody else's changes.
+
+        Returns:
+            Whether it counts as urgent, for ``leave``: once for each ``enter`` that returned.
+        """
+        caller = _current.get(None)
+        urgent = caller is None or caller.urgent
+        if self._has_room(urgent=urgent):  # then nobody waits whom this would overtake
+            self._let_in(urgent=urgent)
+            return urgent
+        waiter = _Waiter(self, caller or Caller())
+        (self._urgent if urgent else self._ahead).add(waiter)
+        waiter.caller._waiting[waiter] = None
+        try:
+            await waiter.granted.wait()
+        except BaseException:
+            if waiter.granted.is_set():
+                self.leave(urgent=waiter.urgent)
+            else:
+                (self._urgent if waiter.urgent else self._ahead).remove(waiter)
+            raise
+        finally:
+            waiter.caller._waiting.pop(waiter, None)
+        return waiter.urgent
+
+    def leave(self, *, urgent: bool) -> None:
+        """Gives the place to the next one."""
+        self.in_use -= 1
+        self._ahead_in_use -= not urgent
+        self._grant()
+
+    def place(self) -> Place:
+        """A turn for a block: ``async with gate.place():``."""
+        return Place(self)
+
+    def _has_room(self, *, urgent: bool) -> bool:
+        return self.in_use < self._limit and (urgent or self._ahead_in_use < self._limit - self._limit // EVERY)
+
+    def _let_in(self, *, urgent: bool) -> None:
+        self.in_use += 1
+        self._ahead_in_use += not urgent
+
+    def _grant(self) -> None:
+        while (lines := self._next_lines()) is not None:
+            waiter = lines.take()
+            del waiter.caller._waiting[waiter]
+            self._let_in(urgent=waiter.urgent)
+            waiter.granted.set()
+
+    def _next_lines(self) -> _Lines | None:
+        """The lines that the next turn belongs to; None where nobody may enter."""
+        ahead_may = bool(self._ahead) and self._has_room(urgent=False)
+        if self._urgent and self._has_room(urgent=True) and not (ahead_may and self._urgent_turns >= EVERY - 1):
+            self._urgent_turns = self._urgent_turns + 1 if ahead_may else 0
+            return self._urgent
+        if ahead_may:
+            self._urgent_turns = 0
+            return self._ahead
+        return None
+
+    def _promote(self, waiter: _Waiter) -> None:
+        self._ahead.remove(waiter)
+        waiter.urgent = True
+        self._urgent.add(waiter)
+        self._grant()
