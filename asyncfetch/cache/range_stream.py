@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from asyncfetch.errors import ClosedError
+from asyncfetch.fetch.gate import one_caller
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.cancellation import end_tasks
 
@@ -48,8 +49,9 @@ class RangeStream:
         self._group = await anyio.create_task_group().__aenter__()
         self._entered = True
         todo = iter(self._indices)
-        for _ in range(min(self._left, MAX_CONCURRENT)):
-            self._group.start_soon(self._work, todo, self._send)
+        with one_caller():
+            for _ in range(min(self._left, MAX_CONCURRENT)):
+                self._group.start_soon(self._work, todo, self._send)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -4,11 +4,13 @@ engine      Fetcher: the verbs, what they share, who may call them
 batch       many ranges: bounded workers, ranges as they arrive
 download    one range over its attempts: what has landed, in which version
 responses   whether an answer holds exactly what was asked. Pure
-retry       which failure is tried again, and when. Pure
+retry       which failure is tried again, and when, and how many of a host's. Pure
+limit       how many requests a host should have in flight. Pure
+gate        whose turn it is: callers in turn, what is waited for before read-ahead
 redirects   where a request goes and which secrets go with it. Pure
 addresses   what a user's url means on the wire, and for how long
 objects     the versions seen first
-hosts       a gate, counters and times per host
+hosts       a gate, a limit, counters and times per host
 transports  http (session, exchange, faults, environment); s3 (s3_signer) and hub, over http; file; other, by fsspec
 reader      RangeReader, the protocol of the verbs
 """

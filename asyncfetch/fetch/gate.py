@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Caller", "Gate", "Place", "calling", "current_caller", "one_caller"]
 
 EVERY = 8
-"""Read-ahead gets one turn of so many, and leaves one place of so many free."""
+"""Read-ahead gets one turn of so many, and leaves one place of so many free where places are reserved."""
 
 
 class Caller:
@@ -142,12 +142,17 @@ class Gate:
     """Lets ``limit`` in at a time. Belongs to one loop.
 
     ``waiting`` and ``in_use`` may be read in any thread.
+
+    Args:
+        limit: How many may be in.
+        reserves: Whether one place of EVERY is for what is urgent alone.
     """
 
-    __slots__ = ("_ahead", "_ahead_in_use", "_limit", "_urgent", "_urgent_turns", "in_use")
+    __slots__ = ("_ahead", "_ahead_in_use", "_limit", "_reserves", "_urgent", "_urgent_turns", "in_use")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, reserves: bool = False) -> None:
         self._limit = limit
+        self._reserves = reserves
         self._urgent = _Lines()
         self._ahead = _Lines()
         self._urgent_turns = 0  # in a row, while read-ahead waited for one
@@ -211,7 +216,8 @@ class Gate:
         return Place(self)
 
     def _has_room(self, *, urgent: bool) -> bool:
-        return self.in_use < self._limit and (urgent or self._ahead_in_use < self._limit - self._limit // EVERY)
+        reserved = self._limit // EVERY if self._reserves else 0
+        return self.in_use < self._limit and (urgent or self._ahead_in_use < self._limit - reserved)
 
     def _let_in(self, *, urgent: bool) -> None:
         self.in_use += 1

@@ -178,7 +178,8 @@ class Host:
         self._config = config
         self._clock = clock
         self._learned = _learned_limit(config) if learns else None
-        self._gate = Gate(self._learned.limit if self._learned else config.max_requests_per_host)
+        limit = self._learned.limit if self._learned else config.max_requests_per_host
+        self._gate = Gate(limit, reserves=True)
         self._paused_until = 0.0
         self._pausing = 0
 

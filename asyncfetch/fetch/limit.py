@@ -15,7 +15,8 @@ waves, and what lands between two points in time depends on where in a wave thes
 that began within it, for those from before the last step say nothing about it.
 
 What is not done: the rate of requests isn't limited, though some servers count just that. Their Retry-After is kept, by
-the host's gate, and the limit settles where they have no reason for it.
+the host's gate, and the limit settles where they have no reason for it. And a server that was slow from the first
+answer on, because the first limit was far too high, isn't known to be: there is nothing to compare it with.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _Round:
     @property
     def first_byte_seconds(self) -> float:
         """Of the quick ones."""
-        return sorted(self.first_bytes)[self.ended // QUICK_SHARE]
+        return max(sorted(self.first_bytes)[self.ended // QUICK_SHARE], 1e-9)
 
 
 @dataclass(frozen=True, slots=True)

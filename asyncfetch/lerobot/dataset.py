@@ -21,6 +21,7 @@ from asyncfetch.decode import DecodePool, DecodePoolStatistics, DecoderCache, De
 from asyncfetch.decode.cache import DEFAULT_SIZE, SIZE_VARIABLE
 from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ConfigError, FrameMissing, redact_url
 from asyncfetch.fetch import Fetcher, FetchStatistics
+from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.lerobot.episode_cache import EpisodeCache, EpisodeCacheStatistics, HeldEpisode
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.rows import RowReader
@@ -92,6 +93,7 @@ class LeRobotDataset:
         self._guard: LoopGuard | None = None
         self._metadata: Metadata | None = None
         self._prefetches: set[int] = set()
+        self._ahead = Caller(urgent=False)
         self._failures: OrderedDict[int, AsyncFetchError] = OrderedDict()
         self._closed = False
 
@@ -201,6 +203,9 @@ class LeRobotDataset:
     def prefetch(self, episode: int) -> None:
         """Start fetching an episode, all cameras and rows at once, and return at once.
 
+        It is fetched in the order of these calls, behind what somebody waits for: an episode that ``ready`` or
+        ``sample`` is called for overtakes the others.
+
         A failure is kept for ``ready`` and ``sample`` of this episode, until ``prefetch`` is called for it again, which
         tries again. What arrives stays as long as the byte cache has room for it; without room nothing is fetched.
 
@@ -220,7 +225,8 @@ class LeRobotDataset:
 
     async def _prefetch(self, episode: Episode) -> None:
         try:
-            await self._fetch(episode)
+            with calling(self._ahead):
+                await self._fetch(episode)
         except AsyncFetchError:
             pass  # whoever reads this episode gets it from self._failures, or meets it again
         finally:
@@ -339,6 +345,10 @@ class LeRobotDataset:
     async def hold(self, episode: int) -> HeldEpisode:
         """The episode in memory until it is released, fetched where needed; for a pass, which pays first."""
         return await self._episodes.hold(self._episode(episode), paid=True)
+
+    def hurry(self, episode: int) -> None:
+        """Somebody waits now for an episode that was read ahead; for a pass."""
+        self._episodes.hurry(self._episode(episode))
 
     async def clip_bytes(self, episode: int) -> int:
         """Memory that the clips of an episode take; fetches its rows and its videos' indexes where needed.

@@ -4,10 +4,12 @@ An episode is *held* while somebody reads it: its clips are leased in the byte c
 its rows and the plan of its clips are kept for a while, and the bytes of its clips as long as the byte cache has room:
 the next read is then a hit without a request, whether the decoders are still there or not.
 
-Two things could go wrong where many ask at once, and don't:
+Three things could go wrong where many ask at once, and don't:
 
 - Episodes that each hold one camera's clip could wait for ever for the room of the other one. So room for all clips of
   an episode is set aside before the first is asked for.
+- What somebody waits for could stand behind all that was prefetched. So an episode has one caller at all gates, however
+  many want it, which is promoted as soon as one of them doesn't only read ahead.
 - A video may be replaced. A plan made from the index of the old one cuts the new one at the wrong places. So once
   anything turns out to be replaced, which is rare, all indexes and plans are thrown away, and what was planned before
   is planned again.
@@ -18,12 +20,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
-
-import anyio
+from weakref import WeakValueDictionary
 
 from asyncfetch.cache.space import SpaceQueue
 from asyncfetch.decode import open_decoder
 from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ObjectChanged, redact_url
+from asyncfetch.fetch.gate import Caller, Gate, calling, current_caller
 from asyncfetch.lerobot.depth import DepthUnit, depth_scale
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.leased_lru import LeasedLRU
@@ -205,8 +207,9 @@ class EpisodeCache:
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
         self._flights: SingleFlight[_Entry, None] = SingleFlight(group)
         self._room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(clips.max_bytes))
-        self._preparing = anyio.CapacityLimiter(PREPARED_AT_ONCE)
-        self._fetching_clips = anyio.CapacityLimiter(max(1, max_requests - max_requests // INDEX_SHARE))
+        self._preparing = Gate(PREPARED_AT_ONCE)
+        self._fetching_clips = Gate(max(1, max_requests - max_requests // INDEX_SHARE))
+        self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
         self._held: dict[int, _Entry] = {}
         self._known: SharedLRU[int, _Known] = SharedLRU(max_kept_bytes)
         self._hits = self._misses = 0
@@ -215,7 +218,14 @@ class EpisodeCache:
 
     async def clip_bytes(self, episode: Episode) -> int:
         """Memory that the clips of the episode take. Fetches the indexes of its files and its rows where needed."""
-        return _clip_bytes((await self._prepare(episode)).planned)
+        with calling(self._caller(episode)):
+            return _clip_bytes((await self._prepare(episode)).planned)
+
+    def hurry(self, episode: Episode) -> None:
+        """Somebody waits for the episode now, if it is on its way: what it still has to ask for goes first."""
+        caller = self._callers.get(episode.index)
+        if caller is not None:
+            caller.promote()
 
     def hold_nowait(self, episode: Episode, *, paid: bool = False) -> HeldEpisode | None:
         """The episode, if every byte of it is in memory."""
@@ -235,8 +245,8 @@ class EpisodeCache:
     async def hold(self, episode: Episode, *, paid: bool = False) -> HeldEpisode:
         """The episode, fetched where needed: all cameras and the rows at once, nothing twice.
 
-        Waits for room in the byte cache. Cancelled, it lets go of what it had got. ``paid`` says that the caller has
-        set the room aside among those who hold episodes for long.
+        Waits for room in the byte cache. Cancelled, it lets go of what it had got. It is as urgent as the caller that
+        asks. ``paid`` says that the room was set aside among those who hold episodes for long.
 
         Raises:
             FetchError, FormatError, DatasetError: Its files can't be read.
@@ -251,7 +261,8 @@ class EpisodeCache:
         # Held while it is being fetched, so that it can't be evicted before those who wait run again.
         held = HeldEpisode(self, entry, paid=paid)
         try:
-            await self._flights.run(entry, partial(self._load, entry))
+            with calling(self._caller(episode)):
+                await self._flights.run(entry, partial(self._load, entry))
         except BaseException:
             held.release()
             raise
@@ -267,6 +278,16 @@ class EpisodeCache:
         for lease in entry.leases.values():
             lease.release()
         entry.leases, entry.clips = {}, {}
+
+    def _caller(self, episode: Episode) -> Caller:
+        """Who asks for the episode at all gates, as long as anybody does."""
+        asking = current_caller()
+        caller = self._callers.get(episode.index)
+        if caller is None:
+            caller = self._callers[episode.index] = Caller(urgent=asking.urgent, behind=asking)
+        elif asking.urgent:
+            caller.promote()
+        return caller
 
     def _revive(self, episode: Episode) -> _Entry | None:
         """An entry made of what is kept, if that is everything."""
@@ -318,8 +339,9 @@ class EpisodeCache:
         async def read_rows() -> None:
             rows.append(await self._watch(self._rows.rows(episode)))
 
-        async with self._preparing:
-            await gather(plan, read_rows)
+        async with self._preparing.place():
+            with calling(Caller(behind=current_caller())):  # urgent for whomever: other episodes may need this index
+                await gather(plan, read_rows)
         return _Known(rows[0], planned)
 
     async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
@@ -331,7 +353,7 @@ class EpisodeCache:
 
         async def lease(camera: str, clip: PlannedClip) -> None:
             plan = clip.plan
-            async with self._fetching_clips:
+            async with self._fetching_clips.place():
                 leases[camera] = await self._watch(
                     self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
                 )

@@ -176,6 +176,9 @@ class SamplePass:
             raise StopAsyncIteration
         chunk = self._queue[0]
         self._fail_if_stuck()
+        if not chunk.ready.is_set():
+            for step in chunk.steps:
+                self._window.hurry(self._selection[step.episode])
         await chunk.ready.wait()
         self._check_open()
         self._queue.popleft()

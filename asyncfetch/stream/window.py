@@ -16,6 +16,7 @@ import anyio
 import anyio.lowlevel
 
 from asyncfetch.errors import CacheError
+from asyncfetch.fetch.gate import Caller, calling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,10 +38,11 @@ _END = _End()
 class _Slot:
     """An admitted episode, from its weighing to its last use."""
 
-    __slots__ = ("done", "episode", "error", "finished", "granted", "held", "size_bytes", "users")
+    __slots__ = ("caller", "done", "episode", "error", "finished", "granted", "held", "size_bytes", "users")
 
-    def __init__(self, episode: int) -> None:
+    def __init__(self, episode: int, caller: Caller) -> None:
         self.episode = episode
+        self.caller = caller
         self.size_bytes: int | None = None
         self.granted = anyio.Event()
         self.done = anyio.Event()
@@ -80,6 +82,7 @@ class EpisodeWindow:
         self._slots: dict[int, _Slot] = {}
         self._unpaid: deque[_Slot] = deque()
         self._exhausted = False
+        self._caller = Caller(urgent=False)
         self._freed = anyio.Event()
         group.start_soon(self._admit_ahead, name="admit episodes")
 
@@ -102,6 +105,13 @@ class EpisodeWindow:
             raise slot.error
         assert slot.held is not None
         return slot.held
+
+    def hurry(self, episode: int) -> None:
+        """Somebody waits for the episode, which ``use`` announced: it is fetched before those that are read ahead."""
+        slot = self._slots.get(episode)
+        if slot is not None and not slot.done.is_set():
+            slot.caller.promote()
+            self._dataset.hurry(episode)
 
     def done(self, episode: int) -> None:
         """The use announced by ``use`` is over."""
@@ -164,17 +174,18 @@ class EpisodeWindow:
         if isinstance(episode, _End):
             self._exhausted = True
             return True
-        slot = self._slots[episode] = _Slot(episode)
+        slot = self._slots[episode] = _Slot(episode, Caller(urgent=False, behind=self._caller))
         self._unpaid.append(slot)
         self._group.start_soon(self._load, slot, name=f"load episode {episode}")
         return True
 
     async def _load(self, slot: _Slot) -> None:
         try:
-            slot.size_bytes = await self._dataset.clip_bytes(slot.episode)
-            self._grant()
-            await slot.granted.wait()
-            slot.held = await self._dataset.hold(slot.episode)
+            with calling(slot.caller):
+                slot.size_bytes = await self._dataset.clip_bytes(slot.episode)
+                self._grant()
+                await slot.granted.wait()
+                slot.held = await self._dataset.hold(slot.episode)
         except Exception as error:  # noqa: BLE001  raised by get(), at the episode's place in the order
             slot.error = error
             slot.size_bytes = slot.size_bytes or 0

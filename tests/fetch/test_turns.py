@@ -1,0 +1,346 @@
+"""Whose turn it is at a gate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Self
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from asyncfetch.fetch.gate import EVERY, Caller, Gate, calling, current_caller, one_caller
+from tests.fetch.conftest import LyingServer, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncfetch.fetch import Fetcher
+
+
+class Visits:
+    """Tasks that enter a gate and stay until they are told to leave."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.entered: list[str] = []
+        self._inside: list[bool] = []
+
+    async def __aenter__(self) -> Self:
+        self._group = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._group.cancel_scope.cancel()
+        await self._group.__aexit__(None, None, None)
+
+    async def visit(self, name: str, caller: Caller | None = None) -> anyio.CancelScope:
+        """Comes to the gate, and waits there or is let in; cancelling the scope sends it away."""
+        scope = anyio.CancelScope()
+
+        async def enter() -> None:
+            with scope, calling(caller or Caller()):
+                self._inside.append(await self.gate.enter())
+                self.entered.append(name)
+
+        self._group.start_soon(enter)
+        await anyio.wait_all_tasks_blocked()
+        return scope
+
+    async def leave(self, count: int = 1) -> None:
+        """So many leave, first in, first out."""
+        for _ in range(count):
+            self.gate.leave(urgent=self._inside.pop(0))
+            await anyio.wait_all_tasks_blocked()
+
+
+async def test_a_caller_s_own_come_in_their_order() -> None:
+    async with Visits(Gate(1)) as visits:
+        caller = Caller()
+        for number in range(5):
+            await visits.visit(str(number), caller)
+        await visits.leave(4)
+        assert visits.entered == ["0", "1", "2", "3", "4"]
+
+
+async def test_callers_take_turns() -> None:
+    async with Visits(Gate(1)) as visits:
+        a, b, c = Caller(), Caller(), Caller()
+        for name, caller in [("a0", a), ("a1", a), ("a2", a), ("a3", a), ("b0", b), ("b1", b), ("c0", c)]:
+            await visits.visit(name, caller)
+        await visits.leave(6)
+        assert visits.entered == ["a0", "a1", "b0", "c0", "a2", "b1", "a3"]
+
+
+async def test_those_behind_another_share_its_line() -> None:
+    async with Visits(Gate(1)) as visits:
+        a, b = Caller(), Caller()
+        for name, caller in [("in", b), ("a0", a), ("a1", Caller(behind=a)), ("b0", b), ("a2", Caller(behind=a))]:
+            await visits.visit(name, caller)
+        await visits.leave(4)
+        assert visits.entered == ["in", "a0", "b0", "a1", "a2"]
+
+
+async def test_what_is_waited_for_goes_before_read_ahead() -> None:
+    async with Visits(Gate(1)) as visits:
+        for name, urgent in [("in", True), ("ahead 0", False), ("ahead 1", False), ("urgent", True)]:
+            await visits.visit(name, Caller(urgent=urgent))
+        await visits.leave(3)
+        assert visits.entered == ["in", "urgent", "ahead 0", "ahead 1"]
+
+
+async def test_read_ahead_gets_one_turn_of_eight() -> None:
+    async with Visits(Gate(1)) as visits:
+        urgent, ahead = Caller(), Caller(urgent=False)
+        for number in range(40):
+            await visits.visit("urgent", urgent)
+            if number < 10:
+                await visits.visit("ahead", ahead)
+        await visits.leave(32)
+        assert Counter(visits.entered[1:]) == {"urgent": 28, "ahead": 4}
+        assert [place for place, name in enumerate(visits.entered[1:]) if name == "ahead"] == [7, 15, 23, 31]
+
+
+async def test_an_eighth_is_reserved_for_what_is_waited_for() -> None:
+    gate = Gate(16, reserves=True)
+    async with Visits(gate) as visits:
+        for _ in range(20):
+            await visits.visit("ahead", Caller(urgent=False))
+        assert gate.in_use == 14
+        assert gate.waiting == 6
+        await visits.visit("urgent")
+        assert visits.entered[-1] == "urgent"
+        await visits.leave(15)
+        assert gate.in_use == 6
+
+
+async def test_a_caller_that_is_promoted_overtakes_read_ahead() -> None:
+    async with Visits(Gate(1)) as visits:
+        others, late = Caller(urgent=False), Caller(urgent=False)
+        for name, caller in [("in", Caller()), ("other", others), ("other", others), ("0", late), ("1", late)]:
+            await visits.visit(name, caller)
+        late.promote()
+        await visits.visit("2", late)
+        await visits.leave(5)
+        assert visits.entered == ["in", "0", "1", "2", "other", "other"]
+
+
+async def test_a_promotion_opens_what_was_reserved() -> None:
+    gate = Gate(8, reserves=True)
+    async with Visits(gate) as visits:
+        ahead = Caller(urgent=False)
+        for number in range(8):
+            await visits.visit(str(number), ahead)
+        assert gate.in_use == 7
+        ahead.promote()
+        await anyio.wait_all_tasks_blocked()
+        assert gate.in_use == 8
+
+
+async def test_a_limit_that_is_raised_lets_more_in_and_one_that_is_lowered_throws_nobody_out() -> None:
+    gate = Gate(2)
+    async with Visits(gate) as visits:
+        for _ in range(6):
+            await visits.visit("x")
+        gate.limit = 4
+        assert gate.in_use == 4
+        gate.limit = 1
+        assert gate.in_use == 4
+        await visits.leave(3)
+        assert (gate.in_use, gate.waiting) == (1, 2)
+        await visits.leave()
+        assert (gate.in_use, gate.waiting) == (1, 1)
+
+
+async def test_one_that_goes_away_changes_nobody_s_turn() -> None:
+    async with Visits(Gate(1)) as visits:
+        a, b = Caller(), Caller()
+        await visits.visit("in")
+        await visits.visit("a0", a)
+        gone = [await visits.visit("gone", caller) for caller in (a, b, Caller(urgent=False), Caller())]
+        await visits.visit("b0", b)
+        await visits.visit("a1", a)
+        for scope in gone:
+            scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert visits.gate.waiting == 3
+        await visits.leave(3)
+        assert visits.entered == ["in", "a0", "b0", "a1"]
+
+
+async def test_a_place_given_to_one_that_is_cancelled_at_that_moment_goes_to_the_next() -> None:
+    async with Visits(Gate(1)) as visits:
+        await visits.visit("in")
+        scope = await visits.visit("cancelled")
+        await visits.visit("next")
+        visits.gate.leave(urgent=True)
+        scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert visits.entered == ["in", "next"]
+        assert visits.gate.in_use == 1
+
+
+async def test_a_hundred_thousand_wait_and_another_caller_s_turn_is_the_next() -> None:
+    gate = Gate(4)
+    order: list[str] = []
+
+    async def pass_through(name: str) -> None:
+        async with gate.place():
+            order.append(name)
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        with one_caller():
+            for _ in range(100_000):
+                group.start_soon(pass_through, "one of many")
+        group.start_soon(pass_through, "single")
+    assert order.index("single") <= 100_000
+    assert len(order) == 100_001
+    assert (gate.in_use, gate.waiting) == (0, 0)
+
+
+async def test_waiters_that_give_up_leave_nothing_behind() -> None:
+    gate = Gate(1)
+    async with gate.place():
+        for _ in range(100):
+            with anyio.move_on_after(0):
+                await gate.enter()
+    assert not gate._urgent._lines
+    assert gate.waiting == gate.in_use == 0
+
+
+async def test_a_task_inherits_its_caller() -> None:
+    seen: list[Caller] = []
+
+    async def look() -> None:
+        seen.append(current_caller())
+
+    with one_caller():
+        caller = current_caller()
+        async with anyio.create_task_group() as group:
+            group.start_soon(look)
+        with one_caller():
+            assert current_caller() is caller
+    assert seen == [caller]
+    assert current_caller() is not current_caller()
+
+
+async def test_a_batch_does_not_delay_a_single_fetch(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[Step]
+) -> None:
+    from asyncfetch.ranges import ByteRange
+
+    url = server.put("/x", bytes(10_000))
+    released = asyncio.Semaphore(0)
+    loop = asyncio.get_running_loop()
+    server.gate = lambda: asyncio.ensure_future(released.acquire(), loop=loop)  # type: ignore[return-value, assignment]
+    async with fetcher_with(max_requests_per_host=4, max_span_bytes=0) as fetcher, anyio.create_task_group() as group:
+        group.start_soon(fetcher.fetch_many, [ByteRange(url, at, at + 1) for at in range(5_000)])
+        while fetcher.statistics().waiting < 4 or server.in_flight < 4:
+            await anyio.sleep(0.001)
+        before = len(server.requests)
+        group.start_soon(fetcher.fetch, url, 9_000, 9_001)
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(4):
+            released.release()
+        while not any(request.headers["range"] == "bytes=9000-9000" for request in server.requests):
+            await anyio.sleep(0.001)
+        assert len(server.requests) <= before + 4
+        group.cancel_scope.cancel()
+
+
+class GateMachine(RuleBasedStateMachine):
+    """Any order of entering, leaving, giving up, being promoted and moving the limit: no place is lost or invented."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.gate = Gate(2, reserves=True)
+        self.callers = [Caller(), Caller(), Caller(urgent=False), Caller(urgent=False)]
+        self.inside: list[bool] = []
+        self.waiting: dict[int, asyncio.Task[None]] = {}
+        self.order: dict[int, list[int]] = {}
+        self.number = 0
+
+    def teardown(self) -> None:
+        for task in self.waiting.values():
+            task.cancel()
+        self.settle()
+        while self.inside:
+            self.gate.leave(urgent=self.inside.pop())
+        assert (self.gate.in_use, self.gate._ahead_in_use, self.gate.waiting) == (0, 0, 0)
+        assert not any(caller._waiting for caller in self.callers)
+        self.runner.close()
+
+    def settle(self) -> None:
+        async def turns() -> None:
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+        self.runner.run(turns())
+
+    @rule(caller=st.integers(0, 3))
+    def enter(self, caller: int) -> None:
+        self.number += 1
+        number = self.number
+
+        async def visit() -> None:
+            try:
+                with calling(self.callers[caller]):
+                    self.inside.append(await self.gate.enter())
+                line = self.order[caller]
+                assert line.pop(0) == number
+            finally:
+                del self.waiting[number]
+                if number in self.order[caller]:
+                    self.order[caller].remove(number)
+
+        async def start() -> None:
+            self.order.setdefault(caller, []).append(number)
+            self.waiting[number] = asyncio.create_task(visit())
+
+        self.runner.run(start())
+        self.settle()
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data(), at_once=st.booleans())
+    def leave(self, data: st.DataObject, at_once: bool) -> None:
+        place = data.draw(st.integers(0, len(self.inside) - 1))
+        self.gate.leave(urgent=self.inside.pop(place))
+        if not at_once:
+            self.settle()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        self.waiting[data.draw(st.sampled_from(sorted(self.waiting)))].cancel()
+        self.settle()
+
+    @rule(limit=st.integers(1, 20))
+    def move_limit(self, limit: int) -> None:
+        self.gate.limit = limit
+        self.settle()
+
+    @rule(caller=st.integers(0, 3))
+    def promote(self, caller: int) -> None:
+        self.callers[caller].promote()
+        self.settle()
+
+    @invariant()
+    def nobody_waits_beside_a_free_place(self) -> None:
+        self.settle()
+        gate = self.gate
+        assert gate.in_use == len(self.inside)
+        assert gate.waiting == len(self.waiting)
+        assert gate._ahead_in_use == self.inside.count(False)
+        if gate.in_use < gate.limit:
+            assert not gate._urgent
+            assert not gate._ahead or gate._ahead_in_use >= gate.limit - gate.limit // EVERY
+
+
+TestGateMachine = GateMachine.TestCase
+TestGateMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
