@@ -33,7 +33,7 @@ class Caller:
 
     Args:
         urgent: Whether somebody waits for it. False for read-ahead.
-        behind: Another caller whose line it stands in. None gives it a line of its own.
+        behind: Another caller whose line it stands in until it is promoted. None gives it a line of its own.
     """
 
     __slots__ = ("__weakref__", "_line", "_waiting", "urgent")
@@ -44,9 +44,9 @@ class Caller:
         self._waiting: dict[_Waiter, None] = {}
 
     def promote(self) -> None:
-        """Somebody waits for it now. What of it waits already moves to the urgent lines, in its order."""
+        """Somebody waits for it now. What of it waits already moves to an urgent line of its own, in its order."""
         if not self.urgent:
-            self.urgent = True
+            self.urgent, self._line = True, object()
             for waiter in list(self._waiting):
                 waiter.gate._promote(waiter)
 
@@ -79,11 +79,12 @@ def one_caller() -> Iterator[None]:
 class _Waiter:
     """One that waits for its turn."""
 
-    __slots__ = ("caller", "gate", "granted", "urgent")
+    __slots__ = ("caller", "gate", "granted", "line", "urgent")
 
     def __init__(self, gate: Gate, caller: Caller) -> None:
         self.gate = gate
         self.caller = caller
+        self.line = caller._line
         self.urgent = caller.urgent
         self.granted = anyio.Event()
 
@@ -102,15 +103,15 @@ class _Lines:
 
     def add(self, waiter: _Waiter) -> None:
         """Behind the others of its line; a line that is new has the last turn."""
-        self._lines.setdefault(waiter.caller._line, OrderedDict())[waiter] = None
+        self._lines.setdefault(waiter.line, OrderedDict())[waiter] = None
         self._count += 1
 
     def remove(self, waiter: _Waiter) -> None:
         """It no longer waits."""
-        line = self._lines[waiter.caller._line]
+        line = self._lines[waiter.line]
         del line[waiter]
         if not line:
-            del self._lines[waiter.caller._line]
+            del self._lines[waiter.line]
         self._count -= 1
 
     def take(self) -> _Waiter:
@@ -243,6 +244,6 @@ class Gate:
 
     def _promote(self, waiter: _Waiter) -> None:
         self._ahead.remove(waiter)
-        waiter.urgent = True
+        waiter.urgent, waiter.line = True, waiter.caller._line
         self._urgent.add(waiter)
         self._grant()

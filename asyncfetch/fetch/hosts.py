@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field, fields
+from math import inf
 from typing import TYPE_CHECKING, Self
 
 from asyncfetch.errors import Throttled
@@ -180,7 +181,7 @@ class Host:
         self._learned = _learned_limit(config) if learns else None
         limit = self._learned.limit if self._learned else config.max_requests_per_host
         self._gate = Gate(limit, reserves=True)
-        self._paused_until = 0.0
+        self._paused_until = -inf
         self._pausing = 0
 
     def turn(self) -> Turn:
@@ -227,17 +228,19 @@ class Host:
         finally:
             self._pausing -= 1
 
-    def _pause(self, seconds: float) -> None:
-        """Nobody asks the host before so many seconds are over, unless they are more than anybody waits."""
-        if seconds <= self._config.retry.retry_after_maximum_seconds:
-            self._paused_until = max(self._paused_until, self._clock.monotonic() + seconds)
+    def _refused(self, seconds: float, asked_pause_seconds: float | None) -> None:
+        """A request that began so long ago was answered 429 or 503.
 
-    def _refused(self, seconds: float, pause_seconds: float | None) -> None:
+        The pause that goes with it is every request's: nobody asks before it is over. One that is longer than anybody
+        waits pauses nobody, so that each hears of it at once.
+        """
         self.counts.throttled += 1
-        if pause_seconds:
-            self._pause(pause_seconds)
+        pause_seconds = asked_pause_seconds or 0.0
+        longest_seconds = self._config.retry.retry_after_maximum_seconds
+        if pause_seconds <= longest_seconds:
+            self._paused_until = max(self._paused_until, self._clock.monotonic() + pause_seconds)
         if self._learned is not None:
-            self._learned.refused(self.now(), seconds=seconds, pause_seconds=pause_seconds or 0.0)
+            self._learned.refused(self.now(), seconds=seconds, pause_seconds=min(pause_seconds, longest_seconds))
             self._gate.limit = self._learned.limit
 
     def _answered(self, seconds: float, first_byte_seconds: float, size_bytes: int) -> None:

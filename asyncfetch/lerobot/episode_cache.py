@@ -340,8 +340,7 @@ class EpisodeCache:
             rows.append(await self._watch(self._rows.rows(episode)))
 
         async with self._preparing.place():
-            with calling(Caller(behind=current_caller())):  # urgent for whomever: other episodes may need this index
-                await gather(plan, read_rows)
+            await gather(plan, read_rows)
         return _Known(rows[0], planned)
 
     async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:

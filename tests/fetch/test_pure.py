@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from asyncfetch.errors import (
 from asyncfetch.fetch.objects import ObjectMemory, difference, strong_etag
 from asyncfetch.fetch.redirects import next_url, origin_of, parse_url, static_headers
 from asyncfetch.fetch.responses import SLICE_LIMIT_BYTES, Delivery, Wanted, check_response
-from asyncfetch.fetch.retry import AttemptFailed, Retries, Verdict, giving_up, retry_after_seconds
+from asyncfetch.fetch.retry import AttemptFailed, Retries, RetryBudget, Verdict, giving_up, retry_after_seconds
 from asyncfetch.ranges import ObjectInfo
 
 URL_TEXT = "http://h/x"
@@ -210,6 +211,71 @@ def test_retry_after_beyond_the_maximum_is_throttling() -> None:
     final = giving_up(failed(retry_after=31.0), config)
     assert final.kind is Throttled
     assert "31 s" in final.message
+
+
+def test_the_wait_for_a_turn_is_not_in_the_total_time() -> None:
+    retries = Retries(RetryConfig(total_seconds=10.0), now=0.0, uniform=lambda: 0.0)
+    waited = AttemptFailed(ConnectionFailed, "reset", waited_seconds=100.0)
+    assert retries.delay_after(waited, progressed=False, now=105.0) == 0.0
+    assert retries.delay_after(failed(), progressed=False, now=111.0) is None
+
+
+def over(budget: RetryBudget, retry_after: float | None = None) -> bool:
+    """Whether a first failure isn't repeated for want of budget."""
+    failure = AttemptFailed(ConnectionFailed, "reset", budget=budget, retry_after=retry_after)
+    delay = Retries(RetryConfig(), now=0.0, uniform=lambda: 0.0).delay_after(failure, progressed=False, now=0.0)
+    assert failure.is_over_budget == (delay is None)
+    return failure.is_over_budget
+
+
+def test_a_budget_is_all_repeats_of_a_host() -> None:
+    budget = RetryBudget(3)
+    assert [over(budget) for _ in range(5)] == [False, False, False, True, True]
+
+
+def test_an_answer_gives_a_repeat_back_and_no_more_than_there_were() -> None:
+    budget = RetryBudget(1)
+    budget.give_back()
+    assert [over(budget), over(budget)] == [False, True]
+    budget.give_back()
+    assert [over(budget), over(budget)] == [False, True]
+
+
+def test_a_repeat_that_the_server_gave_a_time_for_is_free() -> None:
+    budget = RetryBudget(1)
+    assert not over(budget, retry_after=1.0)
+    assert budget.left == 1
+    assert not over(budget, retry_after=0.0)
+    assert budget.left == 0
+
+
+def test_a_failure_that_is_final_anyway_costs_nothing() -> None:
+    budget = RetryBudget(1)
+    failure = AttemptFailed(ConnectionFailed, "reset", Verdict.FATAL, budget=budget)
+    assert Retries(RetryConfig(), now=0.0, uniform=lambda: 0.0).delay_after(failure, progressed=False, now=0.0) is None
+    assert not failure.is_over_budget
+    assert budget.left == 1
+
+
+def test_an_empty_budget_says_so() -> None:
+    failure = AttemptFailed(ConnectionFailed, "reset", budget=RetryBudget(0))
+    Retries(RetryConfig(budget=0), now=0.0, uniform=lambda: 0.0).delay_after(failure, progressed=False, now=0.0)
+    final = giving_up(failure, RetryConfig(budget=7))
+    assert final.kind is ConnectionFailed
+    assert final.message.startswith("reset; not repeated")
+    assert "budget of 7 repeats" in final.message
+
+
+@pytest.mark.parametrize(("share", "lasts"), [(0.3, True), (0.45, True), (0.6, False)])
+def test_it_lasts_where_most_requests_succeed(share: float, lasts: bool) -> None:
+    budget, dice = RetryBudget(RetryConfig().budget), random.Random(0)
+    failures = 0
+    for _ in range(20_000):
+        if dice.random() >= share:
+            budget.give_back()
+        elif not budget.take():
+            failures += 1
+    assert (failures == 0) == lasts
 
 
 @given(st.integers(1, 50), st.floats(0, 20), st.floats(0, 20), st.floats(0, 0.999))

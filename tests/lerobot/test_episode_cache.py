@@ -143,6 +143,43 @@ async def test_clips_leave_an_eighth_of_the_requests_to_rows_and_indexes(many_fi
     assert overlap.peak() == 14
 
 
+def place_of(served: Served, episode: int) -> int:
+    """Clips that were asked for before the last one of this episode, which has files of its own."""
+    (place, *_) = [
+        place
+        for place, clip in reversed(list(enumerate(clips(served))))
+        if clip.path.endswith(f"file-{episode:03d}.mp4")
+    ]
+    return place
+
+
+async def test_an_episode_that_somebody_waits_for_overtakes_those_that_are_prefetched(many_files: DatasetTruth) -> None:
+    async with serve(many_files, first_byte_seconds=0.02, max_requests_per_host=4) as served:
+        for episode in range(23):
+            served.dataset.prefetch(episode)
+        await anyio.wait_all_tasks_blocked()
+        await served.dataset.sample(23, 0)
+        assert place_of(served, 23) <= 8
+        await gather(*(partial(served.dataset.ready, episode) for episode in range(23)))
+
+
+async def test_a_prefetched_episode_overtakes_the_others_once_somebody_waits_for_it(many_files: DatasetTruth) -> None:
+    clips_began = anyio.Event()
+
+    def watch(request: ServedRequest) -> None:
+        if "/videos/" in request.path and request.start != 0:
+            clips_began.set()
+
+    async with serve(many_files, first_byte_seconds=0.02, max_requests_per_host=4, fault=watch) as served:
+        for episode in range(24):
+            served.dataset.prefetch(episode)
+        await clips_began.wait()
+        await served.dataset.ready(23)
+        assert place_of(served, 23) <= 12
+        await gather(*(partial(served.dataset.ready, episode) for episode in range(23)))
+        assert len(served.requests("/videos/")) == 2 * 24 * CAMERAS
+
+
 async def test_each_clip_is_one_request_however_many_read(truth: DatasetTruth) -> None:
     async with serve(truth) as served:
         await know_indexes(served)

@@ -1,0 +1,201 @@
+"""What a host that says 429 or 503, or fails all the time, changes for its other requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from asyncfetch.config import FetchConfig, RetryConfig, StreamConfig
+from asyncfetch.errors import AsyncFetchError, ConfigError, FetchError, Throttled
+from asyncfetch.fetch.hosts import PAUSE_SPREAD, Host, Hosts, Route
+from asyncfetch.fetch.limit import BACKOFF
+from asyncfetch.fetch.retry import AttemptFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncfetch.fetch import Fetcher
+    from tests.fetch.conftest import FakeTime, LyingServer
+    from tests.fetch.conftest import Step as StepType
+
+CONTENT = bytes(range(256)) * 4
+
+
+def web_host(time: FakeTime, config: FetchConfig | None = None) -> Host:
+    return Hosts(config or FetchConfig(), time.clock(), lambda: time.now).get("https://h:443", Route)
+
+
+async def refuse(host: Host, *, retry_after: float | None = None) -> None:
+    async with host.turn() as turn:
+        turn.failed(AttemptFailed(Throttled, "no", status=503, retry_after=retry_after))
+
+
+async def take_turn(host: Host) -> None:
+    async with host.turn():
+        pass
+
+
+async def test_a_pause_is_every_request_s_and_ends_at_different_times(time: FakeTime) -> None:
+    host = web_host(time)
+    await refuse(host, retry_after=20.0)
+    time.luck = 0.5
+    await take_turn(host)
+    assert time.sleeps == pytest.approx([20 * (1 + PAUSE_SPREAD / 2)])
+    await take_turn(host)
+    assert len(time.sleeps) == 1
+
+
+async def test_of_two_pauses_the_one_that_ends_later_counts(time: FakeTime) -> None:
+    host = web_host(time)
+    time.luck = 0.0
+    await refuse(host, retry_after=20.0)
+    host._refused(0.0, 5.0)
+    await take_turn(host)
+    assert time.sleeps == [20.0]
+
+
+async def test_a_pause_that_nobody_waits_for_pauses_nobody(time: FakeTime) -> None:
+    host = web_host(time)
+    await refuse(host, retry_after=3600.0)
+    await take_turn(host)
+    assert time.sleeps == []
+
+
+async def test_one_that_goes_away_during_a_pause_leaves_its_place(time: FakeTime) -> None:
+    host = web_host(time, FetchConfig(max_requests_per_host=1))
+    await refuse(host, retry_after=20.0)
+    time.sleep = anyio.sleep  # type: ignore[assignment]
+    host._clock = time.clock()
+    with anyio.move_on_after(0.01):
+        await host.turn().__aenter__()
+    assert (host.waiting, host.in_flight, host.is_idle) == (0, 0, True)
+
+
+async def test_those_who_wait_for_a_pause_s_end_wait(time: FakeTime) -> None:
+    host = web_host(time)
+    await refuse(host, retry_after=20.0)
+    resume = anyio.Event()
+
+    async def sleep(_: float) -> None:
+        await resume.wait()
+        time.now += 30.0
+
+    time.sleep = sleep  # type: ignore[assignment]
+    host._clock = time.clock()
+    async with anyio.create_task_group() as group:
+        group.start_soon(take_turn, host)
+        await anyio.wait_all_tasks_blocked()
+        assert (host.waiting, host.in_flight, host.is_idle) == (1, 0, False)
+        resume.set()
+    assert host.is_idle
+
+
+async def test_a_refusal_lowers_the_limit_and_is_counted(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], time: FakeTime
+) -> None:
+    url = server.put("/x", CONTENT)
+    async with fetcher_with(time) as fetcher:
+        server.will(step(status=503, headers={"Retry-After": "1"}), step(status=500), step(status=429))
+        await fetcher.fetch(url, 0, 10)
+        now = fetcher.statistics()
+    [host] = now.hosts.values()
+    assert host.limit == int(BACKOFF * FetchConfig().max_requests_per_host)
+    assert (now.throttled, host.throttled, host.errors, host.retries) == (2, 2, 3, 3)
+    assert host.retry_budget == RetryConfig().budget - 2 + 1  # the one with Retry-After was free, the answer gave one
+
+
+@pytest.mark.parametrize("path", ["/x", None])
+async def test_a_limit_that_is_not_learned_stays(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], time: FakeTime, path: str | None
+) -> None:
+    async with fetcher_with(time, learn_limit=path is None) as fetcher:
+        if path is None:
+            await fetcher.fetch(__file__, 0, 10)
+        else:
+            server.will(step(status=503, headers={"Retry-After": "1"}))
+            await fetcher.fetch(server.put(path, CONTENT), 0, 10)
+        [host] = fetcher.statistics().hosts.values()
+    assert host.limit == FetchConfig().max_requests_per_host
+
+
+async def test_a_host_that_is_gone_is_given_up_for_all(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], time: FakeTime
+) -> None:
+    url = server.put("/x", CONTENT)
+    server.every = lambda _: step(status=500)
+    async with fetcher_with(time, retry=RetryConfig(attempts=5, budget=6)) as fetcher:
+        errors = []
+        for _ in range(4):
+            with pytest.raises(FetchError) as caught:
+                await fetcher.fetch(url, 0, 10)
+            errors.append(caught.value)
+        assert [error.attempts for error in errors] == [5, 3, 1, 1]
+        assert ["budget of 6 repeats" in str(error) for error in errors] == [False, True, True, True]
+        server.every = lambda _: None
+        await fetcher.fetch(url, 0, 10)
+        server.will(step(status=500))
+        assert bytes(await fetcher.fetch(url, 0, 10)) == CONTENT[:10]
+
+
+async def test_thirty_percent_of_faults_don_t_spend_it(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], time: FakeTime
+) -> None:
+    url = server.put("/x", CONTENT)
+    count = 0
+
+    def three_in_ten(_: object) -> StepType | None:
+        nonlocal count
+        count += 1
+        return step(cut=3, end="close") if count % 10 in {0, 3, 7} else None
+
+    server.every = three_in_ten
+    async with fetcher_with(time, retry=RetryConfig(attempts=10), max_requests_per_host=8) as fetcher:
+        for _ in range(300):
+            assert bytes(await fetcher.fetch(url, 0, 10)) == CONTENT[:10]
+        [host] = fetcher.statistics().hosts.values()
+    assert host.retry_budget >= RetryConfig().budget - 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({}, 64),
+        ({"max_requests_per_host": 200}, 64),
+        ({"max_requests_per_host": 2}, 2),
+        ({"max_requests_per_host": 200, "learn_limit": False}, 200),
+        ({"initial_requests_per_host": 9}, 9),
+        ({"initial_requests_per_host": 3}, 4),
+    ],
+    ids=str,
+)
+async def test_what_the_limit_begins_with(settings: dict[str, int], limit: int) -> None:
+    assert Hosts(FetchConfig(**settings)).get("https://h:443", Route).limit == limit  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["max_requests_per_host", "initial_requests_per_host", "min_requests_per_host"])
+def test_bounds_below_one_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be at least 1, not 0"):
+        FetchConfig(**{name: 0})  # type: ignore[arg-type]
+
+
+def test_workers_share_all_bounds() -> None:
+    fetch = FetchConfig(max_requests_per_host=100, initial_requests_per_host=50, min_requests_per_host=4)
+    share = StreamConfig(fetch=fetch).shared_by(8).fetch
+    assert (share.max_requests_per_host, share.initial_requests_per_host, share.min_requests_per_host) == (12, 6, 1)
+
+
+def test_a_negative_budget_is_refused() -> None:
+    with pytest.raises(ConfigError, match="budget must not be negative"):
+        RetryConfig(budget=-1)
+
+
+async def test_no_budget_repeats_nothing(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], time: FakeTime
+) -> None:
+    url = server.put("/x", CONTENT)
+    server.will(step(status=500))
+    async with fetcher_with(time, retry=RetryConfig(budget=0)) as fetcher:
+        with pytest.raises(AsyncFetchError, match="budget of 0 repeats"):
+            await fetcher.fetch(url, 0, 10)
