@@ -26,8 +26,9 @@ from math import inf
 
 __all__ = ["LearnedLimit"]
 
-ROUND_REQUESTS = 16
-"""Requests in a round, at least; and twice the limit, so that each stream is seen about twice."""
+ROUND_REQUESTS, ROUND_SECONDS = 16, 0.5
+"""A round has so many requests at least, and twice the limit, so that each stream is seen about twice; and takes so
+long, so that a few new connections or a busy moment don't decide."""
 LARGEST_STEP, SMALLEST_STEP = 0.5, 0.2
 """Share by which a trial raises the limit, at least by one request. It halves with each trial that failed, and doubles
 with each that didn't."""
@@ -40,7 +41,7 @@ QUICK_SHARE = 10
 """A round's first byte is that of the quickest of so many: noise makes others late, a queue makes these late too."""
 MEMORY_SECONDS = 30.0
 """The shortest time to the first byte is that of the last one to two times as long: paths and loads change."""
-PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 0.5, 30.0
+PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 16.0
 """Between a failed trial and the next one; doubled by each that fails, back to the least by one that doesn't."""
 BACKOFF = 0.7
 """What a refusal leaves of the limit: TCP Cubic's factor (RFC 9438)."""
@@ -154,7 +155,7 @@ class LearnedLimit:
         current.work_bytes += REQUEST_BYTES + size_bytes
         current.seconds += seconds
         current.first_bytes.append(first_byte_seconds)
-        if current.ended >= max(ROUND_REQUESTS, 2 * self.limit):
+        if current.ended >= max(ROUND_REQUESTS, 2 * self.limit) and now >= current.since + ROUND_SECONDS:
             self._round = _Round(now)
             self._end_round(current, now)
 
