@@ -231,8 +231,9 @@ class Host:
     def _refused(self, seconds: float, asked_pause_seconds: float | None) -> None:
         """A request that began so long ago was answered 429 or 503.
 
-        The pause that goes with it is every request's: nobody asks before it is over. One that is longer than anybody
-        waits pauses nobody, so that each hears of it at once.
+        The pause that the server asked for is every request's: nobody asks before it is over. One that is longer than
+        anybody waits pauses nobody, so that each hears of it at once. The refused request waits by the rules of its own
+        retry layer, away from the gate, and finds the pause over when it comes back.
         """
         self.counts.throttled += 1
         pause_seconds = asked_pause_seconds or 0.0

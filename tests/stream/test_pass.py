@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import asyncfetch as af
+from asyncfetch.lerobot import LeRobotDataset
 from asyncfetch.testing import read_identity
 
 if TYPE_CHECKING:
@@ -47,6 +48,16 @@ def broken(truth: DatasetTruth, tmp_path: Path) -> DatasetTruth:
     data[place:end] = b"\xff" * (end - place)
     video.write_bytes(data)
     return dataclasses.replace(truth, root=root)
+
+
+async def test_the_episodes_that_the_consumer_waits_for_are_hurried(
+    truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurried: list[int] = []
+    monkeypatch.setattr(LeRobotDataset, "hurry", lambda _, episode: hurried.append(episode))
+    async with stream_of(truth).samples() as samples:
+        await anext(samples)
+    assert hurried[0] == 0
 
 
 @pytest.mark.filterwarnings("ignore")
