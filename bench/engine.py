@@ -209,7 +209,11 @@ def measure_slow_link(
         url = f"{server.url}/object"
         wanted = [af.ByteRange(url, at, at + range_bytes) for at in range(0, ranges * 4096, 4096)]
         config = af.FetchConfig(
-            ca_file=server.ca_file, max_requests_per_host=concurrency, max_span_bytes=0, trust_env=False
+            ca_file=server.ca_file,
+            max_requests_per_host=concurrency,
+            learn_limit=False,
+            max_span_bytes=0,
+            trust_env=False,
         )
 
         async def measure_all() -> tuple[list[float], list[float]]:

@@ -75,6 +75,7 @@ async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: b
     config = af.FetchConfig(
         ca_file=case.ca_file,
         max_requests_per_host=case.concurrency,
+        learn_limit=False,
         trust_env=False,
         direct_bodies=direct_bodies,
     )

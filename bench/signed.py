@@ -40,6 +40,7 @@ async def ours(server: NginxServer, stack: AsyncExitStack, limit: int) -> Callab
         ca_file=server.ca_file,
         trust_env=False,
         max_requests_per_host=limit,
+        learn_limit=False,
         s3=S3Config(endpoint_url=server.url, region="us-east-1"),
     )
     fetcher = await stack.enter_async_context(Fetcher(config))

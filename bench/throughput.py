@@ -180,7 +180,7 @@ async def time_pipeline(dataset: af.LeRobotDataset, samples: int) -> float:
 
 def measure(setting: Setting, concurrency: int, cameras: int, repeats: int) -> Row:
     """Cold and resident by turns."""
-    fetch = replace(setting.config.fetch, max_requests_per_host=concurrency)
+    fetch = replace(setting.config.fetch, max_requests_per_host=concurrency, learn_limit=False)
     setting = replace(setting, config=replace(setting.config, fetch=fetch))
     pairs = []
     for _ in range(repeats):

@@ -71,6 +71,7 @@ async def serve(
     async with RangeServer(content, fault=fault, first_byte_seconds=first_byte_seconds) as server:
         fetch = FetchConfig(
             max_requests_per_host=max_requests_per_host,
+            learn_limit=False,
             ca_file=server.ca_file,
             trust_env=False,
             retry=RetryConfig(attempts=1),
