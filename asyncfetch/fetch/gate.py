@@ -2,8 +2,8 @@
 
 One queue for all would make a single read wait behind the hundred thousand ranges of a batch. So each caller has a
 line of its own, first come, first served; the lines take turns; and there are two rounds of lines: urgent ones go
-before those of read-ahead. Read-ahead can't starve: where both wait, one turn of EVERY is its. And it can't fill the
-gate, for what is urgent would then wait for the end of something long: an eighth of the limit is closed to it.
+before those of read-ahead. Read-ahead can't starve: where both wait, one turn of EVERY is its. And it can't fill a gate
+that reserves places, for what is urgent would then wait for the end of something long.
 
 A caller is known by a context variable, which tasks inherit: everything that a verb starts is its own caller's.
 """

@@ -211,7 +211,7 @@ class LearnedLimit:
 
     def _try_step(self, done: _Round, now: float) -> None:
         before, in_time = self._limit, self._shortest.value / done.first_byte_seconds
-        if in_time * LATE < 1:
+        if in_time * LATE < 1 and before > self._lowest:
             limit = before * max(in_time, 0.5)
         else:
             limit = max(before * (1 + self._step), before + 1)
