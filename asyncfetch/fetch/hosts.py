@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
+from asyncfetch.fetch.parts import StreamRate
 from asyncfetch.observe import Histogram
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Host:
     ``now`` gives seconds since some point; all of the host's times are taken with it.
     """
 
-    __slots__ = ("_gate", "counts", "in_flight", "limit", "now", "origin", "peak_in_flight", "route", "times")
+    __slots__ = ("_gate", "counts", "in_flight", "limit", "now", "origin", "peak_in_flight", "rate", "route", "times")
 
     def __init__(self, origin: str, limit: int, route: Route, now: Callable[[], float]) -> None:
         self.origin = origin
@@ -148,6 +149,7 @@ class Host:
         self.now = now
         self.counts = Counts()
         self.times = Times()
+        self.rate = StreamRate()
         self.in_flight = 0
         self.peak_in_flight = 0
         self._gate = anyio.Semaphore(limit, max_value=limit, fast_acquire=True)
