@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import ConfigError, redact_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Sequence
 
 __all__ = ["HEADERS_BYTES", "ByteRange", "ObjectInfo", "Request", "choose_part_bytes", "plan_requests", "split_range"]
 
@@ -111,9 +112,13 @@ def plan_requests(
         max_span_bytes: Longest request that is made of several ranges; 0 means that none is joined to another.
         streams: Requests that the server may be asked at a time.
     """
-    order = {one: position for position, one in enumerate(dict.fromkeys(ranges))}
-    requests = [Request(one, (one,)) for one in order if one.stop is None or one.start == one.stop]
-    closed = [(one.url, one.start, one.stop) for one in order if one.stop is not None and one.start < one.stop]
+    wanted = list(dict.fromkeys(ranges))
+    alone, closed = [], []
+    for position, one in enumerate(wanted):
+        if one.stop is None or one.start == one.stop:
+            alone.append(position)
+        else:
+            closed.append((one.url, one.start, one.stop, position))
     closed.sort()
     spans = _join(closed, min(HEADERS_BYTES, max_gap_bytes), min(SHORT_BYTES, max_span_bytes))
     if len(spans) > streams:
@@ -121,11 +126,13 @@ def plan_requests(
         even_bytes = max(SHORT_BYTES, -(-covered_bytes // streams))
         # With room for one more, each gets its even share at least: a few requests too many would take a whole turn.
         room_bytes = max_gap_bytes + max(
-            (stop - start for _, start, stop in closed if stop - start <= even_bytes), default=0
+            (stop - start for _, start, stop, _ in closed if stop - start <= even_bytes), default=0
         )
         spans = _join(closed, max_gap_bytes, min(even_bytes + room_bytes, max_span_bytes))
-    requests += [span.request(order) for span in spans]
-    return sorted(requests, key=lambda request: order[request.serves[0]])
+    requests = [(position, _own_request(wanted[position])) for position in alone]
+    requests += [(min(span.positions), span.request(wanted)) for span in spans]
+    requests.sort(key=itemgetter(0))
+    return [request for _, request in requests]
 
 
 def choose_part_bytes(
@@ -176,6 +183,10 @@ def split_range(one: ByteRange, part_bytes: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
+def _own_request(one: ByteRange) -> Request:
+    return Request(one, (one,))
+
+
 @dataclass(slots=True)
 class _Span:
     """Ranges of one object that are to be one request."""
@@ -183,17 +194,21 @@ class _Span:
     url: str
     start: int
     stop: int
-    members: list[tuple[int, int]]
+    positions: list[int]
+    """In the list of what is wanted."""
 
-    def request(self, order: Mapping[ByteRange, int]) -> Request:
-        serves = [ByteRange(self.url, start, stop) for start, stop in self.members]
-        return Request(ByteRange(self.url, self.start, self.stop), tuple(sorted(serves, key=order.__getitem__)))
+    def request(self, wanted: Sequence[ByteRange]) -> Request:
+        """What brings them, in the order in which they are wanted."""
+        if len(self.positions) == 1:
+            return _own_request(wanted[self.positions[0]])
+        serves = tuple(wanted[position] for position in sorted(self.positions))
+        return Request(ByteRange(self.url, self.start, self.stop), serves)
 
 
-def _join(closed: Iterable[tuple[str, int, int]], max_gap_bytes: int, max_span_bytes: int | None) -> list[_Span]:
-    """(url, start, stop) that come sorted, in spans of at most ``max_span_bytes``; a longer range has its own."""
+def _join(closed: Iterable[tuple[str, int, int, int]], max_gap_bytes: int, max_span_bytes: int | None) -> list[_Span]:
+    """(url, start, stop, position), sorted, in spans of at most ``max_span_bytes``; a longer range has its own."""
     spans: list[_Span] = []
-    for url, start, stop in closed:
+    for url, start, stop, position in closed:
         if spans:
             last = spans[-1]
             joined_stop = max(last.stop, stop)
@@ -203,7 +218,7 @@ def _join(closed: Iterable[tuple[str, int, int]], max_gap_bytes: int, max_span_b
                 and (max_span_bytes is None or joined_stop - last.start <= max_span_bytes)
             ):
                 last.stop = joined_stop
-                last.members.append((start, stop))
+                last.positions.append(position)
                 continue
-        spans.append(_Span(url, start, stop, [(start, stop)]))
+        spans.append(_Span(url, start, stop, [position]))
     return spans
