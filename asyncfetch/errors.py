@@ -31,7 +31,8 @@ All of them pickle with every field, so they cross from a loader's worker proces
 from __future__ import annotations
 
 import re
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 __all__ = [
     "AccessDenied",
@@ -128,6 +129,14 @@ class FetchError(AsyncFetchError):
         self.url = redact_url(url) if url is not None else None
         self.start, self.stop, self.host, self.status, self.attempts = start, stop, host, status, attempts
         super().__init__(message + self._where())
+
+    def about(self, start: int | None, stop: int | None) -> Self:
+        """The same error, for somebody who asked for another range of the object; without a traceback or a cause."""
+        message = str(self).removesuffix(self._where())
+        other = copy(self)
+        other.start, other.stop = start, stop
+        other.args = (message + other._where(),)
+        return other
 
     def _where(self) -> str:
         parts = [self.url] if self.url is not None else []

@@ -8,22 +8,32 @@ take, each request less saves a turn; then larger gaps are read over, as long as
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import ConfigError, redact_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["HEADERS_BYTES", "ByteRange", "ObjectInfo", "Request", "plan_requests", "split_range"]
+__all__ = ["HEADERS_BYTES", "ByteRange", "ObjectInfo", "Request", "choose_part_bytes", "plan_requests", "split_range"]
 
 HEADERS_BYTES = 512
 """A gap that is always read over: less than the headers of another request and its answer."""
 SHORT_BYTES = 64 * 1024
 """Up to here ranges that lie together are one request even while streams are idle: it takes 16 ms at 4 MiB/s, less than
 the wait for a first byte, and then another request's CPU (0.2 ms) would cost more than this one's bytes."""
+LOOP_BYTES_PER_SECOND = 256 * 1024 * 1024
+"""What the streams of a host may bring together before they count as held up by what they share, a link or this
+process's CPU, and not by their own rates. One loop takes in 0.6-1.1 GB/s of TLS while it does nothing else."""
+SOON_FACTOR = 1.1
+"""Times as long as the fastest way: still as soon as can be."""
+SOON_SECONDS = 0.02
+"""Later than the fastest way by this: still as soon as can be. A request's CPU, and the wait for its turn on the loop,
+are of that order where many are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +112,13 @@ def plan_requests(
         max_span_bytes: Longest request that is made of several ranges; 0 means that none is joined to another.
         streams: Requests that the server may be asked at a time.
     """
-    order = {one: position for position, one in enumerate(dict.fromkeys(ranges))}
-    requests = [Request(one, (one,)) for one in order if one.stop is None or one.start == one.stop]
-    closed = [(one.url, one.start, one.stop) for one in order if one.stop is not None and one.start < one.stop]
+    wanted = list(dict.fromkeys(ranges))
+    alone, closed = [], []
+    for position, one in enumerate(wanted):
+        if one.stop is None or one.start == one.stop:
+            alone.append(position)
+        else:
+            closed.append((one.url, one.start, one.stop, position))
     closed.sort()
     spans = _join(closed, min(HEADERS_BYTES, max_gap_bytes), min(SHORT_BYTES, max_span_bytes))
     if len(spans) > streams:
@@ -112,11 +126,52 @@ def plan_requests(
         even_bytes = max(SHORT_BYTES, -(-covered_bytes // streams))
         # With room for one more, each gets its even share at least: a few requests too many would take a whole turn.
         room_bytes = max_gap_bytes + max(
-            (stop - start for _, start, stop in closed if stop - start <= even_bytes), default=0
+            (stop - start for _, start, stop, _ in closed if stop - start <= even_bytes), default=0
         )
         spans = _join(closed, max_gap_bytes, min(even_bytes + room_bytes, max_span_bytes))
-    requests += [span.request(order) for span in spans]
-    return sorted(requests, key=lambda request: order[request.serves[0]])
+    requests = [(position, _own_request(wanted[position])) for position in alone]
+    requests += [(min(span.positions), span.request(wanted)) for span in spans]
+    requests.sort(key=itemgetter(0))
+    return [request for _, request in requests]
+
+
+def choose_part_bytes(
+    length: int,
+    *,
+    bytes_per_second: float,
+    first_byte_seconds: float,
+    free: int,
+    in_flight: int,
+    part_bytes: int,
+    min_part_bytes: int,
+) -> int:
+    """The longest part of a range whose parts, side by side, bring its last byte about as soon as can be.
+
+    A part takes the wait for its first byte and then its length by the stream's rate, so every further one ends the
+    whole sooner, but each by less than the one before, and each costs a request. Taken are the fewest that are not much
+    later than the most there could be. Where the streams in use bring all that one loop can take, more bring no more.
+
+    Args:
+        length: Bytes of the range, at least 1.
+        bytes_per_second: What one stream brings.
+        first_byte_seconds: From a request to the first byte of its answer.
+        free: Further requests that the host may be asked now.
+        in_flight: Requests that it is asked already.
+        part_bytes: Longest part whatever the rate; parts of this size need not be free.
+        min_part_bytes: Shortest part that is made where larger ones could be had.
+
+    Returns:
+        At most ``part_bytes``.
+    """
+    fewest = -(-length // part_bytes)
+    useful = int(LOOP_BYTES_PER_SECOND / bytes_per_second) - in_flight
+    most = min(length // min_part_bytes, free, useful)
+    if most <= fewest:
+        return part_bytes
+    body_seconds = length / bytes_per_second
+    soon_seconds = SOON_FACTOR * (first_byte_seconds + body_seconds / most) + SOON_SECONDS
+    enough = math.ceil(body_seconds / (soon_seconds - first_byte_seconds))
+    return -(-length // max(fewest, min(most, enough)))
 
 
 def split_range(one: ByteRange, part_bytes: int) -> list[tuple[int, int]]:
@@ -128,6 +183,10 @@ def split_range(one: ByteRange, part_bytes: int) -> list[tuple[int, int]]:
     return list(pairwise(cuts))
 
 
+def _own_request(one: ByteRange) -> Request:
+    return Request(one, (one,))
+
+
 @dataclass(slots=True)
 class _Span:
     """Ranges of one object that are to be one request."""
@@ -135,17 +194,21 @@ class _Span:
     url: str
     start: int
     stop: int
-    members: list[tuple[int, int]]
+    positions: list[int]
+    """In the list of what is wanted."""
 
-    def request(self, order: Mapping[ByteRange, int]) -> Request:
-        serves = [ByteRange(self.url, start, stop) for start, stop in self.members]
-        return Request(ByteRange(self.url, self.start, self.stop), tuple(sorted(serves, key=order.__getitem__)))
+    def request(self, wanted: Sequence[ByteRange]) -> Request:
+        """What brings them, in the order in which they are wanted."""
+        if len(self.positions) == 1:
+            return _own_request(wanted[self.positions[0]])
+        serves = tuple(wanted[position] for position in sorted(self.positions))
+        return Request(ByteRange(self.url, self.start, self.stop), serves)
 
 
-def _join(closed: Iterable[tuple[str, int, int]], max_gap_bytes: int, max_span_bytes: int | None) -> list[_Span]:
-    """(url, start, stop) that come sorted, in spans of at most ``max_span_bytes``; a longer range has its own."""
+def _join(closed: Iterable[tuple[str, int, int, int]], max_gap_bytes: int, max_span_bytes: int | None) -> list[_Span]:
+    """(url, start, stop, position), sorted, in spans of at most ``max_span_bytes``; a longer range has its own."""
     spans: list[_Span] = []
-    for url, start, stop in closed:
+    for url, start, stop, position in closed:
         if spans:
             last = spans[-1]
             joined_stop = max(last.stop, stop)
@@ -155,7 +218,7 @@ def _join(closed: Iterable[tuple[str, int, int]], max_gap_bytes: int, max_span_b
                 and (max_span_bytes is None or joined_stop - last.start <= max_span_bytes)
             ):
                 last.stop = joined_stop
-                last.members.append((start, stop))
+                last.positions.append(position)
                 continue
-        spans.append(_Span(url, start, stop, [(start, stop)]))
+        spans.append(_Span(url, start, stop, [position]))
     return spans

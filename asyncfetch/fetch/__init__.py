@@ -2,6 +2,8 @@
 
 engine      Fetcher: the verbs, what they share, who may call them
 batch       many ranges: bounded workers, ranges as they arrive
+turns       ranges of one turn of the loop, by calls that know nothing of each other
+parts       how long the parts of a large range are, by what was learned of its host
 download    one range over its attempts: what has landed, in which version
 responses   whether an answer holds exactly what was asked. Pure
 retry       which failure is tried again, and when, and how many of a host's. Pure

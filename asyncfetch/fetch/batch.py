@@ -31,8 +31,12 @@ def server_of(url: str) -> str:
 def plan_batch(ranges: Iterable[ByteRange], config: FetchConfig) -> list[Request]:
     """The requests that bring all ranges, for each server in the order in which they are first needed."""
     by_server: dict[str, list[ByteRange]] = {}
+    by_url: dict[str, list[ByteRange]] = {}
     for one in ranges:
-        by_server.setdefault(server_of(one.url), []).append(one)
+        of_its_server = by_url.get(one.url)
+        if of_its_server is None:
+            of_its_server = by_url[one.url] = by_server.setdefault(server_of(one.url), [])
+        of_its_server.append(one)
     return [
         request
         for of_one_server in by_server.values()

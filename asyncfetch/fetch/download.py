@@ -10,6 +10,7 @@ from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 
 if TYPE_CHECKING:
+    from asyncfetch.fetch.hosts import Host
     from asyncfetch.fetch.objects import ObjectMemory
     from asyncfetch.fetch.responses import Delivery
     from asyncfetch.ranges import ObjectInfo
@@ -31,6 +32,7 @@ class Download:
         "_objects",
         "_span",
         "asked",
+        "host",
         "info",
         "landed_bytes",
         "url",
@@ -69,6 +71,8 @@ class Download:
         self._buffer = buffer
         self._span: tuple[int, int] | None = None
         self.info = part_of
+        self.host: Host | None = None
+        """That the bytes came from; None where a transport doesn't say."""
         self.landed_bytes = 0
 
     @property

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from asyncfetch.errors import Throttled
 from asyncfetch.fetch.gate import Gate
 from asyncfetch.fetch.limit import LearnedLimit
+from asyncfetch.fetch.parts import StreamRate
 from asyncfetch.fetch.retry import Clock, RetryBudget
 from asyncfetch.observe import Histogram
 
@@ -155,7 +156,7 @@ class Host:
 
     __slots__ = (
         "_clock", "_config", "_gate", "_learned", "_paused_until", "_pausing", "budget", "counts", "in_flight", "now",
-        "origin", "peak_in_flight", "route", "times",
+        "origin", "peak_in_flight", "rate", "route", "times",
     )  # fmt: skip
 
     def __init__(
@@ -173,6 +174,7 @@ class Host:
         self.now = now
         self.counts = Counts()
         self.times = Times()
+        self.rate = StreamRate()
         self.budget = RetryBudget(config.retry.budget)
         self.in_flight = 0
         self.peak_in_flight = 0

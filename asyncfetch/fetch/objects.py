@@ -38,11 +38,12 @@ def difference(known: ObjectInfo, seen: ObjectInfo) -> str | None:
 class ObjectMemory:
     """The first thing seen of each object, by url. Bounded: the least recently used is forgotten."""
 
-    __slots__ = ("_infos", "_maximum")
+    __slots__ = ("_infos", "_maximum", "_whole")
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
         self._infos: OrderedDict[str, ObjectInfo] = OrderedDict()
+        self._whole: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._infos)
@@ -61,8 +62,19 @@ class ObjectMemory:
             self._infos[info.url] = info
         self._infos.move_to_end(info.url)
         if len(self._infos) > self._maximum:
-            self._infos.popitem(last=False)
+            url, _ = self._infos.popitem(last=False)
+            self._whole.discard(url)
+
+    def comes_whole(self, url: str) -> bool:
+        """Whether the object's server was seen to send all of it for a part."""
+        return url in self._whole
+
+    def note_whole(self, url: str) -> None:
+        """Remembers that the server of a known object sends all of it for a part."""
+        if url in self._infos:
+            self._whole.add(url)
 
     def forget(self, url: str) -> None:
         """Makes the next answer for ``url`` the first one."""
         self._infos.pop(url, None)
+        self._whole.discard(url)

@@ -3,12 +3,56 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from anyio.abc import TaskGroup
 
-__all__ = ["end_tasks", "was_cancelled"]
+__all__ = ["Interrupt", "end_tasks", "was_cancelled"]
+
+
+class Interrupt:
+    """A block of one task that can be ended from outside: ``with Interrupt() as block: ...``, and ``block.cancel()``.
+
+    It is to anyio's CancelScope what asyncio.timeout() is to fail_after(): the cancellation comes once, through
+    shields, to this task and by it to the task groups in it. It counts as anyio's and asyncio's own ones do, so each of
+    several at a time ends just its own block. Entering and leaving costs 1 us instead of 6; a request does it twice.
+
+    Not thread-safe: ``cancel`` is for the block's loop.
+    """
+
+    __slots__ = ("_called", "_cancelling_before", "_task", "cancelled_caught")
+
+    def __init__(self) -> None:
+        self.cancelled_caught = False
+        """Whether the block has ended by ``cancel``."""
+        self._called = False
+        self._task: asyncio.Task[object] | None = None
+
+    def __enter__(self) -> Self:
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        self._cancelling_before = task.cancelling()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        task, self._task = self._task, None
+        if self._called:
+            assert task is not None
+            only_ours = task.uncancel() <= self._cancelling_before
+            self.cancelled_caught = only_ours and kind is not None and issubclass(kind, asyncio.CancelledError)
+        return self.cancelled_caught
+
+    def cancel(self) -> None:
+        """Ends the block; does nothing outside of it, or a second time."""
+        if self._task is not None and not self._called:
+            self._called = True
+            # If another cancellation hasn't arrived yet, both come as one, and by this message anyio knows its own.
+            self._task.cancel(getattr(self._task, "_cancel_message", None))
 
 
 def was_cancelled() -> bool:

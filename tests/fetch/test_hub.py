@@ -47,7 +47,7 @@ def paths(hub: HubServer) -> list[str]:
 
 
 async def test_one_question_per_revision_and_per_file() -> None:
-    async with filled() as hub, fetcher_for(hub) as fetcher:
+    async with filled() as hub, fetcher_for(hub, max_span_bytes=0) as fetcher:
 
         async def read(start: int) -> None:
             assert await fetcher.fetch(URL_TEXT, start, start + 100) == BIG[start : start + 100]

@@ -64,14 +64,19 @@ async def serve(
     first_byte_seconds: float = 0.0,
     max_bytes: int = 64 * MIB,
     max_requests_per_host: int = 64,
+    joins: bool = True,
     decoder: DecoderBackend = "auto",
     **options: Any,  # noqa: ANN401
 ) -> AsyncIterator[Served]:
-    """A dataset over HTTPS on a server of its own; failed requests are not tried again."""
+    """A dataset over HTTPS on a server of its own; failed requests are not tried again.
+
+    Without ``joins``, near ranges don't come by one request: for tests that count those.
+    """
     async with RangeServer(content, fault=fault, first_byte_seconds=first_byte_seconds) as server:
         fetch = FetchConfig(
             max_requests_per_host=max_requests_per_host,
             learn_limit=False,
+            max_span_bytes=FetchConfig().max_span_bytes if joins else 0,
             ca_file=server.ca_file,
             trust_env=False,
             retry=RetryConfig(attempts=1),

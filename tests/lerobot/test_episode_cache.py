@@ -98,7 +98,7 @@ class Overlap:
 
 async def test_episodes_and_cameras_are_fetched_in_one_wave(truth: DatasetTruth) -> None:
     overlap = Overlap(lambda request: "/videos/" in request.path and request.start != 0)
-    async with serve(truth, first_byte_seconds=0.15, fault=overlap) as served:
+    async with serve(truth, first_byte_seconds=0.15, fault=overlap, joins=False) as served:
         for episode in range(4):
             served.dataset.prefetch(episode)
         await gather(*(partial(served.dataset.ready, episode) for episode in range(4)))
@@ -187,7 +187,7 @@ async def test_a_prefetched_episode_overtakes_the_others_once_somebody_waits_for
 
 
 async def test_each_clip_is_one_request_however_many_read(truth: DatasetTruth) -> None:
-    async with serve(truth) as served:
+    async with serve(truth, joins=False) as served:
         await know_indexes(served)
         places = [(episode, frame) for episode in range(3) for frame in range(5)] * 4
         samples = await gather(*(partial(served.dataset.sample, *place) for place in places))
@@ -306,7 +306,7 @@ async def test_decoders_are_kept_between_reads(truth: DatasetTruth) -> None:
 
 
 async def test_what_does_not_fit_is_fetched_again(truth: DatasetTruth) -> None:
-    async with serve(truth, max_bytes=await budget(truth, 3)) as served:
+    async with serve(truth, max_bytes=await budget(truth, 3), joins=False) as served:
         dataset = served.dataset
         await know_indexes(served)
         for _ in range(2):

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow.parquet as pq
 
-from asyncfetch.testing import Quirks
+from asyncfetch.config import FetchConfig
+from asyncfetch.fetch import Fetcher
+from asyncfetch.lerobot.metadata import load_metadata
+from asyncfetch.lerobot.rows import RowReader
+from asyncfetch.runtime.concurrently import gather
+from asyncfetch.testing import Quirks, RangeServer
 from tests.lerobot.serving import all_frames, check_sample, in_memory, serve
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.lerobot.serving import Library
+
+T = TypeVar("T")
 
 MEGABYTE = 1_000_000
 
@@ -41,3 +51,24 @@ async def test_a_shared_row_group_is_fetched_once_though_the_budget_is_small(lib
             await served.dataset.ready(episode)
         fetched_bytes = sum(request.bytes_sent for request in served.requests(file.name) if "data/" in request.path)
     assert fetched_bytes <= 1.05 * file.stat().st_size
+
+
+async def test_rows_that_several_episodes_want_at_once_share_requests(library: Library) -> None:
+    truth = library(episodes=24, length=300, width=64, height=64, distinct_videos=1)
+    (file,) = (truth.root / "data").rglob("*.parquet")
+
+    async def run_here(call: Callable[[], T]) -> T:
+        return call()  # in a thread, it would be left to the scheduler who asks in the same turn
+
+    async def count_requests(max_span_bytes: int) -> int:
+        async with RangeServer(truth.root, tls=False) as server:
+            async with Fetcher(FetchConfig(trust_env=False, max_span_bytes=max_span_bytes)) as fetcher:
+                metadata = await load_metadata(fetcher, server.url)
+                reader = RowReader(fetcher, metadata, max_bytes=64 * MEGABYTE, run=run_here)
+                episodes = [metadata.episodes[index] for index in range(24)]
+                await gather(*(partial(reader.rows, episode) for episode in episodes))
+            return sum(file.name in request.path and "data/" in request.path for request in server.requests)
+
+    alone = await count_requests(0)
+    assert alone >= 20
+    assert await count_requests(FetchConfig().max_span_bytes) <= alone / 2

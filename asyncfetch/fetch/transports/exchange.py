@@ -13,6 +13,7 @@ from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.transports import direct
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
 from asyncfetch.fetch.transports.session import current_user
+from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.sockets import abort
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Exchange:
         self._host = host
         self._transport: asyncio.BaseTransport | None = None
         self._loop = asyncio.get_running_loop()
-        self._scope = anyio.CancelScope()
+        self._scope = Interrupt()
 
     def __enter__(self) -> Self:
         self._token: Token[ConnectionUser] = current_user.set(self)

@@ -293,7 +293,10 @@ class HttpTransport:
         host = turn.host
         since = host.now()
         await receive_body(exchange, delivery, view, landed, directly=self._directly)
-        host.times.body.record(host.now() - since)
+        seconds = host.now() - since
+        host.times.body.record(seconds)
+        host.rate.record(len(view), seconds)
+        download.host = host
         return None
 
     async def _take_reply(

@@ -1,0 +1,110 @@
+"""Ranges that are asked for in one turn of the loop share requests, though those who ask know nothing of each other.
+
+A reader of small records calls ``fetch`` for each of them, all at once; only together do they show that a few requests
+bring them all. So a call waits until all tasks that were ready with it have run, which takes microseconds, and then
+whoever runs first plans for all that were asked for meanwhile, by the rules of ``fetch_many``.
+
+What differs from a batch is that each range has somebody of its own who waits for it, and may stop to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import anyio.lowlevel
+
+from asyncfetch.runtime.relay import Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from asyncfetch.ranges import ByteRange, ObjectInfo, Request
+
+__all__ = ["MAX_SHARED_BYTES", "Ask", "Joining"]
+
+MAX_SHARED_BYTES = 512 * 1024
+"""Longest request that calls share. In a longer one they would wait for each other's bytes, 0.1 s at 4 MiB/s, for
+longer than a request of their own takes to its first byte."""
+MAX_PLANNED = 1000
+"""Ranges planned at a time: it takes about 2 us each, on the loop."""
+
+
+class Read(Protocol):
+    """Reads one range."""
+
+    def __call__(self, wanted: ByteRange, *, company: int) -> Awaitable[tuple[ObjectInfo, memoryview]]:
+        """The object and the bytes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A request that brings what several calls asked for."""
+
+    request: Request
+    body: Relay[tuple[ObjectInfo, memoryview]]
+    """It is made in the task of one of them, and by another one where that is cancelled; with the last one it ends."""
+
+
+class Ask:
+    """A range that somebody asks for, and what its turn made of it."""
+
+    __slots__ = ("company", "range", "shared")
+
+    def __init__(self, one: ByteRange) -> None:
+        self.range = one
+        self.company = 0
+        """Requests that bring all that was asked for in the turn, this one included; 0 before its end."""
+        self.shared: Shared | None = None
+        """What brings it; None where that is a request of its own."""
+
+
+class Joining:
+    """Brings together what is asked for in one turn of the loop.
+
+    Args:
+        plan: Gives the requests that bring all of some ranges.
+        read: Reads a range; also told how many requests are about to be made, as ``company``.
+    """
+
+    def __init__(self, plan: Callable[[Sequence[ByteRange]], list[Request]], read: Read) -> None:
+        self._plan = plan
+        self._read = read
+        self._asks: dict[Ask, None] = {}
+
+    async def ask(self, one: ByteRange) -> Ask:
+        """What a closed range is brought by, at the end of the running turn."""
+        if len(self._asks) >= MAX_PLANNED:
+            self._end()
+        ask = Ask(one)
+        self._asks[ask] = None
+        try:
+            await anyio.lowlevel.checkpoint()
+        except BaseException:
+            self._asks.pop(ask, None)
+            raise
+        if not ask.company:
+            self._end()
+        return ask
+
+    def _end(self) -> None:
+        asks, self._asks = self._asks, {}
+        requests = self._plan([ask.range for ask in asks]) if len(asks) > 1 else []
+        for ask in asks:
+            ask.company = len(requests) or 1
+        if len(requests) < len(asks) > 1:
+            self._share(asks, requests)
+
+    def _share(self, asks: Iterable[Ask], requests: Sequence[Request]) -> None:
+        by_range: dict[ByteRange, list[Ask]] = {}
+        for ask in asks:
+            by_range.setdefault(ask.range, []).append(ask)
+        for request in requests:
+            served = [ask for one in request.serves for ask in by_range[one]]
+            if len(served) > 1:
+                read = partial(self._read, request.range, company=len(requests))
+                shared = Shared(request, Relay(read))
+                for ask in served:
+                    ask.shared = shared

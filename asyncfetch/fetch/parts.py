@@ -1,0 +1,87 @@
+"""How fast a host's streams have been, and so into how many parts a large range is best cut."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from statistics import median
+from typing import TYPE_CHECKING
+
+from asyncfetch.fetch.batch import server_of
+from asyncfetch.ranges import choose_part_bytes
+
+if TYPE_CHECKING:
+    from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch.hosts import Host
+
+__all__ = ["PartSizes", "StreamRate"]
+
+MIN_TELLING_BYTES = 256 * 1024
+"""Shorter bodies say nothing of a rate: they come with the head, or at the pace of a connection that warms up."""
+REMEMBERED_BODIES = 16
+"""Enough that a stalled one and one that had come while the loop was busy don't matter; few enough to see a change."""
+MAX_SERVERS = 256
+"""Servers whose hosts are remembered, about 200 bytes each."""
+
+
+class StreamRate:
+    """How fast the latest bodies came, each in a stream of its own."""
+
+    __slots__ = ("_rates",)
+
+    def __init__(self) -> None:
+        self._rates: deque[float] = deque(maxlen=REMEMBERED_BODIES)
+
+    def record(self, nbytes: int, seconds: float) -> None:
+        """Takes notice of a whole body and of what it took from its head on."""
+        if nbytes >= MIN_TELLING_BYTES and seconds > 0:
+            self._rates.append(nbytes / seconds)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The median; None where there was no telling body yet."""
+        return median(self._rates) if self._rates else None
+
+
+class PartSizes:
+    """Chooses how long the parts of ranges are.
+
+    What is asked of a server may come from another host (a redirect, a signed url), so that one has to be told.
+    Bounded: the server used least recently is forgotten.
+    """
+
+    __slots__ = ("_config", "_hosts")
+
+    def __init__(self, config: FetchConfig) -> None:
+        self._config = config
+        self._hosts: OrderedDict[str, Host] = OrderedDict()
+
+    def came_from(self, url: str, host: Host) -> None:
+        """Takes notice of the host that had the bytes of ``url``."""
+        server = server_of(url)
+        self._hosts[server] = host
+        self._hosts.move_to_end(server)
+        if len(self._hosts) > MAX_SERVERS:
+            self._hosts.popitem(last=False)
+
+    def choose(self, url: str, length: int, company: int) -> int:
+        """The longest part that a range of ``length`` bytes is to be fetched in, ``part_bytes`` at most.
+
+        Args:
+            url: The object.
+            length: At least 1.
+            company: Requests that are about to be made, this range's included: they share what is free.
+        """
+        config = self._config
+        host = self._hosts.get(server_of(url)) if length >= 2 * config.min_part_bytes else None
+        rate = host.rate.bytes_per_second if host is not None else None
+        if host is None or rate is None:
+            return config.part_bytes
+        return choose_part_bytes(
+            length,
+            bytes_per_second=rate,
+            first_byte_seconds=host.times.first_byte.snapshot().p50_seconds,
+            free=max(0, host.limit - host.in_flight - host.waiting) // company,
+            in_flight=host.in_flight,
+            part_bytes=config.part_bytes,
+            min_part_bytes=min(config.min_part_bytes, config.part_bytes),
+        )

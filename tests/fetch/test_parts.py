@@ -1,0 +1,238 @@
+"""How long the parts of a range are: what was learned of the host's streams decides."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from asyncfetch.config import FetchConfig
+from asyncfetch.errors import ConfigError, InvalidResponse
+from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.hosts import Host, Hosts, Route
+from asyncfetch.fetch.parts import MAX_SERVERS, MIN_TELLING_BYTES, REMEMBERED_BODIES, PartSizes, StreamRate
+from asyncfetch.ranges import (
+    LOOP_BYTES_PER_SECOND,
+    SOON_FACTOR,
+    SOON_SECONDS,
+    choose_part_bytes,
+)
+from asyncfetch.testing import RangeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fetch.conftest import LyingServer
+    from tests.fetch.conftest import Request as RequestType
+    from tests.fetch.conftest import Step as StepType
+
+KIB, MIB = 1024, 1024 * 1024
+URL = "http://h/x"
+SLOW = {"bytes_per_second": 4 * MIB, "first_byte_seconds": 0.05}
+FREE = {"free": 64, "in_flight": 0}
+LIMITS = {"part_bytes": 8 * MIB, "min_part_bytes": 256 * KIB}
+
+
+def seconds(length: int, parts: int, bytes_per_second: float, first_byte_seconds: float) -> float:
+    """When the last byte of a range in so many parts side by side is there."""
+    return first_byte_seconds + length / parts / bytes_per_second
+
+
+def count_of(length: int, part_bytes: int) -> int:
+    """As split_range does it."""
+    return -(-length // part_bytes)
+
+
+@given(
+    length=st.integers(1, 1 << 30),
+    bytes_per_second=st.floats(1e3, 1e10),
+    first_byte_seconds=st.floats(0, 10),
+    free=st.integers(0, 300),
+    in_flight=st.integers(0, 300),
+    part_bytes=st.integers(1000, 1 << 25),
+    min_part_bytes=st.integers(1, 1 << 20),
+)
+@example(16 * MIB, 4.0 * MIB, 0.05, 64, 0, 8 * MIB, 256 * KIB)
+def test_the_last_byte_comes_about_as_soon_as_can_be(
+    length: int,
+    bytes_per_second: float,
+    first_byte_seconds: float,
+    free: int,
+    in_flight: int,
+    part_bytes: int,
+    min_part_bytes: int,
+) -> None:
+    chosen = choose_part_bytes(
+        length,
+        bytes_per_second=bytes_per_second,
+        first_byte_seconds=first_byte_seconds,
+        free=free,
+        in_flight=in_flight,
+        part_bytes=part_bytes,
+        min_part_bytes=min_part_bytes,
+    )
+    fewest = math.ceil(length / part_bytes)
+    allowed = [
+        parts
+        for parts in range(fewest + 1, free + 1)
+        if length // parts >= min_part_bytes and (in_flight + parts) * bytes_per_second <= LOOP_BYTES_PER_SECOND
+    ]
+    parts = count_of(length, chosen)
+    assert 1 <= chosen <= part_bytes
+    assert parts == fewest or parts <= max(allowed, default=fewest)
+
+    def time_of(count: int) -> float:
+        return seconds(length, count, bytes_per_second, first_byte_seconds)
+
+    soonest = min(map(time_of, allowed), default=time_of(fewest))
+    soon = max(SOON_FACTOR * soonest + SOON_SECONDS, time_of(fewest) if not allowed else 0)
+    # Rounding up the length of a part may leave one part less.
+    assert time_of(parts + 1) <= soon * (1 + 1e-9) or time_of(parts) <= soon * (1 + 1e-9)
+    if parts > fewest + 1:
+        assert time_of(parts - 1) > soon * (1 - 1e-9)  # no more than it takes
+
+
+def parts_of(length: int, **settings: float) -> int:
+    return count_of(length, choose_part_bytes(length, **{**SLOW, **FREE, **LIMITS, **settings}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("length", "settings", "parts"),
+    [
+        pytest.param(16 * MIB, {}, 43, id="a slow stream"),
+        pytest.param(16 * MIB, {"free": 5}, 5, id="few free requests"),
+        pytest.param(16 * MIB, {"free": 0}, 2, id="no free requests"),
+        pytest.param(16 * MIB, {"bytes_per_second": 500 * MIB, "first_byte_seconds": 0.0005}, 2, id="loopback"),
+        pytest.param(
+            64 * MIB, {"bytes_per_second": 60 * MIB, "first_byte_seconds": 0.001, "in_flight": 8}, 8, id="busy loopback"
+        ),
+        pytest.param(16 * MIB, {"bytes_per_second": 70 * MIB, "first_byte_seconds": 0.15}, 2, id="S3"),
+        pytest.param(500 * KIB, {"bytes_per_second": 1e5}, 1, id="shorter than two shortest parts"),
+        pytest.param(512 * KIB, {"bytes_per_second": 1e5}, 2, id="two shortest parts"),
+        pytest.param(1 << 40, {}, 1 << 17, id="more parts than requests"),
+    ],
+)
+def test_typical_choices(length: int, settings: dict[str, float], parts: int) -> None:
+    assert parts_of(length, **settings) == parts
+
+
+# --- what is learned
+
+
+def test_the_rate_of_a_stream_is_the_median_of_the_latest_telling_bodies() -> None:
+    assert StreamRate().bytes_per_second is None
+    rate = StreamRate()
+    rate.record(MIN_TELLING_BYTES - 1, 1.0)
+    rate.record(MIN_TELLING_BYTES, 0.0)
+    for seconds_taken in (1.0, 1.0, 2.0, 0.001, 30.0):
+        rate.record(MIB, seconds_taken)
+    assert rate.bytes_per_second == MIB
+    for _ in range(REMEMBERED_BODIES):
+        rate.record(MIB, 4.0)
+    assert rate.bytes_per_second == MIB / 4
+
+
+def make_host(limit: int = 64) -> Host:
+    host = Hosts(FetchConfig(max_requests_per_host=limit)).get("http://h:80", Route)
+    host.rate.record(4 * MIB, 1.0)
+    host.times.first_byte.record(0.05)
+    return host
+
+
+def test_requests_that_are_about_to_be_made_share_what_is_free() -> None:
+    sizes = PartSizes(FetchConfig())
+    sizes.came_from(URL, make_host(limit=64))
+    counts = [count_of(4 * MIB, sizes.choose("http://h/another", 4 * MIB, company)) for company in (1, 16, 64)]
+    assert counts == [11, 4, 1]
+
+
+def test_a_server_that_nothing_is_known_of_has_parts_of_the_configured_length() -> None:
+    sizes = PartSizes(FetchConfig(part_bytes=MIB))
+    sizes.came_from(URL, Hosts(FetchConfig()).get("http://h:80", Route))
+    assert sizes.choose(URL, 16 * MIB, 1) == MIB
+    assert sizes.choose("http://another/x", 16 * MIB, 1) == MIB
+
+
+def test_servers_are_forgotten_in_the_end() -> None:
+    sizes = PartSizes(FetchConfig())
+    host = make_host()
+    for number in range(MAX_SERVERS + 1):
+        sizes.came_from(f"http://h{number}/x", host)
+    assert sizes.choose("http://h0/x", 16 * MIB, 1) == 8 * MIB
+    assert sizes.choose(f"http://h{MAX_SERVERS}/x", 16 * MIB, 1) < 8 * MIB
+
+
+def test_parts_have_at_least_one_byte() -> None:
+    with pytest.raises(ConfigError, match="min_part_bytes"):
+        FetchConfig(min_part_bytes=0)
+
+
+# --- on a real server
+
+
+async def timed_read(fetcher: Fetcher, server: RangeServer, path: str, content: bytes) -> float:
+    await fetcher.fetch(f"{server.url}/{path}", 0, MIB // 2)
+    started = time.monotonic()
+    assert await fetcher.fetch(f"{server.url}/{path}", 0, len(content)) == content
+    return time.monotonic() - started
+
+
+async def test_a_range_on_slow_streams_takes_less_than_half_the_time_of_fixed_parts() -> None:
+    content = random.Random(0).randbytes(4 * MIB)
+    async with RangeServer({"x": content}, tls=False, bytes_per_second=2 * MIB, first_byte_seconds=0.02) as server:
+        async with Fetcher(FetchConfig(trust_env=False, part_bytes=2 * MIB, min_part_bytes=2 * MIB)) as fetcher:
+            fixed = await timed_read(fetcher, server, "x", content)
+        async with Fetcher(FetchConfig(trust_env=False, part_bytes=2 * MIB)) as fetcher:
+            learned = await timed_read(fetcher, server, "x", content)
+    assert learned < fixed / 2
+
+
+async def test_on_fast_streams_parts_stay_long() -> None:
+    content = bytes(16 * MIB)
+    async with RangeServer({"x": content}, tls=False) as server, Fetcher(FetchConfig(trust_env=False)) as fetcher:
+        await fetcher.stat(f"{server.url}/x")
+        for _ in range(3):
+            await fetcher.fetch(f"{server.url}/x", 0, len(content))
+        assert len(server.requests) == 1 + 3 * 2
+
+
+# --- servers that ignore ranges
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_whole_range_of_a_server_that_ignores_ranges_comes_by_one_request(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], known: bool
+) -> None:
+    content = random.Random(0).randbytes(3 * MIB)
+    url = server.put("/x", content)
+    server.every = lambda _: step(ignore_range=True)
+    async with fetcher_with(part_bytes=MIB) as fetcher:
+        if known:
+            await fetcher.stat(url)
+        assert await fetcher.fetch(url, 0, len(content)) == content
+        server.requests.clear()
+        buffer = bytearray(len(content))
+        await fetcher.fetch_into(url, 0, len(content), buffer)
+        assert buffer == content
+        assert len(server.requests) == 1  # it is known now
+        with pytest.raises(InvalidResponse, match="ignores Range"):
+            await fetcher.fetch(url, 10, len(content))
+
+
+async def test_a_server_that_comes_to_ignore_ranges_midway_gives_right_bytes(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
+) -> None:
+    content = random.Random(0).randbytes(3 * MIB)
+    url = server.put("/x", content)
+
+    def ignore(request: RequestType) -> StepType | None:
+        return step(ignore_range=True) if len(server.requests) > 4 else None
+
+    server.every = ignore
+    async with fetcher_with(part_bytes=MIB // 2, max_requests_per_host=2) as fetcher:
+        assert await fetcher.fetch(url, 0, len(content)) == content
