@@ -8,6 +8,7 @@ session token in its hand.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from contextlib import AsyncExitStack
@@ -33,6 +34,7 @@ __all__ = ["S3Signer", "Signed"]
 MAX_REGIONS = 64
 """Clients that are kept; AWS has fewer regions."""
 AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
+THREAD_NAME = "asyncfetch s3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,13 @@ def _start() -> LoopThread:
         import aiobotocore.session  # noqa: F401 - takes half a second, so not on anybody's loop
     except ImportError as error:
         raise MissingDependency('s3:// urls need aiobotocore: pip install "asyncfetch[s3]"') from error
-    return LoopThread(name="asyncfetch s3")
+    logging.getLogger("botocore.auth").addFilter(_says_nothing_of_ours)
+    return LoopThread(name=THREAD_NAME)
+
+
+def _says_nothing_of_ours(record: logging.LogRecord) -> bool:
+    """Whether a record may be logged: at DEBUG, botocore writes down what it signs, with the token and the signature."""
+    return record.threadName != THREAD_NAME
 
 
 class _Clients:
