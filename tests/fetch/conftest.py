@@ -57,6 +57,10 @@ class Step:
     """What happens after that."""
     silent: End | None = None
     """No answer at all, but this."""
+    head_cut: int | None = None
+    """Bytes of the head that are sent, and none of the body; negative ones are counted from its end."""
+    drip_seconds: float | None = None
+    """Passes between any two bytes of the head."""
     raw: bytes | None = None
     """Instead of head and body."""
     ignore_range: bool = False
@@ -76,6 +80,7 @@ class LyingServer:
         self.peak_in_flight = 0
         self.connections = 0
         self.gate: Callable[[], asyncio.Future[None] | None] = lambda: None
+        self.speaks_tls = tls is not None
         self._tls = tls
         self._host = host
         self._tasks: set[asyncio.Task[None]] = set()
@@ -151,8 +156,13 @@ class LyingServer:
         for name in (name for name, value in step.headers.items() if value is None):
             headers.pop(name, None)
         lines = [f"HTTP/1.1 {step.status or status} Whatever", *(f"{name}: {headers[name]}" for name in headers)]
-        writer.write("\r\n".join([*lines, "", ""]).encode())
-        writer.write((step.body if step.body is not None else body)[: step.cut])
+        head = "\r\n".join([*lines, "", ""]).encode()[: step.head_cut]
+        for at in range(len(head) if step.drip_seconds is not None else 0):
+            writer.write(head[at : at + 1])
+            await asyncio.sleep(step.drip_seconds or 0)
+        writer.write(head if step.drip_seconds is None else b"")
+        if step.head_cut is None:
+            writer.write((step.body if step.body is not None else body)[: step.cut])
         await writer.drain()
         return step.end
 
@@ -318,3 +328,10 @@ def server_tls(ca: trustme.CA) -> ssl.SSLContext:
 async def tls_server(server_tls: ssl.SSLContext) -> AsyncIterator[LyingServer]:
     async with LyingServer(server_tls) as server:
         yield server
+
+
+@pytest.fixture(params=["http", "https"])
+def any_server(request: pytest.FixtureRequest) -> LyingServer:
+    """A plain server and one with TLS; a test that takes it runs for each."""
+    server: LyingServer = request.getfixturevalue("server" if request.param == "http" else "tls_server")
+    return server

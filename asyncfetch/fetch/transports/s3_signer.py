@@ -91,7 +91,7 @@ def _start() -> LoopThread:
 
 
 def _says_nothing_of_ours(record: logging.LogRecord) -> bool:
-    """Whether a record may be logged: at DEBUG, botocore writes down what it signs, with the token and the signature."""
+    """Whether to log a record: at DEBUG, botocore writes down what it signs, the token and the signature with it."""
     return record.threadName != THREAD_NAME
 
 
