@@ -83,7 +83,7 @@ class LyingServer:
         self.speaks_tls = tls is not None
         self._tls = tls
         self._host = host
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, self._host, 0, ssl=self._tls, backlog=1024)
@@ -92,10 +92,10 @@ class LyingServer:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._server.close()
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if self.tasks:
+            await asyncio.wait(self.tasks)
         await self._server.wait_closed()
 
     def put(self, path: str, content: bytes, etag: str | None = "auto") -> str:
@@ -112,14 +112,14 @@ class LyingServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self.tasks.add(task)
         self.connections += 1
         try:
             await self._converse(reader, writer, self.connections)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client is gone, or the test is over
         finally:
-            self._tasks.discard(task)
+            self.tasks.discard(task)
             writer.transport.abort()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int) -> None:

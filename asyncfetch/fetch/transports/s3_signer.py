@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ __all__ = ["S3Signer", "Signed"]
 MAX_REGIONS = 64
 """Clients that are kept; AWS has fewer regions."""
 AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
+REGION_IN_HOST = re.compile(r"https?://s3\.([a-z0-9-]+)\.backblazeb2\.com(?::\d+)?/?")
+"""Backblaze B2 has one endpoint a region, named after it, and takes no signature for another one."""
 THREAD_NAME = "asyncfetch s3"
 
 
@@ -136,6 +139,9 @@ class _Clients:
         if self._session is None:
             self._session = AioSession(profile=self._config.profile)
         client = await self._enter(region, self._style())
+        named = REGION_IN_HOST.fullmatch(client.meta.endpoint_url)
+        if named is not None and region is None and self._session.get_config_variable("region") is None:
+            client = await self._enter(named[1], self._style())
         if self._style() == "auto" and client.meta.endpoint_url.endswith(AWS_HOSTS):
             # "auto" signs for the global endpoint, which redirects to the region for a day after a bucket was made.
             client = await self._enter(region, "virtual")
