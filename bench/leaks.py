@@ -2,8 +2,8 @@
 
     python -m bench.leaks
 
-Asks nginx for 100,000 ranges of 16 KiB over HTTPS, every tenth of them cancelled on its way, and prints what this process
-holds after each tenth of them: open files, tasks, threads, objects and blocks of Python, resident memory.
+Asks nginx for 100,000 ranges of 16 KiB over HTTPS, every tenth of them cancelled on its way, and prints what this
+process holds after each tenth of them: open files, tasks, threads, objects and blocks of Python, resident memory.
 """
 
 from __future__ import annotations
@@ -45,26 +45,27 @@ class Held:
     """What this process holds when nothing is under way."""
 
     requests: int
-    descriptors: int
+    files: int
     tasks: int
     threads: int
     objects: int
     blocks: int
-    resident_mib: float
+    rss_mib: float
     garbage: int
 
     @classmethod
     def now(cls, requests: int) -> Self:
+        """After so many requests."""
         gc.collect()
         process = psutil.Process()
         return cls(
             requests=requests,
-            descriptors=process.num_fds(),
+            files=process.num_fds(),
             tasks=len(asyncio.all_tasks()),
             threads=threading.active_count(),
             objects=len(gc.get_objects()),
             blocks=sys.getallocatedblocks(),
-            resident_mib=round(process.memory_info().rss / 2**20, 1),
+            rss_mib=round(process.memory_info().rss / 2**20, 1),
             garbage=len(gc.garbage),
         )
 

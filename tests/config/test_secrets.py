@@ -177,3 +177,13 @@ def test_a_loaders_spawned_worker_reads_with_them_and_finds_the_hubs_token_by_it
         dataset: Any = _Reads([(CONFIG, f"{server.url}/x"), (of_the_hub, "hf://datasets/org/name/x")])
         loader: Any = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
         assert list(loader) == [b"234", b"234"]
+
+
+def test_a_stream_reads_with_them_in_a_spawned_worker(small_dataset: DatasetTruth) -> None:
+    with RangeServer(small_dataset, tls=False, fault=refuse_strangers) as server:
+        stream = af.Stream(server.url, features=["action"], config=af.StreamConfig(fetch=CONFIG))
+        loader: Any = DataLoader(
+            af.torch.StreamDataset(stream), batch_size=None, num_workers=1, multiprocessing_context="spawn"
+        )
+        assert len(list(loader)) == small_dataset.num_frames
+        assert {request.status for request in server.requests} <= {200, 206}

@@ -158,18 +158,22 @@ def _ends() -> Iterator[Wire]:
     for end, (word, kind) in _ENDS.items():
 
         def ends(where: str, step: Step, *, requests: int | None, kind: type[FetchError] | None = kind) -> Wire:
-            return Wire(f"{word}", where, step, None, kind, requests)  # noqa: B023 - made at once
+            return Wire(f"connection {word}", where, step, None, kind, requests)  # noqa: B023 - made at once
 
         yield ends("before the head", Step(silent=end), requests=ATTEMPTS)
-        for name, cut in (("after the head's first byte", 1), ("within the head", 40), ("before its last byte", -1)):
+        for name, cut in (
+            ("after the head's first byte", 1),
+            ("within the head", 40),
+            ("before the head's last byte", -1),
+        ):
             yield ends(name, Step(head_cut=cut, end=end), requests=ATTEMPTS)
         yield ends("at byte 0 of the body", Step(cut=0, end=end), requests=ATTEMPTS)
-        yield ends("at byte 1", Step(cut=1, end=end), requests=None)
+        yield ends("at byte 1 of the body", Step(cut=1, end=end), requests=None)
         # The rest is asked for, which is shorter than that.
-        yield ends("in the middle", Step(cut=length // 2, end=end), requests=2, kind=None)
-        yield ends("before the last byte", Step(cut=length - 1, end=end), requests=2, kind=None)
+        yield ends("in the middle of the body", Step(cut=length // 2, end=end), requests=2, kind=None)
+        yield ends("before the body's last byte", Step(cut=length - 1, end=end), requests=2, kind=None)
         if end != "reset":  # which may overtake the last bytes
-            yield ends("behind the last byte", Step(cut=length, end=end), requests=1, kind=None)
+            yield ends("behind the body's last byte", Step(cut=length, end=end), requests=1, kind=None)
 
 
 def _chunked(*pieces: bytes, end: End = "keep") -> Step:
@@ -399,7 +403,7 @@ ELSEWHERE: Final = (
     Elsewhere(
         "everything",
         "30 % of the answers faulty, 20,000 ranges",
-        "right bytes, all of them",
+        "right bytes; `InvalidResponse` where one range is lied about twice",
         "test_fault_storm.py::test_right_bytes_through_a_storm",
     ),
 )

@@ -28,7 +28,7 @@ CONCURRENT = 128
 STEPS = [
     wire.step
     for wire in WIRE
-    if wire.once is None and not wire.waits and wire.group != "half-closed"  # TLS can't be
+    if wire.once is None and not wire.waits and wire.group != "connection half-closed"  # TLS can't be
 ]
 """Every fault of the table that is no final answer and takes no timeout to notice."""
 

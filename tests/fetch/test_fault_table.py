@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import pickle
 import re
 import socket
 import ssl
+import traceback
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -56,7 +60,7 @@ def named(wire: Wire) -> Iterator[None]:
 
 @pytest.mark.parametrize("group", GROUPS)
 async def test_once(fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, group: str) -> None:
-    if any_server.speaks_tls and group == "half-closed":
+    if any_server.speaks_tls and group == "connection half-closed":
         pytest.skip("TLS has no half-closed connections")
     for wire in GROUPS[group]:
         any_server.will(wire.step)
@@ -103,6 +107,29 @@ async def _fail(fetcher: Fetcher, server: LyingServer, wire: Wire, kind: type[Fe
     assert (error.url, error.start, error.stop, error.attempts) == (url, START, STOP, len(server.requests))
     assert error.host == url.removeprefix("http://").removeprefix("https://").removesuffix("/x")
     assert wire.step.status in {None, error.status}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+async def test_no_fault_shows_a_secret(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, caplog: pytest.LogCaptureFixture, group: str
+) -> None:
+    asyncio.get_running_loop().set_debug(True)
+    caplog.set_level(logging.DEBUG)
+    url = server.put("/x?X-Amz-Signature=hunter2&token=hunter2", CONTENT)
+    url = url.replace("://", "://me:hunter2@")
+    secrets = {"headers": {"127.0.0.1": {"Cookie": "hunter2"}}, "tokens": {"127.0.0.1": "hunter2"}}
+    shown: list[object] = []
+    async with fetcher_with(timeouts=HASTY, retry=RetryConfig(attempts=1), **secrets) as fetcher:
+        for wire in GROUPS[group]:
+            server.will(wire.step)
+            try:
+                await fetcher.fetch(url, START, STOP)
+            except FetchError as error:
+                shown += [*traceback.format_exception(error), repr(error), vars(pickle.loads(pickle.dumps(error)))]
+            shown += [fetcher, fetcher.statistics(), fetcher.config, vars(fetcher)]
+    assert all("hunter2" in request.headers["cookie"] for request in server.requests)
+    assert len(shown) > len(GROUPS[group])
+    assert "hunter2" not in f"{shown}{[record.getMessage() for record in caplog.records]}"
 
 
 @pytest.mark.parametrize("row", ELSEWHERE, ids=lambda row: f"{row.group}, {row.name}")
