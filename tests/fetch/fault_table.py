@@ -140,7 +140,7 @@ def _heads() -> Iterator[Wire]:
     parts = {"Content-Type": "multipart/byteranges; boundary=b"}
     yield Wire("heads", "multipart/byteranges", Step(headers=parts))
     yield Wire("heads", "no HTTP", Step(raw=b"SSH-2.0-OpenSSH_9.6\r\n\r\n", end="close"))
-    yield Wire("heads", "a head of 1 MiB", Step(headers={"X-Long": "x" * 1024 * 1024}))
+    yield Wire("heads", "a head of 64 KiB", Step(headers={"X-Long": "x" * 64 * 1024}))
     yield Wire("heads", "a head byte by byte (slow loris)", Step(drip_seconds=0.02), None, FetchTimeout, ATTEMPTS)
 
 

@@ -7,6 +7,7 @@ import socket
 import threading
 import types
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -21,7 +22,7 @@ from tests.fetch.conftest import Step
 from tests.fetch.fault_table import CONTENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 
     from tests.fetch.conftest import LyingServer
 
@@ -72,6 +73,29 @@ async def by_task(work: Coroutine[Any, Any, None], at: int) -> bool:
     return running.waits >= at
 
 
+class EveryWait:
+    """Ways to cancel a work: at its first wait in both ways, at its second, until it waits that often no more."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Waits that the work had, and one."""
+        self._goes_on = True
+
+    def __iter__(self) -> Iterator[Callable[[Coroutine[Any, Any, None]], Awaitable[None]]]:
+        while self._goes_on:
+            self._goes_on = False
+            self.count += 1
+            for cancel in (by_scope, by_task):
+                yield partial(self._cancelled, cancel)
+
+    async def _cancelled(
+        self,
+        cancel: Callable[[Coroutine[Any, Any, None], int], Awaitable[bool]],
+        work: Coroutine[Any, Any, None],
+    ) -> None:
+        self._goes_on |= await cancel(work, self.count)
+
+
 REDIRECT = Step(status=302, headers={"Location": "/x", "Content-Length": "0"}, body=b"")
 STORIES: dict[str, list[Step]] = {
     "honest": [],
@@ -119,7 +143,7 @@ async def test_at_every_wait_of_a_read(
 ) -> None:
     """All of them by one fetcher: what a cancellation spoilt would be met by the next read."""
     server, url = any_server, any_server.put("/x", CONTENT)
-    tasks = len(asyncio.all_tasks())
+    waits, tasks = EveryWait(), len(asyncio.all_tasks())
     async with fetcher_with(ca_file=ca_file, timeouts=PATIENT) as fetcher:
         at, goes_on = 0, True
         while goes_on:
@@ -133,7 +157,7 @@ async def test_at_every_wait_of_a_read(
             buffer[:] = bytes(len(buffer))
             assert await fetcher.fetch(url, 10, 100_000) == CONTENT[10:100_000]
             assert not any(buffer)
-    assert at > 1
+    assert waits.count > 1
     assert connections_to(server.port) == 0
     assert len(asyncio.all_tasks() - server.tasks) <= tasks
 
@@ -146,14 +170,13 @@ async def test_at_every_wait_of_a_first_read(
 ) -> None:
     """Resolving, connecting and the handshake are waited for, too."""
     url = any_server.put("/x", CONTENT).replace("127.0.0.1", "localhost")
-    at, goes_on = 0, True
-    while goes_on:
-        at += 1
+    waits = EveryWait()
+    for cancelled in waits:
         async with fetcher_with(ca_file=ca_file, timeouts=PATIENT) as fetcher:
-            goes_on = await cancelled(read_into(fetcher, url, bytearray(STOP - START)), at)
+            await cancelled(read_into(fetcher, url, bytearray(STOP - START)))
             assert await fetcher.fetch(url, 10, 100) == CONTENT[10:100]
         assert connections_to(any_server.port) == 0
-    assert at > 4
+    assert waits.count > 4
 
 
 @pytest.mark.parametrize("verb", ["fetch_many", "fetch_stream", "parts"])
@@ -175,12 +198,10 @@ async def test_at_every_wait_of_a_batch(
             async with fetcher.fetch_stream(wanted) as stream:
                 assert len([index async for index, _ in stream]) == 3
 
-    at, goes_on = 0, True
-    while goes_on:
-        at += 1
+    for cancelled in EveryWait():
         async with fetcher_with(part_bytes=500_000, timeouts=PATIENT) as fetcher:
             server.steps[:] = [Step(status=503)]
-            goes_on = await cancelled(read(fetcher), at)
+            await cancelled(read(fetcher))
             assert (fetcher.statistics().in_flight, fetcher.statistics().waiting) == (0, 0)
             server.steps.clear()
             views = await fetcher.fetch_many(wanted)
@@ -188,33 +209,29 @@ async def test_at_every_wait_of_a_batch(
         assert connections_to(server.port) == 0
 
 
-async def test_at_every_wait_of_a_read_from_the_hub(
-    cancelled: Callable[[Coroutine[Any, Any, None], int], Any],
-) -> None:
+async def test_at_every_wait_of_a_read_from_the_hub() -> None:
     url, buffer = "hf://datasets/org/name/x", bytearray(STOP - START)
     async with HubServer(token="t") as hub:
         hub.push("datasets/org/name", {"x": CONTENT})
         config = FetchConfig(ca_file=hub.ca_file, hub_endpoint=hub.url, tokens={"127.0.0.1": "t"}, trust_env=False)
-        at, goes_on = 0, True
-        while goes_on:
-            at += 1
+        waits = EveryWait()
+        for cancelled in waits:
             async with Fetcher(config) as fetcher:
-                goes_on = await cancelled(read_into(fetcher, url, buffer), at)
+                await cancelled(read_into(fetcher, url, buffer))
                 assert fetcher.statistics().in_flight == 0
                 assert await fetcher.fetch(url, 5, 50) == CONTENT[5:50]
-    assert at > 6
+    assert waits.count > 6
 
 
 @pytest.mark.usefixtures("aws_keys")
-async def test_at_every_wait_of_a_read_from_s3(cancelled: Callable[[Coroutine[Any, Any, None], int], Any]) -> None:
+async def test_at_every_wait_of_a_read_from_s3() -> None:
     url, buffer = "s3://b/x", bytearray(STOP - START)
     async with S3Server({"b/x": CONTENT}, regions={"b": "eu-west-1"}) as server:
         config = FetchConfig(ca_file=server.ca_file, trust_env=False, s3=S3Config(endpoint_url=server.url))
-        at, goes_on = 0, True
-        while goes_on:
-            at += 1
+        waits = EveryWait()
+        for cancelled in waits:
             async with Fetcher(config) as fetcher:
-                goes_on = await cancelled(read_into(fetcher, url, buffer), at)
+                await cancelled(read_into(fetcher, url, buffer))
                 assert fetcher.statistics().in_flight == 0
                 assert await fetcher.fetch(url, 5, 50) == CONTENT[5:50]
         assert not [thread.name for thread in threading.enumerate() if "asyncfetch s3" in thread.name]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import Fetcher
     from tests.fetch.conftest import FakeTime, LyingServer, Request, Step
 
-RANGES = {"http": 7_500, "https": 2_500}
+RANGES = {"http": 9_000, "https": 1_000}
 """For each way that a body can take: 20,000 in all."""
 FAULTY = 0.3
 LONGEST_BYTES = 16_384

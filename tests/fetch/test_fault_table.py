@@ -9,11 +9,12 @@ import re
 import socket
 import ssl
 import traceback
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 import trustme
 
@@ -23,10 +24,10 @@ from asyncfetch.fetch.transports import exchange
 from tests.fetch.fault_table import ASKED, ATTEMPTS, CONTENT, ELSEWHERE, START, STOP, WIRE, render
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from asyncfetch.fetch import Fetcher
-    from tests.fetch.conftest import FakeTime, LyingServer
+    from tests.fetch.conftest import FakeTime, LyingServer, Step
     from tests.fetch.fault_table import Elsewhere, Wire
 
 HERE = Path(__file__).parent
@@ -49,63 +50,70 @@ def _no_long_wait_for_a_text_that_never_comes(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(exchange, "DRAIN_LIMIT_SECONDS", 0.05)
 
 
-@contextmanager
-def named(wire: Wire) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(f"the fault: {wire.name}")
-        raise
-
-
 @pytest.mark.parametrize("group", GROUPS)
 async def test_once(fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, group: str) -> None:
     if any_server.speaks_tls and group == "connection half-closed":
         pytest.skip("TLS has no half-closed connections")
-    for wire in GROUPS[group]:
-        any_server.will(wire.step)
-        with named(wire):
-            await _read(fetcher_with, any_server, ca_file, wire, wire.once)
+    faults = {f"/{number}": wire for number, wire in enumerate(GROUPS[group])}
+    left = dict(faults)
+    any_server.every = lambda request: step_of(left.pop(request.path, None))
+    async with anyio.create_task_group() as tasks:
+        for path, wire in faults.items():
+            tasks.start_soon(_read, partial(fetcher_with, ca_file=ca_file), any_server, path, left, wire, wire.once)
 
 
 @pytest.mark.parametrize("group", GROUPS)
-async def test_for_ever(fetcher_with: Callable[..., Fetcher], server: LyingServer, ca_file: str, group: str) -> None:
-    for wire in GROUPS[group]:
-        server.every = lambda _, wire=wire: wire.step  # type: ignore[misc]
-        with named(wire):
-            await _read(fetcher_with, server, ca_file, wire, wire.always, wire.requests)
+async def test_for_ever(fetcher_with: Callable[..., Fetcher], server: LyingServer, group: str) -> None:
+    faults = {f"/{number}": wire for number, wire in enumerate(GROUPS[group])}
+    left = dict(faults)
+    server.every = lambda request: step_of(left.get(request.path))
+    async with anyio.create_task_group() as tasks:
+        for path, wire in faults.items():
+            tasks.start_soon(_read, fetcher_with, server, path, left, wire, wire.always, wire.requests)
+
+
+def step_of(wire: Wire | None) -> Step | None:
+    return None if wire is None else wire.step
 
 
 async def _read(
     fetcher_with: Callable[..., Fetcher],
     server: LyingServer,
-    ca_file: str,
+    path: str,
+    faulty: dict[str, Wire],
     wire: Wire,
     kind: type[FetchError] | None,
     requests: int | None = None,
 ) -> None:
-    """Reads the range, then another one from a server that is honest again."""
-    url = server.put("/x", CONTENT)
-    server.requests.clear()
-    async with fetcher_with(ca_file=ca_file, timeouts=HASTY if wire.waits else PATIENT, retry=RETRY) as fetcher:
-        if kind is None:
-            assert await fetcher.fetch(url, START, STOP) == ASKED
-        else:
-            await _fail(fetcher, server, wire, kind)
-        assert requests is None or len(server.requests) == requests
-        assert fetcher.statistics().in_flight == fetcher.statistics().waiting == 0
-        server.every = lambda _: None
-        assert await fetcher.fetch(url, 10, 300_000) == CONTENT[10:300_000]
+    """Reads the range, then another one from a server that is honest again, with a fetcher of its own."""
+    url = server.put(path, CONTENT)
+    try:
+        async with fetcher_with(timeouts=HASTY if wire.waits else PATIENT, retry=RETRY) as fetcher:
+            if kind is None:
+                assert await fetcher.fetch(url, START, STOP) == ASKED
+            else:
+                await _fail(fetcher, server, path, wire, kind)
+            assert requests is None or _count(server, path) == requests
+            assert fetcher.statistics().in_flight == fetcher.statistics().waiting == 0
+            faulty.pop(path, None)
+            assert await fetcher.fetch(url, 10, 300_000) == CONTENT[10:300_000]
+    except BaseException as error:
+        error.add_note(f"the fault: {wire.name}")
+        raise
 
 
-async def _fail(fetcher: Fetcher, server: LyingServer, wire: Wire, kind: type[FetchError]) -> None:
-    url = server.url("/x")
+def _count(server: LyingServer, path: str) -> int:
+    return sum(request.path == path for request in server.requests)
+
+
+async def _fail(fetcher: Fetcher, server: LyingServer, path: str, wire: Wire, kind: type[FetchError]) -> None:
+    url = server.url(path)
     with pytest.raises(kind) as caught:
         await fetcher.fetch(url, START, STOP)
     error = caught.value
     assert type(error) is kind or wire.requests is None
-    assert (error.url, error.start, error.stop, error.attempts) == (url, START, STOP, len(server.requests))
-    assert error.host == url.removeprefix("http://").removeprefix("https://").removesuffix("/x")
+    assert (error.url, error.start, error.stop, error.attempts) == (url, START, STOP, _count(server, path))
+    assert error.host == f"127.0.0.1:{server.port}"
     assert wire.step.status in {None, error.status}
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import Fetcher
     from tests.fetch.conftest import FakeTime, LyingServer
 
-WARM_UP = 1_500
-ROUNDS = {"honest": 7_500, "faulty": 1_500}
+WARM_UP = 1_000
+ROUNDS = {"honest": 8_000, "faulty": 1_000}
 CONCURRENT = 32
 PATIENT = TimeoutConfig(connect_seconds=15, first_byte_seconds=15, stall_seconds=15)
 FAULTS = [
