@@ -113,12 +113,6 @@ def direct_bodies(request: pytest.FixtureRequest) -> bool:
     return value
 
 
-@pytest.fixture(params=[by_scope, by_task])
-def cancelled(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None], int], Any]:
-    value: Callable[[Coroutine[Any, Any, None], int], Any] = request.param
-    return value
-
-
 def connections_to(port: int) -> int:
     """Sockets of this process that are connected to a server there, by the system's own account."""
     return sum(bool(one.raddr) and one.raddr.port == port for one in psutil.Process().net_connections())
@@ -138,19 +132,16 @@ async def test_at_every_wait_of_a_read(
     fetcher_with: Callable[..., Fetcher],
     any_server: LyingServer,
     ca_file: str,
-    cancelled: Callable[[Coroutine[Any, Any, None], int], Any],
     story: str,
 ) -> None:
     """All of them by one fetcher: what a cancellation spoilt would be met by the next read."""
     server, url = any_server, any_server.put("/x", CONTENT)
     waits, tasks = EveryWait(), len(asyncio.all_tasks())
     async with fetcher_with(ca_file=ca_file, timeouts=PATIENT) as fetcher:
-        at, goes_on = 0, True
-        while goes_on:
-            at += 1
+        for cancelled in waits:
             server.steps[:] = STORIES[story]
             buffer = bytearray(STOP - START)
-            goes_on = await cancelled(read_into(fetcher, url, buffer), at)
+            await cancelled(read_into(fetcher, url, buffer))
             assert (fetcher.statistics().in_flight, fetcher.statistics().waiting) == (0, 0)
             await anyio.wait_all_tasks_blocked()  # what was sent still is answered with a fault
             server.steps.clear()
@@ -166,7 +157,6 @@ async def test_at_every_wait_of_a_first_read(
     fetcher_with: Callable[..., Fetcher],
     any_server: LyingServer,
     ca_file: str,
-    cancelled: Callable[[Coroutine[Any, Any, None], int], Any],
 ) -> None:
     """Resolving, connecting and the handshake are waited for, too."""
     url = any_server.put("/x", CONTENT).replace("127.0.0.1", "localhost")
@@ -183,7 +173,6 @@ async def test_at_every_wait_of_a_first_read(
 async def test_at_every_wait_of_a_batch(
     fetcher_with: Callable[..., Fetcher],
     server: LyingServer,
-    cancelled: Callable[[Coroutine[Any, Any, None], int], Any],
     verb: str,
 ) -> None:
     url = server.put("/x", CONTENT)

@@ -97,9 +97,9 @@ class S3Transport:
                 explained[name] = match[1].decode()
         if status == 416 and "Content-Range" not in headers and (match := _SIZE_TAG.search(body)) is not None:
             explained["Content-Range"] = f"bytes */{match[1].decode()}"
-        if status in _WORN_OUT and not self._config.anonymous:
-            code = explained.get("X-Error-Code", "no code")
-            explained["X-Error-Code"] = code + _clock_error(headers, self._wall())
+        wrong = _clock_error(headers, self._wall()) if status in _WORN_OUT and not self._config.anonymous else ""
+        if wrong:
+            explained["X-Error-Code"] = f"{explained.get('X-Error-Code', 'refused')}: {wrong}"
         return explained
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
@@ -189,7 +189,7 @@ def _clock_error(headers: Mapping[str, str], wall_now: float) -> str:
         return ""
     if abs(behind) <= CLOCK_ERROR_SECONDS:
         return ""
-    return f"; this machine's clock is {abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} the store's"
+    return f"this machine's clock is {abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} the store's"
 
 
 def _parse_page(body: bytes, bucket: str, prefix: str) -> tuple[list[ObjectInfo], str]:

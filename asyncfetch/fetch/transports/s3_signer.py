@@ -36,7 +36,7 @@ MAX_REGIONS = 64
 """Clients that are kept; AWS has fewer regions."""
 AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 REGION_IN_HOST = re.compile(r"https?://s3\.([a-z0-9-]+)\.backblazeb2\.com(?::\d+)?/?")
-"""Backblaze B2 has one endpoint a region, named after it, and takes no signature for another one."""
+"""Backblaze B2 has an endpoint for each region, named after it; a signature has to name the same."""
 THREAD_NAME = "asyncfetch s3"
 
 
