@@ -401,6 +401,30 @@ ELSEWHERE: Final = (
         "test_other.py::test_a_hanging_back_end_holds_up_nobody",
     ),
     Elsewhere(
+        "secrets",
+        "in a url, a header or a token, whatever goes wrong",
+        "in no message, traceback, log, repr or statistic",
+        "test_fault_table.py::test_no_fault_shows_a_secret",
+    ),
+    Elsewhere(
+        "secrets",
+        "in a configuration that is pickled",
+        "stay behind, and are named where one is needed",
+        "../config/test_secrets.py::test_what_a_pickle_left_behind_is_an_error_that_says_so_before_any_request",
+    ),
+    Elsewhere(
+        "callers",
+        "cancelled at any of their waits",
+        "nothing of it stays, its buffer is not written to again",
+        "test_cancellation.py::test_at_every_wait_of_a_read",
+    ),
+    Elsewhere(
+        "callers",
+        "closing while a server hangs",
+        "waits for none",
+        "test_cancellation.py::test_closing_waits_for_no_server",
+    ),
+    Elsewhere(
         "everything",
         "30 % of the answers faulty, 20,000 ranges",
         "right bytes; `InvalidResponse` where one range is lied about twice",
