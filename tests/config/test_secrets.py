@@ -187,3 +187,12 @@ def test_a_stream_reads_with_them_in_a_spawned_worker(small_dataset: DatasetTrut
         )
         assert len(list(loader)) == small_dataset.num_frames
         assert {request.status for request in server.requests} <= {200, 206}
+
+
+def test_an_index_that_is_too_large_is_told_without_the_urls_password(small_dataset: DatasetTruth) -> None:
+    with RangeServer(small_dataset, tls=False) as server:
+        frames = af.torch.FrameDataset(server.url.replace("://", "://me:hidden@"))
+        with pytest.raises(IndexError, match=f"among the {small_dataset.num_frames} frames") as caught:
+            frames[small_dataset.num_frames]
+        frames.close()
+    assert "hidden" not in str(caught.value)
