@@ -3,25 +3,110 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from asyncfetch.errors import ConfigError, redact_url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator
 
-__all__ = ["DecoderBackend", "FetchConfig", "RetryConfig", "S3Config", "StreamConfig", "TimeoutConfig"]
+__all__ = ["DecoderBackend", "FetchConfig", "RetryConfig", "S3Config", "Secrets", "StreamConfig", "TimeoutConfig"]
 
 KIB = 1024
 MIB = 1024 * KIB
 
 DecoderBackend = Literal["auto", "torchcodec", "pyav"]
 
+V = TypeVar("V")
+
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def _check_endpoint(name: str, url: str | None) -> None:
+    if url is None:
+        return
+    _require(
+        url.startswith(("http://", "https://")), f"{name} must begin with https:// or http://, not {redact_url(url)!r}"
+    )
+    # It is shown and pickled with the rest.
+    _require("@" not in url.split("/")[2], f"{name} must not hold a password: {redact_url(url)!r}")
+
+
+class Secrets(Mapping[str, V]):
+    """A setting by host or scheme whose values no repr shows and no pickle carries.
+
+    Its pickle has the names alone: it may end in a log, a checkpoint or on another machine. The one exception is the
+    pickle that multiprocessing sends down a pipe to a process that it is starting, such as a loader's worker by spawn.
+    Copies share the values.
+
+    Args:
+        setting: The field that it stands in, for messages.
+        values: By name.
+
+    Raises:
+        ConfigError: Of a value that a pickle left behind, when it is asked for; its name may be. And of ``values`` that
+            are no mapping.
+    """
+
+    __slots__ = ("_names", "_setting", "_values")
+
+    def __init__(self, setting: str, values: Mapping[str, V]) -> None:
+        _require(isinstance(values, Mapping), f"{setting} must be a mapping by name, not {type(values).__name__}")
+        self._setting = setting
+        self._names = tuple(values)
+        self._values: Mapping[str, V] | None = dict(values)
+
+    def __getitem__(self, name: str) -> V:
+        if self._values is not None:
+            return self._values[name]
+        if name not in self._names:
+            raise KeyError(name)
+        raise ConfigError(
+            f"{self._setting}[{name!r}] stayed behind when this configuration was pickled: set it again where it is"
+            f" used, by dataclasses.replace(config, {self._setting}={{{name!r}: ...}}). Only a process that"
+            " multiprocessing starts with it, such as a loader's worker, gets it by pickle"
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Secrets):
+            return (self._names, self._values) == (other._names, other._values)
+        return self._values == other
+
+    def __repr__(self) -> str:
+        return f"<{self._setting} for {', '.join(self._names) or 'nobody'}>"
+
+    def __copy__(self) -> Secrets[V]:
+        return self
+
+    def __deepcopy__(self, _: object) -> Secrets[V]:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Secrets[V]], tuple[object, ...]]:
+        from multiprocessing.context import get_spawning_popen  # not needed by who never pickles
+
+        if self._values is not None and get_spawning_popen() is not None:
+            return Secrets, (self._setting, self._values)
+        return _left_behind, (self._setting, self._names)
+
+
+def _left_behind(setting: str, names: tuple[str, ...]) -> Secrets[V]:
+    secrets: Secrets[V] = Secrets(setting, {})
+    secrets._names, secrets._values = names, None if names else {}
+    return secrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +180,16 @@ class S3Config:
             1 <= self.presign_seconds <= 604_800,
             f"presign_seconds must be between 1 and 604800 (7 days), not {self.presign_seconds}",
         )
-        endpoint = self.endpoint_url
-        _require(
-            endpoint is None or endpoint.startswith(("http://", "https://")),
-            f"endpoint_url must begin with https:// or http://, not {redact_url(endpoint or '')!r}",
-        )
+        _check_endpoint("endpoint_url", self.endpoint_url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchConfig:
-    """How objects are asked for."""
+    """How objects are asked for.
+
+    Pickles without the values of ``headers``, ``tokens`` and ``fsspec``, except into a process that multiprocessing
+    starts with it; see Secrets.
+    """
 
     max_requests_per_host: int = 64
     """Most requests in flight to one (scheme, host, port). 64 connections were the best of 4-128 on a Hub bucket. Raise
@@ -165,6 +250,10 @@ class FetchConfig:
     def __post_init__(self) -> None:
         for name in ("max_requests_per_host", "initial_requests_per_host", "min_requests_per_host"):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("headers", "tokens", "fsspec"):
+            values = getattr(self, name)
+            if not isinstance(values, Secrets):
+                object.__setattr__(self, name, Secrets(name, values))
         _require(self.max_gap_bytes >= 0, f"max_gap_bytes must not be negative, not {self.max_gap_bytes}")
         _require(self.max_span_bytes >= 0, f"max_span_bytes must not be negative, not {self.max_span_bytes}")
         _require(self.part_bytes >= 1, f"part_bytes must be at least 1, not {self.part_bytes}")
@@ -173,10 +262,7 @@ class FetchConfig:
         _require(self.keepalive_seconds > 0, "keepalive_seconds must be positive")
         _require(self.max_idle_buffer_bytes >= 0, "max_idle_buffer_bytes must not be negative")
         _require(self.max_known_objects >= 1, "max_known_objects must be at least 1")
-        _require(
-            self.hub_endpoint is None or self.hub_endpoint.startswith(("http://", "https://")),
-            f"hub_endpoint must begin with https:// or http://, not {redact_url(self.hub_endpoint or '')!r}",
-        )
+        _check_endpoint("hub_endpoint", self.hub_endpoint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,10 +62,13 @@ __all__ = [
     "redact_url",
 ]
 
-_USERINFO = re.compile(r"(?<=://)[^/?#@]*@")
+_USERINFO = re.compile(r"(?<=://)[^/?#\s]*@")  # to the last @: a password may hold one
 _SECRET_PARAMETER = re.compile(
-    r"(?i)([?&](?:x-amz-(?:signature|credential|security-token)|signature|sig|token|access_token|key-pair-id|policy"
-    r"|awsaccesskeyid|x-goog-(?:signature|credential)|x-xet-signed-range)=)[^&#]*"
+    # S3 and what signs like it, CloudFront, Azure, xet; then what gateways and CDNs call theirs.
+    r"(?i)([?&#;](?:x-(?:amz|goog|oss|obs|cos)-(?:signature|credential|security-token)|signature|sig|key-pair-id|policy"
+    r"|(?:aws|oss|google)access(?:keyid|id)|security-token|x-xet-signed-range"
+    r"|(?:[a-z]+[-_])?token|__token__|(?:api|access|auth|secret|subscription)[-_]?key|key|auth|authorization|password"
+    r"|secret|jwt|hmac|hdn(?:ea|ts|tl|ea))=)[^&#;\s]*"
 )
 
 

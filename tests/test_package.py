@@ -209,6 +209,17 @@ def test_an_error_is_the_builtin_that_its_docs_name(kind: type[AsyncFetchError])
         ("https://host/a?tokens=many", "https://host/a?tokens=many"),
         ("https://host/user:name@home", "https://host/user:name@home"),
         ("/a/path?token=secret", "/a/path?token=***"),
+        ("https://me:p@ss@host/a@b", "https://***@host/a@b"),
+        ("https://host/a?sv=1&sig=secret%3D;se=2", "https://host/a?sv=1&sig=***;se=2"),
+        (
+            "https://host/a?x-oss-signature=secret&OSSAccessKeyId=secret",
+            "https://host/a?x-oss-signature=***&OSSAccessKeyId=***",
+        ),
+        (
+            "https://host/a?api_key=secret&monkey=no&page-token=secret",
+            "https://host/a?api_key=***&monkey=no&page-token=***",
+        ),
+        ("at https://host/a?hdnts=secret (status 403)", "at https://host/a?hdnts=*** (status 403)"),
         ("", ""),
     ],
 )

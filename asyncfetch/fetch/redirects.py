@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from yarl import URL
 
 from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,8 +40,15 @@ def parse_url(text: str) -> URL:
         if url.scheme in {"http", "https"} and url.host and url.port:
             return url
     except ValueError as error:
-        raise ConfigError(f"{redact_url(text)!r} is no http url: {error}") from error
-    raise ConfigError(f"{redact_url(text)!r} is no http url: it needs a scheme, a host and a port below 65536")
+        if "@" in text:  # whose words may quote a password
+            raise ConfigError(f"{_hidden(text)} is no http url: quote what stands in front of the @") from None
+        raise ConfigError(f"{_hidden(text)} is no http url: {redact_url(str(error))}") from cause_of(error)
+    raise ConfigError(f"{_hidden(text)} is no http url: it needs a scheme, a host and a port below 65536")
+
+
+def _hidden(text: str) -> str:
+    """What can't be parsed, for a message: where a password in it ends is anybody's guess."""
+    return repr(redact_url(re.sub(r"//.*@", "//***@", text)))
 
 
 def next_url(url: URL, location: str | None) -> URL:
@@ -52,7 +59,8 @@ def next_url(url: URL, location: str | None) -> URL:
         target = url.join(_url(location)).with_fragment(None)
         valid = target.scheme in {"http", "https"} and bool(target.host) and bool(target.port)
     except ValueError as error:
-        raise AttemptFailed(InvalidResponse, f"Location can't be parsed: {error}", Verdict.ONCE) from error
+        message = f"Location can't be parsed: {redact_url(str(error))}"
+        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE) from cause_of(error)
     if not valid:
         message = f"the server redirects to {redact_url(location)!r}, which is no http url"
         raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)

@@ -15,7 +15,7 @@ from asyncfetch.testing.datasets import write_dataset
 from asyncfetch.testing.hub_server import HubServer
 from asyncfetch.testing.identity import Identity, paint, read_identity
 from asyncfetch.testing.quirks import Quirks
-from asyncfetch.testing.s3_server import S3Server
+from asyncfetch.testing.s3_server import S3Quirks, S3Server
 from asyncfetch.testing.s3_signature import Keys
 from asyncfetch.testing.server import (
     Fault,
@@ -39,6 +39,7 @@ __all__ = [
     "Keys",
     "Quirks",
     "RangeServer",
+    "S3Quirks",
     "S3Server",
     "ServedRequest",
     "ServerStatistics",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
+from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote_plus
 from xml.sax.saxutils import escape
@@ -17,10 +19,32 @@ if TYPE_CHECKING:
     from asyncfetch.testing.server import Fault, ServedRequest
     from asyncfetch.testing.server.contents import StoredObject
 
-__all__ = ["S3Server"]
+__all__ = ["S3Quirks", "S3Server"]
 
 PAGE_KEYS = 1000
 """Keys in one page of a listing; what S3 sends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Quirks:
+    """What stores that speak like S3 do otherwise."""
+
+    refuses_checksums: bool = False
+    """Whether a request that names a checksum, as newer SDKs do by themselves, is an error; so at Backblaze B2, Qumulo
+    and older MinIO."""
+    requests_per_second: float | None = None
+    """Answered; what comes above that is 503 SlowDown. B2 allows new accounts 500."""
+    retry_after_seconds: int | None = None
+    """Sent with SlowDown; B2 may or may not."""
+    encodes_keys: bool = True
+    """Whether listings know ``encoding-type=url``; a store that doesn't sends keys as they are."""
+    sends_tokens: bool = True
+    """Whether a listing of several pages says how to ask for the next one, as ListObjectsV2 does."""
+    tells_size: bool = True
+    """Whether a 416 has the object's size."""
+    wrong_region_status: int = 400
+    """Of a refusal of another region's signature: 400 with the region in the body, or a redirect, 301 or 307, that has
+    it in a header and leads nowhere."""
 
 
 class S3Server(RangeServer):
@@ -40,6 +64,7 @@ class S3Server(RangeServer):
         regions: By bucket.
         requester_pays: Whether requests must carry ``x-amz-request-payer: requester``.
         page_keys: Keys in one page of a listing.
+        quirks: What it does otherwise than S3.
         options: As RangeServer's.
     """
 
@@ -52,6 +77,7 @@ class S3Server(RangeServer):
         regions: Mapping[str, str] | None = None,
         requester_pays: bool = False,
         page_keys: int = PAGE_KEYS,
+        quirks: S3Quirks = S3Quirks(),
         **options: Any,  # noqa: ANN401 - RangeServer's
     ) -> None:
         super().__init__(content, **options)
@@ -62,11 +88,26 @@ class S3Server(RangeServer):
         self._region, self._regions = region, regions or {}
         self._requester_pays = requester_pays
         self._page_keys = page_keys
+        self._quirks = quirks
+        self._allowance, self._allowed_at = quirks.requests_per_second or 0.0, time.monotonic()
 
     async def _answer(self, record: ServedRequest, fault: Fault) -> tuple[Answer, StoredObject | None]:
+        answer, stored = await self._answer_as_s3(record, fault)
+        date = formatdate(time.time() + self.clock_seconds, usegmt=True)
+        return replace(answer, headers={**answer.headers, "Date": date}), stored
+
+    async def _answer_as_s3(self, record: ServedRequest, fault: Fault) -> tuple[Answer, StoredObject | None]:
         if fault.answer_status is not None:
             return await super()._answer(record, fault)
+        if self._is_too_fast():
+            pause = self._quirks.retry_after_seconds
+            answer = _error(Refusal(503, "SlowDown", "Please reduce your request rate."))
+            headers = {} if pause is None else {"Retry-After": str(pause)}
+            return replace(answer, headers={**answer.headers, **headers}), None
         refusal = self._refusal(record)
+        if refusal is not None and refusal.region and self._quirks.wrong_region_status in {301, 307}:
+            moved = _error(Refusal(self._quirks.wrong_region_status, "PermanentRedirect", "Use the right endpoint"))
+            return replace(moved, headers={**moved.headers, "x-amz-bucket-region": refusal.region}), None
         if refusal is not None:
             return _error(refusal), None
         bucket, _, key = record.path.lstrip("/").partition("/")
@@ -78,11 +119,26 @@ class S3Server(RangeServer):
         if answer.status == 412:
             return _error(Refusal(412, "PreconditionFailed", "A precondition does not hold")), None
         if answer.status == 416 and stored is not None:
-            size = f"<ActualObjectSize>{stored.version.size}</ActualObjectSize>"
+            size = f"<ActualObjectSize>{stored.version.size}</ActualObjectSize>" if self._quirks.tells_size else ""
             return _error(Refusal(416, "InvalidRange", "The requested range is not satisfiable"), size), None
         return answer, stored
 
+    def _is_too_fast(self) -> bool:
+        rate, now = self._quirks.requests_per_second, time.monotonic()
+        if rate is None:
+            return False
+        self._allowance = min(rate, self._allowance + (now - self._allowed_at) * rate)
+        self._allowed_at = now
+        if self._allowance < 1:
+            return True
+        self._allowance -= 1
+        return False
+
     def _refusal(self, record: ServedRequest) -> Refusal | None:
+        query = record.target.partition("?")[2]
+        named = "checksum" in f"{query} {' '.join(record.headers)}".lower()
+        if named and self._quirks.refuses_checksums:
+            return Refusal(400, "InvalidArgument", "Unsupported header 'x-amz-sdk-checksum-algorithm'")
         bucket = record.path.lstrip("/").partition("/")[0]
         if self._requester_pays and record.headers.get("x-amz-request-payer") != "requester":
             return Refusal(403, "AccessDenied", "The requester must pay")
@@ -109,17 +165,17 @@ class S3Server(RangeServer):
         page = sorted(name for name in names if name > after)
         text = "".join(self._entry(bucket, name, is_prefix=name != names[name]) for name in page[: self._page_keys])
         truncated = len(page) > self._page_keys
-        token = (
-            f"<NextContinuationToken>{escape(page[self._page_keys - 1])}</NextContinuationToken>" if truncated else ""
-        )
+        token = escape(page[self._page_keys - 1]) if truncated and self._quirks.sends_tokens else ""
         return _xml(
             200,
             '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-            f"<IsTruncated>{str(truncated).lower()}</IsTruncated>{token}{text}</ListBucketResult>",
+            f"{'<EncodingType>url</EncodingType>' if self._quirks.encodes_keys else ''}"
+            f"<IsTruncated>{str(truncated).lower()}</IsTruncated>"
+            f"{f'<NextContinuationToken>{token}</NextContinuationToken>' if token else ''}{text}</ListBucketResult>",
         )
 
     def _entry(self, bucket: str, name: str, *, is_prefix: bool) -> str:
-        encoded = quote_plus(name, safe="/")
+        encoded = quote_plus(name, safe="/") if self._quirks.encodes_keys else escape(name)
         if is_prefix:
             return f"<CommonPrefixes><Prefix>{encoded}</Prefix></CommonPrefixes>"
         size = len(self.objects[f"{bucket}/{name}"])

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from asyncfetch.config import StreamConfig
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ConfigError, redact_url
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Placement, Session, Stream
@@ -131,7 +131,7 @@ class FrameDataset(Dataset["Sample"]):
     def _locate(self, index: int) -> tuple[int, int]:
         total = len(self)
         if not -total <= index < total:
-            raise IndexError(f"frame {index} isn't among the {total} frames of {self.source}")
+            raise IndexError(f"frame {index} isn't among the {total} frames of {redact_url(self.source)}")
         index %= total
         ends = self._episode_ends()
         number = int(np.searchsorted(ends, index, side="right"))

@@ -57,6 +57,10 @@ class Step:
     """What happens after that."""
     silent: End | None = None
     """No answer at all, but this."""
+    head_cut: int | None = None
+    """Bytes of the head that are sent, and none of the body; negative ones are counted from its end."""
+    drip_seconds: float | None = None
+    """Passes between any two bytes of the head."""
     raw: bytes | None = None
     """Instead of head and body."""
     ignore_range: bool = False
@@ -76,9 +80,10 @@ class LyingServer:
         self.peak_in_flight = 0
         self.connections = 0
         self.gate: Callable[[], asyncio.Future[None] | None] = lambda: None
+        self.speaks_tls = tls is not None
         self._tls = tls
         self._host = host
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, self._host, 0, ssl=self._tls, backlog=1024)
@@ -87,10 +92,10 @@ class LyingServer:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._server.close()
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if self.tasks:
+            await asyncio.wait(self.tasks)
         await self._server.wait_closed()
 
     def put(self, path: str, content: bytes, etag: str | None = "auto") -> str:
@@ -107,14 +112,14 @@ class LyingServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self.tasks.add(task)
         self.connections += 1
         try:
             await self._converse(reader, writer, self.connections)
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client is gone, or the test is over
         finally:
-            self._tasks.discard(task)
+            self.tasks.discard(task)
             writer.transport.abort()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int) -> None:
@@ -151,8 +156,13 @@ class LyingServer:
         for name in (name for name, value in step.headers.items() if value is None):
             headers.pop(name, None)
         lines = [f"HTTP/1.1 {step.status or status} Whatever", *(f"{name}: {headers[name]}" for name in headers)]
-        writer.write("\r\n".join([*lines, "", ""]).encode())
-        writer.write((step.body if step.body is not None else body)[: step.cut])
+        head = "\r\n".join([*lines, "", ""]).encode()[: step.head_cut]
+        for at in range(len(head) if step.drip_seconds is not None else 0):
+            writer.write(head[at : at + 1])
+            await asyncio.sleep(step.drip_seconds or 0)
+        writer.write(head if step.drip_seconds is None else b"")
+        if step.head_cut is None:
+            writer.write((step.body if step.body is not None else body)[: step.cut])
         await writer.drain()
         return step.end
 
@@ -318,3 +328,10 @@ def server_tls(ca: trustme.CA) -> ssl.SSLContext:
 async def tls_server(server_tls: ssl.SSLContext) -> AsyncIterator[LyingServer]:
     async with LyingServer(server_tls) as server:
         yield server
+
+
+@pytest.fixture(params=["http", "https"])
+def any_server(request: pytest.FixtureRequest) -> LyingServer:
+    """A plain server and one with TLS; a test that takes it runs for each."""
+    server: LyingServer = request.getfixturevalue("server" if request.param == "http" else "tls_server")
+    return server

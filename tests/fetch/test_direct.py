@@ -31,12 +31,6 @@ CONTENT = random.Random(2).randbytes(3_000_000)
 SMUGGLED = b"HTTP/1.1 404 x\r\nContent-Length: 0\r\n\r\n"
 
 
-@pytest.fixture(params=["http", "https"])
-def any_server(request: pytest.FixtureRequest) -> LyingServer:
-    server: LyingServer = request.getfixturevalue("server" if request.param == "http" else "tls_server")
-    return server
-
-
 def counting_parser(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of all pieces of bodies that go through aiohttp's reader from now on."""
     pieces: list[int] = []

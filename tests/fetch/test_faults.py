@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -14,18 +13,14 @@ from hypothesis import strategies as st
 
 from asyncfetch.config import RetryConfig, TimeoutConfig
 from asyncfetch.errors import (
-    AccessDenied,
     AsyncFetchError,
     ConnectionFailed,
-    FetchError,
     FetchTimeout,
-    InvalidResponse,
-    NotFound,
     ObjectChanged,
-    RangeNotSatisfiable,
     Throttled,
 )
 from asyncfetch.fetch.transports import exchange
+from tests.fetch.fault_table import CONTENT, WIRE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,55 +29,7 @@ if TYPE_CHECKING:
     from tests.fetch.conftest import FakeTime, LyingServer
     from tests.fetch.conftest import Step as StepType
 
-CONTENT = random.Random(1).randbytes(2_000_000)
 Kind = dict[str, Any]
-
-LIES: dict[str, Kind] = {
-    "206 without Content-Range": {"headers": {"Content-Range": None}},
-    "206 with a shifted range": {"headers": {"Content-Range": "bytes 1500001-1600000/2000000"}},
-    "206 with an unknown size": {"headers": {"Content-Range": "bytes 1500000-1599999/*"}},
-    "short with consistent headers": {
-        "headers": {"Content-Range": "bytes 1500000-1500009/2000000", "Content-Length": "10"},
-        "cut": 10,
-    },
-    "Content-Length of another length": {"headers": {"Content-Length": "99999"}},
-    "gzip": {"headers": {"Content-Encoding": "gzip"}, "body": gzip.compress(b"x")},
-    "multipart": {"headers": {"Content-Type": "multipart/byteranges; boundary=b"}},
-    "200 with everything": {"ignore_range": True},
-    "204": {"status": 204, "cut": 0, "headers": {"Content-Length": None}},
-    "304": {"status": 304, "cut": 0},
-    "redirect to nowhere": {"status": 302, "headers": {"Content-Length": "0"}, "cut": 0},
-    "416 for a range that is there": {"status": 416, "headers": {"Content-Range": "bytes */2000000"}},
-    "no HTTP": {"raw": b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "end": "close"},
-    "chunked with a surplus": {
-        "headers": {"Content-Length": None, "Transfer-Encoding": "chunked"},
-        "body": b"186a1\r\n" + CONTENT[:100_001] + b"\r\n0\r\n\r\n",
-    },
-}
-
-# An error of the head or of the body, depending on how the packets fall.
-BROKEN: dict[str, Kind] = {
-    "broken chunking": {
-        "headers": {"Content-Length": None, "Transfer-Encoding": "chunked"},
-        "body": b"5\r\n" + CONTENT[:5] + b"\r\nzz\r\nrubbish\r\n",
-    },
-    "broken chunking at once": {
-        "headers": {"Content-Length": None, "Transfer-Encoding": "chunked"},
-        "body": b"rubbish\r\n",
-    },
-}
-
-PASSING: dict[str, Kind] = {
-    "reset instead of an answer": {"silent": "reset"},
-    "close instead of an answer": {"silent": "close"},
-    "silence": {"silent": "stall"},
-    "reset in the body": {"cut": 50_000, "end": "reset"},
-    "close in the body": {"cut": 50_000, "end": "close"},
-    "stall in the body": {"cut": 50_000, "end": "stall"},
-    "body of no bytes": {"cut": 0, "end": "close"},
-    "unframed and short": {"headers": {"Content-Length": None}, "cut": 50_000, "end": "close"},
-    **{str(status): {"status": status} for status in (408, 429, 500, 502, 503, 504)},
-}
 
 
 @pytest.fixture(params=[True, False], ids=["direct", "copied"])
@@ -94,80 +41,6 @@ def direct_bodies(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def url(server: LyingServer) -> str:
     return server.put("/x", CONTENT)
-
-
-@pytest.mark.parametrize("kind", [*LIES.values(), *BROKEN.values()], ids=[*LIES, *BROKEN])
-async def test_one_lie_is_survived(
-    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind
-) -> None:
-    server.will(step(**kind))
-    assert bytes(await fetcher.fetch(url, 1_500_000, 1_600_000)) == CONTENT[1_500_000:1_600_000]
-    assert len(server.requests) == 2
-
-
-@pytest.mark.parametrize("kind", LIES.values(), ids=LIES)
-async def test_a_liar_is_never_believed(
-    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind
-) -> None:
-    server.every = lambda _: step(**kind)
-    with pytest.raises(InvalidResponse):
-        await fetcher.fetch(url, 1_500_000, 1_600_000)
-    assert len(server.requests) == 2
-    assert fetcher.statistics().in_flight == 0
-
-
-@pytest.mark.parametrize("kind", PASSING.values(), ids=PASSING)
-async def test_a_passing_fault_is_survived(
-    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind
-) -> None:
-    server.will(step(**kind), step(**kind))
-    assert bytes(await fetcher.fetch(url, 1_500_000, 1_600_000)) == CONTENT[1_500_000:1_600_000]
-
-
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [
-        ({"status": 400}, FetchError),
-        ({"status": 401}, AccessDenied),
-        ({"status": 404, "cut": 0, "headers": {"Content-Length": "9"}, "end": "stall"}, NotFound),
-        ({"status": 403}, AccessDenied),
-        ({"status": 404}, NotFound),
-        ({"status": 410}, NotFound),
-        ({"status": 412}, ObjectChanged),
-        ({"status": 416, "headers": {"Content-Range": None}}, RangeNotSatisfiable),
-        ({"status": 501}, FetchError),
-    ],
-)
-async def test_a_final_answer_is_not_repeated(
-    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind, error: type[FetchError]
-) -> None:
-    server.every = lambda _: step(**kind)
-    with pytest.raises(FetchError) as caught:
-        await fetcher.fetch(url, 10, 20)
-    assert type(caught.value) is error
-    assert caught.value.status == kind["status"]
-    assert caught.value.host == f"127.0.0.1:{server.port}"
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [
-        ({"status": 503}, Throttled),
-        ({"status": 429}, Throttled),
-        ({"status": 500}, FetchError),
-        ({"silent": "close"}, ConnectionFailed),
-        ({"cut": 0, "end": "reset"}, ConnectionFailed),
-    ],
-)
-async def test_a_fault_that_stays_is_told_with_its_attempts(
-    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind, error: type[FetchError]
-) -> None:
-    server.every = lambda _: step(**kind)
-    with pytest.raises(FetchError) as caught:
-        await fetcher.fetch(url, 10, 20)
-    assert type(caught.value) is error
-    assert caught.value.attempts == len(server.requests) == 5
 
 
 @pytest.mark.parametrize(
@@ -368,27 +241,15 @@ async def test_a_host_that_never_completes_the_handshake(
     assert caught.value.attempts == 2
 
 
-@pytest.mark.parametrize("kind", [{}, *PASSING.values()], ids=["honest", *PASSING])
-async def test_faults_over_tls(
-    fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, step: type[StepType], ca_file: str, kind: Kind
-) -> None:
-    tls_server.will(step(**kind))
-    async with fetcher_with(ca_file=ca_file) as fetcher:
-        assert bytes(await fetcher.fetch(tls_server.put("/x", CONTENT), 1000, 1_000_000)) == CONTENT[1000:1_000_000]
-
-
-FAULTS = [
-    kind | {"cut": 10} if kind.get("cut") else kind
-    for kind in [*PASSING.values(), *LIES.values(), *BROKEN.values()]
-    if "stall" not in kind.values()
-]
+# Cut within the few bytes that are asked for here.
+FAULTS = [replace(wire.step, cut=10) if wire.step.cut else wire.step for wire in WIRE if not wire.waits]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     size=st.integers(0, 3000),
     ask=st.tuples(st.integers(-3000, 3200), st.none() | st.integers(0, 3200)),
-    faults=st.lists(st.sampled_from(FAULTS), max_size=6),
+    steps=st.lists(st.sampled_from(FAULTS), max_size=6),
     etag=st.sampled_from(["auto", None, 'W/"w"']),
     changes_at=st.none() | st.integers(1, 3),
 )
@@ -396,10 +257,9 @@ async def test_right_bytes_or_an_error_of_ours(
     monkeypatch: pytest.MonkeyPatch,
     lying_server: type[LyingServer],
     fetcher_with: Callable[..., Fetcher],
-    step: type[StepType],
     size: int,
     ask: tuple[int, int | None],
-    faults: list[Kind],
+    steps: list[StepType],
     etag: str | None,
     changes_at: int | None,
 ) -> None:
@@ -409,7 +269,7 @@ async def test_right_bytes_or_an_error_of_ours(
     start, stop = ask
     async with lying_server() as server, fetcher_with(retry=RetryConfig(attempts=4)) as fetcher:
         url = server.put("/x", old, etag)
-        server.will(*(step(**kind) for kind in faults))
+        server.will(*steps)
         served = 0
 
         def change() -> None:

@@ -219,11 +219,18 @@ async def test_options_reach_the_file_system(tmp_path: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "kind"), [("nope://x", ConfigError), ("abfs://c/x", MissingDependency), ("odd://none", NotFound)]
+    ("url", "kind", "said"),
+    [
+        ("htps://h/x", ConfigError, "no such scheme as htps:// is known"),
+        ("blockcache://x", ConfigError, "back end for blockcache:// can't be made"),
+        ("abfs://c/x", MissingDependency, "abfs:// urls are fsspec's, .* adlfs"),
+        ("ftp://no-such-host.invalid/x", ConnectionFailed, "the name of the host can't be resolved.*for ftp://"),
+        ("odd://none", NotFound, "no such object"),
+    ],
 )
-async def test_what_can_not_be_opened(odd: type[OddFileSystem], url: str, kind: type[Exception]) -> None:
+async def test_what_can_not_be_opened(odd: type[OddFileSystem], url: str, kind: type[Exception], said: str) -> None:
     async with Fetcher() as fetcher:
-        with pytest.raises(kind, match=url.partition(":")[0] if kind is not NotFound else "no such"):
+        with pytest.raises(kind, match=said):
             await fetcher.fetch(url)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import traceback
 from typing import Any
 
 import pytest
@@ -345,6 +346,17 @@ def test_bad_redirects_are_refused(location: str | None) -> None:
 def test_bad_urls_are_config_errors(text: str) -> None:
     with pytest.raises(ConfigError, match="no http url"):
         parse_url(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://me:hunter/two@h/x", "https://me:hunter@", "https://me:hunter@two@h:99999/?sig=hunter"]
+)
+def test_a_bad_url_is_told_without_what_may_be_its_password(text: str) -> None:
+    with pytest.raises(ConfigError, match="no http url") as caught:
+        parse_url(text)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "hunter" not in shown
+    assert "two" not in shown
 
 
 @pytest.mark.parametrize(

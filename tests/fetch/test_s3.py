@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import pickle
@@ -285,7 +286,11 @@ def test_bucket_and_key() -> None:
     assert bucket_and_key("s3://b.c-d/e/f//g?h") == ("b.c-d", "e/f//g?h")
 
 
-async def test_nothing_secret_in_errors_logs_statistics_or_reprs(caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_secret_in_errors_logs_statistics_or_reprs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token-for-a-session")
+    asyncio.get_running_loop().set_debug(True)
     caplog.set_level(logging.DEBUG)
     faults = {
         "/b/stalled": Fault.stall(10),
@@ -300,7 +305,8 @@ async def test_nothing_secret_in_errors_logs_statistics_or_reprs(caplog: pytest.
     }
     objects = {path.lstrip("/"): CONTENT for path in faults}
     shown = []
-    async with S3Server(objects, fault=lambda request: faults.get(request.path)) as server:
+    keys = Keys(session_token="a-token-for-a-session")
+    async with S3Server(objects, keys=keys, fault=lambda request: faults.get(request.path)) as server:
         config = FetchConfig(
             ca_file=server.ca_file,
             retry=RetryConfig(attempts=1),
@@ -315,9 +321,11 @@ async def test_nothing_secret_in_errors_logs_statistics_or_reprs(caplog: pytest.
                 shown += ["".join(traceback.format_exception(caught.value)), repr(caught.value)]
                 shown.append(str(vars(pickle.loads(pickle.dumps(caught.value)))))
             shown += [repr(fetcher), repr(fetcher.statistics()), repr(config)]
-    text = "\n".join([*shown, *(record.getMessage() for record in caplog.records if "asyncfetch" in record.name)])
+        signed = [signature[:16] for signature in signatures(server)]
+    assert "botocore" in {record.name.partition(".")[0] for record in caplog.records}
+    text = "\n".join([*shown, *(record.getMessage() for record in caplog.records)])
     text = text.replace("=***", "")
-    assert [secret for secret in (*SECRETS, "Signature=abc") if secret in text] == []
+    assert [secret for secret in (*SECRETS, *signed, "Signature=abc", "a-token-for") if secret in text] == []
 
 
 @pytest.mark.parametrize("raw", [b"garbage\r\n\r\n", b"HTTP/1.1 206 OK\r\nContent-Length: x\r\n\r\n", b"HTTP/1.1 200"])

@@ -559,6 +559,15 @@ async def test_a_stall_ends_when_its_client_goes() -> None:
         assert server.requests[0].finished is not None
 
 
+async def test_a_client_that_goes_is_no_warning_of_asyncio(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio tells of writes to a connection that has ended ("socket.send() raised exception")."""
+    async with RangeServer({"a.bin": bytes(20_000_000)}) as server:
+        for _ in range(8):
+            async with session_without_checks() as session, session.get(f"{server.url}/a.bin") as response:
+                await response.content.readexactly(300_000)
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
 async def test_leaving_is_quick_with_a_client_that_never_speaks_tls() -> None:
     async with RangeServer({}) as server:
         parts = urlsplit(server.url)

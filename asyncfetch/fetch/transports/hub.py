@@ -146,7 +146,11 @@ class HubTransport:
         base = url.rstrip("/")
         directory = HubFile.parse(url)
         address = await self._http.persist(url, partial(self._tree, directory))
+        asked: set[URL] = set()
         while True:
+            if address.url in asked:
+                raise InvalidResponse("the listing's pages lead in a circle: does HF_ENDPOINT lead to a Hub?", url=url)
+            asked.add(address.url)
             reply = await self._http.persist(url, partial(self._http.ask, "GET", address, self))
             entries = await to_thread.run_sync(_parse_json, reply.body, url)
             infos += [_entry(entry, base, directory.path, url) for entry in entries]

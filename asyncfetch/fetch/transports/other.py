@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import socket
 import threading
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -152,7 +153,7 @@ class _Reading:
         while self._download.landed_bytes < len(view):
             landed = self._download.landed_bytes
             step = start + landed, min(stop, start + landed + READ_STEP_BYTES)
-            with _foreign_errors():
+            with _foreign_errors(_scheme_of(url)):
                 chunk = files.cat_file(path, start=step[0], end=step[1])
             if len(chunk) != step[1] - step[0]:
                 message = f"the back end returned {len(chunk)} bytes for [{step[0]}, {step[1]})"
@@ -181,28 +182,40 @@ def _origin_of(url: str) -> str:
 
 def _file_system(url: str, options: Mapping[str, Mapping[str, object]]) -> tuple[Any, str]:
     """The file system for the url and the path within that. Runs in a thread."""
-    scheme = url.partition("://")[0]
+    scheme = _scheme_of(url)
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise MissingDependency(f'{scheme}:// urls need fsspec: pip install "asyncfetch[fsspec]"') from error
-    with _foreign_errors():
+    own = options.get(scheme, {})
+    with _foreign_errors(scheme):
         try:
-            files, path = url_to_fs(url, **options.get(scheme, {}))
+            files, path = url_to_fs(url, **own)
         except ImportError as error:
-            raise MissingDependency(f"{scheme}:// urls need another package, says fsspec: {error}") from cause_of(error)
+            message = f"{scheme}:// urls are fsspec's, which needs another package for them: {redact_url(str(error))}"
+            raise MissingDependency(message) from cause_of(error)
         except (ValueError, TypeError) as error:
-            message = (
-                f"{redact_url(url)!r}: http, https, s3, hf, file and paths are read natively, and fsspec can't open"
-                f" this ({redact_url(str(error))}): check the scheme, or FetchConfig(fsspec={{{scheme!r}: {{...}}}})"
-            )
-            raise ConfigError(message) from cause_of(error)
+            raise ConfigError(_cannot_open(url, scheme, error)) from cause_of(error)
     return files, path
+
+
+def _cannot_open(url: str, scheme: str, error: Exception) -> str:
+    from fsspec.registry import available_protocols
+
+    if scheme not in available_protocols():
+        return (
+            f"{redact_url(url)!r}: no such scheme as {scheme}:// is known, neither here (http, https, s3, hf, file and"
+            " paths) nor to fsspec: is it spelt right?"
+        )
+    return (
+        f"{redact_url(url)!r}: fsspec's back end for {scheme}:// can't be made ({redact_url(str(error))}): check the"
+        f" url and FetchConfig(fsspec={{{scheme!r}: {{...}}}})"
+    )
 
 
 def _look(files: Any, path: str, url: str) -> ObjectInfo:  # noqa: ANN401 - untyped
     """Size and version of the object now, not those of a listing that fsspec remembers."""
-    with _foreign_errors():
+    with _foreign_errors(_scheme_of(url)):
         files.invalidate_cache(path)
         return _info(url, files.info(path))
 
@@ -228,7 +241,7 @@ def _check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
 def _list(url: str, options: Mapping[str, Mapping[str, object]]) -> list[ObjectInfo]:
     """Runs in a thread."""
     files, path = _file_system(url, options)
-    with _foreign_errors():
+    with _foreign_errors(_scheme_of(url)):
         files.invalidate_cache(path)
         if not files.isdir(path):
             raise FileNotFoundError("there is no such directory")
@@ -242,27 +255,35 @@ def _list(url: str, options: Mapping[str, Mapping[str, object]]) -> list[ObjectI
     return sorted(infos, key=lambda info: info.url)
 
 
+def _scheme_of(url: str) -> str:
+    return url.partition("://")[0]
+
+
 @contextmanager
-def _foreign_errors() -> Iterator[None]:
+def _foreign_errors(scheme: str) -> Iterator[None]:
     """The border to back ends, which raise anything."""
     try:
         yield
     except (AttemptFailed, AsyncFetchError):
         raise
     except Exception as error:  # noqa: BLE001 - it is ours from here on
-        raise _as_failure(error) from cause_of(error)
+        raise _as_failure(error, scheme) from cause_of(error)
 
 
-def _as_failure(error: Exception) -> AttemptFailed:
+def _as_failure(error: Exception, scheme: str) -> AttemptFailed:
     said = redact_url(f"{type(error).__name__}: {error}")
+    who = f"fsspec's back end for {scheme}://"
     match error:
         case FileNotFoundError() | NotADirectoryError() | IsADirectoryError():
             return AttemptFailed(NotFound, "there is no such object: check the url", Verdict.FATAL)
         case PermissionError():
-            return AttemptFailed(AccessDenied, f"the back end may not read it ({said})", Verdict.FATAL)
+            return AttemptFailed(AccessDenied, f"{who} may not read it ({said})", Verdict.FATAL)
         case TimeoutError():
-            return AttemptFailed(FetchTimeout, f"the back end took too long ({said})", Verdict.FATAL)
+            return AttemptFailed(FetchTimeout, f"{who} took too long ({said})", Verdict.FATAL)
+        case socket.gaierror():
+            message = f"the name of the host can't be resolved, says {who} ({said}): check the url and the network"
+            return AttemptFailed(ConnectionFailed, message, Verdict.FATAL)
         case ConnectionError():
-            return AttemptFailed(ConnectionFailed, f"the back end has no connection ({said})", Verdict.FATAL)
+            return AttemptFailed(ConnectionFailed, f"{who} has no connection ({said})", Verdict.FATAL)
         case _:
-            return AttemptFailed(FetchError, f"the back end failed ({said})", Verdict.FATAL)
+            return AttemptFailed(FetchError, f"{who} failed ({said})", Verdict.FATAL)

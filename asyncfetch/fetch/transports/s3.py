@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus
@@ -32,6 +33,8 @@ __all__ = ["S3Transport"]
 
 MAX_BUCKETS = 1024
 """Buckets whose region is remembered."""
+CLOCK_ERROR_SECONDS = 300.0
+"""A clock that is off by more is worth a word where a signature is refused; S3 puts up with 15 minutes."""
 _REFUSALS = frozenset({301, 307, 400, 401, 403})
 _WORN_OUT = frozenset({401, 403})
 _TOKEN_CODES = frozenset({"ExpiredToken", "TokenRefreshRequired"})  # S3 sends them with 400
@@ -61,6 +64,7 @@ class S3Transport:
         self._http = http
         self._addresses: FoundOnce[str, Address] = FoundOnce(clock.monotonic)
         self._regions: dict[str, str] = {}
+        self._wall = clock.wall
         self._signers: FoundOnce[None, S3Signer] = FoundOnce(clock.monotonic, 1)
         self._signer: S3Signer | None = None
 
@@ -93,23 +97,30 @@ class S3Transport:
                 explained[name] = match[1].decode()
         if status == 416 and "Content-Range" not in headers and (match := _SIZE_TAG.search(body)) is not None:
             explained["Content-Range"] = f"bytes */{match[1].decode()}"
+        wrong = _clock_error(headers, self._wall()) if status in _WORN_OUT and not self._config.anonymous else ""
+        if wrong:
+            explained["X-Error-Code"] = f"{explained.get('X-Error-Code', 'refused')}: {wrong}"
         return explained
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The objects directly below a prefix, and the prefixes below it, sorted by url.
 
         A prefix has size 0 and a url that ends in "/". NotFound where nothing is below it, except for a whole bucket.
+        InvalidResponse where the pages don't lead to an end.
         """
         bucket, key = _split(url)
         prefix = f"{key.rstrip('/')}/" if key else ""
         infos: list[ObjectInfo] = []
-        token = ""
+        token, tokens = "", {""}
         while True:
             reply = await self._http.persist(url, partial(self._page, bucket, prefix, token))
             page, token = await to_thread.run_sync(_parse_page, reply.body, bucket, prefix)
             infos += page
             if not token:
                 break
+            if token in tokens:
+                raise InvalidResponse("the listing's pages lead in a circle: is the endpoint right?", url=url)
+            tokens.add(token)
         if prefix and not infos:
             raise NotFound("nothing is below this prefix: check the url", url=url)
         return sorted(infos, key=lambda info: info.url)
@@ -170,21 +181,39 @@ def _split(url: str) -> tuple[str, str]:
     return bucket, key
 
 
+def _clock_error(headers: Mapping[str, str], wall_now: float) -> str:
+    """In words by how much our clock is off, by the Date of an answer; empty where that explains nothing."""
+    try:
+        behind = parsedate_to_datetime(headers["Date"]).timestamp() - wall_now
+    except (KeyError, ValueError, TypeError, OverflowError):
+        return ""
+    if abs(behind) <= CLOCK_ERROR_SECONDS:
+        return ""
+    return f"this machine's clock is {abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} the store's"
+
+
 def _parse_page(body: bytes, bucket: str, prefix: str) -> tuple[list[ObjectInfo], str]:
     """The entries of a ListObjectsV2 answer and the token of the next page, empty after the last one."""
     try:
         page = ET.fromstring(body)  # expat refuses entity bombs by itself since 2.4.1
+        # A store that doesn't know the parameter ignores it, and says so by not repeating it.
+        plain = unquote_plus if page.findtext("{*}EncodingType", "") == "url" else str
         infos = [
-            ObjectInfo(f"s3://{bucket}/{unquote_plus(entry.findtext('{*}Prefix', ''))}", 0)
+            ObjectInfo(f"s3://{bucket}/{plain(entry.findtext('{*}Prefix', ''))}", 0)
             for entry in page.iterfind("{*}CommonPrefixes")
         ]
         for entry in page.iterfind("{*}Contents"):
-            key = unquote_plus(entry.findtext("{*}Key", ""))
+            key = plain(entry.findtext("{*}Key", ""))
             if key != prefix:  # what consoles put there to show an empty folder
                 size, etag = int(entry.findtext("{*}Size", "")), entry.findtext("{*}ETag")
                 infos.append(ObjectInfo(f"s3://{bucket}/{key}", size, etag))
     except (ET.ParseError, ValueError) as error:
         message = f"the listing is no answer of S3 ({error}): is the endpoint right?"
         raise InvalidResponse(message, url=f"s3://{bucket}/{prefix}") from error
-    truncated = page.findtext("{*}IsTruncated", "") == "true"
-    return infos, page.findtext("{*}NextContinuationToken", "") if truncated else ""
+    if page.findtext("{*}IsTruncated", "") != "true":
+        return infos, ""
+    token = page.findtext("{*}NextContinuationToken", "")
+    if not token:
+        message = "the listing has more pages and no token to ask for them: the store doesn't speak ListObjectsV2"
+        raise InvalidResponse(message, url=f"s3://{bucket}/{prefix}")
+    return infos, token

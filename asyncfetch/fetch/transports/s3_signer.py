@@ -8,7 +8,9 @@ session token in its hand.
 
 from __future__ import annotations
 
+import logging
 import math
+import re
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -33,6 +35,9 @@ __all__ = ["S3Signer", "Signed"]
 MAX_REGIONS = 64
 """Clients that are kept; AWS has fewer regions."""
 AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
+REGION_IN_HOST = re.compile(r"https?://s3\.([a-z0-9-]+)\.backblazeb2\.com(?::\d+)?/?")
+"""Backblaze B2 has an endpoint for each region, named after it; a signature has to name the same."""
+THREAD_NAME = "asyncfetch s3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,13 @@ def _start() -> LoopThread:
         import aiobotocore.session  # noqa: F401 - takes half a second, so not on anybody's loop
     except ImportError as error:
         raise MissingDependency('s3:// urls need aiobotocore: pip install "asyncfetch[s3]"') from error
-    return LoopThread(name="asyncfetch s3")
+    logging.getLogger("botocore.auth").addFilter(_says_nothing_of_ours)
+    return LoopThread(name=THREAD_NAME)
+
+
+def _says_nothing_of_ours(record: logging.LogRecord) -> bool:
+    """Whether to log a record: at DEBUG, botocore writes down what it signs, the token and the signature with it."""
+    return record.threadName != THREAD_NAME
 
 
 class _Clients:
@@ -128,6 +139,9 @@ class _Clients:
         if self._session is None:
             self._session = AioSession(profile=self._config.profile)
         client = await self._enter(region, self._style())
+        named = REGION_IN_HOST.fullmatch(client.meta.endpoint_url)
+        if named is not None and region is None and self._session.get_config_variable("region") is None:
+            client = await self._enter(named[1], self._style())
         if self._style() == "auto" and client.meta.endpoint_url.endswith(AWS_HOSTS):
             # "auto" signs for the global endpoint, which redirects to the region for a day after a bucket was made.
             client = await self._enter(region, "virtual")

@@ -7,7 +7,7 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
-import anyio
+import anyio.lowlevel
 from aiohttp import web
 
 from asyncfetch.runtime.sockets import abort
@@ -92,6 +92,9 @@ class Delivery:
         pace = Pace(self._bytes_per_second, now=time.monotonic()) if self._bytes_per_second else None
         piece_bytes = pace.piece_bytes if pace else BLOCK_BYTES
         for block_start in range(0, length, BLOCK_BYTES):
+            # Neither reading from memory nor writing need wait for anything: an end of the connection, which cancels
+            # this, could not be noticed before the last block, and other streams would get no turn.
+            await anyio.lowlevel.checkpoint()
             block_stop = min(length, block_start + BLOCK_BYTES)
             block = memoryview(await self._block(answer, block_start, block_stop))
             for offset in range(0, len(block), piece_bytes):

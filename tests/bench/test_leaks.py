@@ -1,0 +1,28 @@
+"""bench/leaks.py, tiny: its rows are there, and flat."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+from bench import leaks, nginx
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    if shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"nginx must be installed on CI: {nginx.INSTALL}")
+        pytest.skip(f"nginx isn't installed: {nginx.INSTALL}")
+
+
+def test_what_is_held_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    leaks.main(["--requests", "1000", "--plain", "--json"])
+    rows = json.loads(capsys.readouterr().out)["held"]
+    assert [row["requests"] for row in rows] == [*range(0, 1001, 100), 1000]
+    assert rows[-1]["files"] <= rows[0]["files"]
+    leaks.main(["--requests", "100", "--plain"])
+    assert "after closing" in capsys.readouterr().out

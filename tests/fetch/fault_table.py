@@ -1,0 +1,452 @@
+"""What a server, a network or a store can do wrong, and what comes of it.
+
+    python -m tests.fetch.fault_table
+
+prints it as the README has it. ``WIRE`` are faults of one answer, each run by test_fault_table.py, once and for ever,
+over both ways a body can take, and over TLS. ``ELSEWHERE`` are those that take more than one answer to tell; each names
+the test that shows it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import random
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from asyncfetch.errors import (
+    AccessDenied,
+    ConnectionFailed,
+    FetchError,
+    FetchTimeout,
+    InvalidResponse,
+    NotFound,
+    ObjectChanged,
+    RangeNotSatisfiable,
+    Throttled,
+)
+from tests.fetch.conftest import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fetch.conftest import End
+
+CONTENT: Final = random.Random(1).randbytes(2_000_000)
+START, STOP = 1_500_000, 1_600_000
+"""The range that every wire fault is asked for."""
+ASKED: Final = CONTENT[START:STOP]
+SMUGGLED = b"HTTP/1.1 404 x\r\nContent-Length: 0\r\n\r\n"
+ATTEMPTS = 3
+"""That the policy is to allow, none of which brings a byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A fault of one answer."""
+
+    group: str
+    name: str
+    step: Step
+    once: type[FetchError] | None = None
+    """The error where the first answer has it; None where the right bytes come."""
+    always: type[FetchError] | None = InvalidResponse
+    """The same where every answer has it."""
+    requests: int | None = 2
+    """Sent in all where every answer has it; None where that depends on how the packets fall."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it takes a timeout to notice."""
+        return "stall" in {self.step.end, self.step.silent} or self.step.drip_seconds is not None
+
+    @property
+    def outcome(self) -> str:
+        if self.once is not None:
+            return f"`{self.once.__name__}` at once"
+        if self.always is None:
+            return "right bytes"
+        if self.requests == 2:
+            return f"asked once more; `{self.always.__name__}` if that is no better"
+        return f"asked again; `{self.always.__name__}` if it stays so"
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A fault with a test of its own."""
+
+    group: str
+    name: str
+    outcome: str
+    shown_by: str
+    """File below tests/fetch, and function."""
+
+
+def _final(status: int, kind: type[FetchError], **step: object) -> Wire:
+    return Wire("statuses", str(status), Step(status=status, **step), kind, kind, 1)  # type: ignore[arg-type]
+
+
+def _passing(status: int, kind: type[FetchError]) -> Wire:
+    return Wire("statuses", str(status), Step(status=status), None, kind, ATTEMPTS)
+
+
+def _statuses() -> Iterator[Wire]:
+    for status in (408,):
+        yield _passing(status, FetchTimeout)
+    for status in (429, 503):
+        yield _passing(status, Throttled)
+    for status in (500, 502, 504):
+        yield _passing(status, FetchError)
+    for status in (400, 402, 405, 501, 505):
+        yield _final(status, FetchError)
+    for status in (401, 403):
+        yield _final(status, AccessDenied)
+    for status in (404, 410):
+        yield _final(status, NotFound)
+    yield Wire(
+        "statuses",
+        "404 whose text never comes",
+        Step(status=404, cut=0, headers={"Content-Length": "9"}, end="stall"),
+        NotFound,
+        NotFound,
+        1,
+    )
+    yield _final(412, ObjectChanged)
+    yield _final(416, RangeNotSatisfiable, headers={"Content-Range": None})
+    present = {"Content-Range": f"bytes */{len(CONTENT)}"}
+    yield Wire("statuses", "416 for a range that is there", Step(status=416, headers=present))
+    yield Wire("statuses", "204", Step(status=204, cut=0, headers={"Content-Length": None}))
+    yield Wire("statuses", "304", Step(status=304, cut=0))
+    yield Wire("statuses", "redirect without Location", Step(status=302, headers={"Content-Length": "0"}, cut=0))
+
+
+def _heads() -> Iterator[Wire]:
+    def claims(name: str, content_range: str | None, **step: object) -> Wire:
+        headers = {"Content-Range": content_range, **step.pop("headers", {})}  # type: ignore[dict-item]
+        return Wire("heads", name, Step(headers=headers, **step))  # type: ignore[arg-type]
+
+    yield claims("206 without Content-Range", None)
+    yield claims("Content-Range of another range", f"bytes {START + 1}-{STOP}/{len(CONTENT)}")
+    yield claims("Content-Range without size", f"bytes {START}-{STOP - 1}/*")
+    yield claims("Content-Range that is none", "bytes many")
+    short = {"Content-Length": "10"}
+    yield claims("a shorter range, told right", f"bytes {START}-{START + 9}/{len(CONTENT)}", headers=short, cut=10)
+    yield Wire("heads", "Content-Length of another length", Step(headers={"Content-Length": "99999"}))
+    yield Wire("heads", "200 with everything", Step(ignore_range=True))
+    body = gzip.compress(ASKED)
+    zipped = {"Content-Encoding": "gzip", "Content-Length": str(len(body))}
+    yield Wire("heads", "gzip in spite of identity", Step(headers=zipped, body=body))
+    parts = {"Content-Type": "multipart/byteranges; boundary=b"}
+    yield Wire("heads", "multipart/byteranges", Step(headers=parts))
+    yield Wire("heads", "no HTTP", Step(raw=b"SSH-2.0-OpenSSH_9.6\r\n\r\n", end="close"))
+    yield Wire("heads", "a head of 64 KiB", Step(headers={"X-Long": "x" * 64 * 1024}))
+    yield Wire("heads", "a head byte by byte (slow loris)", Step(drip_seconds=0.02), None, FetchTimeout, ATTEMPTS)
+
+
+_ENDS: dict[End, tuple[str, type[FetchError]]] = {
+    "close": ("closed", ConnectionFailed),
+    "half-close": ("half-closed", ConnectionFailed),
+    "reset": ("reset", ConnectionFailed),
+    "stall": ("silent", FetchTimeout),
+}
+
+
+def _ends() -> Iterator[Wire]:
+    """A connection that ends, or falls silent, at each class of place in an answer."""
+    length = len(ASKED)
+    for end, (word, kind) in _ENDS.items():
+
+        def ends(where: str, step: Step, *, requests: int | None, kind: type[FetchError] | None = kind) -> Wire:
+            return Wire(f"connection {word}", where, step, None, kind, requests)  # noqa: B023 - made at once
+
+        yield ends("before the head", Step(silent=end), requests=ATTEMPTS)
+        for name, cut in (
+            ("after the head's first byte", 1),
+            ("within the head", 40),
+            ("before the head's last byte", -1),
+        ):
+            yield ends(name, Step(head_cut=cut, end=end), requests=ATTEMPTS)
+        yield ends("at byte 0 of the body", Step(cut=0, end=end), requests=ATTEMPTS)
+        yield ends("at byte 1 of the body", Step(cut=1, end=end), requests=None)
+        # The rest is asked for, which is shorter than that.
+        yield ends("in the middle of the body", Step(cut=length // 2, end=end), requests=2, kind=None)
+        yield ends("before the body's last byte", Step(cut=length - 1, end=end), requests=2, kind=None)
+        if end != "reset":  # which may overtake the last bytes
+            yield ends("behind the body's last byte", Step(cut=length, end=end), requests=1, kind=None)
+
+
+def _chunked(*pieces: bytes, end: End = "keep") -> Step:
+    return Step(headers={"Content-Length": None, "Transfer-Encoding": "chunked"}, body=b"".join(pieces), end=end)
+
+
+def _chunks() -> Iterator[Wire]:
+    first, second = b"c350\r\n" + ASKED[:50_000] + b"\r\n", b"c350\r\n" + ASKED[50_000:] + b"\r\n"
+    last = b"0\r\n\r\n"
+    yield Wire("chunks", "honest ones", _chunked(first, second, last), None, None, 1)
+    for name, pieces in {
+        "cut in a size": (first, second[:2]),
+        "cut behind a size": (first, second[:6]),
+        "cut in a chunk": (first, second[:1000]),
+        "cut between two chunks": (first,),
+        "cut before the last chunk": (first, second),
+        "cut in the last chunk": (first, second, last[:1]),
+    }.items():
+        # For ever, the rest of the range is answered with the same bytes, which may be too many.
+        yield Wire("chunks", name, _chunked(*pieces, end="close"), None, FetchError, None)
+    more = b"186a1\r\n" + ASKED + b"x\r\n"
+    yield Wire("chunks", "a byte too many", _chunked(more, last))
+    yield Wire("chunks", "a size that is none", _chunked(first, b"zz\r\nrubbish\r\n"), None, FetchError, None)
+    yield Wire("chunks", "rubbish at once", _chunked(b"rubbish\r\n"), None, FetchError, None)
+
+
+def _lengths() -> Iterator[Wire]:
+    declared = {"Content-Length": str(len(ASKED))}
+    yield Wire("lengths", "longer than declared", Step(headers=declared, body=ASKED + SMUGGLED), None, None, 1)
+    yield Wire(
+        "lengths",
+        "no length, closed behind the last byte",
+        Step(headers={"Content-Length": None}, end="close"),
+        None,
+        None,
+        1,
+    )
+    yield Wire(
+        "lengths",
+        "no length, closed early",
+        Step(headers={"Content-Length": None}, cut=0, end="close"),
+        None,
+        ConnectionFailed,
+        ATTEMPTS,
+    )
+
+
+WIRE: Final = (*_statuses(), *_heads(), *_ends(), *_chunks(), *_lengths())
+
+ELSEWHERE: Final = (
+    Elsewhere(
+        "pace",
+        "`Retry-After`, in seconds or as a date",
+        "waited out, with jitter on top",
+        "test_faults.py::test_retry_after_is_honoured",
+    ),
+    Elsewhere(
+        "pace",
+        "`Retry-After` beyond `retry_after_maximum_seconds`",
+        "`Throttled` at once",
+        "test_faults.py::test_a_long_retry_after_is_throttled_at_once",
+    ),
+    Elsewhere(
+        "pace", "the Hub's `RateLimit`", "waited out as `Retry-After`", "test_hub.py::test_a_short_quota_is_waited_for"
+    ),
+    Elsewhere(
+        "pace",
+        "a body that is slow, but moves",
+        "right bytes, however long it takes",
+        "test_faults.py::test_a_slow_but_moving_body_is_left_alone",
+    ),
+    Elsewhere(
+        "versions",
+        "another ETag within a range",
+        "`ObjectChanged`",
+        "test_faults.py::test_no_object_is_joined_from_two_versions",
+    ),
+    Elsewhere(
+        "versions",
+        "another ETag between two parts",
+        "`ObjectChanged`",
+        "test_planning.py::test_parts_of_two_versions_are_never_put_together",
+    ),
+    Elsewhere(
+        "versions",
+        "a broken body without a strong ETag",
+        "begun again, never joined",
+        "test_faults.py::test_without_a_strong_etag_a_broken_body_starts_over",
+    ),
+    Elsewhere(
+        "versions",
+        "200 for a range within the first MiB, or for all",
+        "cut out of it",
+        "test_faults.py::test_a_server_without_ranges_serves_all_or_what_comes_early",
+    ),
+    Elsewhere(
+        "connections",
+        "a pooled one that the server has closed",
+        "asked on a new one, which is no attempt",
+        "test_lifetime.py::test_a_dead_pooled_connection_costs_no_attempt",
+    ),
+    Elsewhere(
+        "connections",
+        "bytes that nobody asked for behind an answer, at once or later",
+        "not used again",
+        "test_faults.py::test_a_late_surplus_does_not_reach_the_next_request_either",
+    ),
+    Elsewhere("connections", "nobody listens", "`ConnectionFailed`", "test_faults.py::test_nothing_listens"),
+    Elsewhere(
+        "connections",
+        "a handshake that never ends",
+        "`FetchTimeout`",
+        "test_faults.py::test_a_host_that_never_completes_the_handshake",
+    ),
+    Elsewhere(
+        "connections",
+        "a name that can't be resolved",
+        "`ConnectionFailed`",
+        "test_faults.py::test_an_unknown_name_is_asked_twice",
+    ),
+    Elsewhere(
+        "connections",
+        "a resolver that fails",
+        "asked again; `ConnectionFailed` if it stays so",
+        "test_fault_table.py::test_a_resolver_that_fails_is_asked_again",
+    ),
+    Elsewhere(
+        "connections",
+        "a certificate that has expired, is another host's, self-signed or of an unknown authority",
+        "`ConnectionFailed` at once",
+        "test_fault_table.py::test_a_certificate_that_is_not_good_is_fatal",
+    ),
+    Elsewhere(
+        "connections",
+        "https to a port of plain http",
+        "`ConnectionFailed`",
+        "test_faults.py::test_https_to_a_plain_port_is_told",
+    ),
+    Elsewhere(
+        "redirects",
+        "to another host or port",
+        "followed without token, cookie, `x-amz-*`, netrc login or password",
+        "test_redirecting.py::test_what_is_for_a_bare_host_goes_to_the_port_asked_and_no_redirect_takes_it_to_another",
+    ),
+    Elsewhere(
+        "redirects",
+        "from https to http",
+        "`InvalidResponse`, nothing sent",
+        "test_redirecting.py::test_https_is_never_downgraded",
+    ),
+    Elsewhere(
+        "redirects",
+        "in a loop, or more than 10",
+        "`InvalidResponse`",
+        "test_redirecting.py::test_a_loop_ends",
+    ),
+    Elsewhere(
+        "redirects",
+        "with a long body",
+        "followed, the body not read",
+        "test_redirecting.py::test_a_redirect_with_a_long_body_is_not_read",
+    ),
+    Elsewhere(
+        "Hub",
+        "403 of the CDN: the signed target has expired",
+        "a new one, in a single flight",
+        "test_hub.py::test_an_expired_url_is_replaced_in_one_flight",
+    ),
+    Elsewhere(
+        "Hub", "403 of the CDN that is meant", "`AccessDenied`", "test_hub.py::test_a_refusal_that_is_meant_ends"
+    ),
+    Elsewhere(
+        "Hub",
+        "a push between two reads",
+        "the commit of the first one stays",
+        "test_hub.py::test_a_revision_stays_what_it_was",
+    ),
+    Elsewhere("Hub", "an endpoint that is none", "`InvalidResponse`", "test_hub.py::test_an_endpoint_that_is_no_hub"),
+    Elsewhere(
+        "S3",
+        "a signature or a session token that has expired",
+        "signed anew",
+        "test_s3.py::test_temporary_credentials_that_expired_are_had_anew",
+    ),
+    Elsewhere(
+        "S3",
+        "the wrong region: 400, 301 or 307",
+        "signed for the right one, once a bucket",
+        "test_s3.py::test_a_bucket_of_another_region_is_followed_once",
+    ),
+    Elsewhere(
+        "S3",
+        "503 SlowDown, with and without `Retry-After`",
+        "asked again; `Throttled` if it stays so",
+        "test_s3_quirks.py::test_slow_down_is_throttling",
+    ),
+    Elsewhere(
+        "S3",
+        "a clock that is wrong",
+        "`AccessDenied` that says by how much",
+        "test_s3_quirks.py::test_a_wrong_clock_is_named",
+    ),
+    Elsewhere(
+        "listings",
+        "pages that lead to themselves, or to nowhere",
+        "`InvalidResponse`, never half a listing",
+        "test_s3_quirks.py::test_a_listing_that_can_not_go_on_is_an_error",
+    ),
+    Elsewhere(
+        "fsspec",
+        "an error of a back end",
+        "ours of the same kind",
+        "test_other.py::test_errors_of_back_ends_are_ours",
+    ),
+    Elsewhere(
+        "fsspec",
+        "too few bytes, too many, or the whole file",
+        "`InvalidResponse`",
+        "test_other.py::test_a_wrong_number_of_bytes_is_an_error",
+    ),
+    Elsewhere(
+        "fsspec",
+        "a back end that hangs",
+        "a cancelled read returns at once",
+        "test_other.py::test_a_hanging_back_end_holds_up_nobody",
+    ),
+    Elsewhere(
+        "secrets",
+        "in a url, a header or a token, whatever goes wrong",
+        "in no message, traceback, log, repr or statistic",
+        "test_fault_table.py::test_no_fault_shows_a_secret",
+    ),
+    Elsewhere(
+        "secrets",
+        "in a configuration that is pickled",
+        "stay behind, and are named where one is needed",
+        "../config/test_secrets.py::test_what_a_pickle_left_behind_is_an_error_that_says_so_before_any_request",
+    ),
+    Elsewhere(
+        "callers",
+        "cancelled at any of their waits",
+        "nothing of it stays, its buffer is not written to again",
+        "test_cancellation.py::test_at_every_wait_of_a_read",
+    ),
+    Elsewhere(
+        "callers",
+        "closing while a server hangs",
+        "waits for none",
+        "test_cancellation.py::test_closing_waits_for_no_server",
+    ),
+    Elsewhere(
+        "everything",
+        "30 % of the answers faulty, 20,000 ranges",
+        "right bytes; `InvalidResponse` where one range is lied about twice",
+        "test_fault_storm.py::test_right_bytes_through_a_storm",
+    ),
+)
+
+
+def render() -> str:
+    """The table for the README: faults of a group with one outcome share a line."""
+    lines = ["| | fault | what comes of it |", "|---|---|---|"]
+    rows: tuple[Wire | Elsewhere, ...] = (*WIRE, *ELSEWHERE)
+    for group, of_group in groupby(rows, key=lambda row: row.group):
+        names: dict[str, list[str]] = {}
+        for row in of_group:
+            names.setdefault(row.outcome, []).append(row.name)
+        shown = group
+        for outcome, together in names.items():
+            lines.append(f"| {shown} | {'; '.join(together)} | {outcome} |")
+            shown = ""
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(render())  # noqa: T201 - that is what it is for

@@ -1,0 +1,121 @@
+"""Ten thousand requests leave no socket, task, thread or byte behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import anyio
+import psutil
+import pytest
+
+from asyncfetch.config import TimeoutConfig
+from asyncfetch.errors import FetchError
+from tests.fetch.conftest import Step
+from tests.fetch.fault_table import CONTENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncfetch.fetch import Fetcher
+    from tests.fetch.conftest import FakeTime, LyingServer
+
+WARM_UP = 1_000
+ROUNDS = {"honest": 8_000, "faulty": 1_000}
+CONCURRENT = 32
+PATIENT = TimeoutConfig(connect_seconds=15, first_byte_seconds=15, stall_seconds=15)
+FAULTS = [
+    None,
+    Step(status=503),
+    Step(cut=1_000, end="close"),
+    Step(silent="reset"),
+    Step(headers={"Content-Range": None}),
+    Step(status=404),
+    None,
+    Step(status=302, headers={"Location": "/x", "Content-Length": "0"}, body=b""),
+]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What this process holds when nothing is under way."""
+
+    descriptors: int
+    tasks: int
+    threads: int
+    objects: int
+    blocks: int
+
+    @classmethod
+    def now(cls) -> Self:
+        gc.collect()
+        return cls(
+            psutil.Process().num_fds(),
+            len(asyncio.all_tasks()),
+            threading.active_count(),
+            len(gc.get_objects()),
+            sys.getallocatedblocks(),
+        )
+
+
+async def ask(fetcher: Fetcher, server: LyingServer, url: str, requests: int) -> None:
+    left = iter(range(requests))
+
+    async def work() -> None:
+        for number in left:
+            start = number * 7_919 % 1_900_000
+            with anyio.move_on_after(0.001 if number % 10 == 9 else 60):
+                try:
+                    assert len(await fetcher.fetch(url, start, start + 10_000)) == 10_000
+                except FetchError:
+                    continue
+
+    async with anyio.create_task_group() as group:
+        for _ in range(CONCURRENT):
+            group.start_soon(work)
+    server.requests.clear()
+
+
+@pytest.mark.parametrize("kind", ROUNDS)
+async def test_nothing_stays_behind(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, time: FakeTime, kind: str
+) -> None:
+    url, count = server.put("/x", CONTENT), ROUNDS[kind]
+    if kind == "faulty":
+        server.every = lambda request: FAULTS[sum(request.headers["range"].encode()) % len(FAULTS)]
+    async with fetcher_with(time, timeouts=PATIENT) as fetcher:
+        await ask(fetcher, server, url, WARM_UP)
+        time.sleeps.clear()
+        before = Held.now()
+        await ask(fetcher, server, url, count)
+        time.sleeps.clear()
+        after = Held.now()
+        assert fetcher.statistics().requests > 0.8 * (WARM_UP + count)
+    assert gc.garbage == []
+    # The pool may hold a connection more or less, with the task of ours that serves it.
+    assert after.descriptors <= before.descriptors + 2 * CONCURRENT
+    assert after.tasks <= before.tasks + CONCURRENT
+    assert after.threads <= before.threads
+    # Less than one object or block in ten requests: whatever stays, stays by the request.
+    assert after.objects - before.objects < count / 10
+    assert after.blocks - before.blocks < count / 10
+    await anyio.wait_all_tasks_blocked()
+    assert psutil.Process().num_fds() <= before.descriptors
+
+
+async def test_no_request_makes_a_cycle(fetcher: Fetcher, server: LyingServer) -> None:
+    url = server.put("/x", CONTENT)
+    await ask(fetcher, server, url, 200)
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(500):
+            await fetcher.fetch(url, number, number + 10_000)
+        found = gc.collect()
+    finally:
+        gc.enable()
+    assert found < 500
