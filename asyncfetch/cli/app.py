@@ -17,6 +17,7 @@ app = typer.Typer(
     name="asyncfetch",
     help="Training data by byte ranges: what belongs to a shell.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(cache_commands, name="cache")

@@ -362,7 +362,7 @@ def _delete_if_abandoned(path: str) -> int:
 
 
 def _remove_empty(folders: set[str]) -> None:
-    for folder in folders | {os.path.dirname(folder) for folder in folders}:
+    for folder in [*folders, *{os.path.dirname(folder) for folder in folders}]:
         with suppress(OSError):  # it isn't empty
             os.rmdir(folder)
 

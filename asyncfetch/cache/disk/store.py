@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -74,19 +75,21 @@ class DiskStore:
 
     Args:
         tier: Where, and how much.
+        clock: Seconds, for pauses in writing.
 
     Raises:
         CacheError: The directory can't be used.
         MissingDependency: xxhash isn't installed.
     """
 
-    def __init__(self, tier: DiskTier) -> None:
+    def __init__(self, tier: DiskTier, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.tier = tier
+        self._clock = clock
         self._checksum = load_checksum()
         self.folder = Folder(tier.path, create=True)
         self._counts = _Counts()
         self._lock = threading.Lock()
-        self._paused_until = 0.0
+        self._paused_until = -math.inf
         self._warned = False
 
     def close(self) -> None:
@@ -125,14 +128,14 @@ class DiskStore:
     def write(self, version: Version, start: int, view: memoryview) -> None:
         """Keep the bytes from ``start`` on, as far as there is room."""
         for piece in split(start, start + len(view)):
-            if time.monotonic() < self._paused_until:
+            if self._clock() < self._paused_until:
                 self._count(skipped=1)
                 continue
             try:
                 self._write_file(version, piece, view[piece.start - start : piece.stop - start])
             except OSError as error:
                 self._failed("written to", error)
-                self._paused_until = time.monotonic() + PAUSE_SECONDS
+                self._paused_until = self._clock() + PAUSE_SECONDS
 
     def _read_part(self, version: Version, larger: Piece, piece: Piece, place: memoryview) -> bool:
         """Read a piece out of a larger one, which only as a whole is known to be right."""
@@ -178,7 +181,7 @@ class DiskStore:
         new = self.folder.new_file(piece.file_bytes, self._limit_bytes)
         if new is None:
             self._count(skipped=1)
-            self._paused_until = time.monotonic() + NO_ROOM_SECONDS
+            self._paused_until = self._clock() + NO_ROOM_SECONDS
             return
         try:
             _write_all(new, [piece.header(version, self._checksum(content)), content])
