@@ -176,7 +176,7 @@ class DiskReader:
             return await self._fetcher.fetch(url, start, stop)
         if stop is None:
             # One question more for an object that nobody has read yet: only its answer says what the bytes are of.
-            info = self.known(url) or await self._stat_once(url)
+            info = await self._stat_once(url)
             start, stop = max(0, info.size + start) if start < 0 else start, info.size
             if strong_etag(info) is None or start > stop:
                 return await self._fetcher.fetch(url, wanted.start, None)
@@ -216,7 +216,7 @@ class DiskReader:
         return None if strong_etag(info) is None else info
 
     async def _stat_once(self, url: str) -> ObjectInfo:
-        return await self._stats.run(url, partial(self._fetcher.stat, url))
+        return self.known(url) or await self._stats.run(url, partial(self._fetcher.stat, url))
 
     async def _keep(self, store: DiskStore, info: ObjectInfo, start: int, view: memoryview) -> None:
         """Write what was fetched, if it may be kept. Before it is handed out: its owner might write to it then."""

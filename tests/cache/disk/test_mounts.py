@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 from typing import TYPE_CHECKING
 
 import pytest
@@ -69,7 +70,7 @@ def test_the_error_names_the_file_system_and_what_to_do(tmp_path: Path, monkeypa
 
 def test_locks_that_do_not_exclude_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     require_locks(tmp_path)
-    monkeypatch.setattr(mounts.fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     with pytest.raises(CacheError, match="a lock that one has, another gets too"):
         require_locks(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -182,8 +182,7 @@ def test_verify_finds_what_is_damaged_and_leaves_the_order_of_use(tier: Tier) ->
         file.write(b"!")
     os.utime(damaged, ns=(times[damaged], times[damaged]))
     longer = tier.files()[3]
-    with longer.open("ab") as file:
-        file.write(b"more")
+    longer.write_bytes(longer.read_bytes() + b"more")
     assert sorted(file.path for file, is_right in verify(disk.folder) if not is_right) == [str(damaged), str(longer)]
     assert {path: path.stat().st_mtime_ns for path in tier.files()} == {
         path: at for path, at in times.items() if path not in {damaged, longer}
