@@ -166,7 +166,7 @@ class StreamConfig:
     """Clips, table rows and indexes in memory, and the decoders on them (a quarter of it)."""
     disk_cache_dir: str | None = None
     """A directory on a local disk that keeps what was fetched, for later epochs and for other processes and jobs of the
-    machine; None keeps nothing. Objects whose server gives no strong ETag aren't kept."""
+    machine; None keeps nothing. Kept are objects on web servers, S3 and the Hub that have a strong ETag."""
     disk_cache_max_bytes: int = 64 * 1024 * MIB
     """Bound on that directory, whoever writes to it: it is shared, so loader workers get no shares of it. An eighth of
     a common disk of 512 GB; less is kept where less than 1 GiB of the disk would be left."""

@@ -78,9 +78,9 @@ class ByteCache:
 
     An entry is one range of one version of an object, with its headroom; overlapping ranges are different entries, and
     urls that differ in their signature alone name one object. Entries in use are leased and never evicted; of the
-    others the least recently used goes first. What ``fetch`` returns is not leased: its bytes
-    stay valid as long as the view is referenced, but an eviction drops the cache's own reference, so views that are
-    kept for long cost memory beyond ``max_bytes``. Hold a lease where that matters.
+    others the least recently used goes first. What ``fetch`` returns is not leased: its bytes stay valid as long as the
+    view is referenced, but an eviction drops the cache's own reference, so views that are kept for long cost memory
+    beyond ``max_bytes``. Hold a lease where that matters.
 
     A fetch for which there is no room waits for its turn, first come, first served, so leases that nobody gives back
     make it wait for ever. Several that each hold leases while they ask for more, such as iterations over training and

@@ -43,6 +43,9 @@ T = TypeVar("T")
 
 THREADS: Final = 8
 """That read and write files; NVMe disks are saturated by fewer."""
+KEPT_SCHEMES: Final = frozenset(("http", "https", "s3", "hf"))
+"""Whose servers make the ETags themselves. What fsspec reads has versions made of times, and urls that mean another
+object with other arguments; local files are read as fast from where they are."""
 STEP_BYTES: Final = 16 * 1024 * 1024
 """Read or written by one call in a thread, a few ms: a cancelled caller waits for no more than that."""
 
@@ -50,8 +53,9 @@ STEP_BYTES: Final = 16 * 1024 * 1024
 class DiskReader:
     """A VersionedReader that finds on disk what it, or another process, read before. An async context manager.
 
-    Objects on local disks and those without a strong ETag go past it. Nobody waits for a write of somebody else, and no
-    failure of the disk reaches a caller. Bound to its loop; only ``statistics`` may be called from any thread.
+    It keeps objects on web servers, S3 and the Hub that have a strong ETag; all others go past it. Nobody waits for a
+    write of somebody else, and no failure of the disk reaches a caller. Bound to its loop; only ``disk_statistics`` may
+    be called from any thread.
 
     Args:
         fetcher: Where bytes come from; entered by the caller, and left after this.
@@ -142,13 +146,14 @@ class DiskReader:
     ) -> ObjectInfo:
         """See VersionedReader."""
         store = self._check()
-        info = version or await self._version_to_look_for(store, url)
-        if info is None or stop > info.size:
-            info = await self._fetcher.read_into(url, start, stop, buffer, version=version)
-            await self._keep(store, info, start, memoryview(buffer))
+        wanted = ByteRange(url, start, stop)
+        view = _writable_bytes(buffer, wanted)
+        info = await self._version_to_look_for(store, url, version)
+        if info is not None and stop <= info.size:
+            await self._fill(store, info, start, view)
             return info
-        _check_buffer(memoryview(buffer), start, stop)
-        await self._fill(store, info, start, memoryview(buffer))
+        info = await self._fetcher.read_into(url, start, stop, view, version=version)
+        await self._keep(store, info, start, view)
         return info
 
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
@@ -172,7 +177,7 @@ class DiskReader:
     async def _fetch_range(self, wanted: ByteRange) -> memoryview:
         store = self._check()
         url, start, stop = wanted.url, wanted.start, wanted.stop
-        if start == stop or _is_local(url):
+        if start == stop or not _is_kept(url):
             return await self._fetcher.fetch(url, start, stop)
         if stop is None:
             # One question more for an object that nobody has read yet: only its answer says what the bytes are of.
@@ -204,13 +209,16 @@ class DiskReader:
             await self._fetcher.read_into(info.url, low, high, place, version=info)
             await self._keep(store, info, low, place)
 
-        await gather(*(partial(fetch, low, high) for low, high in join(missing)))
+        if missing:
+            await gather(*(partial(fetch, low, high) for low, high in join(missing)))
 
-    async def _version_to_look_for(self, store: DiskStore, url: str) -> ObjectInfo | None:
+    async def _version_to_look_for(
+        self, store: DiskStore, url: str, version: ObjectInfo | None = None
+    ) -> ObjectInfo | None:
         """The object's version if something of it may be on disk; asked for where nobody has read the object yet."""
-        if _is_local(url):
+        if not _is_kept(url):
             return None
-        info = self.known(url)
+        info = version or self.known(url)
         if info is None and await self._in_thread(partial(store.has_object, object_folder(url))):
             info = await self._stat_once(url)
         return None if strong_etag(info) is None else info
@@ -220,7 +228,7 @@ class DiskReader:
 
     async def _keep(self, store: DiskStore, info: ObjectInfo, start: int, view: memoryview) -> None:
         """Write what was fetched, if it may be kept. Before it is handed out: its owner might write to it then."""
-        if _is_local(info.url) or strong_etag(info) is None:
+        if not _is_kept(info.url) or strong_etag(info) is None:
             return
         version = Version.of(info)
         for low in range(0, len(view), STEP_BYTES):
@@ -236,14 +244,19 @@ class DiskReader:
             raise
 
 
-def _is_local(url: str) -> bool:
+def _is_kept(url: str) -> bool:
+    """Whether an object's bytes may go to the disk, if it has a strong ETag."""
     scheme, separator, _ = url.partition("://")
-    return not separator or scheme.lower() == "file"
+    return bool(separator) and scheme.lower() in KEPT_SCHEMES
 
 
-def _check_buffer(view: memoryview, start: int, stop: int) -> None:
-    if view.readonly or not view.c_contiguous or view.nbytes != stop - start:
+def _writable_bytes(buffer: WritableBuffer, wanted: ByteRange) -> memoryview:
+    view = memoryview(buffer)
+    assert wanted.stop is not None
+    size = wanted.stop - wanted.start
+    if view.readonly or not view.c_contiguous or view.nbytes != size:
         raise ConfigError(
-            f"bytes [{start}, {stop}) need a writable, contiguous buffer of {stop - start} bytes, not a "
+            f"{wanted!r} needs a writable, contiguous buffer of {size} bytes, not a "
             f"{'read-only' if view.readonly else 'writable'} one of {view.nbytes}"
         )
+    return view.cast("B")

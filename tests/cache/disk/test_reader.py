@@ -216,11 +216,11 @@ async def test_two_signatures_of_one_object_share_its_bytes(tier: Tier, site: Si
         assert site.asked() == [(0, 1)]
 
 
-async def test_local_files_go_past_it(tier: Tier, tmp_path: Path) -> None:
+async def test_local_files_and_what_fsspec_reads_go_past_it(tier: Tier, tmp_path: Path) -> None:
     path = tmp_path / "local.bin"
     path.write_bytes(CONTENT[:1000])
     async with job(tier) as reader:
-        for url in (str(path), f"file://{path}"):
+        for url in (str(path), f"file://{path}", f"local://{path}"):
             assert await reader.fetch(url, 0, 100) == CONTENT[:100]
             assert await reader.fetch(url) == CONTENT[:1000]
             assert (await reader.fetch_tail(url, 10))[1] == CONTENT[990:1000]
