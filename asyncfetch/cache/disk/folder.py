@@ -121,7 +121,7 @@ class Folder:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # what others may read is theirs to decide
         self._objects.mkdir(parents=True, exist_ok=True)
         self._new.mkdir(exist_ok=True)
-        require_locks(self._new)
+        require_locks(self.directory, self._root / "used")
         tag = self.directory / "CACHEDIR.TAG"
         if not tag.exists():
             tag.write_bytes(_TAG)
@@ -216,7 +216,9 @@ class Folder:
         """All files, in no order. What comes and goes meanwhile may be among them or not."""
         for object_entry in _entries(self._objects):
             for version_entry in _entries(object_entry.path):
-                version = Version(object_entry.name, version_entry.name)
+                version = Version.parse(object_entry.name, version_entry.name)
+                if version is None:
+                    continue
                 for entry in _entries(version_entry.path):
                     piece = Piece.parse(entry.name)
                     if piece is None:
@@ -304,7 +306,7 @@ class Folder:
                 break
             if file.used_at_ns > newest:
                 continue
-            with suppress(FileNotFoundError, PermissionError):  # another was faster, or it is another user's
+            with suppress(OSError):  # another was faster, or it is another user's
                 os.unlink(file.path)
                 files, gone = files + 1, gone + file.cost_bytes
                 folders.add(os.path.dirname(file.path))

@@ -85,6 +85,16 @@ class Version:
         """The version that a server told, with its strong ETag: nothing else promises equal bytes."""
         return cls(object_folder(info.url), _digest(f"{info.size}:{info.etag}", _VERSION_DIGEST))
 
+    @classmethod
+    def parse(cls, object_name: str, version_name: str) -> Version | None:
+        """The version whose folder this is; None for names that aren't ours."""
+        parsed = cls(object_name, version_name)
+        try:
+            is_ours = parsed.digest.hex() == object_name + version_name
+        except ValueError:
+            return None
+        return parsed if is_ours and len(object_name) == 2 * _OBJECT_DIGEST else None
+
     @property
     def folder(self) -> str:
         """Its path below the objects."""

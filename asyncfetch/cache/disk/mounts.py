@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Mount", "mount_of", "require_locks", "why_unfit"]
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
-_REMEDY: Final = "choose a directory on a local disk (ext4, xfs, btrfs, tmpfs, ...), on each machine its own"
+_REMEDY: Final = "Choose a directory on a local disk (ext4, xfs, btrfs, tmpfs, ...), on each machine its own"
 _UNFIT: Final = frozenset(("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "vboxsf", "drvfs"))
 """Shared over a network or with a host. Some have locks, on good days; none deletes a file that another reads as a
 local disk does. Ceph, GPFS and Lustre with ``flock`` do."""
@@ -62,11 +61,15 @@ def why_unfit(mount: Mount) -> str | None:
     return "its locks, renames and deletions aren't those of a local disk" if kind in _UNFIT else None
 
 
-def require_locks(directory: Path) -> None:
+def require_locks(directory: Path, lock_file: Path) -> None:
     """CacheError, which names the file system, where locks don't work in a directory or can't be relied on.
 
+    Args:
+        directory: What the error speaks of.
+        lock_file: In it; made where it isn't there, and locked for a moment.
+
     Raises:
-        OSError: The directory can't be written to.
+        OSError: The file can't be opened for writing.
     """
     mount = None
     if _MOUNTS.exists():
@@ -74,22 +77,25 @@ def require_locks(directory: Path) -> None:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
         mount = mount_of(os.path.realpath(directory), lines)
     unfit = why_unfit(mount) if mount is not None else None
-    if unfit is None and not _locks_work(directory):
+    if unfit is None and not _locks_work(lock_file):
         unfit = "a lock that one has, another gets too"
     if unfit is not None:
         where = f"{mount.file_system} (mounted at {mount.point})" if mount is not None else "its file system"
-        raise CacheError(f"the disk tier's directory {directory} is on {where}: {unfit}. {_REMEDY.capitalize()}")
+        raise CacheError(f"the disk tier's directory {directory} is on {where}: {unfit}. {_REMEDY}")
 
 
-def _locks_work(directory: Path) -> bool:
-    with tempfile.NamedTemporaryFile(dir=directory, prefix="lock-test-") as one:
-        try:
-            fcntl.flock(one.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with Path(one.name).open("rb") as other:
-                try:
-                    fcntl.flock(other.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return True
-        except OSError:
-            pass  # no locks at all
-    return False
+def _locks_work(lock_file: Path) -> bool:
+    one = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    other = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(one, fcntl.LOCK_EX)
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # no locks at all
+    else:
+        return False
+    finally:
+        os.close(other)
+        os.close(one)

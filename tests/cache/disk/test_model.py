@@ -102,7 +102,7 @@ class DiskTierMachine(RuleBasedStateMachine):
 def test_against_a_model() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    calm = settings(max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
+    calm = settings(max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(DiskTierMachine, settings=calm)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 from typing import TYPE_CHECKING
 
@@ -65,12 +66,21 @@ def test_the_error_names_the_file_system_and_what_to_do(tmp_path: Path, monkeypa
     table.write_text(f"9 1 0:9 / / rw - ext4 disk rw\n10 9 0:10 / {tmp_path.resolve()} rw - nfs4 there:/ rw\n")
     monkeypatch.setattr(mounts, "_MOUNTS", table)
     with pytest.raises(CacheError, match=rf"{tmp_path} is on nfs4 \(mounted at .*Choose a directory on a local disk"):
-        require_locks(tmp_path)
+        require_locks(tmp_path, tmp_path / "lock")
+    assert not (tmp_path / "lock").exists()
 
 
 def test_locks_that_do_not_exclude_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_locks(tmp_path)
+    require_locks(tmp_path, tmp_path / "lock")
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     with pytest.raises(CacheError, match="a lock that one has, another gets too"):
-        require_locks(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+        require_locks(tmp_path, tmp_path / "lock")
+
+
+def test_where_there_are_no_locks_at_all_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(CacheError, match="another gets too"):
+        require_locks(tmp_path, tmp_path / "lock")

@@ -115,6 +115,23 @@ def test_many_writers_count_right_together(tier: Tier) -> None:
     assert observer.folder.used_bytes() == tier.on_disk_bytes() == 400 * 4096
 
 
+def test_opening_while_others_open_is_no_error(tier: Tier) -> None:
+    def start() -> int:
+        child = os.fork()
+        if not child:
+            try:
+                for _ in range(100):
+                    tier.open().close()
+            except BaseException:  # noqa: BLE001
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        return child
+
+    children = [start() for _ in range(4)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+
+
 def test_a_short_soak(tmp_path: Path) -> None:
     done = soak(tmp_path, seconds=4.0, processes=4, kill_every_seconds=0.4)
     assert done.killed >= 5

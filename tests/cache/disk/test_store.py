@@ -160,11 +160,14 @@ def test_strangers_files_are_left_alone(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 0, MIB)
     mine = tier.files()[0].with_name("notes.txt")
-    for path in (mine, tier.directory / "mine.txt"):
+    others = [mine, tier.directory / "mine.txt", tier.directory / "v1/objects/my/own/0-5"]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine")
+    mine.with_name("0-5").mkdir()
+    assert [is_right for _, is_right in verify(disk.folder)] == [True]
     assert disk.folder.prune(0).files == 1
-    assert mine.exists()
-    assert (tier.directory / "mine.txt").exists()
+    assert all(path.exists() for path in others)
 
 
 def test_a_number_that_is_garbage_is_counted_anew(tier: Tier) -> None:
