@@ -126,16 +126,19 @@ class Collector(_Registered):
         if hasattr(now, "hosts"):  # not isinstance: their classes are of rooms above
             yield from self._of_fetcher(cast("FetchStatistics", now))
         elif hasattr(now, "fetch"):
-            yield from self._of_fetcher(now.fetch)
-            yield from self._metrics(OF_DATASET, [({}, now)])
-            if now.disk is not None:
-                yield from self._metrics(OF_DISK, [({}, now.disk)])
+            yield from self._of_dataset(cast("DatasetStatistics", now))
         else:
             yield from self._metrics(OF_PASS, [({}, now)])
 
     def _of_fetcher(self, now: FetchStatistics) -> Iterator[Metric]:
         yield from self._metrics(BY_HOST, [({"host": origin}, host) for origin, host in now.hosts.items()])
         yield from self._metrics(OF_FETCHER, [({}, now)])
+
+    def _of_dataset(self, now: DatasetStatistics) -> Iterator[Metric]:
+        yield from self._of_fetcher(now.fetch)
+        yield from self._metrics(OF_DATASET, [({}, now)])
+        if now.disk is not None:
+            yield from self._metrics(OF_DISK, [({}, now.disk)])
 
     def _metrics(self, table: Iterable[_Shown], rows: list[tuple[dict[str, str], object]]) -> Iterator[Metric]:
         """A metric for each line of ``table``, with a sample for each of the rows, which are labels and statistics."""
