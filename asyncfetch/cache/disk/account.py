@@ -1,7 +1,7 @@
 """How many bytes all processes together hold in a directory: one number, in a file that they lock.
 
 The number may be too high, never too low, so the bound holds whatever is killed when. Whoever wants to write takes the
-bytes first and makes the file then; whoever deletes gives them back after that. What gets lost between the two by a
+bytes first and makes the file then; whoever deletes gives them back behind that. What gets lost between the two by a
 kill, or by files that somebody else deletes, comes back at the next count of what is really there.
 
 A file without a number means that nobody has counted yet; until then everything is taken for full.
@@ -72,7 +72,7 @@ class Account:
         Args:
             size_bytes: To take.
             limit_bytes: From the bytes in use now, how many may be.
-            make: Makes the file, with its full length, while nobody else can take or sweep anything.
+            make: Makes the file, with its full length, while nobody else can take or delete anything.
         """
         with self._locked():
             used, taken = self._read()
@@ -85,12 +85,17 @@ class Account:
                 self._write(used, taken)
                 raise
 
-    def give_back(self, size_bytes: int) -> None:
-        """Account for what was deleted."""
+    def give_back(self, delete: Callable[[], int]) -> int:
+        """Account for what ``delete`` deletes, and return how many bytes it says that was.
+
+        It runs while nobody else can take or put in a count: a count that missed the files would be reduced by them.
+        """
         with self._locked():
+            size_bytes = delete()
             used, taken = self._read()
-            if used < _UNKNOWN:
+            if size_bytes and used < _UNKNOWN:
                 self._write(max(0, used - size_bytes), taken)
+            return size_bytes
 
     def recount(self, counted_bytes: int, taken_before: int) -> int:
         """Put in what a count found that began when ``taken_before`` was read; returns what is in use now."""
@@ -99,12 +104,6 @@ class Account:
             used = counted_bytes + max(0, taken - taken_before)
             self._write(used, taken)
             return used
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Nobody takes anything meanwhile."""
-        with self._locked():
-            yield
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

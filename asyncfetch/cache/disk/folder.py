@@ -105,16 +105,16 @@ class Folder:
         try:
             self._prepare()
             self._account = Account(self._root / "used")
+            try:
+                if self._account.used_bytes() is None:
+                    self.count()
+                else:
+                    self.sweep()
+            except BaseException:
+                self._account.close()
+                raise
         except OSError as error:
             raise _unusable(directory, error) from error
-        try:
-            if self._account.used_bytes() is None:
-                self.count()
-            else:
-                self.sweep()
-        except BaseException:
-            self._account.close()
-            raise
 
     def _prepare(self) -> None:
         if not self.directory.exists():
@@ -199,16 +199,11 @@ class Folder:
 
     def discard(self, new: NewFile) -> None:
         """Give up a file that isn't published. Close the descriptor afterwards."""
-        self._delete(new.path, new.cost_bytes)
+        self._account.give_back(partial(_delete, new.path, new.cost_bytes))
 
-    def remove(self, path: str, cost: int) -> None:
-        """Delete a file, which may have gone already."""
-        self._delete(path, cost)
-
-    def _delete(self, path: str, cost: int) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-            self._account.give_back(cost)
+    def remove(self, path: str, piece: Piece) -> None:
+        """Delete the file of a piece, which may have gone already."""
+        self._account.give_back(partial(_delete, path, cost_bytes(piece.file_bytes)))
 
     # Keeping house.
 
@@ -252,13 +247,7 @@ class Folder:
 
     def sweep(self) -> int:
         """Delete what dead writers left, and return how many bytes that was."""
-        swept = 0
-        with self._account.alone():
-            for entry in _entries(self._new):
-                swept += _delete_if_abandoned(entry.path)
-        if swept:
-            self._account.give_back(swept)
-        return swept
+        return self._account.give_back(lambda: sum(_delete_if_abandoned(entry.path) for entry in _entries(self._new)))
 
     def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool) -> Removed | None:
         """Delete the longest unused until ``goal_bytes`` of what there is are left; None while another does that."""
@@ -347,6 +336,16 @@ def _cost_of(entry: os.DirEntry[str]) -> int:
         return 0
 
 
+def _delete(path: str, most_bytes: int) -> int:
+    """Delete a file and return what it took, at most what it was counted as."""
+    try:
+        cost = cost_bytes(os.stat(path).st_size)
+        os.unlink(path)
+    except FileNotFoundError:
+        return 0
+    return min(cost, most_bytes)
+
+
 def _delete_if_abandoned(path: str) -> int:
     """Delete an unfinished file whose writer is no more, and return what it took."""
     try:
@@ -357,7 +356,7 @@ def _delete_if_abandoned(path: str) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.unlink(path)
         return cost_bytes(os.fstat(descriptor).st_size)
-    except (BlockingIOError, FileNotFoundError):  # it is being written, or has just been published
+    except (BlockingIOError, FileNotFoundError, PermissionError):  # it is being written, was published, or isn't ours
         return 0
     finally:
         os.close(descriptor)

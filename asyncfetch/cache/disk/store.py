@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from asyncfetch.cache.disk.folder import Folder
-from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version, cost_bytes, load_checksum, split
+from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version, load_checksum, split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -157,7 +157,7 @@ class DiskStore:
         try:
             if not _is_right(descriptor, version, piece, place, self._checksum):
                 self._count(damaged=1)
-                self.folder.remove(path, cost_bytes(os.fstat(descriptor).st_size))
+                self.folder.remove(path, piece)
                 return False
             _touch(descriptor)
         except OSError as error:
@@ -227,7 +227,7 @@ def verify(folder: Folder) -> Iterator[tuple[BlockFile, bool]]:
         except OSError:  # it is another user's, or has been evicted meanwhile
             continue
         if not is_right:
-            folder.remove(file.path, file.cost_bytes)
+            folder.remove(file.path, file.piece)
         yield file, is_right
 
 
