@@ -216,7 +216,7 @@ class Folder:
                     continue
                 for entry in _entries(version_entry.path):
                     piece = Piece.parse(entry.name)
-                    if piece is None:
+                    if piece is None or not entry.is_file(follow_symlinks=False):
                         continue
                     with suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)

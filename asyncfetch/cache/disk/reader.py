@@ -82,7 +82,11 @@ class DiskReader:
         if self._store is not None:
             raise ClosedError("a DiskReader can be entered only once: make a new one")
         self._guard = LoopGuard("this DiskReader")
-        self._store = await to_thread.run_sync(DiskStore, self._tier, limiter=self._limiter)
+        try:
+            await self._in_thread(self._open)
+        except BaseException:
+            self._close()  # cancelled while the thread was at it
+            raise
         self._group = await anyio.create_task_group().__aenter__()
         self._stats: SingleFlight[str, ObjectInfo] = SingleFlight(self._group)
         return self
@@ -93,9 +97,15 @@ class DiskReader:
         try:
             await end_tasks(self._group)
         finally:
-            if self._store is not None:
-                with anyio.CancelScope(shield=True):
-                    await to_thread.run_sync(self._store.close, limiter=self._limiter)
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(self._close, limiter=self._limiter)
+
+    def _open(self) -> None:
+        self._store = DiskStore(self._tier)
+
+    def _close(self) -> None:
+        if self._store is not None:
+            self._store.close()
 
     def disk_statistics(self) -> DiskStatistics | None:
         """What was read from and written to the disk; None before it was entered."""

@@ -227,7 +227,8 @@ def verify(folder: Folder) -> Iterator[tuple[BlockFile, bool]]:
         except OSError:  # it is another user's, or has been evicted meanwhile
             continue
         if not is_right:
-            folder.remove(file.path, file.piece)
+            with suppress(PermissionError):  # it is another user's, who will find it
+                folder.remove(file.path, file.piece)
         yield file, is_right
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
@@ -302,6 +303,22 @@ async def test_whatever_is_cancelled_when_the_next_read_is_right(tier: Tier, sit
             assert not any(buffer)
     assert tier.unfinished() == []
     assert tier.on_disk_bytes() <= max_bytes
+
+
+async def test_an_opening_that_is_cancelled_leaves_no_file_open(tier: Tier) -> None:
+    async with Fetcher(CONFIG) as fetcher:
+        async with DiskReader(fetcher, DiskTier(tier.directory, MIB, min_free_bytes=0)):
+            pass
+        before = len(os.listdir("/proc/self/fd"))
+        for turn in range(20):
+            reader = DiskReader(fetcher, DiskTier(tier.directory, MIB, min_free_bytes=0))
+            opening = asyncio.ensure_future(reader.__aenter__())
+            await anyio.sleep(turn / 20_000)
+            opening.cancel()
+            with suppress(asyncio.CancelledError):
+                await opening
+                await reader.__aexit__()
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 # Its place in the house.
