@@ -41,7 +41,7 @@ from asyncfetch.ranges import ObjectInfo
 from asyncfetch.testing import RangeServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 KIB, MIB = 1024, 1024 * 1024
 OBJECT_BYTES = 128 * MIB
@@ -261,13 +261,13 @@ def _require(done: bool) -> None:
         raise RuntimeError("a range that was written isn't there")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Parse arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--directory", type=Path, help="where the files go; the system's temporary one by default")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     console = Console(stderr=True)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir=asked.directory) as temporary:

@@ -36,7 +36,7 @@ from asyncfetch.cache.disk.layout import BLOCK_BYTES
 from asyncfetch.testing import RangeServer
 
 if TYPE_CHECKING:
-    from collections.abc import MutableSequence
+    from collections.abc import MutableSequence, Sequence
     from multiprocessing.context import SpawnProcess
 
 MIB = 1024 * 1024
@@ -243,14 +243,14 @@ def _inspect(tier: Path, crowd: Crowd, soak: Soak) -> Soak:
     return Soak(**{**asdict(soak), **found})
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Parse arguments, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--kill-every-seconds", type=float, default=1.0)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as directory:
         try:
             done = soak(
