@@ -115,17 +115,22 @@ async def _read(
 def files_bytes(directory: Path) -> int:
     """What the files in a tier take; each counts once, though one may move while we look."""
     sizes: dict[int, int] = {}
-    for pattern in ("v1/new/*", "v1/objects/*/*/*"):
-        for path in directory.glob(pattern):
+    for part in ("v1/new", "v1/objects"):
+        for path in _files(directory / part):
             with suppress(FileNotFoundError):
                 status = path.stat()
                 sizes[status.st_ino] = -(-status.st_size // 4096) * 4096
     return sum(sizes.values())
 
 
+def _files(directory: Path) -> list[Path]:
+    """All files below; folders that vanish meanwhile are none."""
+    return [Path(folder, name) for folder, _, names in os.walk(directory) for name in names]
+
+
 def flip_a_bit(directory: Path, generator: random.Random) -> int:
     """In a random file; returns how many."""
-    files = list(directory.glob("v1/objects/*/*/*"))
+    files = _files(directory / "v1/objects")
     if not files:
         return 0
     with suppress(FileNotFoundError), generator.choice(files).open("r+b") as file:

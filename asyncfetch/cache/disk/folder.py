@@ -36,6 +36,8 @@ __all__ = ["BlockFile", "Folder", "NewFile", "Removed", "Survey"]
 
 SLACK: Final = 20
 """A twentieth of the bound is freed at a time: so 20 files are looked at, some 100 us, for each that is written."""
+PUBLISH_TRIES: Final = 10
+"""An evictor can take an empty folder away between its making and its first file; so often in a row it doesn't."""
 _TAG: Final = b"Signature: 8a477f597d28d172789f06886806bc55\n# Fetched bytes, kept by asyncfetch.\n"
 """What https://bford.info/cachedir asks for."""
 
@@ -191,11 +193,15 @@ class Folder:
     def publish(self, new: NewFile, version: Version, piece: Piece) -> None:
         """Let others find what was written. It takes the place of an equal one. Close the descriptor afterwards."""
         target = self.path(version, piece)
-        try:
-            os.rename(new.path, target)
-        except FileNotFoundError:  # nobody made the folder yet, or somebody took it away as it was empty
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.rename(new.path, target)
+        for _ in range(PUBLISH_TRIES):
+            try:
+                os.rename(new.path, target)
+            except FileNotFoundError:  # nobody made the folder yet, or an evictor took it away as it was empty
+                with suppress(FileNotFoundError):  # the one above it, just now
+                    os.makedirs(os.path.dirname(target), exist_ok=True)
+            else:
+                return
+        os.rename(new.path, target)
 
     def discard(self, new: NewFile) -> None:
         """Give up a file that isn't published. Close the descriptor afterwards."""

@@ -156,6 +156,22 @@ def test_it_works_on_when_parts_of_it_or_all_is_deleted(tier: Tier, gone: str) -
     assert one.folder.used_bytes() == two.folder.used_bytes() == tier.on_disk_bytes()
 
 
+def test_an_evictor_that_takes_empty_folders_away_stops_no_writer(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, taken = os.makedirs, []
+
+    def make_in_vain(path: str, **options: Any) -> None:  # noqa: ANN401
+        make(path, **options)
+        if "objects" in path and len(taken) < 3:
+            taken.append(path)
+            os.rmdir(path)
+            os.rmdir(os.path.dirname(path))
+
+    disk = tier.open()
+    monkeypatch.setattr(os, "makedirs", make_in_vain)
+    put(disk, 0, 100)
+    assert (len(taken), disk.statistics().failures, get(disk, 0, 100)) == (3, 0, [])
+
+
 def test_strangers_files_are_left_alone(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 0, MIB)
