@@ -5,11 +5,12 @@
     ranges          half-open byte ranges
     observe         quantiles of how long things take, Prometheus
     fetch           the range engine: Fetcher
-    cache           which bytes are kept: ByteCache
+    cache           which bytes are kept: ByteCache, DiskTier
     decode          bytes to tensors: DecoderCache
     lerobot         LeRobot v3 datasets: open_dataset
     stream          the order of an epoch, look-ahead: Stream
     torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
+    cli             the command asyncfetch
     testing         a range server with faults on demand, datasets whose frames carry their identity
 
 Names are imported at their first use, so that ``import asyncfetch`` costs next to nothing and needs no extra.
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncfetch import testing, torch
-    from asyncfetch.cache import ByteCache, CacheStatistics
+    from asyncfetch.cache import ByteCache, CacheStatistics, DiskTier
     from asyncfetch.config import FetchConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
     from asyncfetch.decode import DecoderCache
     from asyncfetch.errors import (
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "cache": ["ByteCache", "CacheStatistics"],
+    "cache": ["ByteCache", "CacheStatistics", "DiskTier"],
     "config": ["FetchConfig", "RetryConfig", "S3Config", "StreamConfig", "TimeoutConfig"],
     "decode": ["DecoderCache"],
     "errors": [
@@ -109,6 +110,7 @@ __all__ = [
     "DatasetError",
     "DecodeError",
     "DecoderCache",
+    "DiskTier",
     "EpisodeNotFound",
     "FetchConfig",
     "FetchError",

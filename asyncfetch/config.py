@@ -272,6 +272,12 @@ class StreamConfig:
     fetch: FetchConfig = field(default_factory=FetchConfig)
     max_bytes: int = 4096 * MIB
     """Clips, table rows and indexes in memory, and the decoders on them (a quarter of it)."""
+    disk_cache_dir: str | None = None
+    """A directory on a local disk that keeps what was fetched, for later epochs and for other processes and jobs of the
+    machine; None keeps nothing. Kept are objects on web servers, S3 and the Hub that have a strong ETag."""
+    disk_cache_max_bytes: int = 64 * 1024 * MIB
+    """Bound on that directory, whoever writes to it: it is shared, so loader workers get no shares of it. An eighth of
+    a common disk of 512 GB; less is kept where less than 1 GiB of the disk would be left."""
     decoded_max_bytes: int = 256 * MIB
     """Decoded samples that wait for the consumer."""
     lanes: int = 64
@@ -290,6 +296,8 @@ class StreamConfig:
 
     def __post_init__(self) -> None:
         _require(self.max_bytes > 0, "max_bytes must be positive")
+        _require(self.disk_cache_dir != "", "disk_cache_dir must name a directory, or be None for no disk cache")
+        _require(self.disk_cache_max_bytes > 0, "disk_cache_max_bytes must be positive")
         _require(self.decoded_max_bytes > 0, "decoded_max_bytes must be positive")
         _require(
             self.lanes >= 1 and self.lanes & (self.lanes - 1) == 0,

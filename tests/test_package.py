@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT / "asyncfetch")], prefix="asyncfetch."))
 EXTRAS = (
     *("torch", "torchcodec", "pyarrow", "av", "trustme", "rich", "typer", "fsspec", "aiobotocore"),
-    "prometheus_client",
+    *("prometheus_client", "xxhash"),
 )
 HEAVY = (*EXTRAS, "botocore", "ray")
 
@@ -158,6 +158,8 @@ anyio.run(read)
         ("af.testing.write_dataset('/nowhere/at/all')", "testing"),
         ("af.testing.RangeServer({}).__enter__()", "testing"),
         ("from asyncfetch.observe import Collector; Collector(lambda: None)", "metrics"),
+        ("from asyncfetch.cache.disk import DiskStore; DiskStore(af.DiskTier('nowhere', 1))", "disk"),
+        ("import asyncfetch.cli.app", "cli"),
     ],
 )
 def test_a_missing_extra_is_named(use: str, extra: str) -> None:

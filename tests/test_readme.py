@@ -52,14 +52,15 @@ def host(root: Path) -> Iterator[RangeServer]:
 
 
 @pytest.fixture(scope="module")
-def stores(root: Path) -> Iterator[dict[str, str]]:
-    """The environment of somebody with a bucket at s3.example.org and a token for the Hub."""
+def stores(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of somebody with a bucket at s3.example.org, a token for the Hub and a disk at /scratch."""
     files = {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
     objects = {f"robots/{path}": data for path, data in files.items()}
     with S3Server(objects, region="eu-west-1") as s3, HubServer(token="t") as hub:
         hub.push("datasets/lerobot/pusht", {path.removeprefix("pick-place/"): data for path, data in files.items()})
         yield {
             "S3": s3.url,
+            "SCRATCH": str(tmp_path_factory.mktemp("scratch")),
             "HF_ENDPOINT": hub.url,
             "HF_TOKEN": "t",
             "AWS_ACCESS_KEY_ID": Keys().access_key,
@@ -71,7 +72,10 @@ def run(block: str, host: RangeServer, stores: dict[str, str]) -> str:
     """What the block prints, as a program of its own that trusts the hosts' certificate."""
     ended = subprocess.run(
         [sys.executable, "-W", "error", "-c", RUN],
-        input=block.replace(HOST, host.url).replace("https://s3.example.org", stores["S3"]),
+        input=block
+        .replace(HOST, host.url)
+        .replace("https://s3.example.org", stores["S3"])
+        .replace("/scratch", stores["SCRATCH"]),
         env=os.environ | stores | {"SSL_CERT_FILE": str(host.ca_file)},
         cwd=ROOT,
         capture_output=True,

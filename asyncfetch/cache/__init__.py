@@ -4,11 +4,15 @@ memory          ByteCache: byte ranges in memory, within a bound
 lease           what callers see of cached bytes
 space           who gets room next
 range_stream    many ranges as they arrive
+versions        of which version of each object the entries are
+names           what an object is called, however its url is signed
+disk            DiskTier: a directory below the memory, shared by processes and jobs
 """
 
 from __future__ import annotations
 
+from asyncfetch.cache.disk import DiskStatistics, DiskTier
 from asyncfetch.cache.lease import CacheKey, CacheStatistics, Lease
 from asyncfetch.cache.memory import ByteCache
 
-__all__ = ["ByteCache", "CacheKey", "CacheStatistics", "Lease"]
+__all__ = ["ByteCache", "CacheKey", "CacheStatistics", "DiskStatistics", "DiskTier", "Lease"]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from asyncfetch.cache.names import object_name
 from asyncfetch.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
+    from asyncfetch.cache.disk.store import DiskStatistics
     from asyncfetch.ranges import ByteRange
 
 __all__ = ["CacheKey", "CacheStatistics", "Lease"]
@@ -18,10 +20,20 @@ __all__ = ["CacheKey", "CacheStatistics", "Lease"]
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """What tells one entry from another. Equal ranges with different headroom are different entries."""
+    """What tells one entry from another, beside the version of the object, of which all its entries are.
+
+    Equal ranges with different headroom are different entries.
+    """
 
     range: ByteRange
+    """Its url has no signature: it is the object's name, not what to ask for."""
     headroom_bytes: int = 0
+
+    @classmethod
+    def of(cls, asked: ByteRange, headroom_bytes: int = 0) -> CacheKey:
+        """The key of a range as it was asked for."""
+        name = object_name(asked.url)
+        return cls(asked if name == asked.url else replace(asked, url=name), headroom_bytes)
 
     def __post_init__(self) -> None:
         if self.headroom_bytes < 0:
@@ -59,6 +71,10 @@ class CacheStatistics:
     """Set aside for fetches under way."""
     waiting: int
     """Fetches that wait for room."""
+    waited: int
+    """Fetches that had to wait for room before they began, those that wait now and those that gave up included."""
+    disk: DiskStatistics | None = None
+    """Of the disk tier below; None where there is none."""
 
 
 class Lease:

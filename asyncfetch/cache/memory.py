@@ -7,6 +7,10 @@ land in the buffer that is also the entry.
 What a flight brings must not be evicted between its landing and the moment its askers run again, or with a small bound
 two askers could throw each other's bytes out for ever. So whoever waits has put a claim down, and the landing gives
 each claim its lease.
+
+All entries of an object are of one version: where the reader below tells versions, the one that it insists on. That
+reader may forget an object, and may have met its change in somebody else's call. So each hit and each landing looks
+whether the version is still the same, and what is held of another one goes.
 """
 
 from __future__ import annotations
@@ -16,12 +20,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
-import numpy as np
 
+from asyncfetch.cache.buffers import allocate
+from asyncfetch.cache.disk.reader import DiskReader
 from asyncfetch.cache.lease import CacheKey, CacheStatistics, Lease
 from asyncfetch.cache.range_stream import RangeStream
 from asyncfetch.cache.space import SpaceQueue
+from asyncfetch.cache.versions import HeldVersions
 from asyncfetch.errors import CacheError, ClosedError, ConfigError, ObjectChanged
+from asyncfetch.fetch.objects import difference
+from asyncfetch.fetch.reader import VersionedReader
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.leased_lru import LeasedLRU
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
     from typing import Self
 
+    from asyncfetch.cache.disk.tier import DiskTier
     from asyncfetch.fetch.reader import RangeReader, WritableBuffer
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.leased_lru import EntryLease, Reservation
@@ -51,24 +60,33 @@ class _Claim:
 class _Load:
     """One fetch under way, and whether its bytes may be kept."""
 
-    __slots__ = ("current", "url")
+    __slots__ = ("buffer", "current", "info", "name", "reservation")
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.current = True
+        self.buffer = memoryview(b"")
+        """Headroom, then the bytes."""
+        self.reservation: Reservation[CacheKey, memoryview] | None = None
+        """The room set aside for them; None where they can't be kept."""
+        self.info: ObjectInfo | None = None
+        """The version that they are of; None where nobody tells it."""
 
 
 class ByteCache:
     """A RangeReader over another one that remembers what it read. Use it as an async context manager.
 
-    An entry is one range with its headroom; overlapping ranges are different entries. Entries in use are leased and
-    never evicted; of the others the least recently used goes first. What ``fetch`` returns is not leased: its bytes
-    stay valid as long as the view is referenced, but an eviction drops the cache's own reference, so views that are
-    kept for long cost memory beyond ``max_bytes``. Hold a lease where that matters.
+    An entry is one range of one version of an object, with its headroom; overlapping ranges are different entries, and
+    urls that differ in their signature alone name one object. Entries in use are leased and never evicted; of the
+    others the least recently used goes first. What ``fetch`` returns is not leased: its bytes stay valid as long as the
+    view is referenced, but an eviction drops the cache's own reference, so views that are kept for long cost memory
+    beyond ``max_bytes``. Hold a lease where that matters.
 
     A fetch for which there is no room waits for its turn, first come, first served, so leases that nobody gives back
-    make it wait for ever. A range larger than ``max_bytes`` bypasses the cache: fetched once for all who ask at the
-    time, and not kept. When an object changed (ObjectChanged), all that is held of it is dropped.
+    make it wait for ever. Several that each hold leases while they ask for more, such as iterations over training and
+    validation at once, would wait for each other's: let each pay for what it is going to hold first, from a Budget, as
+    the passes over a LeRobotDataset do. A range larger than ``max_bytes`` bypasses the cache: fetched once for all who
+    ask at the time, and not kept. When an object changed (ObjectChanged), all that is held of it is dropped.
 
     Bound to the loop that entered it, and to the process; only ``statistics`` may be called from any thread. A hit
     never waits, not even for one turn of the loop.
@@ -76,12 +94,16 @@ class ByteCache:
     Args:
         fetcher: Where bytes come from; entered by the caller, and left after the cache.
         max_bytes: Bound on what is held and on its way. Python's objects, under 1 KiB an entry, are not counted.
+        disk: Where what was fetched is kept beyond this memory and this process: a DiskReader between the two.
     """
 
-    def __init__(self, fetcher: RangeReader, *, max_bytes: int) -> None:
+    def __init__(self, fetcher: RangeReader, *, max_bytes: int, disk: DiskTier | None = None) -> None:
         if max_bytes < 1:
             raise ConfigError(f"max_bytes must be at least 1, not {max_bytes}")
-        self._fetcher = fetcher
+        self._disk = None if disk is None else DiskReader(fetcher, disk)
+        self._fetcher: RangeReader = self._disk or fetcher
+        self._versioned = self._fetcher if isinstance(self._fetcher, VersionedReader) else None
+        self._versions = HeldVersions()
         self._max_bytes = max_bytes
         self._lru: LeasedLRU[CacheKey, memoryview] = LeasedLRU(max_bytes, on_evict=self._tell_evicted)
         self._space = SpaceQueue(self._lru)
@@ -96,6 +118,8 @@ class ByteCache:
         if self._guard is not None:
             raise ClosedError("a ByteCache can be entered only once: make a new one")
         self._guard = LoopGuard("this ByteCache")
+        if self._disk is not None:
+            await self._disk.__aenter__()
         self._group = await anyio.create_task_group().__aenter__()
         self._flights: SingleFlight[CacheKey, None] = SingleFlight(self._group)
         return self
@@ -107,6 +131,8 @@ class ByteCache:
             await end_tasks(self._group)
         finally:
             self._lru.drop(lambda _key: True)
+            if self._disk is not None:
+                await self._disk.__aexit__(*exc_info)
 
     @property
     def max_bytes(self) -> int:
@@ -168,17 +194,18 @@ class ByteCache:
 
     def lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> AbstractAsyncContextManager[Lease]:
         """Bytes [start, stop) of the object with writable room in front of them, kept from eviction in the context."""
-        return self._lease(CacheKey(ByteRange(url, start, stop), headroom_bytes))
+        wanted = ByteRange(url, start, stop)
+        return self._lease(wanted, CacheKey.of(wanted, headroom_bytes))
 
     async def acquire(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> Lease:
         """The lease that ``lease`` gives, for the caller to release: for one that outlives a block."""
-        return await self._obtain(CacheKey(ByteRange(url, start, stop), headroom_bytes))
+        wanted = ByteRange(url, start, stop)
+        return await self._obtain(wanted, CacheKey.of(wanted, headroom_bytes))
 
     def try_lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> Lease | None:
         """The lease if the cache holds the bytes now, which counts as a hit, or None. The caller releases it."""
         self._check()
-        key = CacheKey(ByteRange(url, start, stop), headroom_bytes)
-        return self._hit(key)
+        return self._hit(url, CacheKey.of(ByteRange(url, start, stop), headroom_bytes))
 
     def on_evict(self, callback: Callable[[CacheKey], object]) -> None:
         """Call back with the key of each entry that the cache lets go, at its close too.
@@ -202,6 +229,8 @@ class ByteCache:
             leased_bytes=held.leased_bytes,
             reserved_bytes=held.reserved_bytes,
             waiting=len(self._space),
+            waited=self._space.waited,
+            disk=None if self._disk is None else self._disk.disk_statistics(),
         )
 
     def __repr__(self) -> str:
@@ -222,26 +251,29 @@ class ByteCache:
             )
 
     async def _fetch_range(self, byte_range: ByteRange) -> memoryview:
-        with await self._obtain(CacheKey(byte_range)) as lease:
+        with await self._obtain(byte_range, CacheKey.of(byte_range)) as lease:
             return lease.view
 
     @asynccontextmanager
-    async def _lease(self, key: CacheKey) -> AsyncGenerator[Lease, None]:
-        with await self._obtain(key) as lease:
+    async def _lease(self, wanted: ByteRange, key: CacheKey) -> AsyncGenerator[Lease, None]:
+        with await self._obtain(wanted, key) as lease:
             yield lease
 
-    def _hit(self, key: CacheKey) -> Lease | None:
+    def _hit(self, url: str, key: CacheKey) -> Lease | None:
         if key.size_bytes == 0:  # nothing to fetch, nor to keep: an entry without bytes would never be evicted
             return Lease(key, memoryview(bytearray()), None)
         if key not in self._lru:
             return None
+        if not self._versions.agrees(key.range.url, self._known(url)):
+            self._forget(key.range.url)
+            return None
         held = self._lru.lease(key)
         return None if held is None else Lease(key, held.value, partial(self._give_back, held))
 
-    async def _obtain(self, key: CacheKey) -> Lease:
+    async def _obtain(self, wanted: ByteRange, key: CacheKey) -> Lease:
         """A lease: at once where the bytes are held, else from the flight that the key has or gets."""
         self._check()
-        lease = self._hit(key)
+        lease = self._hit(wanted.url, key)
         if lease is not None:
             return lease
         if key in self._flights:
@@ -251,7 +283,7 @@ class ByteCache:
         claim = _Claim()
         self._claims.setdefault(key, set()).add(claim)
         try:
-            await self._flights.run(key, partial(self._load, key))
+            await self._flights.run(key, partial(self._load, wanted, key))
         except BaseException:
             self._withdraw(key, claim)
             raise
@@ -267,58 +299,81 @@ class ByteCache:
         if not claims:
             del self._claims[key]
 
-    async def _load(self, key: CacheKey) -> None:
+    async def _load(self, wanted: ByteRange, key: CacheKey) -> None:
         """Read the bytes, keep them if they may and can be kept, and hand them to all who claim them."""
         load = _Load(key.range.url)
         self._loads.add(load)
         try:
-            buffer, reservation = await self._read(key)
+            await self._read(load, wanted, key)
         except ObjectChanged:
-            self._forget(key.range.url)
+            self._forget(load.name)
             raise
         finally:
             self._loads.discard(load)
-        if reservation is not None and not load.current:
-            reservation.release()
-            reservation = None
-        self._land(key, buffer, reservation)
+        if not self._may_keep(load, wanted.url) and load.reservation is not None:
+            load.reservation.release()
+            load.reservation = None
+        self._land(key, load)
 
-    async def _read(self, key: CacheKey) -> tuple[memoryview, Reservation[CacheKey, memoryview] | None]:
-        """The bytes behind their headroom, and the room set aside for them; None where they can't be kept."""
-        size_bytes, wanted = key.size_bytes, key.range
+    async def _read(self, load: _Load, wanted: ByteRange, key: CacheKey) -> None:
+        """The bytes behind their headroom, and room set aside for them where they can be kept."""
+        size_bytes = key.size_bytes
         if wanted.stop is None or size_bytes is None:
-            view = await self._fetcher.fetch(wanted.url, wanted.start, None)
-            return view, self._space.reserve_nowait(len(view)) if len(view) else None
-        reservation = await self._space.reserve(size_bytes) if size_bytes <= self._max_bytes else None
+            load.buffer = await self._fetcher.fetch(wanted.url, wanted.start, None)
+            load.info = self._known(wanted.url)
+            if load.buffer:
+                load.reservation = self._space.reserve_nowait(len(load.buffer))
+            return
+        if size_bytes <= self._max_bytes:
+            load.reservation = await self._space.reserve(size_bytes)
         try:
-            buffer = _allocate(size_bytes)
-            await self._fetcher.fetch_into(wanted.url, wanted.start, wanted.stop, buffer[key.headroom_bytes :])
+            load.buffer = allocate(size_bytes)
+            place = load.buffer[key.headroom_bytes :]
+            if self._versioned is None:
+                await self._fetcher.fetch_into(wanted.url, wanted.start, wanted.stop, place)
+            elif place:
+                load.info = await self._versioned.read_into(wanted.url, wanted.start, wanted.stop, place)
         except BaseException:
-            if reservation is not None:
-                reservation.release()
+            if load.reservation is not None:
+                load.reservation.release()
                 self._space.grant()
             raise
-        return buffer, reservation
 
-    def _land(self, key: CacheKey, buffer: memoryview, reservation: Reservation[CacheKey, memoryview] | None) -> None:
+    def _known(self, url: str) -> ObjectInfo | None:
+        return None if self._versioned is None else self._versioned.known(url)
+
+    def _may_keep(self, load: _Load, url: str) -> bool:
+        """Whether nobody has seen another version since. What is held of an older one than this goes."""
+        if not load.current:
+            return False
+        if self._versions.agrees(load.name, load.info):
+            return True
+        known = self._known(url)
+        if known is not None and load.info is not None and difference(known, load.info) is not None:
+            return False
+        self._forget(load.name)
+        return True
+
+    def _land(self, key: CacheKey, load: _Load) -> None:
         claims = self._claims.pop(key, set())
-        if reservation is None:
+        if load.reservation is None:
             self._bypasses += 1
             for claim in claims:
-                claim.lease = Lease(key, buffer, None)
+                claim.lease = Lease(key, load.buffer, None)
         else:
-            landing = reservation.commit(key, buffer)
+            self._versions.add(load.name, load.info)
+            landing = load.reservation.commit(key, load.buffer)
             for claim in claims:
-                claim.lease = Lease(key, buffer, partial(self._give_back, landing.share()))
+                claim.lease = Lease(key, load.buffer, partial(self._give_back, landing.share()))
             landing.release()
         self._space.grant()
 
-    def _forget(self, url: str) -> None:
+    def _forget(self, name: str) -> None:
         """Drop what is held of an object, and don't keep what is on its way."""
         for load in self._loads:
-            if load.url == url:
+            if load.name == name:
                 load.current = False
-        self._lru.drop(lambda key: key.range.url == url)
+        self._lru.drop(lambda key: key.range.url == name)
         self._space.grant()
 
     def _give_back(self, held: EntryLease[CacheKey, memoryview]) -> None:
@@ -328,12 +383,6 @@ class ByteCache:
             self._space.grant()
 
     def _tell_evicted(self, key: CacheKey, _buffer: memoryview) -> None:
+        self._versions.remove(key.range.url)
         for callback in self._evict_callbacks:
             callback(key)
-
-
-def _allocate(size_bytes: int) -> memoryview:
-    try:
-        return np.empty(size_bytes, dtype=np.uint8).data
-    except (MemoryError, OverflowError, ValueError) as error:  # numpy has a limit of its own on sizes
-        raise CacheError(f"no memory for a range of {size_bytes} bytes: ask for a smaller one") from error

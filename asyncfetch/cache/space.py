@@ -37,6 +37,8 @@ class SpaceQueue(Generic[K, V]):
         self._lru = lru
         self._waiters: dict[_Waiter[K, V], None] = {}  # ordered, and one that leaves in the middle costs O(1)
         self._granting = False
+        self.waited = 0
+        """Requests that had to wait, so far."""
 
     def __len__(self) -> int:
         """Requests that are waiting."""
@@ -47,6 +49,7 @@ class SpaceQueue(Generic[K, V]):
         reservation = self.reserve_nowait(size_bytes)
         if reservation is not None:
             return reservation
+        self.waited += 1
         waiter: _Waiter[K, V] = _Waiter(size_bytes)
         self._waiters[waiter] = None
         try:

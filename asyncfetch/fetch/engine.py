@@ -177,6 +177,25 @@ class Fetcher:
         wanted = ByteRange(url, start, stop)
         await self._fetch(wanted, _bytes_of(buffer, stop - start))
 
+    def known(self, url: str) -> ObjectInfo | None:
+        """What was seen first of the object and is insisted on; None where nothing was, or where it is forgotten."""
+        return self._objects.get(url)
+
+    async def read_into(
+        self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
+    ) -> ObjectInfo:
+        """See VersionedReader."""
+        wanted, view = ByteRange(url, start, stop), _bytes_of(buffer, stop - start)
+        asked = Wanted(start, stop)
+        if version is None and stop - start > self.config.part_bytes:
+            info = self.known(url) or await self.stat(url)
+            version = info if strong_etag(info) is not None and stop <= info.size else None
+        if version is not None:
+            await self._fetch_parts(wanted, version, view, asked)
+            return version
+        info, _ = await self._read(url, asked, view)
+        return info
+
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
         """All ranges, in input order; equal ranges are fetched once and share a view.
 

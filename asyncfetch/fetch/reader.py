@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.ranges import ByteRange, ObjectInfo
 
-__all__ = ["RangeReader", "WritableBuffer"]
+__all__ = ["RangeReader", "VersionedReader", "WritableBuffer"]
 
 WritableBuffer = memoryview | bytearray
 """Writable, contiguous, one byte an item."""
@@ -59,4 +59,28 @@ class RangeReader(Protocol):
         self, ranges: Iterable[ByteRange]
     ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
         """(index in ``ranges``, whole range) pairs as they arrive. Leaving the context cancels what is under way."""
+        ...
+
+
+@runtime_checkable
+class VersionedReader(RangeReader, Protocol):
+    """A RangeReader that tells which version of an object its bytes are of; what keeps bytes for long needs to know."""
+
+    def known(self, url: str) -> ObjectInfo | None:
+        """What was seen of the object and is insisted on from now on; None where nothing was. Asks nobody."""
+        ...
+
+    async def read_into(
+        self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
+    ) -> ObjectInfo:
+        """What ``fetch_into`` does, for a range that isn't empty, and the version that all of the bytes are of.
+
+        Args:
+            url: The object.
+            start: First byte.
+            stop: One past the last byte.
+            buffer: Writable, of just the range's length.
+            version: With a strong ETag, and ``stop`` within its size: bytes of another one are ObjectChanged, and of
+                one that isn't told InvalidResponse.
+        """
         ...

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import anyio.to_thread
 
-from asyncfetch.cache import ByteCache, CacheStatistics
+from asyncfetch.cache import ByteCache, CacheStatistics, DiskTier
+from asyncfetch.cache.disk import DiskReader, DiskStatistics
 from asyncfetch.config import StreamConfig, usable_cpus
 from asyncfetch.decode import DecodePool, DecodePoolStatistics, DecoderCache, DecoderCacheStatistics, FrameDecoder
 from asyncfetch.decode.cache import DEFAULT_SIZE, SIZE_VARIABLE
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from types import TracebackType
 
+    from asyncfetch.fetch import RangeReader
     from asyncfetch.lerobot.depth import DepthUnit
     from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
     from asyncfetch.lerobot.info import Feature
@@ -66,6 +68,8 @@ class DatasetStatistics:
     episodes: EpisodeCacheStatistics
     decoders: DecoderCacheStatistics
     decode: DecodePoolStatistics
+    disk: DiskStatistics | None = None
+    """Of the disk cache; None without one."""
 
 
 class LeRobotDataset:
@@ -91,6 +95,7 @@ class LeRobotDataset:
         self._chosen = features
         self._stack = AsyncExitStack()
         self._guard: LoopGuard | None = None
+        self._disk: DiskReader | None = None
         self._metadata: Metadata | None = None
         self._prefetches: set[int] = set()
         self._ahead = Caller(urgent=False)
@@ -115,9 +120,13 @@ class LeRobotDataset:
         # Clips land in the cache's memory; what else is fetched is small, and no bound speaks of memory kept for it.
         fetch = replace(config.fetch, max_idle_buffer_bytes=0)
         self._fetcher = await stack.enter_async_context(Fetcher(fetch))
-        metadata = self._metadata = await load_metadata(self._fetcher, self.url, features=self._chosen, run=run)
+        reader: RangeReader = self._fetcher
+        if config.disk_cache_dir is not None:
+            tier = DiskTier(config.disk_cache_dir, config.disk_cache_max_bytes)
+            reader = self._disk = await stack.enter_async_context(DiskReader(self._fetcher, tier))
+        metadata = self._metadata = await load_metadata(reader, self.url, features=self._chosen, run=run)
         self._clips = await stack.enter_async_context(
-            ByteCache(self._fetcher, max_bytes=max(1, config.max_bytes - tables_bytes - decoder_bytes))
+            ByteCache(reader, max_bytes=max(1, config.max_bytes - tables_bytes - decoder_bytes))
         )
         self.clip_budget = Budget(self._clips.max_bytes)
         self._decoders = _decoder_cache(config, len(metadata.cameras), decoder_bytes)
@@ -128,8 +137,8 @@ class LeRobotDataset:
         self._episodes = EpisodeCache(
             self._group,
             clips=self._clips,
-            rows=RowReader(self._fetcher, metadata, max_bytes=tables_bytes - 2 * small_bytes, run=run),
-            indexes=VideoIndexes(self._fetcher, max_bytes=small_bytes, run=run),
+            rows=RowReader(reader, metadata, max_bytes=tables_bytes - 2 * small_bytes, run=run),
+            indexes=VideoIndexes(reader, max_bytes=small_bytes, run=run),
             decoders=self._decoders,
             backend=config.decoder,
             metadata=metadata,
@@ -370,6 +379,7 @@ class LeRobotDataset:
             episodes=self._episodes.statistics(),
             decoders=self._decoders.statistics(),
             decode=self._decode.statistics(),
+            disk=None if self._disk is None else self._disk.disk_statistics(),
         )
 
     def __repr__(self) -> str:

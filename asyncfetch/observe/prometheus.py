@@ -78,6 +78,15 @@ OF_DATASET = (
 )
 """Of DatasetStatistics, beside those of its fetcher."""
 
+OF_DISK = (
+    _Shown("counter", "disk_cache_read_bytes_total", "hit_bytes", "Bytes read back from the disk cache."),
+    _Shown("counter", "disk_cache_written_bytes_total", "written_bytes", "Bytes written to the disk cache."),
+    _Shown("counter", "disk_cache_skipped_total", "skipped", "Files not written for want of room."),
+    _Shown("counter", "disk_cache_damaged_total", "damaged", "Files deleted because they weren't what was written."),
+    _Shown("counter", "disk_cache_failures_total", "failures", "Errors of the system at reading or writing."),
+)
+"""Of DiskStatistics, for a dataset with a disk cache."""
+
 OF_PASS = (
     _Shown("counter", "samples_total", "samples", "Samples delivered to the consumer."),
     _Shown("gauge", "open_episodes", "open_episodes", "Episodes in memory or on their way."),
@@ -119,14 +128,19 @@ class Collector(_Registered):
         if hasattr(now, "hosts"):  # not isinstance: their classes are of rooms above
             yield from self._of_fetcher(cast("FetchStatistics", now))
         elif hasattr(now, "fetch"):
-            yield from self._of_fetcher(now.fetch)
-            yield from self._metrics(OF_DATASET, [({}, now)])
+            yield from self._of_dataset(cast("DatasetStatistics", now))
         else:
             yield from self._metrics(OF_PASS, [({}, now)])
 
     def _of_fetcher(self, now: FetchStatistics) -> Iterator[Metric]:
         yield from self._metrics(BY_HOST, [({"host": origin}, host) for origin, host in now.hosts.items()])
         yield from self._metrics(OF_FETCHER, [({}, now)])
+
+    def _of_dataset(self, now: DatasetStatistics) -> Iterator[Metric]:
+        yield from self._of_fetcher(now.fetch)
+        yield from self._metrics(OF_DATASET, [({}, now)])
+        if now.disk is not None:
+            yield from self._metrics(OF_DISK, [({}, now.disk)])
 
     def _metrics(self, table: Iterable[_Shown], rows: list[tuple[dict[str, str], object]]) -> Iterator[Metric]:
         """A metric for each line of ``table``, with a sample for each of the rows, which are labels and statistics."""

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from asyncfetch.config import FetchConfig, StreamConfig
 from asyncfetch.fetch import Fetcher, HostStatistics
+from asyncfetch.lerobot import open_dataset
 from asyncfetch.observe import Collector
 from asyncfetch.observe.prometheus import BY_HOST
 from asyncfetch.ranges import ByteRange
@@ -22,6 +23,7 @@ from asyncfetch.testing import Fault, FaultOnce, RangeServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from asyncfetch.fetch import FetchStatistics
     from asyncfetch.lerobot import DatasetStatistics
@@ -142,6 +144,17 @@ async def test_a_stream_shows_its_dataset_and_a_pass_its_waits(small_dataset: Da
     assert value(dataset, "requests_total", host="file://") > 0
     assert value(one_pass, "samples_total") == delivered
     assert 0 < value(one_pass, "consumer_wait_seconds_count") <= delivered
+
+
+async def test_a_disk_cache_is_shown_where_there_is_one(tmp_path: Path, https_server: RangeServer) -> None:
+    fetch = FetchConfig(trust_env=False, ca_file=https_server.ca_file)
+    config = StreamConfig(fetch=fetch, disk_cache_dir=str(tmp_path))
+    async with open_dataset(https_server.url, config=config) as dataset:
+        now = scrape(registry_of(dataset.statistics))
+        disk = dataset.statistics().disk
+    assert disk is not None
+    assert value(now, "disk_cache_written_bytes_total") == disk.written_bytes > 0
+    assert value(now, "disk_cache_failures_total") == 0
 
 
 async def test_a_second_one_of_the_same_names_is_refused() -> None:

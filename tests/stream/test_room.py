@@ -157,6 +157,33 @@ async def test_two_passes_that_fit_both_get_every_frame(truth: DatasetTruth, cli
     assert sorted(orders[1]) == sorted(orders[2]) == list(range(truth.num_frames))
 
 
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+async def test_training_and_validation_read_in_turns_need_no_more_than_their_clips(
+    truth: DatasetTruth, clip_bytes: list[int], data: st.DataObject
+) -> None:
+    """Two streams on one dataset, each with episodes of its own and its own share of one budget."""
+    chosen = config(
+        sum(clip_bytes), lanes=1, pool_episodes=2, prefetch_episodes=data.draw(st.integers(0, 4)), decoded_max_bytes=1
+    )
+    episodes = data.draw(st.permutations(range(len(truth.lengths))))
+    cut = data.draw(st.integers(1, len(episodes) - 1))
+    chosen_frames = [sum(truth.lengths[episode] for episode in part) for part in (episodes[:cut], episodes[cut:])]
+    with anyio.fail_after(20):
+        async with af.open_dataset(str(truth.root), config=chosen) as dataset:
+            training = af.Stream(dataset, seed=1, episodes=sorted(episodes[:cut])).samples()
+            validation = af.Stream(dataset, seed=2, episodes=sorted(episodes[cut:])).samples()
+            async with training as one, validation as other:
+                seen = [0, 0]
+                for _ in range(max(chosen_frames)):
+                    for which, samples in enumerate((one, other)):
+                        if seen[which] < chosen_frames[which]:
+                            await anext(samples)
+                            seen[which] += 1
+            assert seen == chosen_frames
+            assert dataset.clip_budget.used_bytes == 0
+
+
 async def test_a_pass_without_room_says_that_others_hold_it(truth: DatasetTruth, clip_bytes: list[int]) -> None:
     chosen = config(max(clip_bytes), prefetch_episodes=0)
     async with af.open_dataset(str(truth.root), config=chosen) as dataset:

@@ -1,0 +1,24 @@
+"""``python -m asyncfetch`` and the command ``asyncfetch``."""
+
+from __future__ import annotations
+
+import sys
+
+from asyncfetch.errors import AsyncFetchError
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run a command, and exit: with 2 and one line on stderr where an error of ours, or of the system, ends it."""
+    try:
+        from asyncfetch.cli.app import app
+
+        app()
+    except (AsyncFetchError, OSError) as error:
+        print(f"asyncfetch: {error}", file=sys.stderr)  # noqa: T201  a command's output
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""A directory that keeps fetched bytes for all processes of a machine, and after them.
+
+reader      DiskReader: a reader over another one that keeps what it read
+store       DiskStore: ranges of objects, read and written
+folder      Folder: the directory's files; room, eviction, sweeping
+account     how many bytes all processes together hold
+layout      what lies where, and what a file holds; pure
+mounts      which file systems will do
+tier        DiskTier: where, and how much
+"""
+
+from __future__ import annotations
+
+from asyncfetch.cache.disk.folder import BlockFile, Folder, Removed, Survey
+from asyncfetch.cache.disk.reader import DiskReader
+from asyncfetch.cache.disk.store import DiskStatistics, DiskStore, verify
+from asyncfetch.cache.disk.tier import DIRECTORY_VARIABLE, DiskTier, default_directory
+
+__all__ = [
+    "DIRECTORY_VARIABLE",
+    "BlockFile",
+    "DiskReader",
+    "DiskStatistics",
+    "DiskStore",
+    "DiskTier",
+    "Folder",
+    "Removed",
+    "Survey",
+    "default_directory",
+    "verify",
+]

@@ -1,0 +1,272 @@
+"""A reader over another one that keeps what it read on disk.
+
+Whether what lies there is still what the object holds, only the object's server knows. So a version is asked for once
+for each object and reader, by a request for its first byte where no other one has told it, and from then on bytes of
+just this version come from the disk. Its server's refusal of that question is everybody's refusal: who may not read an
+object isn't given it from here either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import anyio
+from anyio import to_thread
+
+from asyncfetch.cache.buffers import allocate
+from asyncfetch.cache.disk.layout import Version, join, object_folder
+from asyncfetch.cache.disk.store import DiskStore
+from asyncfetch.cache.range_stream import RangeStream
+from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.fetch.objects import strong_etag
+from asyncfetch.fetch.reader import VersionedReader
+from asyncfetch.ranges import ByteRange, ObjectInfo
+from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.loop_guard import LoopGuard
+from asyncfetch.runtime.single_flight import SingleFlight
+from asyncfetch.runtime.thread_call import ThreadCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Self
+
+    from asyncfetch.cache.disk.store import DiskStatistics
+    from asyncfetch.cache.disk.tier import DiskTier
+    from asyncfetch.fetch.reader import RangeReader, WritableBuffer
+
+__all__ = ["DiskReader"]
+
+T = TypeVar("T")
+
+THREADS: Final = 8
+"""That read and write files; NVMe disks are saturated by fewer."""
+KEPT_SCHEMES: Final = frozenset(("http", "https", "s3", "hf"))
+"""Whose servers make the ETags themselves. What fsspec reads has versions made of times, and urls that mean another
+object with other arguments; local files are read as fast from where they are."""
+STEP_BYTES: Final = 16 * 1024 * 1024
+"""Read or written by one call in a thread, a few ms: a cancelled caller waits for no more than that."""
+
+
+class DiskReader:
+    """A VersionedReader that finds on disk what it, or another process, read before. An async context manager.
+
+    It keeps objects on web servers, S3 and the Hub that have a strong ETag; all others go past it. Nobody waits for a
+    write of somebody else, and no failure of the disk reaches a caller. Bound to its loop; only ``disk_statistics`` may
+    be called from any thread.
+
+    Args:
+        fetcher: Where bytes come from; entered by the caller, and left after this.
+        tier: Where they are kept.
+
+    Raises:
+        ConfigError: The fetcher can't tell versions.
+        CacheError, MissingDependency: On entering: the tier can't be used; see DiskStore.
+    """
+
+    def __init__(self, fetcher: RangeReader, tier: DiskTier) -> None:
+        if not isinstance(fetcher, VersionedReader):
+            raise ConfigError(
+                f"a disk tier needs a reader that tells which version its bytes are of, such as Fetcher: {fetcher!r} "
+                "has no known() and read_into()"
+            )
+        self._fetcher = fetcher
+        self._tier = tier
+        self._limiter = anyio.CapacityLimiter(THREADS)
+        self._store: DiskStore | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        if self._store is not None:
+            raise ClosedError("a DiskReader can be entered only once: make a new one")
+        self._guard = LoopGuard("this DiskReader")
+        try:
+            await self._in_thread(self._open)
+        except BaseException:
+            self._close()  # cancelled while the thread was at it
+            raise
+        self._group = await anyio.create_task_group().__aenter__()
+        self._stats: SingleFlight[str, ObjectInfo] = SingleFlight(self._group)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Calls under way in other tasks must have ended, or been cancelled and awaited."""
+        self._closed = True
+        try:
+            await end_tasks(self._group)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await to_thread.run_sync(self._close, limiter=self._limiter)
+
+    def _open(self) -> None:
+        self._store = DiskStore(self._tier)
+
+    def _close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    def disk_statistics(self) -> DiskStatistics | None:
+        """What was read from and written to the disk; None before it was entered."""
+        return None if self._store is None else self._store.statistics()
+
+    def known(self, url: str) -> ObjectInfo | None:
+        """See VersionedReader."""
+        return self._fetcher.known(url)
+
+    async def stat(self, url: str) -> ObjectInfo:
+        """Size and version of the object, as the fetcher knows them now."""
+        self._check()
+        return await self._fetcher.stat(url)
+
+    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
+        """Bytes [start, stop) of the object, read-only."""
+        return await self._fetch_range(ByteRange(url, start, stop))
+
+    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """Size and version of the object and its first ``min(max_bytes, size)`` bytes."""
+        store = self._check()
+        info = await self._version_to_look_for(store, url) if max_bytes > 0 else None
+        if info is not None:
+            return info, await self._read(store, info, 0, min(max_bytes, info.size))
+        info, view = await self._fetcher.fetch_head(url, max_bytes)
+        await self._keep(store, info, 0, view)
+        return info, view
+
+    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """Size and version of the object and its last ``min(max_bytes, size)`` bytes."""
+        store = self._check()
+        info = await self._version_to_look_for(store, url) if max_bytes > 0 else None
+        if info is not None:
+            return info, await self._read(store, info, max(0, info.size - max_bytes), info.size)
+        info, view = await self._fetcher.fetch_tail(url, max_bytes)
+        await self._keep(store, info, info.size - len(view), view)
+        return info, view
+
+    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
+        """Bytes [start, stop) into the caller's buffer of just that length."""
+        if start == stop:
+            await self._fetcher.fetch_into(url, start, stop, buffer)
+        else:
+            await self.read_into(url, start, stop, buffer)
+
+    async def read_into(
+        self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
+    ) -> ObjectInfo:
+        """See VersionedReader."""
+        store = self._check()
+        wanted = ByteRange(url, start, stop)
+        view = _writable_bytes(buffer, wanted)
+        info = await self._version_to_look_for(store, url, version)
+        if info is not None and stop <= info.size:
+            await self._fill(store, info, start, view)
+            return info
+        info = await self._fetcher.read_into(url, start, stop, view, version=version)
+        await self._keep(store, info, start, view)
+        return info
+
+    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
+        """All ranges, in input order; equal ranges are read once. The first error cancels the rest."""
+        ranges = list(ranges)
+        async with self.fetch_stream(ranges) as stream:
+            views = {index: view async for index, view in stream}
+        return [views[index] for index in range(len(ranges))]
+
+    def fetch_stream(self, ranges: Iterable[ByteRange]) -> RangeStream:
+        """(index in ``ranges``, whole range) pairs as they arrive. Leaving the context cancels what is under way."""
+        self._check()
+        return RangeStream(ranges, self._fetch_range)
+
+    def _check(self) -> DiskStore:
+        if self._store is None or self._closed:
+            raise ClosedError("this DiskReader is " + ("closed" if self._closed else "not entered: use async with"))
+        self._guard.check()
+        return self._store
+
+    async def _fetch_range(self, wanted: ByteRange) -> memoryview:
+        store = self._check()
+        url, start, stop = wanted.url, wanted.start, wanted.stop
+        if start == stop or not _is_kept(url):
+            return await self._fetcher.fetch(url, start, stop)
+        if stop is None:
+            # One question more for an object that nobody has read yet: only its answer says what the bytes are of.
+            info = await self._stat_once(url)
+            start, stop = max(0, info.size + start) if start < 0 else start, info.size
+            if strong_etag(info) is None or start > stop:
+                return await self._fetcher.fetch(url, wanted.start, None)
+            return await self._read(store, info, start, stop)
+        view = allocate(stop - start)
+        await self.read_into(url, start, stop, view)
+        return view.toreadonly()
+
+    async def _read(self, store: DiskStore, info: ObjectInfo, start: int, stop: int) -> memoryview:
+        """Bytes of a version that may be on disk."""
+        view = allocate(stop - start)
+        await self._fill(store, info, start, view)
+        return view.toreadonly()
+
+    async def _fill(self, store: DiskStore, info: ObjectInfo, start: int, view: memoryview) -> None:
+        """The bytes from ``start`` on into ``view``: from the disk, and what isn't there from the fetcher."""
+        version = Version.of(info)
+        missing = []
+        for low in range(0, len(view), STEP_BYTES):
+            step = view[low : low + STEP_BYTES]
+            missing += await self._in_thread(partial(store.read, version, start + low, step))
+
+        async def fetch(low: int, high: int) -> None:
+            place = view[low - start : high - start]
+            await self._fetcher.read_into(info.url, low, high, place, version=info)
+            await self._keep(store, info, low, place)
+
+        if missing:
+            await gather(*(partial(fetch, low, high) for low, high in join(missing)))
+
+    async def _version_to_look_for(
+        self, store: DiskStore, url: str, version: ObjectInfo | None = None
+    ) -> ObjectInfo | None:
+        """The object's version if something of it may be on disk; asked for where nobody has read the object yet."""
+        if not _is_kept(url):
+            return None
+        info = version or self.known(url)
+        if info is None and await self._in_thread(partial(store.has_object, object_folder(url))):
+            info = await self._stat_once(url)
+        return None if strong_etag(info) is None else info
+
+    async def _stat_once(self, url: str) -> ObjectInfo:
+        return self.known(url) or await self._stats.run(url, partial(self._fetcher.stat, url))
+
+    async def _keep(self, store: DiskStore, info: ObjectInfo, start: int, view: memoryview) -> None:
+        """Write what was fetched, if it may be kept. Before it is handed out: its owner might write to it then."""
+        if not _is_kept(info.url) or strong_etag(info) is None:
+            return
+        version = Version.of(info)
+        for low in range(0, len(view), STEP_BYTES):
+            await self._in_thread(partial(store.write, version, start + low, view[low : low + STEP_BYTES]))
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        call = ThreadCall(function)
+        try:
+            return await to_thread.run_sync(call.run, limiter=self._limiter)
+        except asyncio.CancelledError:
+            # Task.cancel() goes through anyio's shield; the thread must not touch a buffer that was given back.
+            await call.ended()
+            raise
+
+
+def _is_kept(url: str) -> bool:
+    """Whether an object's bytes may go to the disk, if it has a strong ETag."""
+    scheme, separator, _ = url.partition("://")
+    return bool(separator) and scheme.lower() in KEPT_SCHEMES
+
+
+def _writable_bytes(buffer: WritableBuffer, wanted: ByteRange) -> memoryview:
+    view = memoryview(buffer)
+    assert wanted.stop is not None
+    size = wanted.stop - wanted.start
+    if view.readonly or not view.c_contiguous or view.nbytes != size:
+        raise ConfigError(
+            f"{wanted!r} needs a writable, contiguous buffer of {size} bytes, not a "
+            f"{'read-only' if view.readonly else 'writable'} one of {view.nbytes}"
+        )
+    return view.cast("B")

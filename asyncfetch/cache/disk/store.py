@@ -1,0 +1,267 @@
+"""Ranges of objects in a disk tier: read what is there, write what isn't."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from asyncfetch.cache.disk.folder import Folder
+from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version, load_checksum, split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from asyncfetch.cache.disk.folder import BlockFile, NewFile
+    from asyncfetch.cache.disk.tier import DiskTier
+
+__all__ = ["DiskStatistics", "DiskStore", "verify"]
+
+PAUSE_SECONDS: Final = 60.0
+"""After a failed write (a full disk, mostly) nothing is written for so long: space comes back in minutes, and each try
+costs the one who waits for the bytes."""
+NO_ROOM_SECONDS: Final = 1.0
+"""The same where there is no room, because another process is making some or because none can be made: that was found
+out by looking at all files."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskStatistics:
+    """A snapshot. Counters are this process's, of files, since the tier was opened."""
+
+    hits: int
+    """Read and found right."""
+    hit_bytes: int
+    """Read from them."""
+    misses: int
+    """Not there."""
+    written: int
+    written_bytes: int
+    skipped: int
+    """Not written: no room, somebody else was making some, or writing is paused."""
+    damaged: int
+    """Deleted because their content wasn't what was written."""
+    failures: int
+    """Errors of the system at reading or writing."""
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class _Counts:
+    hits: int = 0
+    hit_bytes: int = 0
+    misses: int = 0
+    written: int = 0
+    written_bytes: int = 0
+    skipped: int = 0
+    damaged: int = 0
+    failures: int = 0
+
+
+class DiskStore:
+    """An open disk tier. Thread-safe; every method but ``statistics`` blocks, and none of them is for a forked child.
+
+    Reading and writing never raise an OSError: what can't be read isn't there, and what can't be written isn't kept.
+    The first such failure is logged as a warning.
+
+    Args:
+        tier: Where, and how much.
+        clock: Seconds, for pauses in writing.
+
+    Raises:
+        CacheError: The directory can't be used.
+        MissingDependency: xxhash isn't installed.
+    """
+
+    def __init__(self, tier: DiskTier, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tier = tier
+        self._clock = clock
+        self._checksum = load_checksum()
+        self.folder = Folder(tier.path, create=True)
+        self._counts = _Counts()
+        self._lock = threading.Lock()
+        self._paused_until = -math.inf
+        self._warned = False
+
+    def close(self) -> None:
+        """Once nobody is at it."""
+        self.folder.close()
+
+    def statistics(self) -> DiskStatistics:
+        """A snapshot, in any thread and after closing."""
+        with self._lock:
+            counts = {field.name: getattr(self._counts, field.name) for field in fields(self._counts)}
+        return DiskStatistics(**counts, max_bytes=self.tier.max_bytes)
+
+    def has_object(self, name: str) -> bool:
+        """Whether there may be something of an object, by the name of its folder."""
+        return self.folder.has_object(name)
+
+    def read(self, version: Version, start: int, view: memoryview) -> list[Piece]:
+        """Fill ``view``, which is for the bytes from ``start`` on, and return the pieces that aren't there, ascending.
+
+        What a missing piece's place in ``view`` holds is undefined.
+        """
+        missing: list[Piece] = []
+        listed: list[Piece] | None = None
+        for piece in split(start, start + len(view)):
+            place = view[piece.start - start : piece.stop - start]
+            if self._read_file(version, piece, place):
+                continue
+            if listed is None:
+                listed = self._list(version)
+            larger = next((other for other in listed if other != piece and other.holds(piece)), None)
+            if larger is None or not self._read_part(version, larger, piece, place):
+                missing.append(piece)
+        self._count(misses=len(missing))
+        return missing
+
+    def write(self, version: Version, start: int, view: memoryview) -> None:
+        """Keep the bytes from ``start`` on, as far as there is room."""
+        for piece in split(start, start + len(view)):
+            if self._clock() < self._paused_until:
+                self._count(skipped=1)
+                continue
+            try:
+                self._write_file(version, piece, view[piece.start - start : piece.stop - start])
+            except OSError as error:
+                self._failed("written to", error)
+                self._paused_until = self._clock() + PAUSE_SECONDS
+
+    def _read_part(self, version: Version, larger: Piece, piece: Piece, place: memoryview) -> bool:
+        """Read a piece out of a larger one, which only as a whole is known to be right."""
+        whole = np.empty(larger.size_bytes, np.uint8).data
+        if not self._read_file(version, larger, whole):
+            return False
+        place[:] = whole[piece.start - larger.start : piece.stop - larger.start]
+        return True
+
+    def _read_file(self, version: Version, piece: Piece, place: memoryview) -> bool:
+        path = self.folder.path(version, piece)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            self._failed("read", error)
+            return False
+        try:
+            if not _is_right(descriptor, version, piece, place, self._checksum):
+                self._count(damaged=1)
+                self.folder.remove(path, piece)
+                return False
+            _touch(descriptor)
+        except OSError as error:
+            self._failed("read", error)
+            return False
+        finally:
+            os.close(descriptor)
+        self._count(hits=1, hit_bytes=len(place))
+        return True
+
+    def _list(self, version: Version) -> list[Piece]:
+        try:
+            return self.folder.pieces(version)
+        except OSError as error:
+            self._failed("read", error)
+            return []
+
+    def _write_file(self, version: Version, piece: Piece, content: memoryview) -> None:
+        if os.path.exists(self.folder.path(version, piece)):
+            return  # another process was faster
+        new = self.folder.new_file(piece.file_bytes, self._limit_bytes)
+        if new is None:
+            self._count(skipped=1)
+            self._paused_until = self._clock() + NO_ROOM_SECONDS
+            return
+        try:
+            _write_all(new, [piece.header(version, self._checksum(content)), content])
+            _touch(new.descriptor)
+            self.folder.publish(new, version, piece)
+        except BaseException:
+            self.folder.discard(new)
+            raise
+        finally:
+            os.close(new.descriptor)
+        self._count(written=1, written_bytes=len(content))
+
+    def _limit_bytes(self, used_bytes: int) -> int:
+        return min(self.tier.max_bytes, used_bytes + self.folder.free_bytes() - self.tier.min_free_bytes)
+
+    def _count(self, **more: int) -> None:
+        with self._lock:
+            for name, number in more.items():
+                setattr(self._counts, name, getattr(self._counts, name) + number)
+
+    def _failed(self, verb: str, error: OSError) -> None:
+        self._count(failures=1)
+        with self._lock:
+            warned, self._warned = self._warned, True
+        if not warned:
+            _log.warning(
+                "the disk tier at %s can't be %s (%s): what it lacks is fetched again. This is said once; "
+                "statistics() counts failures",
+                self.tier.path, verb, error.strerror or error,
+            )  # fmt: skip
+
+
+def verify(folder: Folder) -> Iterator[tuple[BlockFile, bool]]:
+    """Read every file, and delete it where its content isn't what was written. Blocks; last uses stay what they were.
+
+    Yields:
+        Each file that could be read, and whether it was right.
+    """
+    checksum = load_checksum()
+    for file in folder.files():
+        try:
+            is_right = _check(file, checksum)
+        except OSError:  # it is another user's, or has been evicted meanwhile
+            continue
+        if not is_right:
+            with suppress(PermissionError):  # it is another user's, who will find it
+                folder.remove(file.path, file.piece)
+        yield file, is_right
+
+
+def _check(file: BlockFile, checksum: Callable[[memoryview], int]) -> bool:
+    descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_size != file.piece.file_bytes:
+            return False
+        return _is_right(descriptor, file.version, file.piece, np.empty(file.piece.size_bytes, np.uint8).data, checksum)
+    finally:
+        os.close(descriptor)
+
+
+def _is_right(
+    descriptor: int, version: Version, piece: Piece, place: memoryview, checksum: Callable[[memoryview], int]
+) -> bool:
+    """Read a file's content into its place; whether it is what the header promises."""
+    header = bytearray(HEADER_BYTES)
+    if os.preadv(descriptor, [header, place], 0) != piece.file_bytes:
+        return False
+    return bytes(header) == piece.header(version, checksum(place))
+
+
+def _touch(descriptor: int) -> None:
+    now = time.time_ns()
+    with suppress(PermissionError):  # another user's: it goes as if it had not been read
+        os.utime(descriptor, ns=(now, now))
+
+
+def _write_all(new: NewFile, buffers: list[bytes | memoryview]) -> None:
+    total = sum(len(buffer) for buffer in buffers)
+    written = os.pwritev(new.descriptor, buffers, 0)
+    if written != total:  # the disk became full in the middle
+        joined = b"".join(buffers)
+        while written < total:
+            written += os.pwrite(new.descriptor, joined[written:], written)

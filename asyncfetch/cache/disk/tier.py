@@ -1,0 +1,53 @@
+"""What a disk tier is: a directory and its bounds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+
+from asyncfetch.errors import ConfigError
+
+__all__ = ["DIRECTORY_VARIABLE", "DiskTier", "default_directory"]
+
+DIRECTORY_VARIABLE = "ASYNCFETCH_DISK_CACHE_DIR"
+
+
+def default_directory() -> Path:
+    """Where the command line looks for a tier that isn't named: the environment's, or the user's cache directory."""
+    named = os.environ.get(DIRECTORY_VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "asyncfetch" / "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskTier:
+    """A directory that keeps fetched bytes for all processes and jobs of one machine, and after them.
+
+    Only a description: it opens nothing, and crosses to other processes. All that use a directory at a time should give
+    it the same bounds; where they don't, each keeps to its own.
+    """
+
+    directory: str | os.PathLike[str]
+    """On a local disk; made where it isn't there, for this user alone. Whoever can write to it is trusted: what is read
+    from it is checked against accidents, not against forgery."""
+    max_bytes: int
+    """Bound on the files in it, each rounded up to whole pages of 4 KiB."""
+    _: KW_ONLY
+    min_free_bytes: int = 1024**3
+    """Of the disk that are left to others: with less free than this, the tier gives room back instead of taking more.
+    1 GiB is what a log or a checkpoint needs to say that the disk is full."""
+
+    def __post_init__(self) -> None:
+        if not os.fspath(self.directory):
+            raise ConfigError("directory must name one, not be empty")
+        if self.max_bytes < 1:
+            raise ConfigError(f"max_bytes must be at least 1, not {self.max_bytes}")
+        if self.min_free_bytes < 0:
+            raise ConfigError(f"min_free_bytes must not be negative, not {self.min_free_bytes}")
+
+    @property
+    def path(self) -> Path:
+        """The directory, absolute."""
+        return Path(self.directory).expanduser().absolute()

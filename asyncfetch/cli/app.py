@@ -1,0 +1,28 @@
+"""All commands."""
+
+from __future__ import annotations
+
+from asyncfetch.errors import MissingDependency
+
+try:
+    import typer
+
+    from asyncfetch.cli.cache import commands as cache_commands
+except ModuleNotFoundError as missing:
+    raise MissingDependency('the command asyncfetch needs typer and rich: pip install "asyncfetch[cli]"') from missing
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="asyncfetch",
+    help="Training data by byte ranges: what belongs to a shell.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(cache_commands, name="cache")
+
+
+@app.callback()
+def _() -> None:
+    """So that a group of commands stays a group, however many there are."""

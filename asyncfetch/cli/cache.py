@@ -1,0 +1,148 @@
+"""``asyncfetch cache``: a disk tier from the outside. Everything here works while others use it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from asyncfetch.cache.disk import DIRECTORY_VARIABLE, Folder, default_directory, verify
+from asyncfetch.cli.sizes import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from asyncfetch.cache.disk import Removed
+
+__all__ = ["commands"]
+
+commands = typer.Typer(
+    help="The disk tier: what it holds, whether that is right, and less of it.", no_args_is_help=True
+)
+
+DirectoryOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--directory", "-d", help=f"The tier's directory. [default: ${DIRECTORY_VARIABLE}, or ~/.cache/asyncfetch/disk]"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, with bytes as numbers.")]
+
+
+@commands.command()
+def path(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
+    """Say where the tier is, or would be."""
+    where = _resolve(directory)
+    if as_json:
+        _print_json({"directory": str(where), "exists": where.is_dir()})
+    else:
+        print(where)
+
+
+@commands.command()
+def stats(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
+    """Show what it holds."""
+    with _open(directory) as folder:
+        survey, free_bytes = folder.survey(), folder.free_bytes()
+        if as_json:
+            _print_json({"directory": str(folder.directory), **asdict(survey), "free_bytes": free_bytes})
+            return
+        _print_table({
+            "directory": str(folder.directory),
+            "objects": f"{survey.objects:,}",
+            "files": f"{survey.files:,}",
+            "on disk": format_bytes(survey.cost_bytes),
+            "being written": format_bytes(survey.unfinished_bytes),
+            "free on that disk": format_bytes(free_bytes),
+            "longest unused since": _moment(survey.oldest_use_ns),
+            "last used": _moment(survey.newest_use_ns),
+        })
+
+
+@commands.command(name="verify")
+def verify_files(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
+    """Read everything and delete what isn't what was written. Exits with 1 if there was any."""
+    files = read_bytes = damaged = 0
+    with _open(directory) as folder, _progress(folder, hidden=as_json) as advance:
+        for file, is_right in verify(folder):
+            files, read_bytes, damaged = files + 1, read_bytes + file.piece.size_bytes, damaged + (not is_right)
+            advance(file.cost_bytes)
+        where = str(folder.directory)
+    if as_json:
+        _print_json({"directory": where, "files": files, "read_bytes": read_bytes, "damaged": damaged})
+    else:
+        print(f"{files:,} files, {format_bytes(read_bytes)}: {damaged:,} damaged" + (" and deleted" if damaged else ""))
+    if damaged:
+        raise typer.Exit(1)
+
+
+@commands.command()
+def prune(
+    max_bytes: Annotated[str, typer.Option("--max-bytes", help="What to leave: 10GiB, 500MB or a number of bytes.")],
+    directory: DirectoryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete what was used longest ago until no more than that is left."""
+    limit = parse_bytes(max_bytes)
+    with _open(directory) as folder:
+        _print_removed(folder, folder.prune(limit), as_json=as_json)
+
+
+@commands.command()
+def clear(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
+    """Delete everything it holds. Nothing else in the directory is touched."""
+    with _open(directory) as folder:
+        _print_removed(folder, folder.prune(0), as_json=as_json)
+
+
+def _resolve(directory: Path | None) -> Path:
+    return (directory or default_directory()).expanduser().absolute()
+
+
+@contextmanager
+def _open(directory: Path | None) -> Iterator[Folder]:
+    folder = Folder(_resolve(directory), create=False)
+    try:
+        yield folder
+    finally:
+        folder.close()
+
+
+@contextmanager
+def _progress(folder: Folder, *, hidden: bool) -> Iterator[Callable[[int], None]]:
+    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
+        task = progress.add_task("verifying", total=folder.used_bytes())
+        yield lambda size_bytes: progress.advance(task, size_bytes)
+
+
+def _print_removed(folder: Folder, removed: Removed, *, as_json: bool) -> None:
+    used_bytes = folder.used_bytes()
+    if as_json:
+        _print_json({"directory": str(folder.directory), **asdict(removed), "used_bytes": used_bytes})
+    else:
+        print(f"{removed.files:,} files deleted, {format_bytes(removed.cost_bytes)}: {format_bytes(used_bytes)} left")
+
+
+def _print_table(rows: Mapping[str, str]) -> None:
+    table = Table(show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console(soft_wrap=True).print(table)
+
+
+def _print_json(value: Mapping[str, object]) -> None:
+    print(json.dumps(value))
+
+
+def _moment(nanoseconds: int | None) -> str:
+    if nanoseconds is None:
+        return "-"
+    return datetime.fromtimestamp(nanoseconds / 1e9, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")

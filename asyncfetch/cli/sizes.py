@@ -1,0 +1,38 @@
+"""Bytes as people write and read them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from asyncfetch.errors import ConfigError
+
+__all__ = ["format_bytes", "parse_bytes"]
+
+_PREFIXES = "KMGTPE"
+_SIZE = re.compile(r"(?i)\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGTPE])(i?))?B?\s*")
+
+
+def format_bytes(number: int) -> str:
+    """Such as "0 B", "1.50 KiB", "64.0 GiB": three digits that count."""
+    if number < 1024:
+        return f"{number} B"
+    power = min(int(math.log2(number)) // 10, len(_PREFIXES))
+    value = number / 1024**power
+    if value >= 1000 and power < len(_PREFIXES):
+        value, power = value / 1024, power + 1
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {_PREFIXES[power - 1]}iB"
+
+
+def parse_bytes(text: str) -> int:
+    """A whole number of bytes out of "1000", "10GiB", "1.5 TB" or "64k"; without an i, steps are of 1000.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text!r} is no size: write a number of bytes, or one with a unit, such as 500MB or 10GiB")
+    number, prefix, binary = match.groups()
+    power = _PREFIXES.index(prefix.upper()) + 1 if prefix else 0
+    return int(float(number) * (1024 if binary else 1000) ** power) if power or "." in number else int(number)

@@ -1,0 +1,298 @@
+"""What the caches cost: a hit in memory, a range from the disk tier, and how long anybody holds a lock.
+
+    python -m bench.caches
+
+A range of a clip's length is read back from the disk tier and from a plain file, in turns, into the same memory, from
+files that the system has in its page cache: the worst case for the ratio, because no disk is waited for. Block sizes
+other than the tier's own are there for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import random
+import statistics
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import anyio
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import asyncfetch as af
+from asyncfetch.cache.disk import DiskReader, DiskStore, DiskTier
+from asyncfetch.cache.disk import layout as disk_layout
+from asyncfetch.cache.disk.account import Account
+from asyncfetch.cache.disk.layout import Version
+from asyncfetch.ranges import ObjectInfo
+from asyncfetch.testing import RangeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+KIB, MIB = 1024, 1024 * 1024
+OBJECT_BYTES = 128 * MIB
+RANGE_BYTES = 1_300 * KIB
+RANGES = 64
+HITS = 20_000
+HIT_BYTES = 1 * MIB
+BLOCKS = {"256 KiB": 256 * KIB, "1 MiB": MIB, "4 MiB": 4 * MIB}
+WRITERS, WRITES = 4, 100
+EVICTED_FILES = 5_000
+VERSION = Version.of(ObjectInfo("https://data.example.org/a", OBJECT_BYTES, '"tag"'))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure over the repeats."""
+
+    question: str
+    unit: str
+    median: float
+    lowest: float
+    highest: float
+    goal: str = ""
+
+    @classmethod
+    def of(cls, question: str, unit: str, values: list[float], goal: str = "") -> Row:
+        """The row of these repeats."""
+        return cls(question, unit, statistics.median(values), min(values), max(values), goal)
+
+
+# Hits in memory.
+
+
+def measure_hits(repeats: int) -> list[Row]:
+    """Microseconds for a hit, and bytes that it copies."""
+    with RangeServer({"a": bytes(HIT_BYTES)}, tls=False) as server:
+        fetches, leases, copied = anyio.run(_measure_hits, f"{server.url}/a", repeats)
+    return [
+        Row.of("fetch of a range that is held", "us", fetches),
+        Row.of("lease of a range that is held, and its release", "us", leases),
+        Row.of(f"bytes copied by a hit on {HIT_BYTES // MIB} MiB", "bytes", copied, "0"),
+    ]
+
+
+async def _measure_hits(url: str, repeats: int) -> tuple[list[float], list[float], list[float]]:
+    fetches, leases, copied = [], [], []
+    async with af.Fetcher() as fetcher, af.ByteCache(fetcher, max_bytes=2 * HIT_BYTES) as cache:
+        first = np.frombuffer(await cache.fetch(url, 0, HIT_BYTES), np.uint8)
+        for _ in range(repeats):
+            started = time.perf_counter()
+            for _ in range(HITS):
+                await cache.fetch(url, 0, HIT_BYTES)
+            fetches.append((time.perf_counter() - started) / HITS * 1e6)
+            started = time.perf_counter()
+            for _ in range(HITS):
+                lease = cache.try_lease(url, 0, HIT_BYTES)
+                assert lease is not None
+                lease.release()
+            leases.append((time.perf_counter() - started) / HITS * 1e6)
+            again = np.frombuffer(await cache.fetch(url, 0, HIT_BYTES), np.uint8)
+            copied.append(0.0 if again.ctypes.data == first.ctypes.data else float(HIT_BYTES))
+    return fetches, leases, copied
+
+
+# Reading back.
+
+
+def clip_ranges() -> list[tuple[int, int]]:
+    """Ranges one behind the other, of about a clip's length, that begin and end anywhere within blocks."""
+    generator = random.Random(0)
+    cuts = [0]
+    for _ in range(RANGES):
+        cuts.append(cuts[-1] + generator.randrange(RANGE_BYTES // 2, RANGE_BYTES * 3 // 2))
+    return list(pairwise(cuts))
+
+
+def measure_read_back(directory: Path, repeats: int) -> list[Row]:
+    """Seconds to read ranges back over those that a plain file takes, by block size."""
+    content = np.random.default_rng(0).bytes(OBJECT_BYTES)
+    ranges = clip_ranges()
+    (directory / "plain").write_bytes(content)
+    plain = os.open(directory / "plain", os.O_RDONLY)
+    place = memoryview(bytearray(2 * RANGE_BYTES))
+    place[:] = bytes(len(place))  # its pages are there
+    rows = []
+    for name, block_bytes in BLOCKS.items():
+        with mock.patch.object(disk_layout, "BLOCK_BYTES", block_bytes):
+            store = DiskStore(DiskTier(directory / name, 2 * OBJECT_BYTES, min_free_bytes=0))
+            for start, stop in ranges:
+                store.write(VERSION, start, memoryview(content)[start:stop])
+            os.sync()
+            ratios = [_ratio(store, plain, ranges, place) for _ in range(repeats + 1)][1:]
+            store.close()
+        rows.append(
+            Row.of(f"ranges of {RANGE_BYTES // KIB} KiB from files of up to {name} / a plain file", "x", ratios, "1.2")
+        )
+    os.close(plain)
+    return rows
+
+
+def _ratio(store: DiskStore, plain: int, ranges: list[tuple[int, int]], place: memoryview) -> float:
+    tier_seconds = plain_seconds = 0.0
+    for start, stop in ranges:  # in turns, so that both meet the same machine
+        view = place[: stop - start]
+        tier_seconds += _seconds(lambda: _require(not store.read(VERSION, start, view)))  # noqa: B023  called here
+        plain_seconds += _seconds(lambda: _require(os.preadv(plain, [view], start) == len(view)))  # noqa: B023
+    return tier_seconds / plain_seconds
+
+
+def measure_reader(directory: Path, repeats: int) -> list[Row]:
+    """The same on a loop, with a thread between, over reading a plain file in a thread."""
+    return [
+        Row.of(
+            "the same on an event loop / a plain file in a thread", "x", anyio.run(_reader, directory, repeats), "1.2"
+        )
+    ]
+
+
+async def _reader(directory: Path, repeats: int) -> list[float]:
+    content = np.random.default_rng(0).bytes(OBJECT_BYTES)
+    ratios = []
+    with RangeServer({"a": content}, tls=False) as server:
+        url, ranges, place = f"{server.url}/a", clip_ranges(), bytearray(2 * RANGE_BYTES)
+        tier = DiskTier(directory / "reader", 2 * OBJECT_BYTES, min_free_bytes=0)
+        plain = os.open(directory / "plain", os.O_RDONLY)
+        async with af.Fetcher() as fetcher, DiskReader(fetcher, tier) as reader:
+            for repeat in range(repeats + 1):
+                seconds = [0.0, 0.0]
+                for start, stop in ranges:
+                    view = memoryview(place)[: stop - start]
+                    begun = time.perf_counter()
+                    await reader.fetch_into(url, start, stop, view)
+                    between = time.perf_counter()
+                    await anyio.to_thread.run_sync(os.preadv, plain, [view], start)
+                    seconds[0] += between - begun
+                    seconds[1] += time.perf_counter() - between
+                if repeat:  # the first one fetched
+                    ratios.append(seconds[0] / seconds[1])
+        os.close(plain)
+    return ratios
+
+
+# Locks.
+
+
+def measure_locks(directory: Path, repeats: int) -> list[Row]:
+    """How long the account's lock is held while several write, and what an eviction of many files takes."""
+    longest, typical, evictions = [], [], []
+    for repeat in range(repeats):
+        held: list[float] = []
+        store = DiskStore(DiskTier(directory / f"locks-{repeat}", 2 * OBJECT_BYTES, min_free_bytes=0))
+        with _timed(held):
+            _write_side_by_side(store)
+        longest.append(max(held) * 1e6)
+        typical.append(statistics.median(held) * 1e6)
+        for number in range(EVICTED_FILES):
+            store.write(VERSION, number * 10, memoryview(bytes(10)))
+        evictions.append(_seconds(lambda: store.folder.prune(0)) * 1e6 / EVICTED_FILES)  # noqa: B023  called here
+        store.close()
+    return [
+        Row.of(f"lock of the account, {WRITERS} writing at once: held, median", "us", typical),
+        Row.of(f"lock of the account, {WRITERS} writing at once: held, longest", "us", longest),
+        Row.of("eviction, during which nobody waits, per file", "us", evictions),
+    ]
+
+
+def _write_side_by_side(store: DiskStore) -> None:
+    content = memoryview(bytes(64 * KIB))
+
+    def write(writer: int) -> None:
+        for number in range(WRITES):
+            store.write(VERSION, (writer * WRITES + number) * len(content), content)
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(WRITERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@contextmanager
+def _timed(held: list[float]) -> Iterator[None]:
+    """Note in ``held`` the seconds between getting the account's lock and giving it back."""
+    locked = Account._locked
+
+    @contextmanager
+    def timed(account: Account) -> Iterator[None]:
+        with locked(account):
+            begun = time.perf_counter()
+            try:
+                yield
+            finally:
+                held.append(time.perf_counter() - begun)
+
+    with mock.patch.object(Account, "_locked", timed):
+        yield
+
+
+# The staging pool has a benchmark of its own.
+
+
+def measure_staging(repeats: int) -> dict[str, Any] | None:
+    """What ``bench.cache_pool`` finds, where it is there."""
+    if importlib.util.find_spec("bench.cache_pool") is None:
+        return None
+    return dict(importlib.import_module("bench.cache_pool").measure(repeats))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _require(done: bool) -> None:
+    if not done:
+        raise RuntimeError("a range that was written isn't there")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse arguments, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--directory", type=Path, help="where the files go; the system's temporary one by default")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    asked = parser.parse_args(argv)
+    console = Console(stderr=True)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(dir=asked.directory) as temporary:
+        directory = Path(temporary)
+        parts: list[Callable[[], list[Row]]] = [
+            lambda: measure_hits(asked.repeats),
+            lambda: measure_read_back(directory, asked.repeats),
+            lambda: measure_reader(directory, asked.repeats),
+            lambda: measure_locks(directory, asked.repeats),
+        ]
+        for part in track(parts, "measuring", console=console, transient=True):
+            rows += part()
+    staging = measure_staging(asked.repeats)
+    if asked.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "staging": staging}))
+        return
+    table = Table(title=f"caches: medians of {asked.repeats} repeats, lowest-highest")
+    for column in ("question", "figure", "goal"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(row.question, f"{row.median:.2f} {row.unit} ({row.lowest:.2f}-{row.highest:.2f})", row.goal)
+    for name, value in (staging or {}).items():
+        table.add_row(f"staging: {name}", str(value), "")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

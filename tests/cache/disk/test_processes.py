@@ -1,0 +1,139 @@
+"""Several processes on one tier, and what a kill leaves behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bench.soak import MAX_BYTES, soak
+from tests.cache.disk.conftest import CONTENT, MIB, VERSION, get, put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import FrameType
+
+    from tests.cache.disk.conftest import Tier
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+
+WHOLE = len(CONTENT)
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """How a forked child ended that did it: 0, or minus the signal."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except BaseException:  # noqa: BLE001  nothing may get out of a fork of the test process
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_at_call(number: int) -> None:
+    """Have this process killed just before its so many-th call of the system from here on."""
+    left = number
+
+    def count(_frame: FrameType, event: str, function: Any) -> None:  # noqa: ANN401
+        nonlocal left
+        if event == "c_call" and getattr(function, "__module__", None) in {"posix", "fcntl"}:
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
+
+
+@pytest.mark.parametrize("max_bytes", [64 * MIB, 3 * (MIB + 4096)], ids=["with room", "while evicting"])
+def test_a_kill_at_any_call_loses_no_room_and_spoils_no_byte(tier: Tier, max_bytes: int) -> None:
+    def write() -> None:
+        disk = tier.open(max_bytes)
+        kill_at_call(number)
+        put(disk, 0, 2 * MIB)
+
+    number, status = 0, -signal.SIGKILL
+    while status == -signal.SIGKILL:
+        shutil.rmtree(tier.directory, ignore_errors=True)
+        put(tier.open(max_bytes), 3 * MIB, 6 * MIB)
+        status = in_child(write)
+        survivor = tier.open(max_bytes)
+        assert tier.unfinished() == []
+        assert tier.on_disk_bytes() <= survivor.folder.used_bytes()
+        get(survivor, 0, WHOLE)
+        assert survivor.statistics().damaged == 0
+        put(survivor, 0, 2 * MIB)
+        assert get(survivor, MIB, 2 * MIB) == []
+        assert tier.on_disk_bytes() <= max_bytes
+        assert survivor.folder.count() == tier.on_disk_bytes()
+        number += 1
+        while tier.stores:
+            tier.stores.pop().close()
+    assert status == 0
+    assert number > 25
+
+
+def test_what_others_are_writing_is_not_swept(tier: Tier) -> None:
+    writer = tier.open()
+    new = writer.folder.new_file(1000, lambda _: MIB)
+    assert new is not None
+
+    def open_another() -> None:
+        assert tier.open().folder.sweep() == 0
+
+    try:
+        assert in_child(open_another) == 0
+        assert len(tier.unfinished()) == 1
+        assert writer.folder.count() == 4096
+        writer.folder.discard(new)
+    finally:
+        os.close(new.descriptor)
+    assert (tier.unfinished(), writer.folder.used_bytes()) == ([], 0)
+
+
+def test_many_writers_count_right_together(tier: Tier) -> None:
+    def start() -> int:
+        child = os.fork()
+        if not child:
+            disk = tier.open()
+            for number in range(100):
+                disk.write(VERSION, (os.getpid() * 100 + number) * 10, memoryview(bytes(10)))
+            os._exit(0)
+        return child
+
+    observer = tier.open()
+    children = [start() for _ in range(4)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    assert observer.folder.used_bytes() == tier.on_disk_bytes() == 400 * 4096
+
+
+def test_opening_while_others_open_is_no_error(tier: Tier) -> None:
+    def start() -> int:
+        child = os.fork()
+        if not child:
+            try:
+                for _ in range(100):
+                    tier.open().close()
+            except BaseException:  # noqa: BLE001
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        return child
+
+    children = [start() for _ in range(4)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+
+
+def test_a_short_soak(tmp_path: Path) -> None:
+    done = soak(tmp_path, seconds=4.0, processes=4, kill_every_seconds=0.4)
+    assert done.killed >= 5
+    assert done.reads > 0
+    assert done.peak_bytes <= MAX_BYTES

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from asyncfetch.cache.disk import DiskStore, DiskTier, verify
+from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version
+from asyncfetch.errors import CacheError, ConfigError
+from asyncfetch.ranges import ObjectInfo
+from tests.cache.disk.conftest import CONTENT, DAMAGES, MIB, VERSION, Tier, flip_a_bit, get, put
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WHOLE = len(CONTENT)
+FILE_BYTES = MIB + 4096
+"""What a whole block takes: its header needs a page more."""
+
+
+def test_what_was_written_is_read_and_the_rest_is_missing(tier: Tier) -> None:
+    disk = tier.open()
+    put(disk, 100, 3 * MIB + 7)
+    assert get(disk, 100, 3 * MIB + 7) == []
+    assert get(disk, 0, 4 * MIB) == [Piece(0, MIB), Piece(3 * MIB, 4 * MIB)]
+    statistics = disk.statistics()
+    assert (statistics.written, statistics.written_bytes) == (4, 3 * MIB + 7 - 100)
+    assert (statistics.hits, statistics.misses) == (4 + 2, 2)
+
+
+def test_a_part_of_what_is_there_is_found(tier: Tier) -> None:
+    disk = tier.open()
+    put(disk, 10, 2 * MIB)
+    assert get(disk, 500, MIB + 3) == []
+    assert get(disk, 9, 20) == [Piece(9, 20)]
+
+
+def test_other_versions_and_objects_are_not(tier: Tier) -> None:
+    disk = tier.open()
+    put(disk, 0, 100)
+    for info in (ObjectInfo("https://data.example.org/a", WHOLE, '"two"'), ObjectInfo("https://x/a", WHOLE, '"one"')):
+        assert get(disk, 0, 100, Version.of(info)) == [Piece(0, 100)]
+
+
+def test_it_is_found_again_after_a_restart_and_by_others(tier: Tier) -> None:
+    put(tier.open(), 0, WHOLE)
+    assert get(tier.open(), 0, WHOLE) == []
+    assert tier.stores[1].folder.used_bytes() == tier.on_disk_bytes() == 6 * FILE_BYTES
+
+
+# Its bounds.
+
+
+@pytest.mark.parametrize("max_bytes", [1, FILE_BYTES - 1, FILE_BYTES, 3 * FILE_BYTES, 4 * FILE_BYTES + 5])
+def test_the_bound_holds_at_every_moment(tier: Tier, max_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    write = os.pwritev
+
+    def look(*arguments: Any) -> int:  # noqa: ANN401
+        seen.append(tier.on_disk_bytes())
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "pwritev", look)
+    disk = tier.open(max_bytes)
+    for _ in range(3):
+        put(disk, 0, WHOLE)
+        tier.now += 2
+    assert max([0, *seen]) <= max_bytes
+    assert tier.on_disk_bytes() == disk.folder.used_bytes() <= max_bytes
+    assert len(tier.files()) >= max_bytes // FILE_BYTES - 1
+
+
+def test_the_least_recently_used_goes_first(tier: Tier) -> None:
+    disk = tier.open(6 * FILE_BYTES)
+    put(disk, 0, WHOLE)
+    assert get(tier.open(6 * FILE_BYTES), 0, 2 * MIB) == []  # read by another
+    put(disk, 10, 20)
+    assert [path.name for path in tier.files()] == sorted(
+        [Piece(low, low + MIB).name for low in (0, MIB, 3 * MIB, 4 * MIB, 5 * MIB)] + [Piece(10, 20).name]
+    )
+
+
+def test_room_is_left_to_others_on_the_disk(tier: Tier) -> None:
+    put(tier.open(), 0, WHOLE)
+    free_bytes = tier.stores[0].folder.free_bytes()
+    disk = tier.open(min_free_bytes=free_bytes + 64 * MIB)
+    put(disk, 10, 20)
+    assert (disk.statistics().skipped, len(tier.files())) == (1, 6)  # nothing it could delete would be enough
+    disk = tier.open(min_free_bytes=disk.folder.free_bytes() + 2 * MIB)
+    put(disk, 10, 20)
+    assert disk.statistics().written == 1
+    assert 2 <= 6 - (len(tier.files()) - 1) <= 4
+
+
+def test_two_tiers_on_one_directory_have_one_bound(tier: Tier) -> None:
+    one, two = tier.open(3 * FILE_BYTES), tier.open(3 * FILE_BYTES)
+    for low in range(0, WHOLE, 2 * MIB):
+        put(one, low, low + MIB)
+        put(two, low + MIB, low + 2 * MIB)
+        assert tier.on_disk_bytes() == one.folder.used_bytes() == two.folder.used_bytes() <= 3 * FILE_BYTES
+
+
+# What others do to it.
+
+
+@pytest.mark.parametrize("at", [0, 10, 33, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 50, HEADER_BYTES + 99])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_never_read_is_deleted_and_counted(tier: Tier, damage: str, at: int) -> None:
+    disk = tier.open()
+    put(disk, 0, 100)
+    DAMAGES[damage](tier.files()[0], at)
+    assert get(disk, 0, 100) == [Piece(0, 100)]
+    assert (disk.statistics().damaged, tier.files()) == (1, [])
+    put(disk, 0, 100)
+    assert get(disk, 0, 100) == []
+
+
+def test_damage_in_a_larger_piece_hides_no_smaller_one(tier: Tier) -> None:
+    disk = tier.open()
+    put(disk, 0, 200)
+    put(disk, 50, 60)
+    larger = next(path for path in tier.files() if path.name == Piece(0, 200).name)
+    flip_a_bit(larger, HEADER_BYTES + 150)
+    assert get(disk, 50, 60) == []
+    assert get(disk, 50, 61) == [Piece(50, 61)]
+    assert disk.statistics().damaged == 1
+
+
+def test_files_deleted_underneath_are_missing_and_their_room_comes_back(tier: Tier) -> None:
+    disk = tier.open(3 * FILE_BYTES)
+    put(disk, 0, 3 * MIB)
+    for path in tier.files():
+        path.unlink()
+    assert len(get(disk, 0, 3 * MIB)) == 3
+    put(disk, 0, 3 * MIB)
+    assert get(disk, 0, 3 * MIB) == []
+
+
+@pytest.mark.parametrize("gone", [".", "v1", "v1/new", "v1/objects", "v1/used", "v1/evicting"])
+def test_it_works_on_when_parts_of_it_or_all_is_deleted(tier: Tier, gone: str) -> None:
+    one, two = tier.open(4 * FILE_BYTES), tier.open(4 * FILE_BYTES)
+    put(one, 0, 4 * MIB)
+    path = tier.directory / gone
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for low in range(0, WHOLE, 2 * MIB):
+        put(one, low, low + MIB)
+        put(two, low + MIB, low + 2 * MIB)
+    assert get(one, 4 * MIB, WHOLE) == get(two, 4 * MIB, WHOLE) == []
+    assert tier.on_disk_bytes() <= 4 * FILE_BYTES
+    assert one.folder.used_bytes() == two.folder.used_bytes() == tier.on_disk_bytes()
+
+
+def test_an_evictor_that_takes_empty_folders_away_stops_no_writer(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, taken = os.makedirs, []
+
+    def make_in_vain(path: str, **options: Any) -> None:  # noqa: ANN401
+        make(path, **options)
+        if "objects" in path and len(taken) < 3:
+            taken.append(path)
+            os.rmdir(path)
+            os.rmdir(os.path.dirname(path))
+
+    disk = tier.open()
+    monkeypatch.setattr(os, "makedirs", make_in_vain)
+    put(disk, 0, 100)
+    assert (len(taken), disk.statistics().failures, get(disk, 0, 100)) == (3, 0, [])
+
+
+def test_strangers_files_are_left_alone(tier: Tier) -> None:
+    disk = tier.open()
+    put(disk, 0, MIB)
+    mine = tier.files()[0].with_name("notes.txt")
+    others = [mine, tier.directory / "mine.txt", tier.directory / "v1/objects/my/own/0-5"]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    mine.with_name("0-5").mkdir()
+    assert [is_right for _, is_right in verify(disk.folder)] == [True]
+    assert disk.folder.prune(0).files == 1
+    assert all(path.exists() for path in others)
+
+
+def test_a_number_that_is_garbage_is_counted_anew(tier: Tier) -> None:
+    put(tier.open(), 0, WHOLE)
+    (tier.directory / "v1/used").write_bytes(b"?")
+    assert tier.open().folder.used_bytes() == 6 * FILE_BYTES
+
+
+def test_verify_finds_what_is_damaged_and_leaves_the_order_of_use(tier: Tier) -> None:
+    disk = tier.open()
+    put(disk, 0, WHOLE)
+    times = {path: path.stat().st_mtime_ns for path in tier.files()}
+    damaged = tier.files()[2]
+    with damaged.open("r+b") as file:
+        file.write(b"!")
+    os.utime(damaged, ns=(times[damaged], times[damaged]))
+    longer = tier.files()[3]
+    longer.write_bytes(longer.read_bytes() + b"more")
+    assert sorted(file.path for file, is_right in verify(disk.folder) if not is_right) == [str(damaged), str(longer)]
+    assert {path: path.stat().st_mtime_ns for path in tier.files()} == {
+        path: at for path, at in times.items() if path not in {damaged, longer}
+    }
+
+
+# A disk that is full or broken.
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("call", ["pwritev", "truncate", "rename", "utime"])
+def test_a_failed_write_is_said_once_and_tried_again_later(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str, code: int
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    disk = tier.open()
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(os, call, fail)
+        put(disk, 0, 3 * MIB)
+        assert (disk.statistics().failures, disk.statistics().skipped) == (1, 2)
+        tier.now += 61
+        put(disk, 0, 2 * MIB)
+    assert disk.statistics().failures == 2
+    [record] = caplog.records
+    assert str(tier.directory) in record.message
+    assert os.strerror(code) in record.message
+    assert (tier.unfinished(), disk.folder.used_bytes(), tier.on_disk_bytes()) == ([], 0, 0)
+    put(disk, 0, 3 * MIB)
+    assert len(get(disk, 0, 3 * MIB)) == 3
+    tier.now += 61
+    put(disk, 0, 3 * MIB)
+    assert get(disk, 0, 3 * MIB) == []
+
+
+def test_a_write_that_is_cut_short_is_finished(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda file, buffers, at: write(file, [b"".join(buffers)[:1000]], at))
+    disk = tier.open()
+    put(disk, 0, 5000)
+    assert get(disk, 0, 5000) == []
+
+
+def test_a_failed_read_is_a_miss(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    disk = tier.open()
+    put(disk, 0, 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", fail)
+        assert get(disk, 0, 100) == [Piece(0, 100)]
+    assert disk.statistics().failures == 1
+    assert get(disk, 0, 100) == []
+
+
+# Two users.
+
+AS_NOBODY = """
+import os, sys
+sys.path[:0] = {path!r}
+import asyncfetch.cache.disk.store
+os.setgid(65534); os.setuid(65534)
+from asyncfetch.cache.disk import DiskStore, DiskTier
+from asyncfetch.errors import CacheError
+try:
+    store = DiskStore(DiskTier({directory!r}, {max_bytes}, min_free_bytes=0))
+except CacheError as error:
+    print("refused:", error)
+else:
+    from tests.cache.disk.conftest import VERSION, CONTENT
+    place = bytearray(100)
+    print("missing", len(store.read(VERSION, 0, memoryview(place))), bytes(place) == CONTENT[:100])
+    store.write(VERSION, 200, memoryview(CONTENT)[200:300])
+    print(store.statistics())
+"""
+
+
+def as_nobody(directory: Path, max_bytes: int = MIB) -> str:
+    program = AS_NOBODY.format(path=sys.path, directory=str(directory), max_bytes=max_bytes)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+
+
+@pytest.fixture
+def reachable(tmp_path: Path) -> None:
+    """For everyone, from the root down."""
+    for folder in [tmp_path, *tmp_path.parents]:
+        if folder.stat().st_uid == os.geteuid():
+            folder.chmod(folder.stat().st_mode | 0o055)
+
+
+@needs_root
+@pytest.mark.usefixtures("reachable")
+def test_another_users_directory_is_refused_with_both_names(tier: Tier) -> None:
+    put(tier.open(), 0, 100)
+    refused = as_nobody(tier.directory)
+    assert "refused:" in refused
+    tier.directory.chmod(0o755)
+    refused = as_nobody(tier.directory)
+    assert "belongs to user root, and this is user nobody" in refused
+    assert "umask 002" in refused
+
+
+@needs_root
+@pytest.mark.usefixtures("reachable")
+def test_a_shared_directory_serves_both_and_what_may_not_be_read_is_a_miss(tier: Tier) -> None:
+    old = os.umask(0)
+    try:
+        tier.directory.mkdir(mode=0o777)
+        put(tier.open(), 0, 100)
+    finally:
+        os.umask(old)
+    assert "missing 0 True" in as_nobody(tier.directory)
+    assert get(tier.stores[0], 200, 300) == []
+    tier.files()[0].chmod(0)
+    answer = as_nobody(tier.directory)
+    assert "missing 1" in answer
+    assert "failures=1" in answer
+
+
+def test_a_new_directory_is_for_this_user_alone(tier: Tier) -> None:
+    tier.open()
+    assert tier.directory.stat().st_mode & 0o777 == 0o700
+    assert (tier.directory / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55")
+
+
+def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tier").write_text("a file")
+    with pytest.raises(CacheError, match=r"tier can't be used: (File exists|Not a directory)"):
+        DiskStore(DiskTier(tmp_path / "tier", MIB))
+
+
+@pytest.mark.parametrize("options", [{"max_bytes": 0}, {"max_bytes": 1, "min_free_bytes": -1}])
+def test_bounds_that_cannot_be_meant_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        DiskTier("somewhere", **options)
+    with pytest.raises(ConfigError):
+        DiskTier("", 1)
+
+
+def test_a_tier_is_a_value_whose_path_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert DiskTier("~/a", 1).path == DiskTier("a", 1).path == tmp_path / "a"
+    assert VERSION.digest == Version.of(ObjectInfo("https://data.example.org/a", WHOLE, '"one"')).digest

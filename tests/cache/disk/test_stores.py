@@ -1,0 +1,54 @@
+"""S3 and the Hub, whose urls are signed anew by every process, below a disk tier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncfetch.cache.disk import DiskReader, DiskTier
+from asyncfetch.config import FetchConfig, S3Config
+from asyncfetch.fetch import Fetcher
+from asyncfetch.testing import HubServer, Keys, S3Server
+from tests.cache.disk.conftest import CONTENT, MIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from tests.cache.disk.conftest import Tier
+
+
+async def read_in_two_jobs(tier: Tier, url: str, config: FetchConfig) -> list[int]:
+    """Bytes fetched by each."""
+    fetched = []
+    for _ in range(2):
+        async with (
+            Fetcher(config) as fetcher,
+            DiskReader(fetcher, DiskTier(tier.directory, 64 * MIB, min_free_bytes=0)) as reader,
+        ):
+            for start, stop in ((100, 3 * MIB), (0, 10), (4 * MIB, 5 * MIB)):
+                assert await reader.fetch(url, start, stop) == CONTENT[start:stop]
+            fetched.append(sum(host.bytes for host in fetcher.statistics().hosts.values()))
+    return fetched
+
+
+async def test_a_second_job_reads_s3_from_the_disk(tier: Tier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", Keys().access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", Keys().secret_key)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "nothing"))
+    async with S3Server({"bucket/a.bin": CONTENT}) as server:
+        config = FetchConfig(ca_file=server.ca_file, s3=S3Config(endpoint_url=server.url))
+        first, second = await read_in_two_jobs(tier, "s3://bucket/a.bin", config)
+    assert first > 4 * MIB - 100
+    assert second < 10_000
+
+
+async def test_a_second_job_reads_the_hub_from_the_disk(tier: Tier) -> None:
+    async with HubServer(token="t") as server:
+        server.push("datasets/org/name", {"a.bin": CONTENT})
+        config = FetchConfig(ca_file=server.ca_file, hub_endpoint=server.url, tokens={"127.0.0.1": "t"})
+        first, second = await read_in_two_jobs(tier, "hf://datasets/org/name/a.bin", config)
+    assert first > 4 * MIB - 100
+    assert second < 10_000

@@ -1,0 +1,198 @@
+"""Which version of an object a ByteCache serves, and under which name it knows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncfetch.cache import ByteCache
+from asyncfetch.errors import ObjectChanged
+from asyncfetch.ranges import ByteRange, ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from contextlib import AbstractAsyncContextManager
+
+    from asyncfetch.fetch.reader import WritableBuffer
+
+URL = "https://data.example.org/a"
+SIZE = 100
+
+
+class VersionedObjects:
+    """A VersionedReader whose objects hold the number of their version, a hundred times."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, int] = {}
+        self.pinned: dict[str, ObjectInfo] = {}
+        self.log: list[tuple[str, int, int]] = []
+        self.gate: anyio.Event | None = None
+
+    def info(self, url: str) -> ObjectInfo:
+        return ObjectInfo(url, SIZE, f'"{self.versions.get(url.partition("?")[0], 0)}"')
+
+    def known(self, url: str) -> ObjectInfo | None:
+        return self.pinned.get(url)
+
+    async def read_into(
+        self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
+    ) -> ObjectInfo:
+        self.log.append((url, start, stop))
+        info = self.info(url)
+        known = version or self.pinned.get(url)
+        buffer[:] = bytes([self.versions.get(url.partition("?")[0], 0)]) * (stop - start)
+        await (self.gate.wait() if self.gate is not None else anyio.lowlevel.checkpoint())
+        if known is not None and known.etag != info.etag:
+            self.pinned.pop(url, None)
+            raise ObjectChanged("replaced", url=url)
+        self.pinned.setdefault(url, info)
+        return info
+
+    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
+        await self.read_into(url, start, stop, buffer)
+
+    async def stat(self, url: str) -> ObjectInfo:
+        await self.read_into(url, 0, 1, bytearray(1))
+        return self.pinned[url]
+
+    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
+        buffer = bytearray((SIZE if stop is None else stop) - start)
+        await self.read_into(url, start, start + len(buffer), buffer)
+        return memoryview(buffer)
+
+    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        raise NotImplementedError
+
+    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        raise NotImplementedError
+
+    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
+        raise NotImplementedError
+
+    def fetch_stream(
+        self, ranges: Iterable[ByteRange]
+    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
+        raise NotImplementedError
+
+
+async def test_a_change_that_another_user_of_the_reader_met_drops_what_is_held() -> None:
+    reader = VersionedObjects()
+    async with ByteCache(reader, max_bytes=1000) as cache:
+        assert set(await cache.fetch(URL, 0, 10)) == {0}
+        reader.versions[URL] = 1
+        assert set(await cache.fetch(URL, 0, 10)) == {0}  # nobody has noticed
+        with pytest.raises(ObjectChanged):
+            await reader.stat(URL)
+        await reader.stat(URL)
+        assert set(await cache.fetch(URL, 0, 10)) == {1}
+        assert cache.statistics().entries == 1
+
+
+async def test_a_change_that_the_reader_forgot_is_noticed_when_the_new_version_lands() -> None:
+    reader = VersionedObjects()
+    async with ByteCache(reader, max_bytes=1000) as cache:
+        await cache.fetch(URL, 0, 10)
+        reader.pinned.clear()
+        reader.versions[URL] = 1
+        assert set(await cache.fetch(URL, 10, 20)) == {1}
+        reader.pinned.clear()
+        assert set(await cache.fetch(URL, 0, 10)) == {1}
+
+
+@pytest.mark.parametrize("bypassing", [False, True])
+async def test_an_older_version_that_lands_late_is_handed_out_and_not_kept(*, bypassing: bool) -> None:
+    reader = VersionedObjects()
+    reader.gate = anyio.Event()
+    late: list[memoryview] = []
+
+    async def read_late() -> None:
+        late.append(await cache.fetch(URL, 0, 10))
+
+    async with ByteCache(reader, max_bytes=5 if bypassing else 1000) as cache, anyio.create_task_group() as group:
+        group.start_soon(read_late)
+        await anyio.wait_all_tasks_blocked()
+        gate, reader.gate = reader.gate, None
+        await cache.fetch(URL, 20, 23)
+        reader.pinned.clear()
+        reader.versions[URL] = 1
+        assert set(await cache.fetch(URL, 30, 33)) == {1}
+        gate.set()
+        await anyio.wait_all_tasks_blocked()
+        assert set(late[0]) == {0}
+        assert set(await cache.fetch(URL, 30, 33)) == {1}
+        assert cache.try_lease(URL, 0, 10) is None
+
+
+async def test_equal_ranges_under_two_signatures_are_one_entry_and_one_flight() -> None:
+    reader = VersionedObjects()
+    one, two = f"{URL}?X-Amz-Signature=1", f"{URL}?X-Amz-Signature=2"
+    async with ByteCache(reader, max_bytes=1000) as cache:
+        async with anyio.create_task_group() as group:
+            group.start_soon(cache.fetch, one, 0, 10)
+            group.start_soon(cache.fetch, two, 0, 10)
+        async with cache.lease(two, 0, 10) as lease:
+            assert lease.key.range == ByteRange(URL, 0, 10)
+        statistics = cache.statistics()
+    assert reader.log == [(one, 0, 10)]
+    assert (statistics.misses, statistics.joins, statistics.hits, statistics.entries) == (1, 1, 1, 1)
+
+
+async def test_those_who_had_to_wait_for_room_are_counted() -> None:
+    async with ByteCache(VersionedObjects(), max_bytes=10) as cache:
+        async with cache.lease(URL, 0, 10):
+            for _ in range(2):
+                with anyio.move_on_after(0):
+                    await cache.fetch(URL, 10, 20)
+            assert (cache.statistics().waiting, cache.statistics().waited) == (0, 2)
+            async with anyio.create_task_group() as group:
+                group.start_soon(cache.fetch, URL, 10, 20)
+                await anyio.wait_all_tasks_blocked()
+                assert (cache.statistics().waiting, cache.statistics().waited) == (1, 3)
+                group.cancel_scope.cancel()
+        await cache.fetch(URL, 10, 20)
+        assert (cache.statistics().waiting, cache.statistics().waited) == (0, 3)
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["read", "read", "read", "replace", "forget", "notice"]),
+        st.sampled_from([URL, "https://data.example.org/b"]),
+        st.integers(0, 8),
+        st.integers(1, 3),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(operations=OPERATIONS, max_bytes=st.sampled_from([2, 5, 100]))
+async def test_no_version_is_served_after_a_newer_one(
+    operations: list[tuple[str, str, int, int]], max_bytes: int
+) -> None:
+    """Once anybody has seen a version through this reader, none before it is served again."""
+    reader, seen = VersionedObjects(), dict.fromkeys([URL, "https://data.example.org/b"], 0)
+    async with ByteCache(reader, max_bytes=max_bytes) as cache:
+        for operation, url, start, size in operations:
+            if operation == "replace":
+                reader.versions[url] = reader.versions.get(url, 0) + 1
+            elif operation == "forget":
+                reader.pinned.clear()
+            elif operation == "notice":
+                try:
+                    await reader.stat(url)
+                except ObjectChanged:
+                    await reader.stat(url)
+                seen[url] = reader.versions.get(url, 0)
+            else:
+                try:
+                    view = await cache.fetch(url, start, start + size)
+                except ObjectChanged:
+                    view = await cache.fetch(url, start, start + size)
+                assert len(view) == size
+                [version] = set(view)
+                assert version >= seen[url]
+                seen[url] = version

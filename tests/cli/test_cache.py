@@ -1,0 +1,148 @@
+"""``asyncfetch cache`` as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from asyncfetch.cache.disk import DiskStore, DiskTier
+from asyncfetch.cache.disk.layout import Version
+from asyncfetch.cli.app import app
+from asyncfetch.cli.sizes import format_bytes, parse_bytes
+from asyncfetch.errors import ConfigError
+from asyncfetch.ranges import ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MIB = 1024 * 1024
+BLOCK = MIB + 4096
+VERSION = Version.of(ObjectInfo("https://data.example.org/a", 9 * MIB, '"tag"'))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[DiskStore]:
+    """In use by this process all the while."""
+    store = DiskStore(DiskTier(tmp_path / "tier", 64 * MIB, min_free_bytes=0))
+    store.write(VERSION, 0, memoryview(bytes(3 * MIB)))
+    yield store
+    store.close()
+
+
+def run(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["cache", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def run_json(*arguments: object, code: int = 0) -> dict[str, Any]:
+    return dict(json.loads(run(*arguments, "--json", code=code)))
+
+
+def test_path_is_the_option_else_the_environments_else_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ASYNCFETCH_DISK_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run("path") == f"{tmp_path}/.cache/asyncfetch/disk\n"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert run("path") == f"{tmp_path}/xdg/asyncfetch/disk\n"
+    monkeypatch.setenv("ASYNCFETCH_DISK_CACHE_DIR", "~/mine")
+    assert run_json("path") == {"directory": f"{tmp_path}/mine", "exists": False}
+    assert run("path", "--directory", "/else/where") == "/else/where\n"
+
+
+def test_stats_are_for_people_or_machines(store: DiskStore) -> None:
+    shown = run("stats", "-d", store.tier.path)
+    assert "3.01 MiB" in shown
+    told = run_json("stats", "-d", store.tier.path)
+    assert (told["objects"], told["files"], told["cost_bytes"], told["unfinished_bytes"]) == (1, 3, 3 * BLOCK, 0)
+    assert told["oldest_use_ns"] <= told["newest_use_ns"]
+    assert told["free_bytes"] > 0
+
+
+def test_verify_deletes_what_is_damaged_and_exits_with_1(store: DiskStore) -> None:
+    assert "3 files, 3.00 MiB: 0 damaged" in run("verify", "-d", store.tier.path)
+    damaged = next((store.tier.path / "v1/objects").glob("*/*/*"))
+    with damaged.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"!")
+    told = run_json("verify", "-d", store.tier.path, code=1)
+    assert (told["files"], told["damaged"]) == (3, 1)
+    assert run_json("verify", "-d", store.tier.path)["files"] == 2
+    assert len(store.read(VERSION, 0, memoryview(bytearray(3 * MIB)))) == 1
+    assert store.folder.used_bytes() == 2 * BLOCK
+
+
+def test_prune_leaves_what_was_used_last(store: DiskStore) -> None:
+    store.read(VERSION, 0, memoryview(bytearray(MIB)))
+    assert run("prune", "--max-bytes", "2 MiB", "-d", store.tier.path).startswith("2 files deleted, 2.01 MiB: 1.00 MiB")
+    assert store.read(VERSION, 0, memoryview(bytearray(MIB))) == []
+    assert run_json("prune", "--max-bytes", "1GB", "-d", store.tier.path)["files"] == 0
+
+
+def test_clear_leaves_nothing_and_the_tier_goes_on(store: DiskStore) -> None:
+    assert run_json("clear", "-d", store.tier.path) == {
+        "directory": str(store.tier.path), "files": 3, "cost_bytes": 3 * BLOCK, "used_bytes": 0,
+    }  # fmt: skip
+    store.write(VERSION, 0, memoryview(bytes(MIB)))
+    assert store.read(VERSION, 0, memoryview(bytearray(MIB))) == []
+    assert run_json("stats", "-d", store.tier.path)["files"] == 1
+
+
+@pytest.mark.parametrize("command", ["path", "stats", "verify", "prune", "clear"])
+def test_every_command_has_help(command: str) -> None:
+    assert "--directory" in run(command, "--help")
+    assert "--json" in run(command, "--help")
+
+
+def shell(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "asyncfetch", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stats", "-d", "{tmp_path}/nothing"], "asyncfetch: there is no disk tier at {tmp_path}/nothing"),
+        (["prune", "--max-bytes", "much", "-d", "{tmp_path}"], "asyncfetch: 'much' is no size: write a number of"),
+        (["stats", "-d", "{tmp_path}/file/under"], "asyncfetch: there is no disk tier at {tmp_path}/file/under"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "file").touch()
+    ended = shell("cache", *(argument.format(tmp_path=tmp_path) for argument in arguments))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(message.format(tmp_path=tmp_path))
+    assert ended.stderr.count("\n") == 1
+
+
+@given(st.integers(0, 2**62))
+def test_a_size_shown_is_the_size_within_a_percent(number: int) -> None:
+    shown = format_bytes(number)
+    assert len(shown) <= 8
+    assert abs(parse_bytes(shown) - number) <= number / 100
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("1000", 1000), ("10GiB", 10 * 2**30), ("1.5 TB", 1_500_000_000_000), ("64k", 64_000), (" .5KiB ", 512)],
+)
+def test_sizes_are_read(text: str, number: int) -> None:
+    assert parse_bytes(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.2.3", "GiB", "1 XB", "ten", "1e9", "1_000"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no size"):
+        parse_bytes(text)
