@@ -185,16 +185,15 @@ class Fetcher:
         self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
     ) -> ObjectInfo:
         """See VersionedReader."""
+        self._check()
         wanted, view = ByteRange(url, start, stop), _bytes_of(buffer, stop - start)
-        asked = Wanted(start, stop)
-        if version is None and stop - start > self.config.part_bytes:
-            info = self.known(url) or await self.stat(url)
-            version = info if strong_etag(info) is not None and stop <= info.size else None
-        if version is not None:
-            await self._fetch_parts(wanted, version, view, asked)
-            return version
-        info, _ = await self._read(url, asked, view)
-        return info
+        if version is None:
+            info, _ = await self._fetch_joined(wanted, view)
+            return info
+        length = stop - start
+        whole = self._objects.comes_whole(url)
+        await self._fetch_parts(wanted, version, view, length if whole else self._parts.choose(url, length, 1))
+        return version
 
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
         """All ranges, in input order; equal ranges are fetched once and share a view.
