@@ -257,7 +257,7 @@ async def test_closing_waits_for_no_server(
             await all_arrived.wait()
             await anyio.wait_all_tasks_blocked()
             began = asyncio.get_running_loop().time()
-        assert asyncio.get_running_loop().time() - began < 0.5
+        assert asyncio.get_running_loop().time() - began < 1.0
     assert connections_to(any_server.port) == 0
 
 

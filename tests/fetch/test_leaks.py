@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from tests.fetch.conftest import FakeTime, LyingServer
 
 WARM_UP = 1_000
-ROUNDS = {"honest": 8_000, "faulty": 1_000}
+ROUNDS = {"honest": 8_000, "faulty": 1_500}
+SWING = 1_000
+"""Objects, or blocks of memory, by which what is held goes up and down: asyncio keeps up to some hundred timers that
+were cancelled, each with its context. Any one thing that stays by the request is more."""
 CONCURRENT = 32
 PATIENT = TimeoutConfig(connect_seconds=15, first_byte_seconds=15, stall_seconds=15)
 FAULTS = [
@@ -100,9 +103,8 @@ async def test_nothing_stays_behind(
     assert after.descriptors <= before.descriptors + 2 * CONCURRENT
     assert after.tasks <= before.tasks + CONCURRENT
     assert after.threads <= before.threads
-    # Less than one object or block in ten requests: whatever stays, stays by the request.
-    assert after.objects - before.objects < count / 10
-    assert after.blocks - before.blocks < count / 10
+    assert after.objects - before.objects < SWING
+    assert after.blocks - before.blocks < SWING
     await anyio.wait_all_tasks_blocked()
     assert psutil.Process().num_fds() <= before.descriptors
 
