@@ -71,6 +71,19 @@ class Times:
         self.body.merge(other.body)
 
 
+@dataclass(slots=True)
+class Tally:
+    """What one loop has counted and timed at a host; only that loop writes to it."""
+
+    counts: Counts = field(default_factory=Counts)
+    times: Times = field(default_factory=Times)
+
+    def add(self, other: Tally) -> None:
+        """Adds ``other`` to this."""
+        self.counts.add(other.counts)
+        self.times.add(other.times)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatistics:
     """One host at one moment."""
@@ -136,18 +149,30 @@ class FetchStatistics:
 class Host:
     """A gate: held as ``async with host`` by every request in flight. First come, first served.
 
-    ``now`` gives seconds since some point; all of the host's times are taken with it.
+    ``now`` gives seconds since some point; all of the host's times are taken with it. ``counts`` and ``times`` are the
+    tally of the loop that the host belongs to.
     """
 
-    __slots__ = ("_gate", "counts", "in_flight", "limit", "now", "origin", "peak_in_flight", "route", "times")
+    __slots__ = (
+        "_gate",
+        "_tallies",
+        "counts",
+        "in_flight",
+        "limit",
+        "now",
+        "origin",
+        "peak_in_flight",
+        "route",
+        "times",
+    )
 
     def __init__(self, origin: str, limit: int, route: Route, now: Callable[[], float]) -> None:
         self.origin = origin
         self.limit = limit
         self.route = route
         self.now = now
-        self.counts = Counts()
-        self.times = Times()
+        self._tallies = [Tally()]
+        self.counts, self.times = self._tallies[0].counts, self._tallies[0].times
         self.in_flight = 0
         self.peak_in_flight = 0
         self._gate = anyio.Semaphore(limit, max_value=limit, fast_acquire=True)
@@ -174,35 +199,52 @@ class Host:
         """Whether nobody is in or waits."""
         return self.in_flight == 0 and self.waiting == 0
 
+    def tally(self, number: int) -> Tally:
+        """That of the loop with this number, 0 for the host's own. To be asked for on the host's own."""
+        while len(self._tallies) <= number:
+            self._tallies.append(Tally())
+        return self._tallies[number]
+
+    def total(self) -> Tally:
+        """All tallies so far, together. To be read, not kept: it may go on."""
+        tallies = self._tallies[:]
+        if len(tallies) == 1:
+            return tallies[0]
+        total = Tally()
+        for tally in tallies:
+            total.add(tally)
+        return total
+
     def statistics(self) -> HostStatistics:
         """A snapshot."""
+        total = self.total()
+        counts, times = total.counts, total.times
         return HostStatistics(
             limit=self.limit,
             in_flight=self.in_flight,
             peak_in_flight=self.peak_in_flight,
             waiting=self.waiting,
-            requests=self.counts.requests,
-            bytes=self.counts.bytes,
-            retries=self.counts.retries,
-            redirects=self.counts.redirects,
-            errors=self.counts.errors,
-            wait=self.times.wait.snapshot(),
-            first_byte=self.times.first_byte.snapshot(),
-            body=self.times.body.snapshot(),
+            requests=counts.requests,
+            bytes=counts.bytes,
+            retries=counts.retries,
+            redirects=counts.redirects,
+            errors=counts.errors,
+            wait=times.wait.snapshot(),
+            first_byte=times.first_byte.snapshot(),
+            body=times.body.snapshot(),
         )
 
 
 class Hosts:
     """Every host in use, and the idle ones used last. ``statistics`` may be called in any thread."""
 
-    __slots__ = ("_forgotten", "_forgotten_times", "_hosts", "_limit", "_now")
+    __slots__ = ("_forgotten", "_hosts", "_limit", "_now")
 
     def __init__(self, limit: int, now: Callable[[], float] = time.perf_counter) -> None:
         self._limit = limit
         self._now = now
         self._hosts: OrderedDict[str, Host] = OrderedDict()
-        self._forgotten = Counts()
-        self._forgotten_times = Times()
+        self._forgotten = Tally()
 
     def get(self, origin: str, route: Callable[[], Route] = Route) -> Host:
         """The host of ``origin``; ``route`` is called when it is new. Enter it before you await anything else."""
@@ -219,25 +261,22 @@ class Hosts:
         if surplus <= 0:
             return
         for host in [host for host in self._hosts.values() if host.is_idle and host is not keep][:surplus]:
-            self._forgotten.add(host.counts)
-            self._forgotten_times.add(host.times)
+            self._forgotten.add(host.total())
             del self._hosts[host.origin]
 
     def statistics(self, memory: MemoryPoolStatistics) -> FetchStatistics:
         """A snapshot, with that of the memory that bodies land in; off the loop its figures can be one event apart."""
         hosts = list(self._hosts.values())  # in one go, which the loop's thread can't come between
-        total, times = Counts(), Times()
-        total.add(self._forgotten)
-        times.add(self._forgotten_times)
-        for host in hosts:
-            total.add(host.counts)
-            times.add(host.times)
+        total = Tally()
+        for tally in (self._forgotten, *(host.total() for host in hosts)):
+            total.add(tally)
+        counts, times = total.counts, total.times
         return FetchStatistics(
-            requests=total.requests,
-            bytes=total.bytes,
-            retries=total.retries,
-            redirects=total.redirects,
-            errors=total.errors,
+            requests=counts.requests,
+            bytes=counts.bytes,
+            retries=counts.retries,
+            redirects=counts.redirects,
+            errors=counts.errors,
             in_flight=sum(host.in_flight for host in hosts),
             waiting=sum(host.waiting for host in hosts),
             reused_buffers=memory.reused,

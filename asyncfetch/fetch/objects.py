@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -36,33 +37,40 @@ def difference(known: ObjectInfo, seen: ObjectInfo) -> str | None:
 
 
 class ObjectMemory:
-    """The first thing seen of each object, by url. Bounded: the least recently used is forgotten."""
+    """The first thing seen of each object, by url. Bounded: the least recently used is forgotten.
 
-    __slots__ = ("_infos", "_maximum")
+    Safe to use from any thread: answers come on several loops.
+    """
+
+    __slots__ = ("_infos", "_lock", "_maximum")
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
         self._infos: OrderedDict[str, ObjectInfo] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._infos)
 
     def get(self, url: str) -> ObjectInfo | None:
         """What was seen first of the object, None where nothing was."""
-        info = self._infos.get(url)
-        if info is not None:
-            self._infos.move_to_end(url)
-        return info
+        with self._lock:
+            info = self._infos.get(url)
+            if info is not None:
+                self._infos.move_to_end(url)
+            return info
 
     def remember(self, info: ObjectInfo) -> None:
         """Keeps ``info`` unless its url is known already with a version."""
-        known = self._infos.get(info.url)
-        if known is None or known.version is None:
-            self._infos[info.url] = info
-        self._infos.move_to_end(info.url)
-        if len(self._infos) > self._maximum:
-            self._infos.popitem(last=False)
+        with self._lock:
+            known = self._infos.get(info.url)
+            if known is None or known.version is None:
+                self._infos[info.url] = info
+            self._infos.move_to_end(info.url)
+            if len(self._infos) > self._maximum:
+                self._infos.popitem(last=False)
 
     def forget(self, url: str) -> None:
         """Makes the next answer for ``url`` the first one."""
-        self._infos.pop(url, None)
+        with self._lock:
+            self._infos.pop(url, None)

@@ -23,6 +23,7 @@ import trustme
 from asyncfetch.config import FetchConfig, RetryConfig, TimeoutConfig
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import Clock
+from asyncfetch.fetch.transports.lines import Lines
 from asyncfetch.testing import Keys
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class Step:
     status: int | None = None
     headers: Mapping[str, str | None] = field(default_factory=dict)
     """Replaced; None takes one out. Names as an honest answer writes them."""
-    body: bytes | None = None
-    """Instead of the honest body; the honest Content-Length goes with it unless it is replaced too."""
+    body: bytes | Callable[[bytes], bytes] | None = None
+    """Instead of the honest body, or made of it; the honest Content-Length goes with it unless it is replaced too."""
     cut: int | None = None
     """Bytes of the body that are sent."""
     end: End = "keep"
@@ -152,7 +153,9 @@ class LyingServer:
             headers.pop(name, None)
         lines = [f"HTTP/1.1 {step.status or status} Whatever", *(f"{name}: {headers[name]}" for name in headers)]
         writer.write("\r\n".join([*lines, "", ""]).encode())
-        writer.write((step.body if step.body is not None else body)[: step.cut])
+        if step.body is not None:
+            body = step.body(body) if callable(step.body) else step.body
+        writer.write(body[: step.cut])
         await writer.drain()
         return step.end
 
@@ -270,8 +273,20 @@ def direct_bodies() -> bool:
 
 
 @pytest.fixture
-def fetcher_with(direct_bodies: bool) -> Callable[..., Fetcher]:
-    return partial(make_fetcher, direct_bodies=direct_bodies)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every exchange of a fetcher with several loops runs on the last one, however small its body is."""
+    monkeypatch.setattr(Lines, "choose", lambda self, _: [line for line in self._lines if not line.has_ended][-1])
+
+
+@pytest.fixture
+def loops() -> int:
+    """Event loops that the fetchers below spread bodies over."""
+    return 1
+
+
+@pytest.fixture
+def fetcher_with(direct_bodies: bool, loops: int) -> Callable[..., Fetcher]:
+    return partial(make_fetcher, direct_bodies=direct_bodies, loops=loops)
 
 
 @pytest_asyncio.fixture

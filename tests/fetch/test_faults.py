@@ -64,7 +64,7 @@ LIES: dict[str, Kind] = {
 BROKEN: dict[str, Kind] = {
     "broken chunking": {
         "headers": {"Content-Length": None, "Transfer-Encoding": "chunked"},
-        "body": b"5\r\n" + CONTENT[:5] + b"\r\nzz\r\nrubbish\r\n",
+        "body": lambda honest: b"5\r\n" + honest[:5] + b"\r\nzz\r\nrubbish\r\n",  # those five may count
     },
     "broken chunking at once": {
         "headers": {"Content-Length": None, "Transfer-Encoding": "chunked"},
@@ -85,10 +85,23 @@ PASSING: dict[str, Kind] = {
 }
 
 
-@pytest.fixture(params=[True, False], ids=["direct", "copied"])
-def direct_bodies(request: pytest.FixtureRequest) -> bool:
-    value: bool = request.param
+@pytest.fixture(params=["direct", "copied", "elsewhere"])
+def way(request: pytest.FixtureRequest) -> str:
+    """How bodies come: into their buffer at once, by way of aiohttp's reader, or at once on another loop."""
+    if request.param == "elsewhere":
+        request.getfixturevalue("elsewhere")
+    value: str = request.param
     return value
+
+
+@pytest.fixture
+def direct_bodies(way: str) -> bool:
+    return way != "copied"
+
+
+@pytest.fixture
+def loops(way: str) -> int:
+    return 2 if way == "elsewhere" else 1
 
 
 @pytest.fixture
