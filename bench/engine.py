@@ -394,7 +394,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.json:
         print(as_json(rows, link))
     else:
-        show(rows, link, Console())
+        show(rows, link, Console(width=None if sys.stdout.isatty() else 140))
     done = {case_of(row) for row in rows}
     for tls, size, concurrency in (case for case in cases if case not in done):
         progress.print(f"not measured: {'TLS' if tls else 'plain'}, {size // KIB} KiB, {concurrency} streams")
