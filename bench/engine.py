@@ -1,6 +1,6 @@
 """What a range costs: this engine beside obstore, aiohttp, fsspec, aiobotocore, s3fs and s3torchconnector.
 
-    python -m bench.engine                  every size, every concurrency, plain and TLS; 12 minutes
+    python -m bench.engine                  every size, every concurrency, plain and TLS; 12 minutes at most
     python -m bench.engine --quick          two sizes at one concurrency, within two minutes
     python -m bench.engine --save engine.json --plot engine.png     written anew after each case
 
@@ -357,8 +357,8 @@ def plan_of(asked: argparse.Namespace) -> Plan:
         concurrencies=list(map(int, asked.concurrency.split(","))) if asked.concurrency else concurrencies,
         tls=[False, True] if asked.only is None else [asked.only == "tls"],
         repeats=asked.repeats or (3 if asked.quick else 5),
-        repeat_bytes=(asked.repeat_mib or (128 if asked.quick else 192)) * MIB,
-        max_requests=600,
+        repeat_bytes=(asked.repeat_mib or 128) * MIB,
+        max_requests=400,
         seconds=60 * asked.minutes,
     )
 
