@@ -1,12 +1,16 @@
-"""What a range costs: this engine beside obstore, aiohttp and fsspec.
+"""What a range costs: this engine beside obstore, aiohttp, fsspec, aiobotocore, s3fs and s3torchconnector.
 
-    python -m bench.engine                  every size, every concurrency, plain and TLS; about half an hour
+    python -m bench.engine                  every size, every concurrency, plain and TLS; 12 minutes at most
     python -m bench.engine --quick          two sizes at one concurrency, within two minutes
+    python -m bench.engine --save engine.json --plot engine.png     written anew after each case
 
 One nginx, the same ranges of one object in memory, each client in a process of its own that stays for all repeats, one
-after the other in a new order each repeat. The table shows medians, and the spread of the CPU figure. Then the line for
-a slow link: 1,000 ranges at 128 a time, on streams of 4 MiB/s that begin after 100 ms, over ceil(1000/128) times the
-median of one such range alone.
+after the other in a new order each repeat. The table shows medians, and the spread of the CPU figure. Clients of S3
+ask the same nginx, signing as they do it. Then the line for a slow link: 1,000 ranges at 128 a time, on streams of
+4 MiB/s that begin after 100 ms, over ceil(1000/128) times the median of one such range alone.
+
+A client that isn't installed is left out (pip install obstore s3fs s3torchconnector), and so is a case whose ranges in
+flight would take more than MAX_IN_FLIGHT_BYTES in each client. What isn't begun when the time is up is named.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ from rich.progress import track
 from rich.table import Table
 
 import asyncfetch as af
-from bench.engine_client import CLIENTS, LOOPS, Case, Measured
+from bench.engine_client import CLIENTS, LOOPS, PLAIN_ONLY, Case, Measured
+from bench.engine_s3 import BUCKET
 from bench.nginx import NginxServer
 
 if TYPE_CHECKING:
@@ -41,7 +46,9 @@ if TYPE_CHECKING:
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 OBJECT_BYTES = 64 * MIB
-DEFAULT_CLIENTS = ("asyncfetch", "obstore", "aiohttp", "fsspec")
+MAX_IN_FLIGHT_BYTES = 512 * MIB
+"""All clients keep what they once held, side by side."""
+DEFAULT_CLIENTS = ("asyncfetch", "obstore", "aiohttp", "fsspec", "aiobotocore", "s3fs", "s3torchconnector")
 SIZES = (16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 CONCURRENCIES = (16, 64, 256)
 QUICK_SIZES, QUICK_CONCURRENCIES = (64 * KIB, 4 * MIB), (32,)
@@ -63,6 +70,18 @@ class Plan:
     """Fetched in one repeat, at least a range for each stream."""
     max_requests: int
     """In one repeat, where ranges are small."""
+    seconds: float = math.inf
+    """No case is begun later than this."""
+
+    def cases(self) -> list[tuple[bool, int, int]]:
+        """What is measured: (TLS, bytes of a range, ranges in flight). The middle ones first, if time is short."""
+        return [
+            (tls, size, concurrency)
+            for concurrency in sorted(self.concurrencies, key=lambda one: one != 64)
+            for tls in self.tls
+            for size in self.sizes
+            if size * concurrency <= MAX_IN_FLIGHT_BYTES
+        ]
 
 
 @dataclass(frozen=True)
@@ -144,30 +163,41 @@ class Process:
 
 def measure(plan: Plan, directory: Path) -> Iterator[list[Row]]:
     """The rows of one case after the other."""
+    write_object(directory)
+    begun = time.monotonic()
+    with ExitStack() as stack:
+        servers = {tls: stack.enter_context(NginxServer(directory, tls=tls)) for tls in plan.tls}
+        for tls, size, concurrency in plan.cases():
+            if time.monotonic() - begun > plan.seconds:
+                return
+            requests = max(concurrency, min(plan.max_requests, plan.repeat_bytes // size))
+            url = f"{servers[tls].url}/object"
+            shared = Case("", "", url, servers[tls].ca_file, OBJECT_BYTES, size, concurrency, requests)
+            yield measure_case(plan, shared)
+
+
+def write_object(directory: Path) -> None:
+    """What is read, as a file and as an object of a bucket."""
     (directory / "object").write_bytes(random.Random(0).randbytes(OBJECT_BYTES))
-    for tls in plan.tls:
-        with NginxServer(directory, tls=tls) as server:
-            for size in plan.sizes:
-                for concurrency in plan.concurrencies:
-                    requests = max(concurrency, min(plan.max_requests, plan.repeat_bytes // size))
-                    url = f"{server.url}/object"
-                    shared = Case("", "", url, server.ca_file, OBJECT_BYTES, size, concurrency, requests)
-                    yield measure_case(plan, shared)
+    (directory / BUCKET).mkdir(exist_ok=True)
+    (directory / BUCKET / "object").unlink(missing_ok=True)
+    os.link(directory / "object", directory / BUCKET / "object")
 
 
 def measure_case(plan: Plan, shared: Case) -> list[Row]:
     """All clients on the same ranges, interleaved."""
-    measured: dict[str, list[Measured]] = {name: [] for name in plan.clients}
+    clients = [name for name in plan.clients if shared.ca_file is None or name not in PLAIN_ONLY]
+    measured: dict[str, list[Measured]] = {name: [] for name in clients}
     with ExitStack() as stack:
         processes = {}
-        for name in plan.clients:
+        for name in clients:
             client, _, loop = name.partition("@")
             case = replace(shared, client=client, loop=loop or "asyncio")
             processes[name] = stack.enter_context(Process(case))
         for process in processes.values():
             process.wait_until_ready()
         for _ in range(plan.repeats):
-            for name in random.sample(plan.clients, len(plan.clients)):  # none always comes first
+            for name in random.sample(clients, len(clients)):  # none always comes first
                 measured[name].append(processes[name].measure())
     return [summarise(name, shared, repeats) for name, repeats in measured.items()]
 
@@ -202,7 +232,7 @@ def measure_slow_link(
     bytes_per_second: float = 4 * MIB,
 ) -> SlowLink:
     """How close the engine comes to what such a link allows; connections are there before."""
-    (directory / "object").write_bytes(random.Random(0).randbytes(OBJECT_BYTES))
+    write_object(directory)
     with NginxServer(
         directory, tls=True, first_byte_seconds=first_byte_seconds, bytes_per_second=bytes_per_second
     ) as server:
@@ -239,6 +269,7 @@ def show(rows: list[Row], link: SlowLink | None, console: Console) -> None:
     columns = ("client", "", "range", "streams", "CPU-s/GiB", "spread", "CPU us/request", "MiB/s", "requests/s", "MiB")
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number < 2 else "right")
+    rows = sorted(rows, key=case_of)
     ours = {case_of(row): row.cpu_seconds_per_gib for row in rows if row.client == "asyncfetch"}
     for number, row in enumerate(rows):
         ratio = ours.get(case_of(row), math.nan) / row.cpu_seconds_per_gib
@@ -314,7 +345,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeat-mib", type=int, help="fetched in one repeat by each client")
     parser.add_argument("--no-slow-link", action="store_true")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png")
+    parser.add_argument("--save", type=Path, metavar="FILE.json", help="written anew after each case")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="written anew after each case")
+    parser.add_argument("--minutes", type=float, default=11.0, help="no case is begun later; default %(default)s")
     return parser.parse_args(arguments)
 
 
@@ -328,31 +361,47 @@ def plan_of(asked: argparse.Namespace) -> Plan:
         concurrencies=list(map(int, asked.concurrency.split(","))) if asked.concurrency else concurrencies,
         tls=[False, True] if asked.only is None else [asked.only == "tls"],
         repeats=asked.repeats or (3 if asked.quick else 5),
-        repeat_bytes=(asked.repeat_mib or (256 if asked.quick else 1024)) * MIB,
-        max_requests=2_000 if asked.quick else 5_000,
+        repeat_bytes=(asked.repeat_mib or 128) * MIB,
+        max_requests=400,
+        seconds=60 * asked.minutes,
     )
+
+
+def save(rows: list[Row], link: SlowLink | None, asked: argparse.Namespace) -> None:
+    """Write what is known so far to the files that were asked for."""
+    if asked.save is not None:
+        asked.save.write_text(as_json(rows, link))
+    if asked.plot is not None and rows:
+        plot(rows, asked.plot)
+
+
+def as_json(rows: list[Row], link: SlowLink | None) -> str:
+    """All figures."""
+    return json.dumps({"rows": [asdict(row) for row in rows], "slow_link": link and asdict(link)})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     asked = parse(arguments)
     plan = plan_of(asked)
-    cases = len(plan.tls) * len(plan.sizes) * len(plan.concurrencies)
+    cases = plan.cases()
     shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    rows: list[Row] = []
+    link = None
     with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-", dir=shared_memory) as directory:
-        progress = track(
-            measure(plan, Path(directory)), "cases", total=cases, console=Console(stderr=True), transient=True
-        )
-        rows = [row for case in progress for row in case]
-        link = None
         if not asked.no_slow_link:
             link = measure_slow_link(Path(directory), repeats=plan.repeats)
-    if asked.plot is not None:
-        plot(rows, asked.plot)
+        progress = Console(stderr=True)
+        for case in track(measure(plan, Path(directory)), "cases", total=len(cases), console=progress, transient=True):
+            rows += case
+            save(rows, link, asked)
     if asked.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "slow_link": link and asdict(link)}))
+        print(as_json(rows, link))
     else:
-        show(rows, link, Console())
+        show(rows, link, Console(width=None if sys.stdout.isatty() else 140))
+    done = {case_of(row) for row in rows}
+    for tls, size, concurrency in (case for case in cases if case not in done):
+        progress.print(f"not measured: {'TLS' if tls else 'plain'}, {size // KIB} KiB, {concurrency} streams")
 
 
 if __name__ == "__main__":

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from bench import engine_s3
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
 
     from obstore.store import ClientConfig
 
-__all__ = ["CLIENTS", "LOOPS", "Case", "Measured"]
+__all__ = ["CLIENTS", "LOOPS", "PLAIN_ONLY", "Case", "Measured"]
 
 MIB = 1024 * 1024
 
@@ -68,7 +70,7 @@ Fetch = Callable[[int], Awaitable[int]]
 """Fetches the range that starts there and tells how many bytes came."""
 
 
-async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: bool = True) -> Fetch:
+async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: bool = True, loops: int = 1) -> Fetch:
     """This engine."""
     import asyncfetch as af
 
@@ -78,6 +80,7 @@ async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: b
         learn_limit=False,
         trust_env=False,
         direct_bodies=direct_bodies,
+        loops=loops,
     )
     fetcher = await stack.enter_async_context(af.Fetcher(config))
 
@@ -90,6 +93,11 @@ async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: b
 async def open_asyncfetch_copying(case: Case, stack: AsyncExitStack) -> Fetch:
     """This engine where the socket doesn't write into the buffers itself."""
     return await open_asyncfetch(case, stack, direct_bodies=False)
+
+
+async def open_asyncfetch_2_loops(case: Case, stack: AsyncExitStack) -> Fetch:
+    """This engine with large bodies on two loops."""
+    return await open_asyncfetch(case, stack, loops=2)
 
 
 async def open_aiohttp(case: Case, stack: AsyncExitStack) -> Fetch:
@@ -144,11 +152,19 @@ async def open_fsspec(case: Case, stack: AsyncExitStack) -> Fetch:
 CLIENTS: dict[str, Callable[[Case, AsyncExitStack], Coroutine[None, None, Fetch]]] = {
     "asyncfetch": open_asyncfetch,
     "asyncfetch-copying": open_asyncfetch_copying,
+    "asyncfetch-2-loops": open_asyncfetch_2_loops,
     "obstore": open_obstore,
     "aiohttp": open_aiohttp,
     "fsspec": open_fsspec,
+    "asyncfetch-s3": engine_s3.open_asyncfetch_s3,
+    "obstore-s3": engine_s3.open_obstore_s3,
+    "aiobotocore": engine_s3.open_aiobotocore,
+    "s3fs": engine_s3.open_s3fs,
+    "s3torchconnector": engine_s3.open_s3torchconnector,
 }
-"""By name: makes a client; the stack closes it."""
+"""By name: makes a client; the stack closes it. The name's part in front of "-" is the package it needs."""
+PLAIN_ONLY = {"s3torchconnector"}
+"""Clients that can't be given an authority to trust, and can't be told to trust everybody."""
 
 
 def run_asyncio(work: Coroutine[None, None, None]) -> None:

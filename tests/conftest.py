@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from typing import TYPE_CHECKING
 
+import aiofastnet
 import pytest
+import uvloop
 from blockbuster import blockbuster_ctx
 
 from asyncfetch.testing import DatasetTruth, RangeServer, write_dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from asyncfetch.testing.clips import Codec
 
@@ -23,6 +26,25 @@ MAY_BLOCK = {
 }
 """Functions, by file, that may block: they stand in for something that wouldn't, build what a test reads, or run on a
 loop that is there to be blocked."""
+
+
+ON_EVERY_LOOP = {"test_conformance.py", "test_direct.py", "test_engine_over_tls.py", "test_lifetime.py"}
+"""Files of the engine's tests that run on loops other than asyncio's own, too: where bytes, connections and their ends
+meet the loop. What is decided elsewhere is the same on all."""
+ON_UVLOOP = {"test_a_cancellation_at_any_moment", "test_faults_over_tls"}
+"""Tests of other files that run on uvloop, too. Not on aiofastnet: they have a second loop, in whose thread the garbage
+collector may find a test server's streams, and aiofastnet's transports object to that."""
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loops that an async test runs on, by name."""
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    is_everywhere = item.path.name in ON_EVERY_LOOP and "two_loops" not in item.name
+    if is_everywhere or item.name in ON_UVLOOP:
+        factories["uvloop"] = uvloop.new_event_loop
+    if is_everywhere:
+        factories["aiofastnet"] = aiofastnet.loop_factory()
+    return factories
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,10 @@ gate        whose turn it is: callers in turn, what is waited for before read-ah
 redirects   where a request goes and which secrets go with it. Pure
 addresses   what a user's url means on the wire, and for how long
 objects     the versions seen first
+bandwidth   a cap on the bytes per second of the process
 hosts       a gate, a limit, counters and times per host
-transports  http (session, exchange, faults, environment); s3 (s3_signer) and hub, over http; file; other, by fsspec
+transports  http (session, lines, exchange, direct, paced, faults, environment); s3 (s3_signer) and hub, over http;
+            file; other, by fsspec
 reader      RangeReader, the protocol of the verbs
 """
 

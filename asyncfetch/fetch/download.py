@@ -87,6 +87,17 @@ class Download:
         start, stop = self._span
         return Wanted(start + self.landed_bytes, stop)
 
+    @property
+    def expected_bytes(self) -> int:
+        """Length of the next attempt's body, or more; 0 where that isn't known."""
+        wanted = self.next_request()
+        if wanted.stop is not None:
+            return wanted.stop - wanted.start
+        if wanted.start < 0:
+            return -wanted.start
+        known = self.known
+        return 0 if known is None else max(0, known.size - wanted.start)
+
     def accept(self, delivery: Delivery) -> memoryview:
         """Pins the object's version and gives the writable memory for just this delivery's bytes."""
         if (self._is_part or self.landed_bytes) and delivery.info.etag != strong_etag(self.info):
@@ -103,7 +114,7 @@ class Download:
         return self._buffer[self.landed_bytes :]
 
     def remember(self) -> None:
-        """Lets later reads of the object insist on this version. On the loop only: the memory is shared."""
+        """Lets later reads of the object insist on this version."""
         if self.info is not None:
             self._objects.remember(self.info)
 

@@ -21,6 +21,7 @@ from asyncfetch.errors import (
     WrongLoop,
     redact_url,
 )
+from asyncfetch.fetch.bandwidth import Bandwidth
 from asyncfetch.fetch.batch import RangeStream, for_each, plan_batch, server_of
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import Hosts
@@ -110,7 +111,8 @@ class Fetcher:
         self._loop = asyncio.get_running_loop()
         self._last_call_left = anyio.Event()
         self._files = FileTransport(self._hosts, FILE_THREADS)
-        self._others = OtherTransport(self._hosts, self.config.fsspec)
+        bandwidth = Bandwidth.of(self.config.max_bytes_per_second)
+        self._others = OtherTransport(self._hosts, self.config.fsspec, bandwidth)
         try:
             self._http = http = await HttpTransport.open(self.config, self._hosts, self._clock)
             self._s3 = S3Transport(self.config.s3, http, self._clock)

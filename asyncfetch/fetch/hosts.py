@@ -80,6 +80,19 @@ class Times:
         self.body.merge(other.body)
 
 
+@dataclass(slots=True)
+class Tally:
+    """What one loop has counted and timed at a host; only that loop writes to it."""
+
+    counts: Counts = field(default_factory=Counts)
+    times: Times = field(default_factory=Times)
+
+    def add(self, other: Tally) -> None:
+        """Adds ``other`` to this."""
+        self.counts.add(other.counts)
+        self.times.add(other.times)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStatistics:
     """One host at one moment."""
@@ -151,12 +164,13 @@ class FetchStatistics:
 class Host:
     """What is known of a host. A request to it holds a turn: ``async with host.turn() as turn``.
 
-    ``now`` gives seconds since some point; all of the host's times are taken with it.
+    ``now`` gives seconds since some point; all of the host's times are taken with it. ``counts`` and ``times`` are the
+    tally of the loop that the host belongs to.
     """
 
     __slots__ = (
-        "_clock", "_config", "_gate", "_learned", "_paused_until", "_pausing", "budget", "counts", "in_flight", "now",
-        "origin", "peak_in_flight", "rate", "route", "times",
+        "_clock", "_config", "_gate", "_learned", "_paused_until", "_pausing", "_tallies", "budget", "counts",
+        "in_flight", "now", "origin", "peak_in_flight", "rate", "route", "times",
     )  # fmt: skip
 
     def __init__(
@@ -172,10 +186,10 @@ class Host:
         self.origin = origin
         self.route = route
         self.now = now
-        self.counts = Counts()
-        self.times = Times()
         self.rate = StreamRate()
         self.budget = RetryBudget(config.retry.budget)
+        self._tallies = [Tally()]
+        self.counts, self.times = self._tallies[0].counts, self._tallies[0].times
         self.in_flight = 0
         self.peak_in_flight = 0
         self._config = config
@@ -259,39 +273,63 @@ class Host:
             )
             self._gate.limit = self._learned.limit
 
+    def tally(self, number: int) -> Tally:
+        """That of the loop with this number, 0 for the host's own. To be asked for on the host's own."""
+        while len(self._tallies) <= number:
+            self._tallies.append(Tally())
+        return self._tallies[number]
+
+    def total(self) -> Tally:
+        """All tallies so far, together. To be read, not kept: it may go on."""
+        tallies = self._tallies[:]
+        if len(tallies) == 1:
+            return tallies[0]
+        total = Tally()
+        for tally in tallies:
+            total.add(tally)
+        return total
+
     def statistics(self) -> HostStatistics:
         """A snapshot."""
+        total = self.total()
+        counts, times = total.counts, total.times
         return HostStatistics(
             limit=self.limit,
             in_flight=self.in_flight,
             peak_in_flight=self.peak_in_flight,
             waiting=self.waiting,
-            requests=self.counts.requests,
-            bytes=self.counts.bytes,
-            retries=self.counts.retries,
-            redirects=self.counts.redirects,
-            errors=self.counts.errors,
-            throttled=self.counts.throttled,
+            requests=counts.requests,
+            bytes=counts.bytes,
+            retries=counts.retries,
+            redirects=counts.redirects,
+            errors=counts.errors,
+            throttled=counts.throttled,
             retry_budget=self.budget.left,
-            wait=self.times.wait.snapshot(),
-            first_byte=self.times.first_byte.snapshot(),
-            body=self.times.body.snapshot(),
+            wait=times.wait.snapshot(),
+            first_byte=times.first_byte.snapshot(),
+            body=times.body.snapshot(),
         )
 
 
 class Turn:
     """One request's turn at its host: from the end of its wait to the end of its body.
 
-    It tells the host how the request ended: ``answered`` when its head is there, ``landed`` with the bytes behind it,
-    or ``failed``.
+    It tells the host how the request ended: ``answered`` when its head is there, ``landed`` with the bytes behind it
+    and ``received`` with the last of them, or ``failed``. The first three count in ``tally``, which is that of the loop
+    that the request runs on; the turn begins and ends on the host's.
     """
 
-    __slots__ = ("_asked_at", "_entered_at", "_first_byte_seconds", "_size_bytes", "_urgent", "host", "waited_seconds")
+    __slots__ = (
+        "_asked_at", "_body", "_entered_at", "_first_byte_seconds", "_size_bytes", "_urgent", "host", "tally",
+        "waited_seconds",
+    )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self.tally = host.tally(0)
         self._first_byte_seconds: float | None = None
         self._size_bytes = 0
+        self._body: tuple[int, float] | None = None
 
     async def __aenter__(self) -> Self:
         since = self.host.now()
@@ -305,18 +343,25 @@ class Turn:
         host = self.host
         if kind is None and self._first_byte_seconds is not None:
             host._answered(host.now() - self._asked_at, self._first_byte_seconds, self._size_bytes)
+        if self._body is not None:
+            host.rate.record(*self._body)
         host._leave(urgent=self._urgent)
 
     def answered(self, first_byte_seconds: float) -> None:
         """The answer's head is there, so many seconds after the request had its connection."""
-        self.host.times.first_byte.record(first_byte_seconds)
+        self.tally.times.first_byte.record(first_byte_seconds)
         self._first_byte_seconds = first_byte_seconds
         self._asked_at = self.host.now() - first_byte_seconds
 
     def landed(self, count: int) -> None:
         """So many bytes of the body came."""
         self._size_bytes += count
-        self.host.counts.bytes += count
+        self.tally.counts.bytes += count
+
+    def received(self, size_bytes: int, seconds: float) -> None:
+        """The body came whole, in so much time."""
+        self.tally.times.body.record(seconds)
+        self._body = size_bytes, seconds
 
     def failed(self, failure: AttemptFailed) -> None:
         """The attempt is over, and didn't bring what was asked."""
@@ -330,7 +375,7 @@ class Turn:
 class Hosts:
     """Every host in use, and the idle ones used last. ``statistics`` may be called in any thread."""
 
-    __slots__ = ("_clock", "_config", "_forgotten", "_forgotten_times", "_hosts", "_now")
+    __slots__ = ("_clock", "_config", "_forgotten", "_hosts", "_now")
 
     def __init__(
         self, config: FetchConfig, clock: Clock | None = None, now: Callable[[], float] = time.perf_counter
@@ -340,8 +385,7 @@ class Hosts:
         self._clock = clock or Clock()
         self._now = now
         self._hosts: OrderedDict[str, Host] = OrderedDict()
-        self._forgotten = Counts()
-        self._forgotten_times = Times()
+        self._forgotten = Tally()
 
     def get(self, origin: str, route: Callable[[], Route] | None = None) -> Host:
         """The host of ``origin``. Take a turn at it before you await anything else.
@@ -367,26 +411,23 @@ class Hosts:
         if surplus <= 0:
             return
         for host in [host for host in self._hosts.values() if host.is_idle and host is not keep][:surplus]:
-            self._forgotten.add(host.counts)
-            self._forgotten_times.add(host.times)
+            self._forgotten.add(host.total())
             del self._hosts[host.origin]
 
     def statistics(self, memory: MemoryPoolStatistics) -> FetchStatistics:
         """A snapshot, with that of the memory that bodies land in; off the loop its figures can be one event apart."""
         hosts = list(self._hosts.values())  # in one go, which the loop's thread can't come between
-        total, times = Counts(), Times()
-        total.add(self._forgotten)
-        times.add(self._forgotten_times)
-        for host in hosts:
-            total.add(host.counts)
-            times.add(host.times)
+        total = Tally()
+        for tally in (self._forgotten, *(host.total() for host in hosts)):
+            total.add(tally)
+        counts, times = total.counts, total.times
         return FetchStatistics(
-            requests=total.requests,
-            bytes=total.bytes,
-            retries=total.retries,
-            redirects=total.redirects,
-            errors=total.errors,
-            throttled=total.throttled,
+            requests=counts.requests,
+            bytes=counts.bytes,
+            retries=counts.retries,
+            redirects=counts.redirects,
+            errors=counts.errors,
+            throttled=counts.throttled,
             in_flight=sum(host.in_flight for host in hosts),
             waiting=sum(host.waiting for host in hosts),
             reused_buffers=memory.reused,

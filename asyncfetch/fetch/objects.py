@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -36,34 +37,40 @@ def difference(known: ObjectInfo, seen: ObjectInfo) -> str | None:
 
 
 class ObjectMemory:
-    """The first thing seen of each object, by url. Bounded: the least recently used is forgotten."""
+    """The first thing seen of each object, by url. Bounded: the least recently used is forgotten.
 
-    __slots__ = ("_infos", "_maximum", "_whole")
+    Safe to use from any thread: answers come on several loops.
+    """
+
+    __slots__ = ("_infos", "_lock", "_maximum", "_whole")
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
         self._infos: OrderedDict[str, ObjectInfo] = OrderedDict()
         self._whole: set[str] = set()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._infos)
 
     def get(self, url: str) -> ObjectInfo | None:
         """What was seen first of the object, None where nothing was."""
-        info = self._infos.get(url)
-        if info is not None:
-            self._infos.move_to_end(url)
-        return info
+        with self._lock:
+            info = self._infos.get(url)
+            if info is not None:
+                self._infos.move_to_end(url)
+            return info
 
     def remember(self, info: ObjectInfo) -> None:
         """Keeps ``info`` unless its url is known already with a version."""
-        known = self._infos.get(info.url)
-        if known is None or known.version is None:
-            self._infos[info.url] = info
-        self._infos.move_to_end(info.url)
-        if len(self._infos) > self._maximum:
-            url, _ = self._infos.popitem(last=False)
-            self._whole.discard(url)
+        with self._lock:
+            known = self._infos.get(info.url)
+            if known is None or known.version is None:
+                self._infos[info.url] = info
+            self._infos.move_to_end(info.url)
+            if len(self._infos) > self._maximum:
+                url, _ = self._infos.popitem(last=False)
+                self._whole.discard(url)
 
     def comes_whole(self, url: str) -> bool:
         """Whether the object's server was seen to send all of it for a part."""
@@ -71,10 +78,12 @@ class ObjectMemory:
 
     def note_whole(self, url: str) -> None:
         """Remembers that the server of a known object sends all of it for a part."""
-        if url in self._infos:
-            self._whole.add(url)
+        with self._lock:
+            if url in self._infos:
+                self._whole.add(url)
 
     def forget(self, url: str) -> None:
         """Makes the next answer for ``url`` the first one."""
-        self._infos.pop(url, None)
-        self._whole.discard(url)
+        with self._lock:
+            self._infos.pop(url, None)
+            self._whole.discard(url)

@@ -205,6 +205,12 @@ class _Engine:
         self.calls.clear()
 
 
+async def _see_off(ended: anyio.Event) -> None:
+    while not ended.is_set():
+        with suppress(asyncio.CancelledError), anyio.CancelScope(shield=True):
+            await ended.wait()  # a scope shields from scopes; a second ``Task.cancel()`` comes through
+
+
 _engines: weakref.WeakSet[_Engine] = weakref.WeakSet()
 
 
@@ -270,7 +276,8 @@ class LoopThread:
     async def acall(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
         """Run ``async_fn(*args)`` on the loop for a coroutine of another loop.
 
-        Cancelled, it asks for the cancellation over there and waits for its end.
+        Cancelled, however often, it asks for the cancellation over there and waits for its end: until then the
+        coroutine may still write to what it was given.
 
         Raises:
             WrongLoop, ClosedError: As ``run`` does.
@@ -288,8 +295,7 @@ class LoopThread:
             await ended.wait()
         except BaseException:
             call.cancel()
-            with anyio.CancelScope(shield=True):
-                await ended.wait()
+            await _see_off(ended)
             raise
         return call.result()
 

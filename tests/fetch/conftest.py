@@ -23,6 +23,7 @@ import trustme
 from asyncfetch.config import FetchConfig, RetryConfig, TimeoutConfig
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import Clock
+from asyncfetch.fetch.transports.lines import Lines
 from asyncfetch.testing import Keys
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class Step:
     status: int | None = None
     headers: Mapping[str, str | None] = field(default_factory=dict)
     """Replaced; None takes one out. Names as an honest answer writes them."""
-    body: bytes | None = None
-    """Instead of the honest body; the honest Content-Length goes with it unless it is replaced too."""
+    body: bytes | Callable[[bytes], bytes] | None = None
+    """Instead of the honest body, or made of it; the honest Content-Length goes with it unless it is replaced too."""
     cut: int | None = None
     """Bytes of the body that are sent."""
     end: End = "keep"
@@ -162,7 +163,9 @@ class LyingServer:
             await asyncio.sleep(step.drip_seconds or 0)
         writer.write(head if step.drip_seconds is None else b"")
         if step.head_cut is None:
-            writer.write((step.body if step.body is not None else body)[: step.cut])
+            if step.body is not None:
+                body = step.body(body) if callable(step.body) else step.body
+            writer.write(body[: step.cut])
         await writer.drain()
         return step.end
 
@@ -274,14 +277,36 @@ def lying_server() -> type[LyingServer]:
 
 
 @pytest.fixture
-def direct_bodies() -> bool:
-    """How the fetchers below take bodies. A module that wants both ways has a fixture of this name with two values."""
-    return True
+def way() -> str:
+    """How the fetchers below take bodies: into their buffer at once ("direct"), by way of aiohttp's reader ("copied"),
+    or at once on another loop ("elsewhere"). A module that wants several has a fixture of this name with more values.
+    """
+    return "direct"
 
 
 @pytest.fixture
-def fetcher_with(direct_bodies: bool) -> Callable[..., Fetcher]:
-    return partial(make_fetcher, direct_bodies=direct_bodies)
+def direct_bodies(way: str) -> bool:
+    return way != "copied"
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every exchange of a fetcher with several loops runs on the last one, however small its body is."""
+    monkeypatch.setattr(Lines, "choose", lambda self, _: [line for line in self._lines if not line.has_ended][-1])
+
+
+@pytest.fixture
+def loops(way: str, request: pytest.FixtureRequest) -> int:
+    """Event loops that the fetchers below spread bodies over."""
+    if way == "elsewhere":
+        request.getfixturevalue("elsewhere")
+        return 2
+    return 1
+
+
+@pytest.fixture
+def fetcher_with(direct_bodies: bool, loops: int) -> Callable[..., Fetcher]:
+    return partial(make_fetcher, direct_bodies=direct_bodies, loops=loops)
 
 
 @pytest_asyncio.fixture

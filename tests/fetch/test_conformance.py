@@ -36,7 +36,7 @@ class Store:
 
 
 @asynccontextmanager
-async def web(*, tls: bool) -> AsyncIterator[Store]:
+async def web(*, tls: bool, loops: int = 1) -> AsyncIterator[Store]:
     objects: dict[str, bytes] = {}
 
     def write(name: str, content: bytes) -> str:
@@ -45,13 +45,13 @@ async def web(*, tls: bool) -> AsyncIterator[Store]:
 
     async with (
         RangeServer(objects, tls=tls) as server,
-        Fetcher(FetchConfig(ca_file=server.ca_file, trust_env=False)) as fetcher,
+        Fetcher(FetchConfig(ca_file=server.ca_file, trust_env=False, loops=loops)) as fetcher,
     ):
         yield Store(fetcher, write, can_list=False)
 
 
 @asynccontextmanager
-async def s3() -> AsyncIterator[Store]:
+async def s3(*, loops: int = 1) -> AsyncIterator[Store]:
     objects: dict[str, bytes] = {}
 
     def write(name: str, content: bytes) -> str:
@@ -60,13 +60,13 @@ async def s3() -> AsyncIterator[Store]:
 
     async with (
         S3Server(objects, page_keys=2) as server,
-        Fetcher(FetchConfig(ca_file=server.ca_file, s3=S3Config(endpoint_url=server.url))) as fetcher,
+        Fetcher(FetchConfig(ca_file=server.ca_file, s3=S3Config(endpoint_url=server.url), loops=loops)) as fetcher,
     ):
         yield Store(fetcher, write)
 
 
 @asynccontextmanager
-async def hub() -> AsyncIterator[Store]:
+async def hub(*, loops: int = 1) -> AsyncIterator[Store]:
     files: dict[str, bytes] = {}
 
     def write(name: str, content: bytes) -> str:
@@ -74,11 +74,12 @@ async def hub() -> AsyncIterator[Store]:
         server.push("datasets/org/name", files)
         return f"hf://datasets/org/name/{name}"
 
-    async with (
-        HubServer(page_entries=2, token="t") as server,
-        Fetcher(FetchConfig(ca_file=server.ca_file, hub_endpoint=server.url, tokens={"127.0.0.1": "t"})) as fetcher,
-    ):
-        yield Store(fetcher, write, can_replace=False)
+    async with HubServer(page_entries=2, token="t") as server:
+        config = FetchConfig(
+            ca_file=server.ca_file, hub_endpoint=server.url, tokens={"127.0.0.1": "t"}, trust_env=False, loops=loops
+        )
+        async with Fetcher(config) as fetcher:
+            yield Store(fetcher, write, can_replace=False)
 
 
 @asynccontextmanager
@@ -127,4 +128,17 @@ async def test_conformance(
     aws_keys: None,
 ) -> None:
     async with stores[name]() as store:
+        await check(store)
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", ["http", "https", "s3", "hub"])
+async def test_conformance_on_two_loops(name: str, check: Check, aws_keys: None, elsewhere: None) -> None:
+    stores: dict[str, Callable[..., AbstractAsyncContextManager[Store]]] = {
+        "http": partial(web, tls=False),
+        "https": partial(web, tls=True),
+        "s3": s3,
+        "hub": hub,
+    }
+    async with stores[name](loops=2) as store:
         await check(store)

@@ -1,13 +1,11 @@
-"""Bodies straight from the socket into the caller's memory, over every loop and transport."""
+"""Bodies straight from the socket into the caller's memory, plain and over TLS."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 import os
 import random
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -15,16 +13,14 @@ import anyio
 import pytest
 from aiohttp.client_proto import ResponseHandler
 
-from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConnectionFailed
-from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.transports import direct
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
-    from tests.fetch.conftest import LyingServer
+    from asyncfetch.fetch import Fetcher
+    from tests.fetch.conftest import End, LyingServer
     from tests.fetch.conftest import Step as StepType
 
 CONTENT = random.Random(2).randbytes(3_000_000)
@@ -135,6 +131,20 @@ async def test_a_cancellation_at_any_moment(
         assert fetcher.statistics().in_flight == 0
 
 
+@pytest.mark.parametrize("end", ["close", "reset", "half-close", "stall"])
+async def test_a_body_that_breaks_off_is_resumed(
+    fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, step: type[StepType], end: End
+) -> None:
+    url = any_server.put("/x", CONTENT)
+    any_server.will(step(cut=1_000_000, end=end))
+    async with fetcher_with(ca_file=ca_file) as fetcher:
+        assert await fetcher.fetch(url) == CONTENT
+        assert fetcher.statistics().retries == 1
+    first, second = (request.headers["range"] for request in any_server.requests)
+    assert first == "bytes=0-"
+    assert second == "bytes=1000000-2999999" or end == "reset"  # which throws away what is under way
+
+
 async def test_an_early_end_tells_both_lengths(
     fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, step: type[StepType]
 ) -> None:
@@ -157,6 +167,38 @@ async def test_an_honest_body_in_chunks(
     assert server.connections == 1
 
 
+@pytest.mark.parametrize("status", [206, 503])
+async def test_chunks_that_break_while_nobody_reads_are_a_broken_body(
+    fetcher_with: Callable[..., Fetcher], monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """aiohttp closes the connection then, and its reader raises a RuntimeError."""
+    reading = asyncio.Event()
+    readany = aiohttp.StreamReader.readany
+
+    async def read_late(reader: aiohttp.StreamReader) -> bytes:
+        reading.set()
+        while reader._protocol.connected and not reader.is_eof():  # noqa: ASYNC110 - it has no event for that
+            await asyncio.sleep(0)
+        return await readany(reader)
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if not reading.is_set():
+            head = b"HTTP/1.1 %d x\r\nContent-Range: bytes 0-0/1\r\nTransfer-Encoding: chunked\r\n\r\n"
+            writer.write(head % status)
+            await reading.wait()
+            writer.write(b"rubbish\r\n")
+        else:
+            writer.write(b"HTTP/1.1 206 x\r\nContent-Range: bytes 0-0/1\r\nContent-Length: 1\r\n\r\nx")
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr(aiohttp.StreamReader, "readany", read_late)
+    async with await asyncio.start_server(converse, "127.0.0.1") as server, fetcher_with() as fetcher:
+        assert bytes(await fetcher.fetch(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")) == b"x"
+        assert fetcher.statistics().retries == 1
+
+
 async def test_another_aiohttp_is_noticed_and_told_once(
     fetcher_with: Callable[..., Fetcher],
     server: LyingServer,
@@ -176,63 +218,3 @@ async def test_another_aiohttp_is_noticed_and_told_once(
         f"aiohttp {aiohttp.__version__} has changed inside"
     ]
     direct._warn.cache_clear()
-
-
-def on_uvloop(work: Coroutine[None, None, None]) -> None:
-    import uvloop
-
-    uvloop.run(work)
-
-
-def on_aiofastnet(work: Coroutine[None, None, None]) -> None:
-    import aiofastnet
-
-    async def patched() -> None:
-        aiofastnet.patch_loop()
-        await work
-
-    asyncio.run(patched())
-
-
-@pytest.mark.parametrize("loop", ["uvloop", "aiofastnet"])
-@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
-@pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "copied"])
-def test_on_another_loop(
-    lying_server: type[LyingServer],
-    server_tls: ssl.SSLContext,
-    ca_file: str,
-    step: type[StepType],
-    loop: str,
-    tls: bool,
-    direct_bodies: bool,
-) -> None:
-    if importlib.util.find_spec(loop) is None:
-        pytest.skip(f"{loop} isn't installed")
-    headers = {"Content-Length": str(len(CONTENT))}
-
-    async def work() -> None:
-        async with AsyncExitStack() as stack:
-            server = await stack.enter_async_context(lying_server(server_tls if tls else None))
-            config = FetchConfig(ca_file=ca_file, trust_env=False, direct_bodies=direct_bodies)
-            fetcher = await stack.enter_async_context(Fetcher(config))
-            url = server.put("/x", CONTENT)
-            for start in range(3):
-                assert await fetcher.fetch(url, start) == CONTENT[start:]
-            assert server.connections == 1
-            for _ in range(3):
-                server.will(step(body=CONTENT + SMUGGLED, headers=headers))
-                assert await fetcher.fetch(url) == CONTENT
-            assert fetcher.statistics().retries == 0
-            for end in ("close", "reset", "half-close"):
-                server.will(step(cut=1_000_000, end=end))
-                assert await fetcher.fetch(url) == CONTENT
-            assert fetcher.statistics().retries == 3
-            server.will(step(cut=1_000_000, end="stall"))
-            buffer = bytearray(len(CONTENT))
-            with anyio.move_on_after(0.1):
-                await fetcher.fetch_into(url, 0, len(CONTENT), buffer)
-            buffer[:] = bytes(len(buffer))
-            assert await fetcher.fetch(url) == CONTENT
-            assert not any(buffer)
-
-    {"uvloop": on_uvloop, "aiofastnet": on_aiofastnet}[loop](work())

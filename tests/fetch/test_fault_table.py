@@ -39,9 +39,9 @@ RETRY = RetryConfig(attempts=ATTEMPTS, total_seconds=0.95)
 """Some nine attempts where each brings a byte."""
 
 
-@pytest.fixture(params=[True, False], ids=["direct", "copied"])
-def direct_bodies(request: pytest.FixtureRequest) -> bool:
-    value: bool = request.param
+@pytest.fixture(params=["direct", "copied", "elsewhere"])
+def way(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
     return value
 
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 Kind = dict[str, Any]
 
 
-@pytest.fixture(params=[True, False], ids=["direct", "copied"])
-def direct_bodies(request: pytest.FixtureRequest) -> bool:
-    value: bool = request.param
+@pytest.fixture(params=["direct", "copied", "elsewhere"])
+def way(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
     return value
 
 

@@ -226,6 +226,32 @@ async def test_a_cancelled_caller_on_another_loop_sees_the_coroutine_off() -> No
 
 
 @pytest.mark.may_block
+async def test_a_caller_that_is_cancelled_twice_sees_it_off_all_the_same() -> None:
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(may_end.wait)
+            ended.set()
+
+    with LoopThread() as loop_thread:
+        task = asyncio.ensure_future(loop_thread.acall(wait))
+        await anyio.to_thread.run_sync(began.wait)
+        for _ in range(3):
+            task.cancel()
+            await anyio.sleep(0.01)
+        assert not task.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+
+
+@pytest.mark.may_block
 async def test_closing_ends_a_call_of_another_loop() -> None:
     loop_thread = LoopThread()
     async with anyio.create_task_group() as group:

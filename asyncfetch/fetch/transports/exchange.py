@@ -12,6 +12,7 @@ from asyncfetch.errors import ConnectionFailed, FetchTimeout, InvalidResponse
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.transports import direct
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
+from asyncfetch.fetch.transports.paced import PacedRest
 from asyncfetch.fetch.transports.session import current_user
 from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.sockets import abort
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
     from contextvars import Token
     from types import TracebackType
 
+    from aiohttp.client_proto import ResponseHandler
     from aiohttp.connector import Connection
 
     from asyncfetch.config import TimeoutConfig
+    from asyncfetch.fetch.bandwidth import Allowance
     from asyncfetch.fetch.responses import Delivery
     from asyncfetch.fetch.transports.session import ConnectionUser
 
@@ -50,14 +53,22 @@ class Exchange:
     """
 
     def __init__(
-        self, timeouts: TimeoutConfig, host: str, *, needs_new_connection: bool, now: Callable[[], float]
+        self,
+        timeouts: TimeoutConfig,
+        host: str,
+        *,
+        needs_new_connection: bool,
+        now: Callable[[], float],
+        allowance: Allowance | None = None,
     ) -> None:
+        """``allowance`` is what the body may bring; None where that has no bound."""
         self.needs_new_connection = needs_new_connection
         self.reused = False
         self.response: aiohttp.ClientResponse | None = None
         self._timeouts = timeouts
         self._now = now
         self._host = host
+        self._allowance = allowance
         self._transport: asyncio.BaseTransport | None = None
         self._loop = asyncio.get_running_loop()
         self._scope = Interrupt()
@@ -106,12 +117,15 @@ class Exchange:
 
     async def next_chunk(self) -> bytes:
         """Some bytes of the body, as many as have come; empty at its end. AttemptFailed where it broke."""
-        assert self.response is not None
+        if self._allowance is not None and self._allowance.left_bytes <= 0:
+            seconds = self._allowance.more()
+            self._pausing(seconds)
+            await anyio.sleep(seconds)
         try:
-            chunk = await self.response.content.readany()
+            chunk = await self._read_some()
         except FOREIGN as error:
             raise as_failure(error, self._host) from error
-        self._since = self._loop.time()
+        self._came(len(chunk))
         return chunk
 
     def has_direct_body(self, length: int) -> bool:
@@ -124,11 +138,15 @@ class Exchange:
         assert self.response is not None
 
         def moved(count: int) -> None:
-            self._since = self._loop.time()
+            self._came(count)
             landed(count)
 
+        def paced(handler: ResponseHandler, rest: memoryview, transport: asyncio.Transport) -> PacedRest:
+            assert self._allowance is not None
+            return PacedRest(handler, rest, moved, transport, self._allowance, self._pausing)
+
         try:
-            await direct.receive(self.response, view, moved)
+            await direct.receive(self.response, view, moved, paced if self._allowance is not None else None)
         except FOREIGN as error:
             raise as_failure(error, self._host) from error
 
@@ -145,7 +163,7 @@ class Exchange:
         self._since = self._loop.time() + DRAIN_LIMIT_SECONDS  # this wait has its own limit, and no error
         with anyio.move_on_after(DRAIN_LIMIT_SECONDS):
             try:
-                while len(body) <= DRAIN_LIMIT_BYTES and (chunk := await self.response.content.readany()):
+                while len(body) <= DRAIN_LIMIT_BYTES and (chunk := await self._read_some()):
                     body += chunk
             except FOREIGN:
                 pass  # the head has said all that matters
@@ -160,6 +178,22 @@ class Exchange:
                 message = f"{self._host} answers with more than {max_bytes} bytes where a page of text was asked for"
                 raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
         return bytes(body)
+
+    def _came(self, count: int) -> None:
+        self._since = self._loop.time()
+        if self._allowance is not None:
+            self._allowance.came(count)
+
+    def _pausing(self, seconds: float) -> None:
+        self._since = self._loop.time() + seconds  # it isn't the server that stalls
+
+    async def _read_some(self) -> bytes:
+        assert self.response is not None
+        try:
+            return await self.response.content.readany()
+        except RuntimeError as error:
+            # aiohttp closes a connection whose chunks can't be parsed, and the reader is told nothing of it.
+            raise aiohttp.ClientPayloadError("the connection was closed") from error
 
     def _begin(self, phase: str, seconds: float) -> None:
         self._phase, self._seconds, self._since = phase, seconds, self._loop.time()

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import anyio
 import anyio.to_thread
 from multidict import CIMultiDict
 
 from asyncfetch.errors import ConfigError, InvalidResponse, ObjectChanged, redact_url
 from asyncfetch.fetch.addresses import WebUrls
+from asyncfetch.fetch.bandwidth import Allowance, Bandwidth
 from asyncfetch.fetch.hosts import Host, Route, Turn
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.redirects import REDIRECTS, host_name, next_url, origin_of, static_headers
@@ -21,7 +23,7 @@ from asyncfetch.fetch.transports.direct import is_possible
 from asyncfetch.fetch.transports.environment import Environment, read_environment
 from asyncfetch.fetch.transports.exchange import Exchange, PooledConnectionDied, receive_body
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
-from asyncfetch.fetch.transports.session import open_session
+from asyncfetch.fetch.transports.lines import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -81,23 +83,28 @@ class _Visit:
 
 
 class HttpTransport:
-    """Fills downloads from web servers. Belongs to the loop that made its session; its owner checks that."""
+    """Fills downloads from web servers. Belongs to the loop that opened it; its owner checks that.
+
+    Everything happens on that loop but an exchange with a large body, which may run on another one: what it touches
+    beside the exchange (memory, what is known of objects, its own tally) can be used from any thread.
+    """
 
     def __init__(
         self,
         config: FetchConfig,
         hosts: Hosts,
         clock: Clock,
-        session: aiohttp.ClientSession,
+        lines: Lines,
         environment: Environment,
         *,
         directly: bool,
     ) -> None:
-        """Takes over ``session``; use ``open`` to get one that is set up right."""
+        """Takes over ``lines``; use ``open`` to get one that is set up right."""
         self._config = config
         self._hosts = hosts
         self._clock = clock
-        self._session = session
+        self._lines = lines
+        self._bandwidth = Bandwidth.of(config.max_bytes_per_second)
         self._environment = environment
         self._directly = directly
 
@@ -108,11 +115,11 @@ class HttpTransport:
         if config.trust_env:
             environment = await anyio.to_thread.run_sync(read_environment, dict(os.environ))
         directly = config.direct_bodies and await is_possible()
-        return cls(config, hosts, clock, await open_session(config), environment, directly=directly)
+        return cls(config, hosts, clock, await Lines.open(config), environment, directly=directly)
 
     async def aclose(self) -> None:
         """Closes every connection, without waiting for any server. No read may be under way."""
-        await self._session.close()
+        await self._lines.aclose()
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """Plain web servers have no way to ask."""
@@ -168,7 +175,14 @@ class HttpTransport:
             host = self._host(url)
             host.counts.retries += is_retry and hop == 0
             take = partial(self._take_bytes, visit, url)
-            target = await self._hop(host, url, visit.headers(host), take, needs_new_connection=needs_new_connection)
+            target = await self._hop(
+                host,
+                url,
+                visit.headers(host),
+                take,
+                body_bytes=visit.download.expected_bytes,
+                needs_new_connection=needs_new_connection,
+            )
             if target is None:
                 return
             url = target
@@ -186,7 +200,8 @@ class HttpTransport:
         for _ in range(self._config.max_redirects + 1):
             host = self._host(url)
             take = partial(self._take_reply, url, book, max_bytes)
-            reply = await self._hop(host, url, _own_headers(host, address), take, method=method)
+            # Small, as text is, and paid for as it comes.
+            reply = await self._hop(host, url, _own_headers(host, address), take, method=method, body_bytes=1)
             if reply.target is None or origin_of(reply.target) != origin_of(url):
                 return reply
             url = reply.target
@@ -215,35 +230,65 @@ class HttpTransport:
         take: Callable[[Turn, Exchange, aiohttp.ClientResponse], Awaitable[T]],
         *,
         method: str = "GET",
+        body_bytes: int = 0,
         needs_new_connection: bool = False,
     ) -> T:
-        """One request, through its host's gate, and what ``take`` makes of its answer."""
+        """One request, through its host's gate, and what ``take`` makes of its answer; on the loop with least to do."""
         async with host.turn() as turn:
+            line = self._lines.choose(body_bytes)
+            turn.tally = host.tally(line.number)
+            exchange = partial(self._exchange, line.session, turn, url, headers, take, method)
+            if self._bandwidth is not None:
+                exchange = partial(self._paced, self._bandwidth, body_bytes, exchange)
             try:
                 try:
-                    return await self._exchange(turn, url, headers, take, method, needs_new_connection)
+                    return await line.run(body_bytes, exchange, needs_new_connection)
                 except PooledConnectionDied:
-                    return await self._exchange(turn, url, headers, take, method, needs_new_connection=True)
+                    return await line.run(body_bytes, exchange, True)
             except AttemptFailed as failure:
                 failure.host = host_name(url)
                 turn.failed(failure)
                 raise
 
+    async def _paced(
+        self,
+        bandwidth: Bandwidth,
+        body_bytes: int,
+        exchange: Callable[[bool, Allowance], Awaitable[T]],
+        needs_new_connection: bool,
+    ) -> T:
+        """An exchange whose body comes no faster than the process may receive."""
+        allowance = Allowance(bandwidth)
+        try:
+            await anyio.sleep(allowance.begin(body_bytes))
+            return await exchange(needs_new_connection, allowance)
+        finally:
+            allowance.close()
+
     async def _exchange(
         self,
+        session: aiohttp.ClientSession,
         turn: Turn,
         url: URL,
         headers: dict[str, str],
         take: Callable[[Turn, Exchange, aiohttp.ClientResponse], Awaitable[T]],
         method: str,
         needs_new_connection: bool,
+        allowance: Allowance | None = None,
     ) -> T:
+        """Runs on the loop of ``session`` and the turn's tally."""
         host, name = turn.host, host_name(url)
-        exchange = Exchange(self._config.timeouts, name, needs_new_connection=needs_new_connection, now=host.now)
+        exchange = Exchange(
+            self._config.timeouts,
+            name,
+            needs_new_connection=needs_new_connection,
+            now=host.now,
+            allowance=allowance,
+        )
         with exchange:
-            host.counts.requests += 1
+            turn.tally.counts.requests += 1
             try:
-                response = await self._session.request(
+                response = await session.request(
                     method,
                     url,
                     headers=headers,
@@ -259,7 +304,7 @@ class HttpTransport:
                 raise failure from cause_of(error)
             turn.answered(exchange.answered(response))
             if response.status in REDIRECTS:
-                host.counts.redirects += 1
+                turn.tally.counts.redirects += 1
             return await take(turn, exchange, response)
 
     async def _take_bytes(
@@ -293,9 +338,7 @@ class HttpTransport:
         host = turn.host
         since = host.now()
         await receive_body(exchange, delivery, view, landed, directly=self._directly)
-        seconds = host.now() - since
-        host.times.body.record(seconds)
-        host.rate.record(len(view), seconds)
+        turn.received(len(view), host.now() - since)
         download.host = host
         return None
 

@@ -42,6 +42,7 @@ from asyncfetch.runtime.thread_call import ThreadCall
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from asyncfetch.fetch.bandwidth import Bandwidth
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts
 
@@ -67,9 +68,13 @@ class OtherTransport:
     stopped; what it still brings is thrown away.
     """
 
-    def __init__(self, hosts: Hosts, options: Mapping[str, Mapping[str, object]]) -> None:
+    def __init__(
+        self, hosts: Hosts, options: Mapping[str, Mapping[str, object]], bandwidth: Bandwidth | None = None
+    ) -> None:
+        """``bandwidth`` is the cap that its bytes come under, in steps of READ_STEP_BYTES; None for none."""
         self._hosts = hosts
         self._options = options
+        self._bandwidth = bandwidth
         self._threads = anyio.CapacityLimiter(THREADS)
         self._unlimited = anyio.CapacityLimiter(math.inf)
 
@@ -79,7 +84,7 @@ class OtherTransport:
         async with host.turn():
             host.counts.requests += 1
             since = host.now()
-            reading = _Reading(download, download.known, self._options)
+            reading = _Reading(download, download.known, self._options, self._bandwidth)
             try:
                 await self._in_thread(reading.run)
             except AttemptFailed as failure:
@@ -126,18 +131,23 @@ class _Reading:
     """One read, in a thread that may outlive its caller."""
 
     def __init__(
-        self, download: Download, known: ObjectInfo | None, options: Mapping[str, Mapping[str, object]]
+        self,
+        download: Download,
+        known: ObjectInfo | None,
+        options: Mapping[str, Mapping[str, object]],
+        bandwidth: Bandwidth | None,
     ) -> None:
         self._download = download
         self._known = known
         self._options = options
+        self._bandwidth = bandwidth
         self._lock = threading.Lock()
-        self._abandoned = False
+        self._abandoned = threading.Event()
 
     def abandon(self) -> None:
         """After this, nothing is written any more: the buffer may be somebody else's."""
         with self._lock:  # held for a copy of READ_STEP_BYTES at most
-            self._abandoned = True
+            self._abandoned.set()
 
     def run(self) -> None:
         """Runs in a thread."""
@@ -147,12 +157,14 @@ class _Reading:
         _check_version(self._known, info)
         start, stop = wanted.span_in(info.size)
         with self._lock:
-            if self._abandoned:
+            if self._abandoned.is_set():
                 return
             view = self._download.accept(Delivery(info, start, stop))
         while self._download.landed_bytes < len(view):
             landed = self._download.landed_bytes
             step = start + landed, min(stop, start + landed + READ_STEP_BYTES)
+            if self._bandwidth is not None and self._abandoned.wait(self._bandwidth.reserve(step[1] - step[0])):
+                return
             with _foreign_errors(_scheme_of(url)):
                 chunk = files.cat_file(path, start=step[0], end=step[1])
             if len(chunk) != step[1] - step[0]:
@@ -163,11 +175,11 @@ class _Reading:
 
     def _land(self, view: memoryview, chunk: bytes) -> bool:
         with self._lock:
-            if not self._abandoned:
+            if not self._abandoned.is_set():
                 landed = self._download.landed_bytes
                 view[landed : landed + len(chunk)] = chunk
                 self._download.landed_bytes += len(chunk)
-            return not self._abandoned
+            return not self._abandoned.is_set()
 
     def _wrong_length(self, files: Any, path: str, info: ObjectInfo, message: str) -> AttemptFailed:  # noqa: ANN401
         """What it means that the back end returned too little or too much."""

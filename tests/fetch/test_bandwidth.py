@@ -1,0 +1,215 @@
+"""The cap on bytes per second: as arithmetic, and on bodies of every kind."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import random
+import time
+import warnings
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from anyio import to_thread
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncfetch.config import FetchConfig, StreamConfig, TimeoutConfig
+from asyncfetch.errors import ConfigError
+from asyncfetch.fetch.bandwidth import BURST_SECONDS, Allowance, Bandwidth, TokenBucket
+from asyncfetch.ranges import ByteRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from asyncfetch.fetch import Fetcher
+    from tests.fetch.conftest import LyingServer
+    from tests.fetch.conftest import Step as StepType
+
+MIB = 1024 * 1024
+CONTENT = random.Random(4).randbytes(2 * MIB)
+
+
+@given(
+    rate=st.integers(1, 10**9),
+    asked=st.lists(st.tuples(st.integers(0, 10**7), st.floats(0, 10)), max_size=50),
+)
+def test_no_window_has_more_than_its_share(rate: int, asked: list[tuple[int, float]]) -> None:
+    bucket = TokenBucket(rate)
+    now, came = 100.0, []
+    for nbytes, pause in asked:
+        now += pause
+        came.append((now + bucket.reserve(nbytes, now), nbytes))
+    for first in range(len(came)):
+        for last in range(first, len(came)):
+            # What comes at the window's start was waited for before it.
+            inside = sum(nbytes for _, nbytes in came[first + 1 : last + 1])
+            seconds = came[last][0] - came[first][0]
+            assert inside <= rate * (seconds + BURST_SECONDS) * (1 + 1e-9) + 1
+
+
+def test_what_is_not_used_is_lost_but_for_the_burst() -> None:
+    bucket = TokenBucket(1000)
+    assert bucket.reserve(1000, now=0.0) == pytest.approx(1 - BURST_SECONDS)
+    assert bucket.reserve(1000, now=100.0) == pytest.approx(1 - BURST_SECONDS)
+    assert bucket.reserve(10, now=100.0) == pytest.approx(1.01 - BURST_SECONDS)
+
+
+def test_what_is_given_back_is_had_by_the_next() -> None:
+    bucket = TokenBucket(1000)
+    bucket.reserve(1000, now=0.0)
+    bucket.give_back(900)
+    assert bucket.reserve(100, now=0.0) == pytest.approx(0.2 - BURST_SECONDS)
+
+
+@pytest.mark.parametrize("lateness", [0.0, 0.002], ids=["punctual", "late"])
+@pytest.mark.parametrize("body_bytes", [3_000, 64 * 1024, MIB, 8 * MIB])
+@pytest.mark.parametrize("streams", [1, 3, 64])
+@pytest.mark.parametrize("rate", [300_000, 10**6, 10**7, 10**8, 10**9])
+def test_the_rate_is_met_within_5_percent(rate: int, streams: int, body_bytes: int, lateness: float) -> None:
+    """In virtual time: streams that always want more, from a server that sends up to 256 KiB with each head."""
+    rng = random.Random(5)
+    now = 0.0
+    bandwidth = Bandwidth(rate, now=lambda: now)
+    came: list[tuple[float, int]] = []
+
+    def stream() -> Iterator[float]:
+        """Gives the seconds until it goes on."""
+        while True:
+            allowance = Allowance(bandwidth)
+            yield allowance.begin(body_bytes) + rng.uniform(0, lateness)
+            count, left = min(body_bytes, rng.randrange(1, 256 * 1024)), body_bytes
+            while True:
+                allowance.came(count)
+                came.append((now, count))
+                left -= count
+                if not left:
+                    break
+                if allowance.left_bytes <= 0:
+                    yield allowance.more() + rng.uniform(0, lateness)
+                count = min(left, allowance.left_bytes)
+            allowance.close()
+
+    turns = [(0.0, number, stream()) for number in range(streams)]
+    settled = 2 * streams * 256 * 1024 / rate
+    while now < settled + 2 and len(came) < 20_000:
+        now, number, one = turns[0]
+        heapq.heapreplace(turns, (now + next(one), number, one))
+    seconds = min(2.0, now / 2)
+    share = seconds * rate
+    counted = sum(count for at, count in came if now - seconds <= at < now)
+    at_once = min(body_bytes, 256 * 1024)
+    assert counted <= share * 1.05 + at_once
+    assert lateness or counted >= share * 0.95 - at_once  # a stream that is late may want too little
+
+
+def test_the_process_has_one_cap_for_each_rate() -> None:
+    one = Bandwidth.of(1234)
+    assert one is not None
+    assert Bandwidth.of(1234) is one
+    assert Bandwidth.of(1235) is not one
+    assert Bandwidth.of(None) is None
+
+
+async def test_a_forked_child_has_its_own() -> None:
+    one = Bandwidth.of(1234)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: other threads may be running
+        child = os.fork()
+    if child == 0:
+        os._exit(int(Bandwidth.of(1234) is one))
+    _, status = await to_thread.run_sync(os.waitpid, child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+@pytest.fixture(params=["http", "https"])
+def any_server(request: pytest.FixtureRequest) -> LyingServer:
+    server: LyingServer = request.getfixturevalue("server" if request.param == "http" else "tls_server")
+    return server
+
+
+@pytest.mark.usefixtures("elsewhere")
+async def test_two_fetchers_and_two_loops_share_it(
+    fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str
+) -> None:
+    """12 MiB at 4 MiB/s, by a body's every way; half a second is for a busy machine to open and close."""
+    url = any_server.put("/x", CONTENT)
+    ways: dict[str, dict[str, object]] = {"direct": {}, "copied": {"direct_bodies": False}, "elsewhere": {"loops": 2}}
+    started = time.monotonic()
+
+    async def read(way: dict[str, object]) -> None:
+        async with fetcher_with(ca_file=ca_file, max_bytes_per_second=4 * MIB, max_span_bytes=0, **way) as fetcher:
+            views = await fetcher.fetch_many(ByteRange(url, start, len(CONTENT)) for start in (0, 1))
+            assert [bytes(view) for view in views] == [CONTENT, CONTENT[1:]]
+            assert fetcher.statistics().retries == 0
+
+    async with anyio.create_task_group() as group:
+        for way in ways.values():
+            group.start_soon(read, way)
+    assert 3.0 * 0.95 <= time.monotonic() - started <= 3.0 * 1.05 + 0.5
+
+
+@pytest.mark.parametrize("direct_bodies", [True, False])
+async def test_the_stall_timeout_does_not_count_our_own_pauses(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, direct_bodies: bool
+) -> None:
+    """Steps of 20 ms and a limit of 50: with 8 streams each waits longer than that for its turn."""
+    url = server.put("/x", CONTENT)
+    async with fetcher_with(
+        direct_bodies=direct_bodies,
+        max_bytes_per_second=4 * MIB,
+        max_span_bytes=0,
+        timeouts=TimeoutConfig(stall_seconds=0.05, first_byte_seconds=5),
+    ) as fetcher:
+        views = await fetcher.fetch_many(ByteRange(url, start, start + MIB) for start in range(8))
+        assert [bytes(view) for view in views] == [CONTENT[start : start + MIB] for start in range(8)]
+        assert fetcher.statistics().retries == 0
+
+
+async def test_a_server_that_stalls_is_still_noticed(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
+) -> None:
+    url = server.put("/x", CONTENT)
+    server.will(step(cut=MIB, end="stall"))
+    async with fetcher_with(max_bytes_per_second=8 * MIB) as fetcher:
+        assert await fetcher.fetch(url) == CONTENT
+        assert fetcher.statistics().retries == 1
+
+
+async def test_a_cancelled_read_costs_the_others_nothing(
+    fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str
+) -> None:
+    url = any_server.put("/x", CONTENT)
+    async with fetcher_with(ca_file=ca_file, max_bytes_per_second=16 * MIB) as fetcher:
+        for moment in range(20):
+            buffer = bytearray(len(CONTENT))
+            with anyio.move_on_after(moment * 0.003) as scope:
+                await fetcher.fetch_into(url, 0, len(CONTENT), buffer)
+            if scope.cancelled_caught:
+                buffer[:] = bytes(len(buffer))
+                await anyio.wait_all_tasks_blocked()
+                assert not any(buffer)
+        before = time.monotonic()
+        assert await fetcher.fetch(url) == CONTENT
+        assert time.monotonic() - before < 1.0
+
+
+async def test_back_ends_of_fsspec_come_under_it(fetcher_with: Callable[..., Fetcher]) -> None:
+    files = MemoryFileSystem()
+    files.pipe_file("/bandwidth/x", CONTENT)
+    before = time.monotonic()
+    async with fetcher_with(max_bytes_per_second=4 * MIB) as fetcher:
+        assert await fetcher.fetch("memory://bandwidth/x") == CONTENT
+    assert time.monotonic() - before >= 0.5 * 0.9
+    files.rm("/bandwidth", recursive=True)
+
+
+def test_workers_share_it() -> None:
+    config = StreamConfig(fetch=FetchConfig(max_bytes_per_second=20))
+    assert config.shared_by(3).fetch.max_bytes_per_second == 6
+    with pytest.raises(ConfigError, match="max_bytes_per_second=20"):
+        config.shared_by(21)
+    with pytest.raises(ConfigError, match="at least 1"):
+        FetchConfig(max_bytes_per_second=0)
