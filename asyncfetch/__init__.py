@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from asyncfetch import testing, torch
     from asyncfetch.cache import ByteCache, CacheStatistics
-    from asyncfetch.config import FetchConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
+    from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
     from asyncfetch.decode import DecoderCache
     from asyncfetch.errors import (
         AccessDenied,
@@ -60,7 +60,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "cache": ["ByteCache", "CacheStatistics"],
-    "config": ["FetchConfig", "RetryConfig", "S3Config", "StreamConfig", "TimeoutConfig"],
+    "config": ["FetchConfig", "HedgeConfig", "RetryConfig", "S3Config", "StreamConfig", "TimeoutConfig"],
     "decode": ["DecoderCache"],
     "errors": [
         "AccessDenied",
@@ -117,6 +117,7 @@ __all__ = [
     "Fetcher",
     "FormatError",
     "FrameMissing",
+    "HedgeConfig",
     "InvalidResponse",
     "LeRobotDataset",
     "MergeError",

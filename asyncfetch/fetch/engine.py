@@ -78,7 +78,7 @@ class Fetcher:
         """``config`` None means FetchConfig(), the defaults."""
         self.config = config or FetchConfig()
         self._clock = _clock or Clock()
-        self._hosts = Hosts(self.config.max_requests_per_host)
+        self._hosts = Hosts(self.config.max_requests_per_host, hedge=self.config.hedge)
         self._objects = ObjectMemory(self.config.max_known_objects)
         self._memory = MemoryPool(self.config.max_idle_buffer_bytes)
         self._calls: set[anyio.CancelScope] = set()

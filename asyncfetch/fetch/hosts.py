@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
+from asyncfetch.fetch.hedge import Hedging
 from asyncfetch.observe import Histogram
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from yarl import URL
 
+    from asyncfetch.config import HedgeConfig
     from asyncfetch.observe import Quantiles
     from asyncfetch.runtime.memory_pool import MemoryPoolStatistics
 
@@ -49,6 +51,8 @@ class Counts:
     retries: int = 0
     redirects: int = 0
     errors: int = 0
+    hedges: int = 0
+    hedge_wins: int = 0
 
     def add(self, other: Counts) -> None:
         """Adds ``other`` to this."""
@@ -93,6 +97,10 @@ class HostStatistics:
     """Answers that named another url."""
     errors: int
     """Attempts that failed, repeated or not."""
+    hedges: int
+    """Second requests for what a late answer was to bring."""
+    hedge_wins: int
+    """Those of them whose answer came first."""
     wait: Quantiles
     """Of requests for their turn at the limit."""
     first_byte: Quantiles
@@ -115,6 +123,10 @@ class FetchStatistics:
     """Answers that named another url."""
     errors: int
     """Attempts that failed, repeated or not."""
+    hedges: int
+    """Second requests for what a late answer was to bring."""
+    hedge_wins: int
+    """Those of them whose answer came first."""
     in_flight: int
     """Requests between their start and the end of their body, over all hosts."""
     waiting: int
@@ -139,15 +151,29 @@ class Host:
     ``now`` gives seconds since some point; all of the host's times are taken with it.
     """
 
-    __slots__ = ("_gate", "counts", "in_flight", "limit", "now", "origin", "peak_in_flight", "route", "times")
+    __slots__ = (
+        "_gate",
+        "counts",
+        "hedging",
+        "in_flight",
+        "limit",
+        "now",
+        "origin",
+        "peak_in_flight",
+        "route",
+        "times",
+    )
 
-    def __init__(self, origin: str, limit: int, route: Route, now: Callable[[], float]) -> None:
+    def __init__(
+        self, origin: str, limit: int, route: Route, now: Callable[[], float], hedge: HedgeConfig | None = None
+    ) -> None:
         self.origin = origin
         self.limit = limit
         self.route = route
         self.now = now
         self.counts = Counts()
         self.times = Times()
+        self.hedging = Hedging(hedge)
         self.in_flight = 0
         self.peak_in_flight = 0
         self._gate = anyio.Semaphore(limit, max_value=limit, fast_acquire=True)
@@ -156,13 +182,29 @@ class Host:
         since = self.now()
         await self._gate.acquire()
         self.times.wait.record(self.now() - since)
-        self.in_flight += 1
-        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
+        self._entered()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        self.leave()
+
+    def enter_nowait(self) -> bool:
+        """Enters where that needs no wait; then ``leave`` must follow. Whether it did."""
+        try:
+            self._gate.acquire_nowait()
+        except anyio.WouldBlock:
+            return False
+        self._entered()
+        return True
+
+    def leave(self) -> None:
+        """Lets the next one in."""
         self.in_flight -= 1
         self._gate.release()
+
+    def _entered(self) -> None:
+        self.in_flight += 1
+        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
 
     @property
     def waiting(self) -> int:
@@ -186,6 +228,8 @@ class Host:
             retries=self.counts.retries,
             redirects=self.counts.redirects,
             errors=self.counts.errors,
+            hedges=self.counts.hedges,
+            hedge_wins=self.counts.hedge_wins,
             wait=self.times.wait.snapshot(),
             first_byte=self.times.first_byte.snapshot(),
             body=self.times.body.snapshot(),
@@ -195,10 +239,13 @@ class Host:
 class Hosts:
     """Every host in use, and the idle ones used last. ``statistics`` may be called in any thread."""
 
-    __slots__ = ("_forgotten", "_forgotten_times", "_hosts", "_limit", "_now")
+    __slots__ = ("_forgotten", "_forgotten_times", "_hedge", "_hosts", "_limit", "_now")
 
-    def __init__(self, limit: int, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, limit: int, now: Callable[[], float] = time.perf_counter, *, hedge: HedgeConfig | None = None
+    ) -> None:
         self._limit = limit
+        self._hedge = hedge
         self._now = now
         self._hosts: OrderedDict[str, Host] = OrderedDict()
         self._forgotten = Counts()
@@ -208,7 +255,7 @@ class Hosts:
         """The host of ``origin``; ``route`` is called when it is new. Enter it before you await anything else."""
         host = self._hosts.get(origin)
         if host is None:
-            host = self._hosts[origin] = Host(origin, self._limit, route(), self._now)
+            host = self._hosts[origin] = Host(origin, self._limit, route(), self._now, self._hedge)
             self._forget_idle(keep=host)
         else:
             self._hosts.move_to_end(origin)
@@ -238,6 +285,8 @@ class Hosts:
             retries=total.retries,
             redirects=total.redirects,
             errors=total.errors,
+            hedges=total.hedges,
+            hedge_wins=total.hedge_wins,
             in_flight=sum(host.in_flight for host in hosts),
             waiting=sum(host.waiting for host in hosts),
             reused_buffers=memory.reused,

@@ -15,12 +15,13 @@ from asyncfetch.fetch.addresses import WebUrls
 from asyncfetch.fetch.hosts import Host, Route
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.redirects import REDIRECTS, host_name, next_url, origin_of, static_headers
-from asyncfetch.fetch.responses import check_response, refusal
+from asyncfetch.fetch.responses import Delivery, check_response, refusal
 from asyncfetch.fetch.retry import AttemptFailed, Retries, Verdict, cause_of, giving_up, pause_seconds
 from asyncfetch.fetch.transports.direct import is_possible
 from asyncfetch.fetch.transports.environment import Environment, read_environment
 from asyncfetch.fetch.transports.exchange import Exchange, PooledConnectionDied, receive_body
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
+from asyncfetch.fetch.transports.hedging import Overtaken, race_where_useful
 from asyncfetch.fetch.transports.session import open_session
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts
     from asyncfetch.fetch.retry import Clock
+    from asyncfetch.fetch.transports.hedging import Race
     from asyncfetch.ranges import ObjectInfo
 
 __all__ = ["HttpTransport", "Reply"]
@@ -167,8 +169,10 @@ class HttpTransport:
         for hop in range(self._config.max_redirects + 1):
             host = self._host(url)
             host.counts.retries += is_retry and hop == 0
-            take = partial(self._take_bytes, visit, host, url)
-            target = await self._hop(host, url, visit.headers(host), take, needs_new_connection=needs_new_connection)
+            take, fits = partial(self._take_bytes, visit, host, url), partial(self._fits, visit, url)
+            target = await self._hop(
+                host, url, visit.headers(host), take, needs_new_connection=needs_new_connection, fits=fits
+            )
             if target is None:
                 return
             url = target
@@ -216,14 +220,19 @@ class HttpTransport:
         *,
         method: str = "GET",
         needs_new_connection: bool = False,
+        fits: Callable[[aiohttp.ClientResponse], bool] | None = None,
     ) -> T:
-        """One request, through its host's gate, and what ``take`` makes of its answer."""
+        """One request, through its host's gate, and what ``take`` makes of its answer.
+
+        Where there is ``fits``, which says of an answer whether it can be taken, a second request may be made when the
+        answer is late.
+        """
         async with host:
             try:
                 try:
-                    return await self._exchange(host, url, headers, take, method, needs_new_connection)
+                    return await self._exchange(host, url, headers, take, method, needs_new_connection, fits)
                 except PooledConnectionDied:
-                    return await self._exchange(host, url, headers, take, method, needs_new_connection=True)
+                    return await self._exchange(host, url, headers, take, method, needs_new_connection=True, fits=fits)
             except AttemptFailed as failure:
                 failure.host = host_name(url)
                 host.counts.errors += 1
@@ -237,9 +246,23 @@ class HttpTransport:
         take: Callable[[Exchange, aiohttp.ClientResponse], Awaitable[T]],
         method: str,
         needs_new_connection: bool,
+        fits: Callable[[aiohttp.ClientResponse], bool] | None = None,
+        overtaking: Race[T] | None = None,
     ) -> T:
+        """One request and its answer; the second one of a race where it is ``overtaking``."""
         name = host_name(url)
-        exchange = Exchange(self._config.timeouts, name, needs_new_connection=needs_new_connection, now=host.now)
+        race = None
+        if fits is not None and overtaking is None:
+            second = partial(self._exchange, host, url, headers, take, method, False, None)
+            race = race_where_useful(host, fits, second)
+        exchange = Exchange(
+            self._config.timeouts,
+            name,
+            needs_new_connection=needs_new_connection,
+            now=host.now,
+            race=race,
+            is_second=overtaking is not None,
+        )
         with exchange:
             host.counts.requests += 1
             try:
@@ -251,35 +274,42 @@ class HttpTransport:
                     proxy=host.route.proxy,
                     proxy_headers=host.route.proxy_headers,
                 )
+            except Overtaken:
+                assert race is not None
+                host.hedging.answered(exchange.waited())
+                return race.outcome()
             except FOREIGN as error:
                 proxy = host.route.proxy
                 failure = as_failure(error, name, None if proxy is None else host_name(proxy))
                 if exchange.died_idle(error):
                     raise PooledConnectionDied(failure.kind, failure.message) from error
                 raise failure from cause_of(error)
-            host.times.first_byte.record(exchange.answered(response))
+            first_byte_seconds = exchange.answered(response)
+            host.times.first_byte.record(first_byte_seconds)
+            if response.status < 400:  # refusals are quick
+                host.hedging.answered(first_byte_seconds)
             if response.status in REDIRECTS:
                 host.counts.redirects += 1
+            if overtaking is not None:
+                await overtaking.claim(response)
             return await take(exchange, response)
 
     async def _take_bytes(
         self, visit: _Visit, host: Host, url: URL, exchange: Exchange, response: aiohttp.ClientResponse
     ) -> URL | None:
         """Checks the answer and takes its bytes; None when they have landed, else the url that it redirects to."""
-        download, etag = visit.download, visit.address.etag
+        download = visit.download
         status = response.status
         headers: Mapping[str, str] = response.headers
         if status in REDIRECTS or status >= 400:
             headers = visit.book.explain(status, headers, await exchange.drain())
         try:
-            if status in REDIRECTS:
-                return next_url(url, headers.get("Location"))
-            if etag is not None and status < 400:
-                headers = _with_etag(headers, etag)
-            delivery = check_response(download.next_request(), status, headers, url=download.url, known=download.known)
+            delivery = _judge(visit, url, status, headers)
         except AttemptFailed as failure:
             self._note_answer(failure, status, headers)
             raise
+        if not isinstance(delivery, Delivery):
+            return delivery
         view = download.accept(delivery)
         download.remember()
         if delivery.start == delivery.stop:
@@ -294,6 +324,15 @@ class HttpTransport:
         await receive_body(exchange, delivery, view, landed, directly=self._directly)
         host.times.body.record(host.now() - since)
         return None
+
+    @staticmethod
+    def _fits(visit: _Visit, url: URL, response: aiohttp.ClientResponse) -> bool:
+        """Whether ``_take_bytes`` would take an answer, by its head alone."""
+        try:
+            _judge(visit, url, response.status, response.headers)
+        except AttemptFailed:
+            return False
+        return True
 
     async def _take_reply(
         self, url: URL, book: AddressBook, max_bytes: int, exchange: Exchange, response: aiohttp.ClientResponse
@@ -345,6 +384,16 @@ class HttpTransport:
         if url.scheme == "http":  # no tunnel: the proxy reads the request itself, and takes its own header out
             return Route({**headers, **proxy.headers}, {**redirected_headers, **proxy.headers}, proxy.url)
         return Route(headers, redirected_headers, proxy.url, proxy.headers)
+
+
+def _judge(visit: _Visit, url: URL, status: int, headers: Mapping[str, str]) -> Delivery | URL:
+    """What an answer brings, or the url that it redirects to; AttemptFailed where it isn't to be taken."""
+    if status in REDIRECTS:
+        return next_url(url, headers.get("Location"))
+    download, etag = visit.download, visit.address.etag
+    if etag is not None and status < 400:
+        headers = _with_etag(headers, etag)
+    return check_response(download.next_request(), status, headers, url=download.url, known=download.known)
 
 
 def _own_headers(host: Host, address: Address) -> dict[str, str]:

@@ -13,7 +13,7 @@ import select
 import ssl
 import weakref
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
 import anyio.to_thread
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     import socket
 
     from aiohttp.client_proto import ResponseHandler
+    from aiohttp.client_reqrep import ConnectionKey
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
 
     from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch.transports.hedging import Race
 
 __all__ = ["ConnectionUser", "current_user", "open_session"]
 
@@ -39,7 +41,11 @@ class ConnectionUser(Protocol):
     """A request that wants to know on which connection it goes out."""
 
     needs_new_connection: bool
-    """Whether a pooled connection won't do."""
+    """Whether a pooled connection won't do, since one of the host's has failed."""
+    is_second: bool
+    """Whether it is made beside another request, on a connection of its own; the pooled ones stay for others."""
+    race: Race[Any] | None
+    """Of which it is the first request; None where there can be no second one."""
 
     def connected(self, connection: Connection, *, reused: bool) -> None:
         """The connection is there and the request goes out on it now."""
@@ -48,6 +54,18 @@ class ConnectionUser(Protocol):
 
 current_user: ContextVar[ConnectionUser] = ContextVar("current_user")
 """The request that runs in this task; aiohttp has no other way to tell its connector."""
+
+
+class Response(aiohttp.ClientResponse):
+    """An answer whose head may be waited for in a race."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """Returns itself when its head is there."""
+        race = current_user.get().race
+        if race is None:
+            return await super().start(connection)
+        start = super().start
+        return await race.head(lambda: start(connection))
 
 
 class Connector(aiohttp.TCPConnector):
@@ -81,6 +99,10 @@ class Connector(aiohttp.TCPConnector):
             user.connected(connection, reused=reused)
             return connection
 
+    async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
+        # aiohttp's way to the pool. Were it another one day, a second request would get a pooled connection.
+        return None if current_user.get().is_second else await super()._get(key, traces)
+
     def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, _ = address
         return self._sockets.for_connecting(family, kind, protocol)
@@ -102,6 +124,7 @@ async def open_session(config: FetchConfig) -> aiohttp.ClientSession:
         headers={"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "asyncfetch"},
         timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
         auto_decompress=False,
+        response_class=Response,
         trust_env=False,
         raise_for_status=False,
     )
