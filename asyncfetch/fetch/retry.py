@@ -64,6 +64,8 @@ class AttemptFailed(Exception):
     """Seconds that the server asked us to wait; None where it didn't."""
     host: str | None = None
     """``host:port`` that the attempt ended at, after redirects."""
+    address: tuple[str, int] | None = None
+    """Of the connection that failed; None where the server's answer, or our wish, was the reason."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Of the answer that refused, found by names of any case."""
     fields: Mapping[str, object] = field(default_factory=dict)

@@ -66,7 +66,8 @@ class Step:
 class LyingServer:
     """Serves ``objects`` by path. Each request takes the next of ``steps``; after the last one it is honest."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.port = port
         self.objects: dict[str, bytes] = {}
         self.etags: dict[str, str | None] = {}
         self.steps: list[Step] = []
@@ -81,8 +82,8 @@ class LyingServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, self._host, 0, ssl=self._tls, backlog=1024)
-        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, self._host, self.port, ssl=self._tls, backlog=1024)
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

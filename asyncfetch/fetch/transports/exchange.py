@@ -13,6 +13,7 @@ from asyncfetch.errors import ConnectionFailed, FetchTimeout, InvalidResponse
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.transports import direct
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
+from asyncfetch.fetch.transports.resolver import peer_of
 from asyncfetch.fetch.transports.session import current_user
 from asyncfetch.runtime.sockets import abort
 
@@ -101,11 +102,14 @@ class Exchange:
         self._abort_unless_ended()
         # A host that drops what we send keeps dropping it, and each try costs the whole limit.
         verdict = Verdict.AGAIN if self._transport else Verdict.ONCE
+        address = peer_of(self._transport) if exc is not None and self._transport else None
         self._let_go()
         swallowed = self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
             message = f"{self._phase} took longer than {self._seconds:g} s: is {self._host} up? Or raise the timeout"
-            raise AttemptFailed(FetchTimeout, message, verdict)
+            raise AttemptFailed(FetchTimeout, message, verdict, address=address)
+        if isinstance(exc, AttemptFailed) and exc.status is None:
+            exc.address = address
         return swallowed
 
     def connected(self, connection: Connection, *, reused: bool) -> None:

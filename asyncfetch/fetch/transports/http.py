@@ -22,6 +22,7 @@ from asyncfetch.fetch.transports.environment import Environment, read_environmen
 from asyncfetch.fetch.transports.exchange import Exchange, PooledConnectionDied, receive_body
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
 from asyncfetch.fetch.transports.hedging import Overtaken, race_where_useful
+from asyncfetch.fetch.transports.resolver import Resolver
 from asyncfetch.fetch.transports.session import open_session
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class HttpTransport:
         hosts: Hosts,
         clock: Clock,
         session: aiohttp.ClientSession,
+        resolver: Resolver,
         environment: Environment,
         *,
         directly: bool,
@@ -100,6 +102,7 @@ class HttpTransport:
         self._hosts = hosts
         self._clock = clock
         self._session = session
+        self._resolver = resolver
         self._environment = environment
         self._directly = directly
 
@@ -110,7 +113,9 @@ class HttpTransport:
         if config.trust_env:
             environment = await anyio.to_thread.run_sync(read_environment, dict(os.environ))
         directly = config.direct_bodies and await is_possible()
-        return cls(config, hosts, clock, await open_session(config), environment, directly=directly)
+        resolver = Resolver()
+        session = await open_session(config, resolver)
+        return cls(config, hosts, clock, session, resolver, environment, directly=directly)
 
     async def aclose(self) -> None:
         """Closes every connection, without waiting for any server. No read may be under way."""
@@ -236,6 +241,8 @@ class HttpTransport:
             except AttemptFailed as failure:
                 failure.host = host_name(url)
                 host.counts.errors += 1
+                if failure.address is not None:
+                    self._resolver.set_aside([failure.address])
                 raise
 
     async def _exchange(

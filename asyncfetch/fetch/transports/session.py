@@ -7,6 +7,7 @@ TLS and the parsing of heads, which it does well.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import select
@@ -19,6 +20,7 @@ import aiohttp
 import anyio.to_thread
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.fetch.transports.resolver import Connecting, connecting, peer_of
 from asyncfetch.runtime.sockets import Sockets
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.transports.hedging import Race
+    from asyncfetch.fetch.transports.resolver import Resolver
 
 __all__ = ["ConnectionUser", "current_user", "open_session"]
 
@@ -76,9 +79,17 @@ class Connector(aiohttp.TCPConnector):
     connector is closed, no socket that it opened is left.
     """
 
-    def __init__(self, *, keepalive_seconds: float, tls: ssl.SSLContext | bool) -> None:
+    def __init__(self, resolver: Resolver, *, keepalive_seconds: float, tls: ssl.SSLContext | bool) -> None:
+        self.resolver = resolver
         self._sockets = Sockets()
-        super().__init__(limit=0, keepalive_timeout=keepalive_seconds, ssl=tls, socket_factory=self._new_socket)
+        super().__init__(
+            limit=0,
+            keepalive_timeout=keepalive_seconds,
+            ssl=tls,
+            socket_factory=self._new_socket,
+            resolver=resolver,
+            use_dns_cache=False,
+        )
         self._seen: weakref.WeakSet[ResponseHandler] = weakref.WeakSet()
 
     async def connect(
@@ -103,23 +114,47 @@ class Connector(aiohttp.TCPConnector):
         # aiohttp's way to the pool. Were it another one day, a second request would get a pooled connection.
         return None if current_user.get().is_second else await super()._get(key, traces)
 
+    async def _create_connection(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> ResponseHandler:
+        """A new connection, from whose making the resolver learns which addresses are of use."""
+        this = Connecting(self.resolver.now(), is_retry=current_user.get().needs_new_connection)
+        token = connecting.set(this)
+        try:
+            handler = await super()._create_connection(req, traces, timeout)
+        except aiohttp.ClientConnectorError:
+            self.resolver.failed(this, given_up=False)
+            raise
+        except asyncio.CancelledError:
+            self.resolver.failed(this, given_up=True)
+            raise
+        finally:
+            connecting.reset(token)
+        if handler.transport is not None and (peer := peer_of(handler.transport)) is not None:
+            self.resolver.succeeded(this, peer)
+        return handler
+
     def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
-        family, kind, protocol, _, _ = address
+        family, kind, protocol, _, place = address
+        this = connecting.get()
+        if this is not None:
+            this.tried.append((str(place[0]), int(place[1])))
         return self._sockets.for_connecting(family, kind, protocol)
 
     async def close(self, *, abort_ssl: bool = True) -> None:
         """Ends every connection, those included that aiohttp has let go of and that wait for their server."""
         await super().close(abort_ssl=abort_ssl)
         await self._sockets.aclose()
+        await self.resolver.close()
 
 
-async def open_session(config: FetchConfig) -> aiohttp.ClientSession:
-    """A session on the running loop; ConfigError where ``ca_file`` can't be read."""
+async def open_session(config: FetchConfig, resolver: Resolver) -> aiohttp.ClientSession:
+    """A session on the running loop, which closes ``resolver``; ConfigError where ``ca_file`` can't be read."""
     tls: ssl.SSLContext | bool = True
     if config.ca_file is not None:
         tls = await anyio.to_thread.run_sync(_tls_context, config.ca_file)
     session = aiohttp.ClientSession(
-        connector=Connector(keepalive_seconds=config.keepalive_seconds, tls=tls),
+        connector=Connector(resolver, keepalive_seconds=config.keepalive_seconds, tls=tls),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "asyncfetch"},
         timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
