@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from asyncfetch.config import HedgeConfig, RetryConfig, TimeoutConfig
+from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.errors import AccessDenied, ConfigError, FetchTimeout, NotFound
+from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.hedge import BURST, REFRESH, SHORTEST_PATIENCE_SECONDS, Hedging
+from asyncfetch.testing import Fault, HubServer, S3Server
 from tests.fetch.test_lifetime import connections_to
+from tests.fetch.test_proxies import ConnectProxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from asyncfetch.fetch import Fetcher
+    from asyncfetch.testing import ServedRequest
     from tests.fetch.conftest import LyingServer
     from tests.fetch.conftest import Step as StepType
 
@@ -31,18 +34,37 @@ def direct_bodies(request: pytest.FixtureRequest) -> bool:
     return kind
 
 
+def hedging(**settings: float) -> Hedging:
+    return Hedging(HedgeConfig(**settings))
+
+
+def answer(policy: Hedging, times: list[float]) -> None:
+    for seconds in times:
+        policy.sent()
+        policy.answered(seconds)
+
+
 @asynccontextmanager
 async def acquainted(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, **settings: object
 ) -> AsyncIterator[tuple[Fetcher, str]]:
-    """A fetcher that knows how quickly the server answers, and the object's url."""
+    """A fetcher that has a connection and thinks that answers come within 10 ms, and the object's url."""
     url = server.put("/x", CONTENT)
     settings.setdefault("timeouts", PATIENT)
-    async with fetcher_with(retry=RetryConfig(attempts=1), **settings) as fetcher:
-        for start in range(REFRESH):
-            await fetcher.fetch(url, start, start + 1)
+    settings.setdefault("hedge", HedgeConfig())
+    settings.setdefault("retry", RetryConfig(attempts=1))
+    async with fetcher_with(**settings) as fetcher:
+        await fetcher.fetch(url, 0, 1)
+        become_acquainted(fetcher)
         server.requests.clear()
         yield fetcher, url
+
+
+def become_acquainted(fetcher: Fetcher) -> None:
+    """As if quick answers had come, and the budget were full."""
+    [host] = fetcher._hosts._hosts.values()
+    host.hedging = Hedging(fetcher.config.hedge)
+    answer(host.hedging, [1e-4] * REFRESH)
 
 
 def hold(server: LyingServer, *, first_seconds: float, second_seconds: float = 0.0) -> None:
@@ -161,18 +183,12 @@ async def test_when_both_fail_the_firsts_error_is_raised(
 async def test_a_body_that_breaks_after_it_won_is_resumed(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
-    async with acquainted(fetcher_with, server) as (fetcher, url):
-        server.will(step(silent="stall"), step(cut=1000, end="reset"))
-        # With one attempt: progress starts the count afresh, so there is another.
-        with anyio.fail_after(2), pytest.raises(ConnectionError):
-            await fetcher.fetch(url)
-    async with acquainted(fetcher_with, server) as (_, url), fetcher_with(timeouts=PATIENT) as fetcher:
-        for start in range(REFRESH):
-            await fetcher.fetch(url, start, start + 1)
+    async with acquainted(fetcher_with, server, retry=RetryConfig(attempts=2)) as (fetcher, url):
         server.will(step(silent="stall"), step(cut=1000, end="reset"))
         with anyio.fail_after(2):
             assert await fetcher.fetch(url) == CONTENT
         assert server.requests[-1].headers["range"] == f"bytes=1000-{len(CONTENT) - 1}"
+        assert hedges(fetcher) == (1, 1)
 
 
 async def test_a_full_gate_makes_no_second_request(
@@ -217,15 +233,75 @@ async def test_over_tls(
         assert hedges(fetcher) == (1, 1)
 
 
+async def test_through_a_proxys_tunnel(
+    fetcher_with: Callable[..., Fetcher],
+    tls_server: LyingServer,
+    step: type[StepType],
+    ca_file: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with ConnectProxy() as proxy:
+        for name in ("no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY", "HTTPS_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.port}")
+        async with acquainted(fetcher_with, tls_server, ca_file=ca_file, trust_env=True) as (fetcher, url):
+            tls_server.will(step(silent="stall"))
+            with anyio.fail_after(2):
+                assert await fetcher.fetch(url) == CONTENT
+            assert hedges(fetcher) == (1, 1)
+            assert len(proxy.heads) == 2
+
+
+class Late:
+    """A fault rule: the next request after ``arm`` gets no answer."""
+
+    def __init__(self) -> None:
+        self._armed = False
+
+    def arm(self) -> None:
+        self._armed = True
+
+    def __call__(self, request: ServedRequest) -> Fault | None:
+        armed, self._armed = self._armed, False
+        return Fault.stall(after_bytes=None) if armed else None
+
+
+async def overtakes(fetcher: Fetcher, url: str, late: Late) -> None:
+    """A late answer costs little once the host is known."""
+    for start in range(REFRESH):
+        await fetcher.fetch(url, start, start + 1)
+    late.arm()
+    with anyio.fail_after(2):
+        assert await fetcher.fetch(url, 1, 90_000) == CONTENT[1:90_000]
+    now = fetcher.statistics()
+    assert (now.hedges, now.hedge_wins) == (1, 1)
+
+
+@pytest.mark.usefixtures("aws_keys")
+async def test_over_a_presigned_url() -> None:
+    late = Late()
+    async with S3Server({"b/x": CONTENT}, fault=late) as server:
+        s3 = S3Config(endpoint_url=server.url)
+        async with Fetcher(FetchConfig(ca_file=server.ca_file, trust_env=False, s3=s3)) as fetcher:
+            await overtakes(fetcher, "s3://b/x", late)
+
+
+async def test_over_the_hubs_cdn() -> None:
+    late = Late()
+    async with HubServer(cdn_fault=late) as hub:
+        hub.push("datasets/org/name", {"x": CONTENT})
+        config = FetchConfig(ca_file=hub.ca_file, hub_endpoint=hub.url, trust_env=False)
+        async with Fetcher(config) as fetcher:
+            await overtakes(fetcher, "hf://datasets/org/name/x", late)
+
+
 async def test_the_buffer_holds_one_answer_and_no_byte_of_the_other(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
-    async with acquainted(fetcher_with, server, hedge=HedgeConfig(max_share=0.5)) as (fetcher, url):
+    async with acquainted(fetcher_with, server) as (fetcher, url):
         buffer = bytearray(len(CONTENT))
         for microseconds in range(0, 4000, 200):
-            server.gate = lambda: None
-            for start in range(20):  # earn the budget
-                await fetcher.fetch(url, start, start + 1)
+            become_acquainted(fetcher)
             server.requests.clear()
             server.will(step(), step(body=bytes(len(CONTENT))))
             hold(server, first_seconds=2e-3, second_seconds=1e-6 * microseconds)
@@ -268,16 +344,6 @@ async def test_a_host_that_falls_silent_gets_few_second_requests(
                 group.start_soon(ask, start)
         assert 1 <= fetcher.statistics().hedges <= BURST
         assert fetcher.statistics().hedge_wins == 0
-
-
-def hedging(**settings: float) -> Hedging:
-    return Hedging(HedgeConfig(**settings))
-
-
-def answer(policy: Hedging, times: list[float]) -> None:
-    for seconds in times:
-        policy.sent()
-        policy.answered(seconds)
 
 
 def test_no_patience_before_the_host_is_known() -> None:
