@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["FetchStatistics", "Host", "HostStatistics", "Hosts", "Route"]
 
 MAX_IDLE_HOSTS = 256
-"""Idle hosts that are remembered, about 15 KB each. Signed urls of a CDN name a handful; a crawler's list must not grow
+"""Idle hosts that are remembered, about 17 KB each. Signed urls of a CDN name a handful; a crawler's list must not grow
 for ever."""
 
 

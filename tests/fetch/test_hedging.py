@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import anyio
+import anyio.lowlevel
 import pytest
 
 from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.errors import AccessDenied, ConfigError, FetchTimeout, NotFound
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.hedge import BURST, REFRESH, SHORTEST_PATIENCE_SECONDS, Hedging
+from asyncfetch.fetch.transports.exchange import Exchange
+from asyncfetch.fetch.transports.hedging import Race
 from asyncfetch.testing import Fault, HubServer, S3Server
 from tests.fetch.test_lifetime import connections_to
 from tests.fetch.test_proxies import ConnectProxy
@@ -250,6 +255,31 @@ async def test_through_a_proxys_tunnel(
                 assert await fetcher.fetch(url) == CONTENT
             assert hedges(fetcher) == (1, 1)
             assert len(proxy.heads) == 2
+
+
+@pytest.mark.parametrize("kind", [{}, {"status": 503}, {"silent": "reset"}], ids=str)
+async def test_a_race_leaves_nothing_to_the_garbage_collector(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], kind: dict[str, Any]
+) -> None:
+    async with acquainted(fetcher_with, server) as (fetcher, url):
+        server.will(step(silent="stall"), step(**kind), step())
+        hold(server, first_seconds=0.1)
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            server.every = lambda _: None
+            with anyio.move_on_after(0.2):
+                await fetcher.fetch(url)
+            await anyio.lowlevel.checkpoint()
+            gc.collect()
+            left = [thing for thing in gc.garbage if type(thing) in {Exchange, Race, aiohttp.ClientResponse}]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        assert fetcher.statistics().hedges == 1
+        assert not left
 
 
 class Late:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -289,17 +290,22 @@ async def test_a_retry_asks_anew_and_only_once_for_all(names: Names) -> None:
     aside=st.sets(st.integers(0, 7)),
     turns=st.integers(1, 20),
 )
-async def test_every_order_has_every_address_once_and_those_set_aside_last(
+async def test_every_order_has_every_address_and_all_that_work_come_first_in_turn(
     count: int, aside: set[int], turns: int
 ) -> None:
     names = Names(ADDRESSES[:count])
     resolver = Resolver(names, now=Ticking())
     resolver.set_aside((ADDRESSES[n], 80) for n in aside)
     good = {ADDRESSES[n] for n in range(count) if n not in aside}
+    firsts = Counter[str]()
     for _ in range(turns):
         addresses = await order(resolver)
         assert sorted(addresses) == sorted(names.addresses)
         assert set(addresses[: len(good)]) == good
+        firsts[addresses[0]] += 1
+    evenly = [firsts[address] for address in good or names.addresses]
+    assert sum(evenly) == turns
+    assert max(evenly) - min(evenly) <= 1
 
 
 async def test_an_address_that_says_nothing_in_the_handshake_is_set_aside(

@@ -103,7 +103,7 @@ class Race(Generic[T]):
         """What ``start()`` returns, which waits for the first one's head and may be cancelled and called again.
 
         Raises:
-            Overtaken: The second one's answer came first, or the first one has failed.
+            Overtaken: The second one's answer came first, or the first one's didn't fit.
         """
         try:
             async with self._in_time:
@@ -128,8 +128,12 @@ class Race(Generic[T]):
 
     def outcome(self) -> T:
         """What the second one brought after its claim, or the failure that it ended with."""
-        if self._failure is not None:
-            raise self._failure
+        failure, self._failure = self._failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # else failure -> traceback -> this frame -> failure is a cycle
         return self._outcome  # type: ignore[return-value]  # None may be what it brought
 
     async def _race(self, start: Callable[[], Awaitable[aiohttp.ClientResponse]]) -> aiohttp.ClientResponse:
@@ -147,9 +151,12 @@ class Race(Generic[T]):
                 group.cancel_scope.cancel()
         if self._winner == SECOND:
             raise Overtaken
-        if response is None:
-            assert failure is not None
-            raise failure
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # as above
+        assert response is not None
         return response
 
     async def _run_second(self) -> None:
@@ -163,7 +170,8 @@ class Race(Generic[T]):
         try:
             self._outcome = await self._second(overtaking=self)
         except (AttemptFailed, AsyncFetchError) as error:
-            self._failure = error  # of no interest, unless it has won
+            if self._winner == SECOND:
+                self._failure = error
         finally:
             host.hedging.ended(won=self._winner == SECOND)
             host.leave()

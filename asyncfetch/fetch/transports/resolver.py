@@ -110,10 +110,14 @@ class Resolver(AbstractResolver):
             answer = await self._names.get(key, find)
         if answer.error is not None:
             raise type(answer.error)(*answer.error.args)  # a new one: those who share it would share its traceback
-        answer.turn = (answer.turn + 1) % len(answer.addresses)
-        in_turn = answer.addresses[answer.turn :] + answer.addresses[: answer.turn]
+        answer.turn += 1
         now = self.now()
-        return sorted(in_turn, key=lambda one: max(now, self._aside.get((one["host"], one["port"]), now)))
+        usable: list[ResolveResult] = []
+        aside: list[ResolveResult] = []
+        for one in answer.addresses:
+            is_aside = self._aside.get((one["host"], one["port"]), now) > now
+            (aside if is_aside else usable).append(one)
+        return _in_turn(usable, answer.turn) + _in_turn(aside, answer.turn)
 
     def succeeded(self, this: Connecting, peer: Peer) -> None:
         """A connection to ``peer`` was made; those tried before it had their chance."""
@@ -147,3 +151,8 @@ class Resolver(AbstractResolver):
         if not addresses:
             return Found(_Answer([], OSError(socket.EAI_NONAME, "it has no address"), began, 0), 0.0)
         return Found(_Answer(addresses, None, began, random.randrange(len(addresses))), NAME_SECONDS)
+
+
+def _in_turn(addresses: list[ResolveResult], turn: int) -> list[ResolveResult]:
+    first = turn % max(len(addresses), 1)
+    return addresses[first:] + addresses[:first]

@@ -3,6 +3,9 @@
 It follows no redirect, repeats no request, keeps no cookie, decompresses nothing, reads no environment, limits no
 connections and has no timeouts: the engine does what of this there is to do. What is left is the pool of connections,
 TLS and the parsing of heads, which it does well.
+
+Not done: resuming TLS sessions. Python copies a session by writing and parsing it whenever it is used, 0.2 ms each
+time, so the client's CPU of 64 handshakes fell by a tenth only (nginx: 70 to 64 ms, with RSA keys 58 to 51).
 """
 
 from __future__ import annotations
