@@ -262,15 +262,13 @@ async def test_a_race_leaves_nothing_to_the_garbage_collector(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], kind: dict[str, Any]
 ) -> None:
     async with acquainted(fetcher_with, server) as (fetcher, url):
-        server.will(step(silent="stall"), step(**kind), step())
+        server.will(step() if kind else step(silent="stall"), step(**kind))
         hold(server, first_seconds=0.1)
         gc.collect()
         gc.disable()
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
-            server.every = lambda _: None
-            with anyio.move_on_after(0.2):
-                await fetcher.fetch(url)
+            await fetcher.fetch(url)
             await anyio.lowlevel.checkpoint()
             gc.collect()
             left = [thing for thing in gc.garbage if type(thing) in {Exchange, Race, aiohttp.ClientResponse}]

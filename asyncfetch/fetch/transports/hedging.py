@@ -139,16 +139,21 @@ class Race(Generic[T]):
     async def _race(self, start: Callable[[], Awaitable[aiohttp.ClientResponse]]) -> aiohttp.ClientResponse:
         response: aiohttp.ClientResponse | None = None
         failure: Exception | None = None
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._run_second, name="second request")
-            with anyio.CancelScope() as self._first_scope:
-                try:
-                    response = await start()
-                except FOREIGN as error:
-                    failure = error  # the second one may do better
-            if self._winner is None and response is not None and self._fits(response):
-                self._winner = FIRST
-                group.cancel_scope.cancel()
+        # The second one has a scope of its own, because anyio's tasks that end cancelled are left in cycles.
+        second_scope = anyio.CancelScope()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._run_second, second_scope, name="second request")
+                with anyio.CancelScope() as self._first_scope:
+                    try:
+                        response = await start()
+                    except FOREIGN as error:
+                        failure = error  # the second one may do better
+                if self._winner is None and response is not None and self._fits(response):
+                    self._winner = FIRST
+                    second_scope.cancel()
+        finally:
+            del self._first_scope, self.give_up_first, self._second  # what they lead to leads here: cycles, too
         if self._winner == SECOND:
             raise Overtaken
         try:
@@ -159,19 +164,20 @@ class Race(Generic[T]):
         assert response is not None
         return response
 
-    async def _run_second(self) -> None:
-        # An answer that lay there already when the loop found it late ends the race here.
-        await anyio.lowlevel.checkpoint()
-        host = self._host
-        if not (host.hedging.may_hedge() and host.enter_nowait()):
-            return
-        host.hedging.hedged()
-        host.counts.hedges += 1
-        try:
-            self._outcome = await self._second(overtaking=self)
-        except (AttemptFailed, AsyncFetchError) as error:
-            if self._winner == SECOND:
-                self._failure = error
-        finally:
-            host.hedging.ended(won=self._winner == SECOND)
-            host.leave()
+    async def _run_second(self, scope: anyio.CancelScope) -> None:
+        with scope:
+            # An answer that lay there already when the loop found it late ends the race here.
+            await anyio.lowlevel.checkpoint()
+            host = self._host
+            if not (host.hedging.may_hedge() and host.enter_nowait()):
+                return
+            host.hedging.hedged()
+            host.counts.hedges += 1
+            try:
+                self._outcome = await self._second(overtaking=self)
+            except (AttemptFailed, AsyncFetchError) as error:
+                if self._winner == SECOND:
+                    self._failure = error
+            finally:
+                host.hedging.ended(won=self._winner == SECOND)
+                host.leave()
