@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 import anyio
@@ -16,6 +16,8 @@ from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, T
 from asyncfetch.errors import AccessDenied, ConfigError, FetchTimeout, NotFound
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.hedge import BURST, REFRESH, SHORTEST_PATIENCE_SECONDS, Hedging
+from asyncfetch.fetch.hosts import Host, Route
+from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.fetch.transports.exchange import Exchange
 from asyncfetch.fetch.transports.hedging import Race
 from asyncfetch.testing import Fault, HubServer, S3Server
@@ -172,6 +174,15 @@ async def test_a_first_answer_that_does_not_fit_waits_for_the_second(
         with anyio.fail_after(2):
             assert await fetcher.fetch(url, 7, 90_000) == CONTENT[7:90_000]
         assert hedges(fetcher) == (1, 1)
+
+
+async def test_an_answer_that_does_not_fit_is_not_taken_whatever_else_could_be_made_of_it() -> None:
+    async def second(overtaking: Race[None]) -> None:
+        raise AssertionError("nobody is late")
+
+    race = Race(Host("https://x:443", 1, Route(), lambda: 0.0), 1.0, lambda _: False, second)
+    with pytest.raises(AttemptFailed, match="doesn't fit"):
+        await race.claim(cast("aiohttp.ClientResponse", None))
 
 
 async def test_when_both_fail_the_firsts_error_is_raised(

@@ -109,7 +109,7 @@ class Exchange:
             message = f"{self._phase} took longer than {self._seconds:g} s: is {self._host} up? Or raise the timeout"
             raise AttemptFailed(FetchTimeout, message, verdict, address=address)
         if isinstance(exc, AttemptFailed) and exc.status is None:
-            exc.address = address
+            exc.address = exc.address or address
         return swallowed
 
     def connected(self, connection: Connection, *, reused: bool) -> None:

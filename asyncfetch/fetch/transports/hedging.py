@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio
 import anyio.lowlevel
 
-from asyncfetch.errors import AsyncFetchError
+from asyncfetch.errors import AsyncFetchError, InvalidResponse
 from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.fetch.transports.faults import FOREIGN
 
@@ -117,14 +117,19 @@ class Race(Generic[T]):
         return await self._race(start)
 
     async def claim(self, response: aiohttp.ClientResponse) -> None:
-        """Makes the second one the winner if its answer fits; if the first one has won, its cancellation comes here."""
+        """Makes the second one the winner; where the first one has won already, its cancellation comes instead.
+
+        Raises:
+            AttemptFailed: The answer doesn't fit; it may not be taken.
+        """
         if self._winner == FIRST:
             await anyio.sleep_forever()
-        if self._fits(response):
-            self._winner = SECOND
-            self._host.counts.hedge_wins += 1
-            self.give_up_first()
-            self._first_scope.cancel()
+        if not self._fits(response):
+            raise AttemptFailed(InvalidResponse, "the answer to the second request doesn't fit")
+        self._winner = SECOND
+        self._host.counts.hedge_wins += 1
+        self.give_up_first()
+        self._first_scope.cancel()
 
     def outcome(self) -> T:
         """What the second one brought after its claim, or the failure that it ended with."""
