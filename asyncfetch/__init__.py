@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from asyncfetch import testing, torch
     from asyncfetch.cache import ByteCache, CacheStatistics, DiskTier
-    from asyncfetch.config import FetchConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
+    from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
     from asyncfetch.decode import DecoderCache
     from asyncfetch.errors import (
         AccessDenied,
@@ -61,7 +61,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "cache": ["ByteCache", "CacheStatistics", "DiskTier"],
-    "config": ["FetchConfig", "RetryConfig", "S3Config", "StreamConfig", "TimeoutConfig"],
+    "config": ["FetchConfig", "HedgeConfig", "RetryConfig", "S3Config", "StreamConfig", "TimeoutConfig"],
     "decode": ["DecoderCache"],
     "errors": [
         "AccessDenied",
@@ -119,6 +119,7 @@ __all__ = [
     "Fetcher",
     "FormatError",
     "FrameMissing",
+    "HedgeConfig",
     "InvalidResponse",
     "LeRobotDataset",
     "MergeError",

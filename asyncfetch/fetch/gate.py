@@ -188,8 +188,7 @@ class Gate:
         """
         caller = _current.get(None)
         urgent = caller is None or caller.urgent
-        if self._has_room(urgent=urgent):  # then nobody waits whom this would overtake
-            self._let_in(urgent=urgent)
+        if self.enter_nowait() is not None:  # then nobody waits whom this would overtake
             return urgent
         waiter = _Waiter(self, caller or Caller())
         (self._urgent if urgent else self._ahead).add(waiter)
@@ -205,6 +204,15 @@ class Gate:
         finally:
             waiter.caller._waiting.pop(waiter, None)
         return waiter.urgent
+
+    def enter_nowait(self) -> bool | None:
+        """Lets the current caller in where there is room. What ``enter`` returns, or None where it would wait."""
+        caller = _current.get(None)
+        urgent = caller is None or caller.urgent
+        if not self._has_room(urgent=urgent):
+            return None
+        self._let_in(urgent=urgent)
+        return urgent
 
     def leave(self, *, urgent: bool) -> None:
         """Gives the place to the next one."""

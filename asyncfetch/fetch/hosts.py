@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from asyncfetch.errors import Throttled
 from asyncfetch.fetch.gate import Gate
+from asyncfetch.fetch.hedge import Hedging
 from asyncfetch.fetch.limit import LearnedLimit
 from asyncfetch.fetch.parts import StreamRate
 from asyncfetch.fetch.retry import Clock, RetryBudget
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["FetchStatistics", "Host", "HostStatistics", "Hosts", "Route", "Turn"]
 
 MAX_IDLE_HOSTS = 256
-"""Idle hosts that are remembered, about 15 KB each. Signed urls of a CDN name a handful; a crawler's list must not grow
+"""Idle hosts that are remembered, about 17 KB each. Signed urls of a CDN name a handful; a crawler's list must not grow
 for ever."""
 PAUSE_SPREAD = 0.1
 """Share of a pause that is added to it at random, for each request anew: all ranks of a job are paused together."""
@@ -58,6 +59,8 @@ class Counts:
     redirects: int = 0
     errors: int = 0
     throttled: int = 0
+    hedges: int = 0
+    hedge_wins: int = 0
 
     def add(self, other: Counts) -> None:
         """Adds ``other`` to this."""
@@ -119,6 +122,10 @@ class HostStatistics:
     """Of those, the ones that were answered 429 or 503."""
     retry_budget: int
     """Repeats that may be made before the next answer comes; see RetryConfig.budget."""
+    hedges: int
+    """Second requests for what a late answer was to bring."""
+    hedge_wins: int
+    """Those of them whose answer came first."""
     wait: Quantiles
     """Of requests for their turn at the limit."""
     first_byte: Quantiles
@@ -143,6 +150,10 @@ class FetchStatistics:
     """Attempts that failed, repeated or not."""
     throttled: int
     """Of those, the ones that were answered 429 or 503."""
+    hedges: int
+    """Second requests for what a late answer was to bring."""
+    hedge_wins: int
+    """Those of them whose answer came first."""
     in_flight: int
     """Requests between their start and the end of their body, over all hosts."""
     waiting: int
@@ -170,7 +181,7 @@ class Host:
 
     __slots__ = (
         "_clock", "_config", "_gate", "_learned", "_paused_until", "_pausing", "_tallies", "budget", "counts",
-        "in_flight", "now", "origin", "peak_in_flight", "rate", "route", "times",
+        "hedging", "in_flight", "now", "origin", "peak_in_flight", "rate", "route", "times",
     )  # fmt: skip
 
     def __init__(
@@ -190,6 +201,7 @@ class Host:
         self.budget = RetryBudget(config.retry.budget)
         self._tallies = [Tally()]
         self.counts, self.times = self._tallies[0].counts, self._tallies[0].times
+        self.hedging = Hedging(config.hedge)
         self.in_flight = 0
         self.peak_in_flight = 0
         self._config = config
@@ -227,9 +239,18 @@ class Host:
             except BaseException:
                 self._gate.leave(urgent=urgent)
                 raise
+        self._entered()
+        return urgent
+
+    def _enter_nowait(self) -> bool | None:
+        urgent = None if self._clock.monotonic() < self._paused_until else self._gate.enter_nowait()
+        if urgent is not None:
+            self._entered()
+        return urgent
+
+    def _entered(self) -> None:
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
-        return urgent
 
     def _leave(self, *, urgent: bool) -> None:
         self.in_flight -= 1
@@ -305,6 +326,8 @@ class Host:
             errors=counts.errors,
             throttled=counts.throttled,
             retry_budget=self.budget.left,
+            hedges=counts.hedges,
+            hedge_wins=counts.hedge_wins,
             wait=times.wait.snapshot(),
             first_byte=times.first_byte.snapshot(),
             body=times.body.snapshot(),
@@ -340,16 +363,31 @@ class Turn:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        self.leave(succeeded=kind is None)
+
+    def enter_nowait(self) -> bool:
+        """Enters where that needs no wait; then ``leave`` must follow. Whether it did."""
+        urgent = self.host._enter_nowait()
+        if urgent is None:
+            return False
+        self._urgent = urgent
+        self._entered_at, self.waited_seconds = self.host.now(), 0.0
+        return True
+
+    def leave(self, *, succeeded: bool) -> None:
+        """Ends the turn; whether the answer was taken whole."""
         host = self.host
-        if kind is None and self._first_byte_seconds is not None:
+        if succeeded and self._first_byte_seconds is not None:
             host._answered(host.now() - self._asked_at, self._first_byte_seconds, self._size_bytes)
         if self._body is not None:
             host.rate.record(*self._body)
         host._leave(urgent=self._urgent)
 
-    def answered(self, first_byte_seconds: float) -> None:
+    def answered(self, first_byte_seconds: float, *, is_refusal: bool) -> None:
         """The answer's head is there, so many seconds after the request had its connection."""
         self.tally.times.first_byte.record(first_byte_seconds)
+        if self.tally is self.host.tally(0) and not is_refusal:  # those are quick
+            self.host.hedging.answered(first_byte_seconds)
         self._first_byte_seconds = first_byte_seconds
         self._asked_at = self.host.now() - first_byte_seconds
 
@@ -428,6 +466,8 @@ class Hosts:
             redirects=counts.redirects,
             errors=counts.errors,
             throttled=counts.throttled,
+            hedges=counts.hedges,
+            hedge_wins=counts.hedge_wins,
             in_flight=sum(host.in_flight for host in hosts),
             waiting=sum(host.waiting for host in hosts),
             reused_buffers=memory.reused,

@@ -79,6 +79,8 @@ class AttemptFailed(Exception):
     """Whether that was empty when it should have been repeated."""
     waited_seconds: float = 0.0
     """For its turn at that host."""
+    address: tuple[str, int] | None = None
+    """Of the connection that failed; None where the server's answer, or our wish, was the reason."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Of the answer that refused, found by names of any case."""
     fields: Mapping[str, object] = field(default_factory=dict)

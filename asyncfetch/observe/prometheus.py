@@ -46,6 +46,8 @@ BY_HOST = (
     _Shown("counter", "retries_total", "retries", "Attempts after the first."),
     _Shown("counter", "redirects_total", "redirects", "Answers that named another url."),
     _Shown("counter", "errors_total", "errors", "Attempts that failed, repeated or not."),
+    _Shown("counter", "hedges_total", "hedges", "Second requests for what a late answer was to bring."),
+    _Shown("counter", "hedge_wins_total", "hedge_wins", "Second requests whose answer came first."),
     _Shown("counter", "throttled_total", "throttled", "Of those, the ones that were answered 429 or 503."),
     _Shown("gauge", "retry_budget", "retry_budget", "Repeats that may be made before the next answer comes."),
     _Shown("gauge", "max_requests_in_flight", "limit", "Requests that may be in flight now."),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
+import math
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import anyio
@@ -13,6 +14,7 @@ from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.transports import direct
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
 from asyncfetch.fetch.transports.paced import PacedRest
+from asyncfetch.fetch.transports.resolver import peer_of
 from asyncfetch.fetch.transports.session import current_user
 from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.sockets import abort
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import TimeoutConfig
     from asyncfetch.fetch.bandwidth import Allowance
     from asyncfetch.fetch.responses import Delivery
+    from asyncfetch.fetch.transports.hedging import Race
     from asyncfetch.fetch.transports.session import ConnectionUser
 
 __all__ = ["Exchange", "PooledConnectionDied", "receive_body"]
@@ -50,6 +53,14 @@ class Exchange:
     Entered around the request and its body. A phase that takes too long ends the block with AttemptFailed. The
     connection returns to the pool only by way of its body's last byte; leaving earlier, however, aborts it: closing a
     TLS connection gracefully would wait for a server that may never answer.
+
+    Args:
+        timeouts: The limits of its phases.
+        host: ``host:port`` that it is with.
+        needs_new_connection: Whether a pooled connection won't do.
+        now: Seconds since some point.
+        race: Told when the answer is late; None where nobody wants to know.
+        is_second: Whether it is made beside another one, on a connection of its own.
     """
 
     def __init__(
@@ -60,9 +71,13 @@ class Exchange:
         needs_new_connection: bool,
         now: Callable[[], float],
         allowance: Allowance | None = None,
+        race: Race[Any] | None = None,
+        is_second: bool = False,
     ) -> None:
         """``allowance`` is what the body may bring; None where that has no bound."""
         self.needs_new_connection = needs_new_connection
+        self.is_second = is_second
+        self.race = race
         self.reused = False
         self.response: aiohttp.ClientResponse | None = None
         self._timeouts = timeouts
@@ -77,7 +92,13 @@ class Exchange:
         self._token: Token[ConnectionUser] = current_user.set(self)
         self._scope.__enter__()
         self._phase, self._seconds, self._since = "connecting", self._timeouts.connect_seconds, self._loop.time()
-        self._timer = self._loop.call_at(self._since + self._seconds, self._check)
+        self._patience_seconds = math.inf
+        first_check_seconds = self._seconds
+        if self.race is not None:
+            self.race.give_up_first = self.abandon
+            # Mostly it is connected at once: so the first check is when it is late, and no timer is set anew.
+            first_check_seconds = min(self._seconds, self.race.patience_seconds)
+        self._timer = self._loop.call_at(self._since + first_check_seconds, self._check)
         return self
 
     def __exit__(
@@ -88,17 +109,22 @@ class Exchange:
         self._abort_unless_ended()
         # A host that drops what we send keeps dropping it, and each try costs the whole limit.
         verdict = Verdict.AGAIN if self._transport else Verdict.ONCE
+        address = peer_of(self._transport) if exc is not None and self._transport else None
         self._let_go()
         swallowed = self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
             message = f"{self._phase} took longer than {self._seconds:g} s: is {self._host} up? Or raise the timeout"
-            raise AttemptFailed(FetchTimeout, message, verdict)
+            raise AttemptFailed(FetchTimeout, message, verdict, address=address)
+        if isinstance(exc, AttemptFailed) and exc.status is None:
+            exc.address = exc.address or address
         return swallowed
 
     def connected(self, connection: Connection, *, reused: bool) -> None:
         """The connection is there; what is waited for now is the answer's first byte."""
         self._transport, self.reused = connection.transport, reused
         self._asked_at = self._now()
+        if self.race is not None:
+            self._patience_seconds = self.race.patience_seconds
         self._begin("waiting for the first byte", self._timeouts.first_byte_seconds)
 
     def answered(self, response: aiohttp.ClientResponse) -> float:
@@ -108,8 +134,19 @@ class Exchange:
             The seconds that the answer took from ``connected`` on, by ``now``.
         """
         self.response = response
+        self._patience_seconds = math.inf
         self._begin("waiting for the next bytes of the body", self._timeouts.stall_seconds)
+        return self.waited()
+
+    def waited(self) -> float:
+        """The seconds since ``connected``, by ``now``."""
         return self._now() - self._asked_at
+
+    def abandon(self) -> None:
+        """Closes the connection; nothing is waited for any more, so nothing can take too long."""
+        self._timer.cancel()
+        if self._transport is not None:
+            abort(self._transport)
 
     def died_idle(self, error: Exception) -> bool:
         """Whether ``error``, in place of an answer, only says that the pooled connection was closed meanwhile."""
@@ -197,9 +234,10 @@ class Exchange:
 
     def _begin(self, phase: str, seconds: float) -> None:
         self._phase, self._seconds, self._since = phase, seconds, self._loop.time()
-        if self._since + seconds < self._timer.when():
+        due = self._since + min(seconds, self._patience_seconds)
+        if due < self._timer.when():
             self._timer.cancel()
-            self._timer = self._loop.call_at(self._since + seconds, self._check)
+            self._timer = self._loop.call_at(due, self._check)
 
     def _check(self) -> None:
         # One timer for all phases and chunks: progress only notes the time, and a timer that comes too early is set
@@ -207,11 +245,13 @@ class Exchange:
         now = self._loop.time()
         if now - self._timer.when() > LOOP_LAG_SECONDS:
             self._since = now
-        due = self._since + self._seconds
-        if now >= due:
+        if now >= self._since + self._seconds:
             self._scope.cancel()
-        else:
-            self._timer = self._loop.call_at(due, self._check)
+            return
+        if self.race is not None and now >= self._since + self._patience_seconds:
+            self._patience_seconds = math.inf
+            self.race.is_late()
+        self._timer = self._loop.call_at(self._since + min(self._seconds, self._patience_seconds), self._check)
 
     def _abort_unless_ended(self) -> None:
         if self.response is not None:
@@ -226,7 +266,7 @@ class Exchange:
         # The contexts of its timers and of the connection's callbacks refer to this exchange, some long after its end.
         # With the answer still hanging on it, every request would leave cycles that only the garbage collector frees.
         del self._timer, self._token
-        self.response = self._transport = None
+        self.response = self._transport = self.race = None
 
 
 async def receive_body(

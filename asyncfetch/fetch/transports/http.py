@@ -17,12 +17,13 @@ from asyncfetch.fetch.bandwidth import Allowance, Bandwidth
 from asyncfetch.fetch.hosts import Host, Route, Turn
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.redirects import REDIRECTS, host_name, next_url, origin_of, static_headers
-from asyncfetch.fetch.responses import check_response, refusal
+from asyncfetch.fetch.responses import Delivery, check_response, refusal
 from asyncfetch.fetch.retry import AttemptFailed, Retries, Verdict, cause_of, giving_up, pause_seconds
 from asyncfetch.fetch.transports.direct import is_possible
 from asyncfetch.fetch.transports.environment import Environment, read_environment
 from asyncfetch.fetch.transports.exchange import Exchange, PooledConnectionDied, receive_body
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
+from asyncfetch.fetch.transports.hedging import Overtaken, race_where_useful
 from asyncfetch.fetch.transports.lines import Lines
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts
     from asyncfetch.fetch.retry import Clock
+    from asyncfetch.fetch.transports.hedging import Race
     from asyncfetch.ranges import ObjectInfo
 
 __all__ = ["HttpTransport", "Reply"]
@@ -174,7 +176,7 @@ class HttpTransport:
         for hop in range(self._config.max_redirects + 1):
             host = self._host(url)
             host.counts.retries += is_retry and hop == 0
-            take = partial(self._take_bytes, visit, url)
+            take, fits = partial(self._take_bytes, visit, url), partial(self._fits, visit, url)
             target = await self._hop(
                 host,
                 url,
@@ -182,6 +184,7 @@ class HttpTransport:
                 take,
                 body_bytes=visit.download.expected_bytes,
                 needs_new_connection=needs_new_connection,
+                fits=fits,
             )
             if target is None:
                 return
@@ -232,12 +235,18 @@ class HttpTransport:
         method: str = "GET",
         body_bytes: int = 0,
         needs_new_connection: bool = False,
+        fits: Callable[[aiohttp.ClientResponse], bool] | None = None,
     ) -> T:
-        """One request, through its host's gate, and what ``take`` makes of its answer; on the loop with least to do."""
+        """One request, through its host's gate, and what ``take`` makes of its answer; on the loop with least to do.
+
+        Where there is ``fits``, which says of an answer whether it can be taken, a second request may be made when the
+        answer is late; but not on another loop than the host's.
+        """
         async with host.turn() as turn:
             line = self._lines.choose(body_bytes)
             turn.tally = host.tally(line.number)
-            exchange = partial(self._exchange, line.session, turn, url, headers, take, method)
+            fits = fits if line.number == 0 else None
+            exchange = partial(self._exchange, line.session, turn, url, headers, take, method, fits)
             if self._bandwidth is not None:
                 exchange = partial(self._paced, self._bandwidth, body_bytes, exchange)
             try:
@@ -273,17 +282,31 @@ class HttpTransport:
         headers: dict[str, str],
         take: Callable[[Turn, Exchange, aiohttp.ClientResponse], Awaitable[T]],
         method: str,
+        fits: Callable[[aiohttp.ClientResponse], bool] | None,
         needs_new_connection: bool,
         allowance: Allowance | None = None,
+        overtaking: Race[T] | None = None,
     ) -> T:
-        """Runs on the loop of ``session`` and the turn's tally."""
+        """One request and its answer, the second one of a race where it is ``overtaking``.
+
+        Runs on the loop of ``session`` and the turn's tally.
+        """
         host, name = turn.host, host_name(url)
+        race = None
+        if fits is not None:
+
+            def second(turn: Turn, race: Race[T]) -> Awaitable[T]:
+                return self._exchange(session, turn, url, headers, take, method, None, False, allowance, race)
+
+            race = race_where_useful(host, fits, second)
         exchange = Exchange(
             self._config.timeouts,
             name,
             needs_new_connection=needs_new_connection,
             now=host.now,
             allowance=allowance,
+            race=race,
+            is_second=overtaking is not None,
         )
         with exchange:
             turn.tally.counts.requests += 1
@@ -296,35 +319,39 @@ class HttpTransport:
                     proxy=host.route.proxy,
                     proxy_headers=host.route.proxy_headers,
                 )
+            except Overtaken:
+                assert race is not None
+                host.hedging.answered(exchange.waited())
+                return race.outcome()
             except FOREIGN as error:
                 proxy = host.route.proxy
                 failure = as_failure(error, name, None if proxy is None else host_name(proxy))
                 if exchange.died_idle(error):
                     raise PooledConnectionDied(failure.kind, failure.message) from error
                 raise failure from cause_of(error)
-            turn.answered(exchange.answered(response))
+            turn.answered(exchange.answered(response), is_refusal=response.status >= 400)
             if response.status in REDIRECTS:
                 turn.tally.counts.redirects += 1
+            if overtaking is not None:
+                await overtaking.claim(response)
             return await take(turn, exchange, response)
 
     async def _take_bytes(
         self, visit: _Visit, url: URL, turn: Turn, exchange: Exchange, response: aiohttp.ClientResponse
     ) -> URL | None:
         """Checks the answer and takes its bytes; None when they have landed, else the url that it redirects to."""
-        download, etag = visit.download, visit.address.etag
+        download = visit.download
         status = response.status
         headers: Mapping[str, str] = response.headers
         if status in REDIRECTS or status >= 400:
             headers = visit.book.explain(status, headers, await exchange.drain())
         try:
-            if status in REDIRECTS:
-                return next_url(url, headers.get("Location"))
-            if etag is not None and status < 400:
-                headers = _with_etag(headers, etag)
-            delivery = check_response(download.next_request(), status, headers, url=download.url, known=download.known)
+            delivery = _judge(visit, url, status, headers)
         except AttemptFailed as failure:
             self._note_answer(failure, status, headers)
             raise
+        if not isinstance(delivery, Delivery):
+            return delivery
         view = download.accept(delivery)
         download.remember()
         if delivery.start == delivery.stop:
@@ -341,6 +368,15 @@ class HttpTransport:
         turn.received(len(view), host.now() - since)
         download.host = host
         return None
+
+    @staticmethod
+    def _fits(visit: _Visit, url: URL, response: aiohttp.ClientResponse) -> bool:
+        """Whether ``_take_bytes`` would take an answer, by its head alone."""
+        try:
+            _judge(visit, url, response.status, response.headers)
+        except AttemptFailed:
+            return False
+        return True
 
     async def _take_reply(
         self, url: URL, book: AddressBook, max_bytes: int, _: Turn, exchange: Exchange, response: aiohttp.ClientResponse
@@ -392,6 +428,16 @@ class HttpTransport:
         if url.scheme == "http":  # no tunnel: the proxy reads the request itself, and takes its own header out
             return Route({**headers, **proxy.headers}, {**redirected_headers, **proxy.headers}, proxy.url)
         return Route(headers, redirected_headers, proxy.url, proxy.headers)
+
+
+def _judge(visit: _Visit, url: URL, status: int, headers: Mapping[str, str]) -> Delivery | URL:
+    """What an answer brings, or the url that it redirects to; AttemptFailed where it isn't to be taken."""
+    if status in REDIRECTS:
+        return next_url(url, headers.get("Location"))
+    download, etag = visit.download, visit.address.etag
+    if etag is not None and status < 400:
+        headers = _with_etag(headers, etag)
+    return check_response(download.next_request(), status, headers, url=download.url, known=download.known)
 
 
 def _own_headers(host: Host, address: Address) -> dict[str, str]:

@@ -18,6 +18,7 @@ from anyio import to_thread
 
 from asyncfetch.errors import ClosedError, ConnectionFailed
 from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.fetch.transports.resolver import Resolver
 from asyncfetch.fetch.transports.session import open_session
 from asyncfetch.runtime.loop_thread import LoopThread
 
@@ -51,10 +52,11 @@ class Line:
         """``number`` tells a transport's lines apart; 0 is the caller's."""
         self.number = number
         self.bytes_under_way = 0
+        self.resolver = Resolver()
 
     async def open(self, config: FetchConfig) -> None:
         """Makes the session; ConfigError where ``ca_file`` can't be read."""
-        self.session = await open_session(config)
+        self.session = await open_session(config, self.resolver)
 
     async def run(self, body_bytes: int, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
         """What ``exchange(*args)`` returns or raises, run on the line's loop. Cancelled, it is seen off over there.
@@ -74,7 +76,17 @@ class Line:
             self.bytes_under_way -= body_bytes
 
     async def _run(self, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
-        return await exchange(*args)
+        """On the caller's loop."""
+        return await self._run_here(exchange, *args)
+
+    async def _run_here(self, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
+        """On the line's loop, and so where its resolver is."""
+        try:
+            return await exchange(*args)
+        except AttemptFailed as failure:
+            if failure.address is not None:
+                self.resolver.set_aside([failure.address])
+            raise
 
     async def aclose(self) -> None:
         """Closes the session. Nothing may be under way."""
@@ -96,7 +108,7 @@ class _OtherLine(Line):
 
     async def _run(self, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
         try:
-            return await self._thread.acall(exchange, *args)
+            return await self._thread.acall(self._run_here, exchange, *args)
         except ClosedError as error:
             self.has_ended = True
             message = "the thread that was to receive the body has ended; the log says why"

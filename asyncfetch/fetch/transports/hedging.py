@@ -1,0 +1,189 @@
+"""A request, and a second one for the same bytes when its answer is late: the first answer that fits is taken.
+
+A request that is answered in time pays for no task and no timer of its own. The timer of its exchange says when it is
+late. Then the wait for its head is interrupted, which loses nothing, and taken up again in a task group, beside the
+second request. Whichever head comes first and fits wins; the other request is cancelled and awaited, and its connection
+closed. The memory for the body is handed out only after that, so a loser has nowhere to write to.
+
+aiohttp waits for a head in ``ClientResponse.start``, which does nothing else; that is the one inner part relied on.
+Were it another one day, no request would ever be late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from asyncfetch.errors import AsyncFetchError, InvalidResponse
+from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.fetch.transports.faults import FOREIGN
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import aiohttp
+
+    from asyncfetch.fetch.hosts import Host, Turn
+
+__all__ = ["Overtaken", "Race", "race_where_useful"]
+
+FIRST, SECOND = 1, 2
+
+T = TypeVar("T")
+
+
+class Overtaken(Exception):
+    """The second request has won; ``Race.outcome`` has what it brought."""
+
+
+def race_where_useful(
+    host: Host,
+    fits: Callable[[aiohttp.ClientResponse], bool],
+    second: Callable[[Turn, Race[T]], Awaitable[T]],
+) -> Race[T] | None:
+    """A race for a request to ``host`` that goes out now; None where there would be no second request anyway."""
+    host.hedging.sent()
+    patience = host.hedging.patience_seconds
+    return Race(host, patience, fits, second) if patience is not None and host.hedging.may_hedge() else None
+
+
+class Race(Generic[T]):
+    """One request that may be overtaken by a second one.
+
+    Args:
+        host: Whose gate and budget the second one needs; it waits for neither.
+        patience_seconds: After which the first one is late.
+        fits: Whether an answer can be taken, by its head.
+        second: Makes the second request, for a turn of its own and for this race, and returns what it brought. When its
+            head is there it must await ``claim``, and only then may it deliver anything.
+    """
+
+    __slots__ = (
+        "_failure",
+        "_first_scope",
+        "_fits",
+        "_host",
+        "_in_time",
+        "_outcome",
+        "_second",
+        "_waits",
+        "_winner",
+        "give_up_first",
+        "patience_seconds",
+    )
+
+    def __init__(
+        self,
+        host: Host,
+        patience_seconds: float,
+        fits: Callable[[aiohttp.ClientResponse], bool],
+        second: Callable[[Turn, Race[T]], Awaitable[T]],
+    ) -> None:
+        self.patience_seconds = patience_seconds
+        self.give_up_first: Callable[[], None]
+        """Closes the first one's connection; set by its exchange."""
+        self._host = host
+        self._fits = fits
+        self._second = second
+        self._in_time = asyncio.timeout(None)
+        self._waits = False
+        self._winner: int | None = None
+        self._outcome: T | None = None
+        self._failure: AttemptFailed | AsyncFetchError | None = None
+
+    def is_late(self) -> None:
+        """Told when the first one has had its time; called on the loop, by no task."""
+        if self._waits:
+            self._in_time.reschedule(0.0)
+
+    async def head(self, start: Callable[[], Awaitable[aiohttp.ClientResponse]]) -> aiohttp.ClientResponse:
+        """What ``start()`` returns, which waits for the first one's head and may be cancelled and called again.
+
+        Raises:
+            Overtaken: The second one's answer came first, or the first one's didn't fit.
+        """
+        try:
+            async with self._in_time:
+                self._waits = True
+                return await start()
+        except TimeoutError:
+            if not self._in_time.expired():
+                raise
+        finally:
+            self._waits = False
+        return await self._race(start)
+
+    async def claim(self, response: aiohttp.ClientResponse) -> None:
+        """Makes the second one the winner; where the first one has won already, its cancellation comes instead.
+
+        Raises:
+            AttemptFailed: The answer doesn't fit; it may not be taken.
+        """
+        if self._winner == FIRST:
+            await anyio.sleep_forever()
+        if not self._fits(response):
+            raise AttemptFailed(InvalidResponse, "the answer to the second request doesn't fit")
+        self._winner = SECOND
+        self._host.counts.hedge_wins += 1
+        self.give_up_first()
+        self._first_scope.cancel()
+
+    def outcome(self) -> T:
+        """What the second one brought after its claim, or the failure that it ended with."""
+        failure, self._failure = self._failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # else failure -> traceback -> this frame -> failure is a cycle
+        return self._outcome  # type: ignore[return-value]  # None may be what it brought
+
+    async def _race(self, start: Callable[[], Awaitable[aiohttp.ClientResponse]]) -> aiohttp.ClientResponse:
+        response: aiohttp.ClientResponse | None = None
+        failure: Exception | None = None
+        # The second one has a scope of its own, because anyio's tasks that end cancelled are left in cycles.
+        second_scope = anyio.CancelScope()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._run_second, second_scope, name="second request")
+                with anyio.CancelScope() as self._first_scope:
+                    try:
+                        response = await start()
+                    except FOREIGN as error:
+                        failure = error  # the second one may do better
+                if self._winner is None and response is not None and self._fits(response):
+                    self._winner = FIRST
+                    second_scope.cancel()
+        finally:
+            del self._first_scope, self.give_up_first, self._second  # what they lead to leads here: cycles, too
+        if self._winner == SECOND:
+            raise Overtaken
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # as above
+        assert response is not None
+        return response
+
+    async def _run_second(self, scope: anyio.CancelScope) -> None:
+        with scope:
+            # An answer that lay there already when the loop found it late ends the race here.
+            await anyio.lowlevel.checkpoint()
+            host = self._host
+            turn = host.turn()
+            if not (host.hedging.may_hedge() and turn.enter_nowait()):
+                return
+            host.hedging.hedged()
+            host.counts.hedges += 1
+            try:
+                self._outcome = await self._second(turn, self)
+            except (AttemptFailed, AsyncFetchError) as error:
+                if self._winner == SECOND:
+                    self._failure = error
+            finally:
+                host.hedging.ended(won=self._winner == SECOND)
+                turn.leave(succeeded=self._winner == SECOND and self._failure is None)

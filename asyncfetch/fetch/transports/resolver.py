@@ -1,0 +1,158 @@
+"""Which of a host's addresses a new connection goes to.
+
+A large host has several addresses, and each is a server or a row of them. Connections that all go to the first one make
+it slow and leave the others idle. So new ones go round all of a name's addresses, each client from a place of its own.
+
+An address that fails is set aside for a while: it is tried last, after those that work. It fails when it refuses or
+breaks a connection, when it doesn't answer, or when a neighbour answers sooner that aiohttp's happy eyeballs tried
+later (RFC 8305; a quarter of a second is what they give each). One that is tried last is still tried: when all are set
+aside, the order among them is as if none were.
+
+aiohttp's own cache of names goes round the addresses too, but sets none aside, and gives a retry the same old answer.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import DefaultResolver
+
+from asyncfetch.fetch.addresses import Found, FoundOnce
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterable
+
+__all__ = ["Connecting", "Resolver", "connecting", "peer_of"]
+
+NAME_SECONDS = 10.0
+"""How long a name's answer is used. aiohttp's; S3's answers hold for less, and name new addresses each time."""
+ASIDE_SECONDS = 60.0
+"""How long a failed address is tried last. Each time it then still fails costs one connection a quarter of a second."""
+SLOW_SECONDS = 1.0
+"""An address that gave no connection within this has failed, even where nobody waited any longer."""
+MAX_NAMES = 1024
+MAX_ASIDE = 4096
+"""Bounds of what is remembered; a crawler's list of hosts must not grow for ever."""
+
+Peer = tuple[str, int]
+"""Address and port."""
+
+
+@dataclass(slots=True)
+class Connecting:
+    """One connection while it is being made."""
+
+    began: float
+    """Seconds, by the resolver's clock."""
+    is_retry: bool = False
+    """Whether an earlier one has failed, so that an old answer to its name won't do."""
+    tried: list[Peer] = field(default_factory=list)
+    """In the order in which they were begun."""
+
+
+connecting: ContextVar[Connecting | None] = ContextVar("connecting", default=None)
+"""What is being made in this task, and in the tasks that aiohttp starts for it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    addresses: list[ResolveResult]
+    error: OSError | None
+    found_at: float
+    turn: int
+
+
+def peer_of(transport: asyncio.BaseTransport) -> Peer | None:
+    """Where a connection leads to; None where that can't be told any more."""
+    # A TLS transport that was closed twice has none left to ask, which CPython before 3.11.5 stumbles over.
+    if getattr(transport, "_ssl_protocol", transport) is None:
+        return None
+    name = transport.get_extra_info("peername")
+    return (str(name[0]), int(name[1])) if name else None
+
+
+class Resolver(AbstractResolver):
+    """aiohttp's resolver behind a cache of names, giving addresses in the order in which they are to be tried.
+
+    For one loop. Names are looked up once for all who ask at the same time.
+
+    Args:
+        resolver: Looks names up; None for aiohttp's default. Closed with this one.
+        now: Monotonic seconds.
+    """
+
+    def __init__(self, resolver: AbstractResolver | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
+        self._resolver = resolver or DefaultResolver()
+        self._names: FoundOnce[tuple[str, int, int], _Answer] = FoundOnce(now, MAX_NAMES)
+        self._aside: dict[Peer, float] = {}
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """All addresses of a name, the one to try first in front; OSError where it has none."""
+        key = host, port, int(family)
+
+        async def find() -> Found[_Answer]:
+            return await self._look_up(host, port, family)
+
+        answer = await self._names.get(key, find)
+        this = connecting.get()
+        if this is not None and this.is_retry and answer.found_at < this.began:
+            self._names.forget(key, answer)
+            answer = await self._names.get(key, find)
+        if answer.error is not None:
+            raise type(answer.error)(*answer.error.args)  # a new one: those who share it would share its traceback
+        answer.turn += 1
+        now = self.now()
+        usable: list[ResolveResult] = []
+        aside: list[ResolveResult] = []
+        for one in answer.addresses:
+            is_aside = self._aside.get((one["host"], one["port"]), now) > now
+            (aside if is_aside else usable).append(one)
+        return _in_turn(usable, answer.turn) + _in_turn(aside, answer.turn)
+
+    def succeeded(self, this: Connecting, peer: Peer) -> None:
+        """A connection to ``peer`` was made; those tried before it had their chance."""
+        self._aside.pop(peer, None)
+        if peer in this.tried:
+            self.set_aside(this.tried[: this.tried.index(peer)])
+
+    def failed(self, this: Connecting, *, given_up: bool) -> None:
+        """No connection was made; where it was ``given_up``, that may be no address's fault."""
+        if not given_up or self.now() - this.began >= SLOW_SECONDS:
+            self.set_aside(this.tried)
+
+    def set_aside(self, peers: Iterable[Peer]) -> None:
+        """These failed just now: for a while they are tried after all others."""
+        now = self.now()
+        if len(self._aside) > MAX_ASIDE:
+            self._aside = {peer: until for peer, until in self._aside.items() if until > now}
+        if len(self._aside) <= MAX_ASIDE:
+            self._aside.update(dict.fromkeys(peers, now + ASIDE_SECONDS))
+
+    async def close(self) -> None:
+        """Ends all look-ups."""
+        await self._resolver.close()
+
+    async def _look_up(self, host: str, port: int, family: socket.AddressFamily) -> Found[_Answer]:
+        began = self.now()
+        try:
+            addresses = await self._resolver.resolve(host, port, family)
+        except OSError as error:  # found, so that all who wait for it get it, but good for nobody else
+            return Found(_Answer([], error, began, 0), 0.0)
+        if not addresses:
+            return Found(_Answer([], OSError(socket.EAI_NONAME, "it has no address"), began, 0), 0.0)
+        return Found(_Answer(addresses, None, began, random.randrange(len(addresses))), NAME_SECONDS)
+
+
+def _in_turn(addresses: list[ResolveResult], turn: int) -> list[ResolveResult]:
+    first = turn % max(len(addresses), 1)
+    return addresses[first:] + addresses[:first]
