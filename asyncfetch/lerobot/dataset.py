@@ -234,7 +234,7 @@ class LeRobotDataset:
 
     async def _prefetch(self, episode: Episode) -> None:
         try:
-            with calling(self._ahead):
+            with calling(Caller(urgent=False, behind=self._ahead)):
                 await self._fetch(episode)
         except AsyncFetchError:
             pass  # whoever reads this episode gets it from self._failures, or meets it again

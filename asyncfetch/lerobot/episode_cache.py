@@ -280,12 +280,10 @@ class EpisodeCache:
         entry.leases, entry.clips = {}, {}
 
     def _caller(self, episode: Episode) -> Caller:
-        """Who asks for the episode at all gates, as long as anybody does."""
+        """Who asks for the episode at all gates: the first who did, as long as that one is about."""
         asking = current_caller()
-        caller = self._callers.get(episode.index)
-        if caller is None:
-            caller = self._callers[episode.index] = Caller(urgent=asking.urgent, behind=asking)
-        elif asking.urgent:
+        caller = self._callers.setdefault(episode.index, asking)
+        if asking.urgent:
             caller.promote()
         return caller
 
