@@ -227,19 +227,19 @@ class FetchConfig:
     down where the server says 429 or 503, or answers late. False holds it at ``max_requests_per_host``; a server's
     Retry-After pauses its requests either way."""
     max_gap_bytes: int = 64 * KIB
-    """Longest run of unasked bytes that fetch_many reads over to save a request, where it has more requests than may be
-    in flight: 1,000 ranges of 4 KiB so far apart took 0.39 s instead of 0.94 s at 50 ms and 4 MiB/s a stream, and a
-    third of the CPU. Over gaps of 256 KiB it took longer than without."""
+    """Longest run of unasked bytes that is read over to save a request of fetch_many, or of calls made at once, where
+    there are more than may be in flight: 1,000 ranges of 4 KiB so far apart took 0.39 s instead of 0.94 s at 50 ms
+    and 4 MiB/s a stream, and a third of the CPU. Over gaps of 256 KiB it took longer than without."""
     max_span_bytes: int = 16 * MIB
-    """Longest request that fetch_many makes of several ranges; 0 asks for each range by itself. S3's guide advises
-    requests of 8-16 MiB."""
+    """Longest request that fetch_many makes of several ranges; calls of one turn of the loop share at most 512 KiB.
+    0 asks for each range by itself. S3's guide advises requests of 8-16 MiB."""
     part_bytes: int = 8 * MIB
     """Longer ranges are fetched in parts, side by side. What aws-c-s3 takes; S3's guide advises 8-16 MiB. 32 MiB took
     2.1 s at 4 MiB/s a stream, 0.6 s in parts of 2 MiB, and the same CPU within a fifth in parts of 2-64 MiB."""
     min_part_bytes: int = 256 * KIB
     """Parts get shorter, down to this, where a host's streams were seen to be so slow that the last byte then comes
-    sooner, and requests to it are free. 16 MiB at 4 MiB/s a stream and 50 ms took 2.2 s in parts of 8 MiB and 0.2 s in
-    parts so chosen. As much as part_bytes switches it off."""
+    sooner, and requests to it are free. 16 MiB at 4 MiB/s a stream and 50 ms took 2.05 s in parts of 8 MiB and 0.17 s
+    in the 43 so chosen. As much as part_bytes switches it off."""
     max_bytes_per_second: int | None = None
     """Of bodies, from web servers, S3, the Hub and fsspec's back ends together; None for no bound. It is the process's:
     all its fetchers and loops with the same figure share one cap, held within 5 % over 2 s and more. A stream's loader

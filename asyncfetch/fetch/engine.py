@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
@@ -78,8 +79,12 @@ class Fetcher:
     Urls are ``http://``, ``https://``, ``s3://bucket/key``, ``hf://datasets/org/name@revision/path``, ``file://`` and
     plain paths; every other scheme is fsspec's.
 
-    Offers the verbs of RangeReader, whose docstrings are their contracts. The first version seen of an object is
-    insisted on from then on: when it is replaced, a call raises ObjectChanged, once, and the next one starts afresh.
+    Offers the verbs of RangeReader, whose docstrings are their contracts. What calls made in one turn of the loop ask
+    for comes by shared requests where that saves some; each call has its own memory, errors and cancellation. A long
+    range comes in parts, side by side.
+
+    The first version seen of an object is insisted on from then on: when it is replaced, a call raises ObjectChanged,
+    once, and the next one starts afresh.
 
     Use it as ``async with Fetcher() as fetcher``. Leaving the block ends calls under way in other tasks with
     ClosedError, awaits them and closes every connection.
@@ -287,7 +292,7 @@ class Fetcher:
             buffer[:] = piece
             return info, buffer.toreadonly()
         if not isinstance(outcome, FetchError):
-            raise outcome
+            raise copy(outcome)  # the traceback of each is its own
         if len(request.serves) == 1 or not _concerns_some(outcome):
             raise outcome.about(wanted.start, wanted.stop) from outcome.__cause__
         return await self._fetch_alone(wanted, buffer, company=ask.company)
