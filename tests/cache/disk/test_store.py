@@ -157,7 +157,8 @@ def test_it_works_on_when_parts_of_it_or_all_is_deleted(tier: Tier, gone: str) -
 
 
 def test_an_evictor_that_takes_empty_folders_away_stops_no_writer(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, taken = os.makedirs, []
+    make = os.makedirs
+    taken: list[str] = []
 
     def make_in_vain(path: str, **options: Any) -> None:  # noqa: ANN401
         make(path, **options)
