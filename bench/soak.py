@@ -150,6 +150,7 @@ class Crowd:
         self.reads = self._spawn.RawArray(c_int64, count + 1)
         self._seen = [(0, time.monotonic())] * count
         self._started = 0
+        self._started_at = [0.0] * count
         self.processes = [self._start(slot) for slot in range(count)]
 
     def _start(self, slot: int) -> SpawnProcess:
@@ -158,6 +159,7 @@ class Crowd:
             target=read_for_ever, args=(*self._arguments, self._started, slot, self.reads), daemon=True
         )
         process.start()
+        self._started_at[slot] = time.monotonic()
         return process
 
     def kill(self, slot: int) -> None:
@@ -177,7 +179,11 @@ class Crowd:
             if self.reads[slot] != self._seen[slot][0]:
                 self._seen[slot] = self.reads[slot], now
             elif now - self._seen[slot][1] > STILL_SECONDS:
-                raise RuntimeError(f"process {slot} has stood still for {STILL_SECONDS} s")
+                age_seconds = now - self._started_at[slot]
+                raise RuntimeError(
+                    f"process {slot} has stood still for {STILL_SECONDS} s, at {self.reads[slot]} reads of its place; "
+                    f"it was started {age_seconds:.1f} s ago"
+                )
 
     def end(self) -> None:
         """Let all end by themselves."""

@@ -310,14 +310,17 @@ async def test_an_opening_that_is_cancelled_leaves_no_file_open(tier: Tier) -> N
         async with DiskReader(fetcher, DiskTier(tier.directory, MIB, min_free_bytes=0)):
             pass
         before = len(os.listdir("/proc/self/fd"))
+
+        async def open_and_close() -> None:
+            async with DiskReader(fetcher, DiskTier(tier.directory, MIB, min_free_bytes=0)):
+                pass
+
         for turn in range(20):
-            reader = DiskReader(fetcher, DiskTier(tier.directory, MIB, min_free_bytes=0))
-            opening = asyncio.ensure_future(reader.__aenter__())
+            opening = asyncio.ensure_future(open_and_close())
             await anyio.sleep(turn / 20_000)
             opening.cancel()
             with suppress(asyncio.CancelledError):
                 await opening
-                await reader.__aexit__()
         assert len(os.listdir("/proc/self/fd")) == before
 
 

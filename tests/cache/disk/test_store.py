@@ -157,17 +157,18 @@ def test_it_works_on_when_parts_of_it_or_all_is_deleted(tier: Tier, gone: str) -
 
 
 def test_an_evictor_that_takes_empty_folders_away_stops_no_writer(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, taken = os.makedirs, []
+    rename = os.rename
+    taken: list[str] = []
 
-    def make_in_vain(path: str, **options: Any) -> None:  # noqa: ANN401
-        make(path, **options)
-        if "objects" in path and len(taken) < 3:
-            taken.append(path)
-            os.rmdir(path)
-            os.rmdir(os.path.dirname(path))
+    def rename_too_late(source: str, target: str) -> None:
+        folder = os.path.dirname(target)
+        if os.path.isdir(folder) and len(taken) < 3:
+            taken.append(folder)
+            os.removedirs(folder)
+        rename(source, target)
 
     disk = tier.open()
-    monkeypatch.setattr(os, "makedirs", make_in_vain)
+    monkeypatch.setattr(os, "rename", rename_too_late)
     put(disk, 0, 100)
     assert (len(taken), disk.statistics().failures, get(disk, 0, 100)) == (3, 0, [])
 
