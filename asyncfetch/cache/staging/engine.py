@@ -239,13 +239,17 @@ class Engine:
         self._start(hire)
         return entry
 
-    def _take(self, *, urgent_only: bool) -> Entry | None:
+    def _resume(self) -> None:
         if self._table.paused and self._now() >= self._resume_at:
             self._table.paused = False
+
+    def _take(self, *, urgent_only: bool) -> Entry | None:
+        self._resume()
         return None if urgent_only and not self._table.has_urgent else self._table.take()
 
     def _hire(self) -> Callable[[], None] | None:
         """Wake a thread for the work there is; where none is idle, what a new one is to do. Under the lock."""
+        self._resume()
         table = self._table
         has_work = table.has_work or (table.paused and table.queued > 0 and not self._workers)
         if not has_work:

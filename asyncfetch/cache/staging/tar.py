@@ -179,7 +179,7 @@ def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:
     try:
         with tarfile.open(fileobj=_Headers(fetcher, url, size), mode="r:") as archive:
             while (info := archive.next()) is not None:
-                archive.members = []  # it keeps all of them otherwise, at a kilobyte each
+                archive.members = []  # type: ignore[attr-defined]  # it keeps all of them otherwise, at a kilobyte each
                 stop = info.offset_data + info.size
                 if stop > size:
                     raise FormatError(f"{shown} is cut short: {info.name!r} ends at byte {stop} of {size}")

@@ -150,6 +150,12 @@ def is_staged(pool: CachePool, count: int) -> bool:
         return count == sum(entry.phase is Phase.STAGED for entry in table._entries.values())
 
 
+def joined(pool: CachePool) -> int:
+    """Claims that wait for a read."""
+    with pool._engine().table() as table:
+        return sum(len(entry.joined) for entry in table._entries.values())
+
+
 class InThread:
     """A call in a thread."""
 

@@ -10,7 +10,6 @@ import errno
 import os
 import shutil
 import tempfile
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import settings
@@ -35,8 +34,10 @@ if TYPE_CHECKING:
     from asyncfetch.cache.staging.binding import Binding
     from asyncfetch.cache.staging.table import Claim, Entry
 
-FILES = {"empty": b"", "small": b"s", "medium": b"m" * 4, "large": b"l" * 9, "full": b"f" * 10, "huge": b"h" * 11}
-MAX_BYTES, MAX_COUNT, WORKERS = 10, 3, 2
+FILES = {"empty": b"", "small": b"s", "medium": b"m" * 4, "large": b"l" * 9, "full": b"f" * 16, "huge": b"h" * 17}
+NAMES = st.sampled_from(sorted(FILES))
+EVENTS = ["nothing"] * 6 + ["break", "mend", "mend", "fill the disk", "empty the disk", "empty the disk", "fork"]
+MAX_BYTES, MAX_COUNT, WORKERS = 16, 4, 2
 
 
 class Disk(StagingDirectory):
@@ -75,7 +76,6 @@ class Interleavings(RuleBasedStateMachine):
         self.waits: list[tuple[Lazy[Any], Future[Stored]]] = []
         self.steps: list[tuple[Entry, Callable[[], Any]]] = []
         self.broken: set[str] = set()
-        self.generations: Counter[str] = Counter()
 
     @initialize(sized=st.booleans())
     def begin(self, sized: bool) -> None:
@@ -85,10 +85,11 @@ class Interleavings(RuleBasedStateMachine):
 
     # Handles.
 
-    @rule(name=st.sampled_from(sorted(FILES)), decoded=st.booleans())
-    def request(self, name: str, decoded: bool) -> None:
-        store: Any = self.decoding if decoded else self.store
-        self.add(store, name, StoreBinding(store, name, "raw"))
+    @rule(names=st.lists(NAMES, min_size=1, max_size=4), decoded=st.booleans())
+    def request(self, names: list[str], decoded: bool) -> None:
+        store: FileStore[Any] = self.decoding if decoded else self.store
+        for name in names:
+            self.add(store, name, StoreBinding(store, name, "raw"))
 
     @rule(size=st.integers(0, 8))
     def put(self, size: int) -> None:
@@ -152,6 +153,14 @@ class Interleavings(RuleBasedStateMachine):
 
     # Threads.
 
+    @rule(number=st.integers(0, 99), count=st.integers(1, 6))
+    def work(self, number: int, count: int) -> None:
+        """Steps of threads that are at something, in any order."""
+        for each in range(count):
+            self.hire()
+            if self.steps:
+                self.step((number + each * each) % len(self.steps))
+
     @rule()
     def hire(self) -> None:
         """A worker takes something, or somebody who waits gets a thread of their own."""
@@ -160,25 +169,34 @@ class Interleavings(RuleBasedStateMachine):
             assert all(other.binding.key != entry.binding.key for other, _ in self.steps), "one read at a time"
             self.steps.append((entry, Reading(self.engine, entry).size))
 
-    @precondition(lambda self: self.steps)
-    @rule(number=st.integers(0, 99))
-    def step(self, number: int) -> None:
-        entry, step = self.steps.pop(number % len(self.steps))
+    def step(self, index: int) -> None:
+        entry, step = self.steps.pop(index)
         if (following := step()) is not None:
-            self.steps.append((entry, following))
+            self.steps.insert(index, (entry, following))
 
     # The world.
 
-    @rule(name=st.sampled_from(sorted(FILES)))
-    def break_or_mend(self, name: str) -> None:
-        if self.store.errors.pop(name, None) is None:
-            self.store.errors[name] = ZeroDivisionError(name)
-            self.broken.add(name)
+    @rule(what=st.sampled_from(EVENTS), name=NAMES)
+    def happen(self, what: str, name: str) -> None:
+        match what:
+            case "break":
+                self.store.errors[name] = ZeroDivisionError(name)
+                self.broken.add(name)
+            case "mend":
+                self.store.errors.clear()
+            case "fill the disk" | "empty the disk":
+                self.engine.disk.fails = what == "fill the disk"
+                self.engine.clock += 60
+            case "fork":
+                self.fork()
 
-    @rule(fails=st.booleans())
-    def fill_or_empty_the_disk(self, fails: bool) -> None:
-        self.engine.disk.fails = fails
-        self.engine.clock += 60
+    def fork(self) -> None:
+        """This goes on as the child, which has the handles and none of the threads."""
+        self.engine.disk.close()
+        self.engine = SteppedEngine(self.parent)
+        self.steps = []
+        self.waits = []
+        self.handles = [lazy for lazy in self.handles if lazy.store is not None]
 
     @precondition(lambda self: self.at_rest() and any(True for _ in self.on_disk()))
     @rule(number=st.integers(0, 99), truncates=st.booleans())
@@ -201,15 +219,6 @@ class Interleavings(RuleBasedStateMachine):
                 if claim is not None and claim.entry is entry:
                     self.advance(lazy)
                     return
-
-    @rule()
-    def fork(self) -> None:
-        """This goes on as the child, which has the handles and none of the threads."""
-        self.engine.disk.close()
-        self.engine = SteppedEngine(self.parent)
-        self.steps = []
-        self.waits = []
-        self.handles = [lazy for lazy in self.handles if lazy.store is not None]
 
     # What always holds.
 
@@ -256,17 +265,14 @@ class Interleavings(RuleBasedStateMachine):
         rounds = 0
         while self.waits:
             rounds += 1
-            assert rounds < 100, self.waits
+            assert rounds < 100, f"{self.waits} wait for nothing"
             while (entry := self.engine._take(urgent_only=True)) is not None:
                 self.steps.append((entry, Reading(self.engine, entry).size))
-            assert any(flight.done() for _, flight in self.waits) or self.steps, (
-                f"{self.waits} wait for nothing"
-            )
             while self.steps:
-                self.step_first()
+                self.step(0)
             self.wake()
         while self.steps:
-            self.step_first()
+            self.step(0)
         # With no handles there is nothing.
         self.handles.clear()
         self.engine.drain()
@@ -277,11 +283,8 @@ class Interleavings(RuleBasedStateMachine):
         assert os.listdir(self.parent) == []
         os.rmdir(self.parent)
 
-    def step_first(self) -> None:
-        entry, step = self.steps.pop(0)
-        if (following := step()) is not None:
-            self.steps.append((entry, following))
-
 
 TestInterleavings = Interleavings.TestCase
-TestInterleavings.settings = settings(max_examples=int(os.environ.get("N", "100")), stateful_step_count=50, deadline=None)
+TestInterleavings.settings = settings(
+    max_examples=int(os.environ.get("N", "200")), stateful_step_count=50, deadline=None
+)

@@ -34,6 +34,7 @@ from tests.cache.staging.conftest import (
     four_numbers,
     is_empty,
     is_staged,
+    joined,
     until,
 )
 
@@ -214,11 +215,6 @@ def test_w09_two_getters_of_what_waits_for_room_cost_one_read(make_pool: MakePoo
     assert store.reads == ["a", "b"]
     del full
     until(lambda: is_empty(pool))
-
-
-def joined(pool: CachePool) -> int:
-    with pool._engine().table() as table:
-        return sum(len(entry.joined) for entry in table._entries.values())
 
 
 def test_w09_bytes_in_hand_are_staged_for_those_who_come_later(make_pool: MakePool) -> None:
