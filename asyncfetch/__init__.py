@@ -5,7 +5,7 @@
     ranges          half-open byte ranges
     observe         quantiles of how long things take, Prometheus
     fetch           the range engine: Fetcher
-    cache           which bytes are kept: ByteCache
+    cache           which bytes are kept: ByteCache; staged between asking and consuming: CachePool
     decode          bytes to tensors: DecoderCache
     lerobot         LeRobot v3 datasets: open_dataset
     stream          the order of an epoch, look-ahead: Stream
@@ -22,7 +22,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncfetch import testing, torch
-    from asyncfetch.cache import ByteCache, CacheStatistics
+    from asyncfetch.cache import (
+        ByteCache,
+        CachePool,
+        CacheStatistics,
+        DecodingStore,
+        DirectoryStore,
+        FileStore,
+        KeyedStore,
+        Lazy,
+        NoCachePool,
+        SourceInfo,
+        StagingStatistics,
+        TarStore,
+        UrlStore,
+    )
     from asyncfetch.config import FetchConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
     from asyncfetch.decode import DecoderCache
     from asyncfetch.errors import (
@@ -59,7 +73,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "cache": ["ByteCache", "CacheStatistics"],
+    "cache": [
+        "ByteCache",
+        "CachePool",
+        "CacheStatistics",
+        "DecodingStore",
+        "DirectoryStore",
+        "FileStore",
+        "KeyedStore",
+        "Lazy",
+        "NoCachePool",
+        "SourceInfo",
+        "StagingStatistics",
+        "TarStore",
+        "UrlStore",
+    ],
     "config": ["FetchConfig", "RetryConfig", "S3Config", "StreamConfig", "TimeoutConfig"],
     "decode": ["DecoderCache"],
     "errors": [
@@ -102,6 +130,7 @@ __all__ = [
     "ByteCache",
     "ByteRange",
     "CacheError",
+    "CachePool",
     "CacheStatistics",
     "ClosedError",
     "ConfigError",
@@ -109,18 +138,24 @@ __all__ = [
     "DatasetError",
     "DecodeError",
     "DecoderCache",
+    "DecodingStore",
+    "DirectoryStore",
     "EpisodeNotFound",
     "FetchConfig",
     "FetchError",
     "FetchStatistics",
     "FetchTimeout",
     "Fetcher",
+    "FileStore",
     "FormatError",
     "FrameMissing",
     "InvalidResponse",
+    "KeyedStore",
+    "Lazy",
     "LeRobotDataset",
     "MergeError",
     "MissingDependency",
+    "NoCachePool",
     "NotFound",
     "ObjectChanged",
     "ObjectInfo",
@@ -130,12 +165,16 @@ __all__ = [
     "S3Config",
     "SamplePass",
     "ShardNotFound",
+    "SourceInfo",
+    "StagingStatistics",
     "StateMismatch",
     "Stream",
     "StreamConfig",
+    "TarStore",
     "TensorError",
     "Throttled",
     "TimeoutConfig",
+    "UrlStore",
     "WrongLoop",
     "frames",
     "open_dataset",

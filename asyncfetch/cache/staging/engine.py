@@ -79,10 +79,8 @@ class Engine:
     def table(self) -> Iterator[Table]:
         """The table, under the lock. What became possible by the change is begun after it."""
         with self._lock:
-            try:
-                yield self._table
-            finally:
-                hire = self._hire()
+            yield self._table
+            hire = self._hire()
         self._start(hire)
 
     @property
@@ -103,14 +101,21 @@ class Engine:
         self._open()
         with self.table() as table:
             reservation = None if table.paused else table.quota.reserve(len(stored.data))
-        file = None if reservation is None else self.write(stored)
+        file = None
+        try:
+            file = None if reservation is None else self.write(stored)
+        finally:
+            with self.table() as table:
+                if file is None and reservation is not None:
+                    reservation.release()
+                    reservation = None
+        if file is not None:
+            binding.data = None
         with self.table() as table:
-            if file is not None:
-                binding.data = None
-            elif reservation is not None:
-                reservation.release()
-                reservation = None
-            return table.adopt(binding, file, reservation)
+            claim = table.adopt(binding, file, reservation)
+            leftover = table.release(claim) if table.closed else None
+        self.discard(leftover)  # closed meanwhile
+        return claim
 
     def join(self, claim: Claim) -> Future[Stored] | StagedFile | None:
         """As Table.join; a read that is begun has a thread at once."""
@@ -145,7 +150,7 @@ class Engine:
         """A new file, or None where it can't be written; then nothing is staged for a while."""
         try:
             return self.directory.write(stored)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             with self.table() as table:
                 first = not self.write_failures
                 self.write_failures += 1

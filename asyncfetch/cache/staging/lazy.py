@@ -229,7 +229,11 @@ class StagedLazy(Lazy[T]):
         """The engine and the claim to use; in a forked child, new ones."""
         engine = self._engine_here()
         if engine is not self._engine:
-            self._engine, self._claim = engine, None if engine.is_closed else engine.request(self._binding)
+            claim = None if engine.is_closed else engine.request(self._binding)
+            if engine is not self._engine:
+                self._engine, self._claim = engine, claim
+            elif claim is not None:  # another thread was quicker
+                engine.release(claim)
         return engine, self._claim
 
 

@@ -80,7 +80,7 @@ class GatedWrites:
         self.begun = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
-        self.error: OSError | None = None
+        self.error: BaseException | None = None
 
         def gated(directory: StagingDirectory, stored: Stored) -> StagedFile:
             self.begun.set()

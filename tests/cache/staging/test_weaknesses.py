@@ -660,3 +660,11 @@ def test_sources_of_other_types_are_left_alone() -> None:
     sample = object()
     add_source_info(sample, SourceInfo("path"))
     add_source_info(None, SourceInfo("path"))
+
+
+def test_to_cache_interrupted_while_it_writes_gives_its_room_back(make_pool: MakePool, writes: GatedWrites) -> None:
+    pool = make_pool()
+    writes.error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        pool.to_cache("value", "mine")
+    assert is_empty(pool)
