@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 import threading
 import zlib
 from contextlib import suppress
@@ -57,17 +58,22 @@ class StagingDirectory:
     """Writes and removes staged files. Thread-safe; every method does file I/O. In a forked child, does nothing.
 
     Args:
-        parent: Where the directory is made; made itself if need be.
+        parent: Where the directory is made; made itself if need be. None means the system's for temporary files.
     """
 
-    def __init__(self, parent: str) -> None:
-        self.parent = parent
+    def __init__(self, parent: str | None) -> None:
+        self._parent = parent
         self._guard = ForkGuard("this staging directory")
         self._lock = threading.Lock()
         self._owned: _OwnedDirectory | None = None
         self._closed = False
         self._names = count()
         self._finalizer: Any = None
+
+    @property
+    def parent(self) -> str:
+        """Where the directory is made."""
+        return self._parent or tempfile.gettempdir()
 
     @property
     def path(self) -> str | None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import weakref
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
 
 from asyncfetch.cache.staging.binding import Method, StoreBinding, Stored, ValueBinding, dumps
@@ -135,9 +133,7 @@ class CachePool:
             raise ConfigError(f"method of a cache pool must be 'raw' or 'pickle', not {method!r}")
         if timeout_seconds is not None and timeout_seconds <= 0:
             raise ConfigError(f"timeout_seconds must be positive, or None for no limit, not {timeout_seconds}")
-        self._parent = Path(tempfile.gettempdir() if parent_dir is None else parent_dir).absolute()
-        if self._parent.exists() and not self._parent.is_dir():
-            raise ConfigError(f"parent_dir {str(self._parent)!r} of a cache pool isn't a directory")
+        self._parent = None if parent_dir is None else os.path.abspath(parent_dir)
         self._settings = (parent_dir, workers, max_bytes, max_count, method, timeout_seconds)
         self._workers = workers
         self._max_bytes = max_bytes
@@ -248,7 +244,7 @@ class CachePool:
         engine = self._engines.get(process)
         if engine is None:
             quota = Quota(self._max_bytes, self._max_count)
-            fresh = Engine(StagingDirectory(str(self._parent)), quota, self._workers, is_closed=self._closed)
+            fresh = Engine(StagingDirectory(self._parent), quota, self._workers, is_closed=self._closed)
             engine = self._engines.setdefault(process, fresh)
             if engine is fresh:
                 weakref.finalize(self, engine.abandon).atexit = False

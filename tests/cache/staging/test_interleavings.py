@@ -24,6 +24,7 @@ from asyncfetch.cache.staging.lazy import StagedLazy
 from asyncfetch.cache.staging.quota import Quota
 from asyncfetch.cache.staging.reading import Reading
 from asyncfetch.cache.staging.table import Phase
+from asyncfetch.errors import CacheError
 from tests.cache.staging.conftest import GatedStore
 
 if TYPE_CHECKING:
@@ -77,8 +78,9 @@ class Interleavings(RuleBasedStateMachine):
         self.steps: list[tuple[Entry, Callable[[], Any]]] = []
         self.broken: set[str] = set()
 
-    @initialize(sized=st.booleans())
-    def begin(self, sized: bool) -> None:
+    @initialize(sized=st.booleans(), closes=st.booleans())
+    def begin(self, sized: bool, closes: bool) -> None:
+        self.closes = closes
         self.store = GatedStore(FILES, sized=sized)
         self.decoding = DecodingStore(self.store, lambda raw, name: (name, raw))
         self.engine = SteppedEngine(self.parent)
@@ -148,7 +150,7 @@ class Interleavings(RuleBasedStateMachine):
         """Who waited for a read that ended goes on."""
         for lazy, flight in tuple(self.waits):
             if flight.done() and any(each is lazy for each in self.handles):
-                self.waits.remove((lazy, flight))
+                self.waits = [each for each in self.waits if each[0] is not lazy]
                 self.advance(lazy)
 
     # Threads.
@@ -166,6 +168,7 @@ class Interleavings(RuleBasedStateMachine):
         """A worker takes something, or somebody who waits gets a thread of their own."""
         entry = self.engine._take(urgent_only=len(self.steps) >= WORKERS)
         if entry is not None:
+            assert entry.file is None
             assert all(other.binding.key != entry.binding.key for other, _ in self.steps), "one read at a time"
             self.steps.append((entry, Reading(self.engine, entry).size))
 
@@ -261,6 +264,11 @@ class Interleavings(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             shutil.rmtree(self.parent)
             return
+        if self.closes:
+            with self.engine.table() as table:
+                leftovers = table.close()
+            for leftover in leftovers:
+                self.engine.discard(leftover)
         # Whoever waits gets an answer from the threads that serve those who wait, without a single worker.
         rounds = 0
         while self.waits:
@@ -273,6 +281,8 @@ class Interleavings(RuleBasedStateMachine):
             self.wake()
         while self.steps:
             self.step(0)
+        if self.closes:
+            self.get_what_a_closed_pool_gave()
         # With no handles there is nothing.
         self.handles.clear()
         self.engine.drain()
@@ -283,8 +293,14 @@ class Interleavings(RuleBasedStateMachine):
         assert os.listdir(self.parent) == []
         os.rmdir(self.parent)
 
+    def get_what_a_closed_pool_gave(self) -> None:
+        for lazy in tuple(self.handles):
+            try:
+                self.advance(lazy)
+            except CacheError:
+                assert lazy.store is None
+        assert not self.waits
+
 
 TestInterleavings = Interleavings.TestCase
-TestInterleavings.settings = settings(
-    max_examples=int(os.environ.get("N", "200")), stateful_step_count=50, deadline=None
-)
+TestInterleavings.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

@@ -104,9 +104,14 @@ def test_s07_the_count_is_a_bound_too(make_pool: MakePool) -> None:
     pool = make_pool(max_count=2)
     lazies = [pool.get_lazy(store, name) for name in TEN]
     until(lambda: is_staged(pool, 2))
-    assert pool.statistics().queued == 6
+    until(lambda: unread(pool) == 6)
     assert len(store.reads) == 2
     assert [lazy.get() for lazy in lazies] == list(TEN.values())
+
+
+def unread(pool: CachePool) -> int:
+    now = pool.statistics()
+    return now.queued + now.waiting
 
 
 def test_s08_decoding_is_done_when_a_value_is_picked_up(make_pool: MakePool) -> None:
@@ -221,7 +226,6 @@ def test_a_decoder_that_raises_is_the_handle_s_own_affair(make_pool: MakePool) -
         ({"max_bytes": 0}, "max_bytes .* at least 1"),
         ({"max_count": -1}, "max_count .* at least 1"),
         ({"timeout_seconds": 0}, "timeout_seconds must be positive"),
-        ({"parent_dir": __file__}, "isn't a directory"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -233,7 +237,7 @@ def test_figures_show_what_it_does(make_pool: MakePool) -> None:
     store = GatedStore(TEN)
     pool = make_pool(max_bytes=15)
     lazies = [pool.get_lazy(store, name) for name in "abc"]
-    until(lambda: is_staged(pool, 1) and pool.statistics().waiting)
+    until(lambda: is_staged(pool, 1) and unread(pool) == 2)
     now = pool.statistics()
     assert (now.bytes, now.count, now.entries, now.waiting + now.queued, now.direct_reads) == (10, 1, 3, 2, 0)
     assert repr(pool).startswith("<CachePool 10/15 bytes, 1/10000000 files, ")
