@@ -6,6 +6,7 @@ download    one range over its attempts: what has landed, in which version
 responses   whether an answer holds exactly what was asked. Pure
 retry       which failure is tried again, and when. Pure
 redirects   where a request goes and which secrets go with it. Pure
+urls        urls below a root. Pure
 addresses   what a user's url means on the wire, and for how long
 objects     the versions seen first
 hosts       a gate, counters and times per host

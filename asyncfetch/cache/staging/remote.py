@@ -113,13 +113,14 @@ class UrlStore(SplitStore[bytes]):
 
     def __init__(self, root: str, config: FetchConfig | None = None, *, sizes: dict[str, int] | None = None) -> None:
         self._root = root
+        self._path = redact_url(root)
         self._fetcher = ThreadFetcher(config)
         self._sizes = sizes or {}
 
     @property
     def path(self) -> str:
         """The root, without its secrets."""
-        return redact_url(self._root)
+        return self._path
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
         """The object's bytes."""
