@@ -141,8 +141,13 @@ class Engine:
             if self._table.closed:
                 raise CacheError("the cache pool was closed: make a new one")
             is_first, self._has_janitor = not self._has_janitor, True
-        if is_first:
+        if not is_first:
+            return
+        try:
             threading.Thread(target=self._tidy, name="asyncfetch staging janitor", daemon=True).start()
+        except RuntimeError as error:
+            self._has_janitor = False
+            raise CacheError(f"no thread could be started to stage files: {error}") from error
 
     # What threads do.
 
