@@ -73,7 +73,7 @@ class StagingDirectory:
     @property
     def parent(self) -> str:
         """Where the directory is made."""
-        return self._parent or tempfile.gettempdir()
+        return os.path.abspath(self._parent or tempfile.gettempdir())
 
     @property
     def path(self) -> str | None:
@@ -119,9 +119,10 @@ class StagingDirectory:
     def _open(self) -> _OwnedDirectory:
         if (owned := self._owned) is not None:
             return owned
-        os.makedirs(self.parent, exist_ok=True)
-        _sweep(self.parent)
-        made: _OwnedDirectory | None = _OwnedDirectory(self.parent)  # by several threads perhaps; the first one counts
+        parent = self.parent
+        os.makedirs(parent, exist_ok=True)
+        _sweep(parent)
+        made: _OwnedDirectory | None = _OwnedDirectory(parent)  # by several threads perhaps; the first one counts
         with self._lock:
             if self._owned is None and not self._closed:
                 self._owned, made = made, None

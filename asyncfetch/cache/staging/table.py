@@ -2,10 +2,12 @@
 
     request -> QUEUED -> READING -> WRITING -> STAGED -> ENDED
                  |  ^       |
-                 |  |       +-> ENDED, with the error, or because nobody refers to it any more
+                 |  |       +-> FAILED -> ENDED   when all who shared the read have its error
                  |  +-------+   no room after a direct read: queued again, at the tail
                  +-> WAITING    its size is known and doesn't fit now: read when it does
                  +-> BYPASSED   it never will: read whenever somebody asks
+
+An entry that nobody refers to any more ends wherever it is; one that is being read or written, after that.
 
 Whoever asks for the value of what isn't begun (QUEUED, WAITING, BYPASSED) has it read at once, with or without room for
 it; whoever asks meanwhile joins, and a read serves all who joined it. So nobody waits for room, and nobody waits for
@@ -43,6 +45,7 @@ class Phase(Enum):
     """Its bytes are in hand and on their way to the disk."""
     STAGED = "staged"
     BYPASSED = "bypassed"
+    FAILED = "failed"
     ENDED = "ended"
 
 
@@ -53,7 +56,7 @@ class Entry:
         binding: How it is read: that of the first handle.
         references: Handles that are not served yet.
         joined: Those of them that wait for the read under way.
-        flight: What the read under way will bring. Kept after a failure, for those that ask later.
+        flight: What the read under way will bring; a failed one's error.
         size_bytes: Where it is known.
         reservation: Its room on disk.
         file: Where it lies, when it is STAGED.
@@ -162,8 +165,9 @@ class Table:
         match entry.phase:
             case Phase.STAGED:
                 return entry.file
-            case Phase.ENDED:
-                claim.flight = entry.flight  # its error
+            case Phase.FAILED:
+                claim.flight = entry.flight
+                self.release(claim)
             case Phase.READING:
                 claim.flight = entry.flight
                 entry.joined.add(claim)
@@ -266,12 +270,14 @@ class Table:
         return False
 
     def failed(self, entry: Entry) -> None:
-        """The read raised: all who refer to the entry get its error, whoever requests the file anew a new read."""
-        flight = entry.flight
+        """The read raised: all who refer to the entry get its error. When they have, a request reads anew."""
         for claim in tuple(entry.joined):
             self._serve(claim)
-        self._end(entry)
-        entry.flight = flight
+        self._give_back(entry)
+        if not entry.references or self.closed:
+            self._end(entry)
+        else:
+            entry.phase = Phase.FAILED
 
     def written(self, entry: Entry, file: StagedFile | None) -> Leftover | None:
         """The file is whole; or it couldn't be written, and who still wants the bytes has them read again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -130,6 +131,15 @@ def until(reached: Callable[[], object]) -> None:
 def files_of(pool: CachePool) -> list[os.DirEntry[str]]:
     """What lies in the pool's directory."""
     return list(os.scandir(pool.path)) if pool.path else []
+
+
+def disk_bytes(pool: CachePool) -> int:
+    """Of files that are still there when they are looked at."""
+    sizes = []
+    for file in files_of(pool):
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append(os.stat(file.path).st_size)
+    return sum(sizes)
 
 
 def four_numbers(pool: CachePool) -> tuple[int, int, int, int]:
