@@ -512,7 +512,7 @@ def test_w22_a_damaged_file_is_read_again(make_pool: MakePool, damage: str) -> N
     assert lazy.get() == twin.get() == TEN["a"]
     assert store.reads == ["a", "a"]
     assert pool.statistics().damaged == 1
-    assert is_empty(pool)
+    until(lambda: is_empty(pool))
 
 
 def test_w22_what_a_killed_process_left_is_swept_and_what_lives_is_not(make_pool: MakePool, parent: Path) -> None:
