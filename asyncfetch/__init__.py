@@ -5,7 +5,7 @@
     ranges          half-open byte ranges
     observe         quantiles of how long things take, Prometheus
     fetch           the range engine: Fetcher
-    cache           which bytes are kept: ByteCache, DiskTier
+    cache           which bytes are kept: ByteCache, DiskTier; staged between asking and consuming: CachePool
     decode          bytes to tensors: DecoderCache
     lerobot         LeRobot v3 datasets: open_dataset
     stream          the order of an epoch, look-ahead: Stream
@@ -23,7 +23,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncfetch import testing, torch
-    from asyncfetch.cache import ByteCache, CacheStatistics, DiskTier
+    from asyncfetch.cache import (
+        ByteCache,
+        CachePool,
+        CacheStatistics,
+        DecodingStore,
+        DirectoryStore,
+        DiskTier,
+        FileStore,
+        KeyedStore,
+        Lazy,
+        NoCachePool,
+        SourceInfo,
+        StagingStatistics,
+        TarStore,
+        UrlStore,
+    )
     from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
     from asyncfetch.decode import DecoderCache
     from asyncfetch.errors import (
@@ -60,7 +75,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "cache": ["ByteCache", "CacheStatistics", "DiskTier"],
+    "cache": [
+        "ByteCache",
+        "CachePool",
+        "CacheStatistics",
+        "DecodingStore",
+        "DirectoryStore",
+        "DiskTier",
+        "FileStore",
+        "KeyedStore",
+        "Lazy",
+        "NoCachePool",
+        "SourceInfo",
+        "StagingStatistics",
+        "TarStore",
+        "UrlStore",
+    ],
     "config": ["FetchConfig", "HedgeConfig", "RetryConfig", "S3Config", "StreamConfig", "TimeoutConfig"],
     "decode": ["DecoderCache"],
     "errors": [
@@ -103,6 +133,7 @@ __all__ = [
     "ByteCache",
     "ByteRange",
     "CacheError",
+    "CachePool",
     "CacheStatistics",
     "ClosedError",
     "ConfigError",
@@ -110,6 +141,8 @@ __all__ = [
     "DatasetError",
     "DecodeError",
     "DecoderCache",
+    "DecodingStore",
+    "DirectoryStore",
     "DiskTier",
     "EpisodeNotFound",
     "FetchConfig",
@@ -117,13 +150,17 @@ __all__ = [
     "FetchStatistics",
     "FetchTimeout",
     "Fetcher",
+    "FileStore",
     "FormatError",
     "FrameMissing",
     "HedgeConfig",
     "InvalidResponse",
+    "KeyedStore",
+    "Lazy",
     "LeRobotDataset",
     "MergeError",
     "MissingDependency",
+    "NoCachePool",
     "NotFound",
     "ObjectChanged",
     "ObjectInfo",
@@ -133,12 +170,16 @@ __all__ = [
     "S3Config",
     "SamplePass",
     "ShardNotFound",
+    "SourceInfo",
+    "StagingStatistics",
     "StateMismatch",
     "Stream",
     "StreamConfig",
+    "TarStore",
     "TensorError",
     "Throttled",
     "TimeoutConfig",
+    "UrlStore",
     "WrongLoop",
     "frames",
     "open_dataset",

@@ -7,6 +7,7 @@ range_stream    many ranges as they arrive
 versions        of which version of each object the entries are
 names           what an object is called, however its url is signed
 disk            DiskTier: a directory below the memory, shared by processes and jobs
+staging         files on disk between asking and consuming: CachePool
 """
 
 from __future__ import annotations
@@ -14,5 +15,36 @@ from __future__ import annotations
 from asyncfetch.cache.disk import DiskStatistics, DiskTier
 from asyncfetch.cache.lease import CacheKey, CacheStatistics, Lease
 from asyncfetch.cache.memory import ByteCache
+from asyncfetch.cache.staging import (
+    CachePool,
+    DecodingStore,
+    DirectoryStore,
+    FileStore,
+    KeyedStore,
+    Lazy,
+    NoCachePool,
+    SourceInfo,
+    StagingStatistics,
+    TarStore,
+    UrlStore,
+)
 
-__all__ = ["ByteCache", "CacheKey", "CacheStatistics", "DiskStatistics", "DiskTier", "Lease"]
+__all__ = [
+    "ByteCache",
+    "CacheKey",
+    "CachePool",
+    "CacheStatistics",
+    "DecodingStore",
+    "DirectoryStore",
+    "DiskStatistics",
+    "DiskTier",
+    "FileStore",
+    "KeyedStore",
+    "Lazy",
+    "Lease",
+    "NoCachePool",
+    "SourceInfo",
+    "StagingStatistics",
+    "TarStore",
+    "UrlStore",
+]

@@ -10,6 +10,7 @@ retry       which failure is tried again, and when, and how many of a host's. Pu
 limit       how many requests a host should have in flight. Pure
 gate        whose turn it is: callers in turn, what is waited for before read-ahead
 redirects   where a request goes and which secrets go with it. Pure
+urls        urls below a root. Pure
 addresses   what a user's url means on the wire, and for how long
 objects     the versions seen first
 bandwidth   a cap on the bytes per second of the process

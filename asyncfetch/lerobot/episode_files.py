@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.errors import DatasetError, FetchError, FormatError, NotFound, redact_url
+from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import is_list, is_text, to_array, to_floats, to_integers
 from asyncfetch.lerobot.episode_table import ABSENT, EpisodeTable, FilePlaces, TaskLists, VideoPlaces
-from asyncfetch.lerobot.layout import EPISODES_PATH, join_url
+from asyncfetch.lerobot.layout import EPISODES_PATH
 from asyncfetch.lerobot.parquet import open_table, read_columns, require_pyarrow
 from asyncfetch.runtime.concurrently import gather
 

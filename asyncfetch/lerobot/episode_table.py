@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.errors import DatasetError, EpisodeNotFound, redact_url
-from asyncfetch.lerobot.layout import join_url
+from asyncfetch.fetch.urls import join_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

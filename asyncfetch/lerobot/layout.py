@@ -1,34 +1,17 @@
-"""Where the files of a dataset are: urls below its root, and the path templates of info.json. Pure."""
+"""Where the files of a dataset are: the path templates of info.json. Pure."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from string import Formatter
-from urllib.parse import quote, urlsplit, urlunsplit
 
 from asyncfetch.errors import FormatError
 
-__all__ = ["EPISODES_PATH", "PathTemplate", "join_url"]
+__all__ = ["EPISODES_PATH", "PathTemplate"]
 
-_QUOTED_SCHEMES = frozenset({"http", "https", "file"})
 _FIELDS = frozenset({"chunk_index", "file_index", "video_key"})
 _NUMBER_SPEC = re.compile(r"0?\d{0,2}d?")
-
-
-def join_url(root: str, path: str) -> str:
-    """The url of ``path`` below ``root``; a query of the root (a token, a signature) is kept.
-
-    Args:
-        root: http(s):// or file:// URL, an address of another scheme, or a plain path. With or without a slash behind.
-        path: Relative, parts separated by slashes, never quoted. It is percent-quoted where the root is a URL; plain
-            paths and the addresses of stores (s3://, hf://, fsspec's) take it as it is.
-    """
-    scheme, separator, _ = root.partition("://")
-    if not separator or scheme.lower() not in _QUOTED_SCHEMES:
-        return f"{root.rstrip('/')}/{path}" if root else path
-    parts = urlsplit(root)
-    return urlunsplit((parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/{quote(path)}", parts.query, ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ import anyio
 import anyio.to_thread
 
 from asyncfetch.errors import AccessDenied, ConfigError, FormatError, NotFound, redact_url
+from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, parse_info, parse_json
-from asyncfetch.lerobot.layout import join_url
 from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.runtime.concurrently import Eventual, ungrouped
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import os
 import threading
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -288,3 +290,63 @@ def test_memory_and_files_stay_flat_over_many_videos(h264: Video, backend: str) 
     assert len(os.listdir("/proc/self/fd")) == files
     # 500 such decoders take 200 MiB when none is freed.
     assert after - before < 20 * 1024 * 1024
+
+
+def decoder_on(path: Path) -> Any:  # noqa: ANN401
+    """torchcodec's own, which keeps the file open."""
+    return importlib.import_module("torchcodec.decoders").VideoDecoder(str(path))
+
+
+@pytest.mark.timeout(60)
+def test_five_hundred_open_files_at_a_cap_of_fifty(h264: Video, tmp_path: Path) -> None:
+    """Decoders that hold their files open, over 500 files and then 2,000 calls more."""
+    paths = [tmp_path / f"{number}.mp4" for number in range(500)]
+    for path in paths:
+        path.write_bytes(h264.data)
+    cache: DecoderCache[Any] = DecoderCache(max_size=50, max_bytes=None)
+    process = psutil.Process()
+
+    def visit(numbers: range) -> tuple[int, int]:
+        for number in numbers:
+            path = paths[number * 7 % 500]
+            cache.get(path, functools.partial(decoder_on, path)).get_frame_at(number % 30)
+        return int(process.memory_info().rss), open_files(tmp_path)
+
+    fresh, _ = visit(range(1))
+    filled, files = visit(range(1, 500))
+    after, files_after = visit(range(500, 2500))
+    assert cache.statistics().size == 50
+    assert files == files_after == 50
+    assert filled - fresh < 300 * 1024 * 1024
+    assert after - filled < 20 * 1024 * 1024
+    cache.clear()
+    assert open_files(tmp_path) == 0
+
+
+def open_files(directory: Path) -> int:
+    """Descriptors of this process that refer to files in ``directory``."""
+    return sum(str(directory) in os.readlink(f"/proc/self/fd/{each.name}") for each in descriptors())
+
+
+def descriptors() -> list[Path]:
+    return [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+
+
+def test_one_in_use_stays_open_when_it_is_evicted(h264: Video, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_bytes(h264.data)
+    cache: DecoderCache[Any] = DecoderCache(max_size=1)
+    used = cache.get("a", functools.partial(decoder_on, tmp_path / "a"))
+    cache.get("b", functools.partial(decoder_on, tmp_path / "b"))
+    assert (cache.statistics().size, open_files(tmp_path)) == (1, 2)
+    assert used.get_frame_at(3).data.shape[0] == 3
+    del used
+    assert open_files(tmp_path) == 1
+
+
+def test_a_hit_gives_the_same_decoder_and_leaves_the_count() -> None:
+    cache: DecoderCache[Decoder] = DecoderCache()
+    first = cache.get("a", Decoder)
+    assert cache.get("a", Decoder) is first
+    now = cache.statistics()
+    assert (now.size, now.hits, now.misses) == (1, 1, 1)

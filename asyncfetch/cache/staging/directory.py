@@ -1,0 +1,228 @@
+"""The directory of one pool in one process: made at the first file, gone with its owner.
+
+Its name is random. Beside it lies a lock file of the same name, locked (flock) as long as the owner lives, so a killed
+owner leaves a lock that anybody can take, in whatever container it ran; whoever makes or closes a directory in the same
+parent removes what such owners left. Where the file system has no locks, nobody can tell, and nothing is swept.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import zlib
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from asyncfetch.runtime.fork import ForkGuard
+
+if TYPE_CHECKING:
+    from asyncfetch.cache.staging.binding import Stored
+    from asyncfetch.cache.staging.sources import SourceInfo
+
+__all__ = ["StagedFile", "StagingDirectory"]
+
+PREFIX = "asyncfetch-staging-"
+LOCK = ".lock"
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """One staged file. Compared by identity in the table: its path is its own."""
+
+    path: str
+    size_bytes: int
+    crc: int
+    """zlib.crc32 of the content: a short, overwritten or rotten file is read again rather than handed out."""
+    source: SourceInfo | None
+    pickled: bool
+
+    def read(self) -> bytes | None:
+        """The content; None where the file is gone or isn't what was written."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                data = file.readall()
+        except OSError:
+            return None
+        return data if len(data) == self.size_bytes and zlib.crc32(data) == self.crc else None
+
+
+class StagingDirectory:
+    """Writes and removes staged files. Thread-safe; every method does file I/O. In a forked child, does nothing.
+
+    Args:
+        parent: Where the directory is made; made itself if need be. None means the system's for temporary files.
+    """
+
+    def __init__(self, parent: str | None) -> None:
+        self._parent = parent
+        self._guard = ForkGuard("this staging directory")
+        self._lock = threading.Lock()
+        self._owned: _OwnedDirectory | None = None
+        self._closed = False
+        self._names = count()
+        self._finalizer: Any = None
+
+    @property
+    def parent(self) -> str:
+        """Where the directory is made."""
+        return os.path.abspath(self._parent or tempfile.gettempdir())
+
+    @property
+    def path(self) -> str | None:
+        """Where files go; None before the first one and after the end."""
+        return None if self._owned is None else self._owned.path
+
+    def write(self, stored: Stored) -> StagedFile:
+        """A new file, whole or not at all, under a name that is never used again; OSError where it can't be."""
+        owned = self._open()
+        path = f"{owned.path}/{next(self._names):x}"
+        part = f"{path}.part"
+        try:
+            with open(part, "xb") as file:
+                file.write(stored.data)
+            os.rename(part, path)
+        except FileNotFoundError:
+            self._lose(owned)
+            raise
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(part)
+            raise
+        return StagedFile(path, len(stored.data), zlib.crc32(stored.data), stored.source, stored.pickled)
+
+    def remove(self, file: StagedFile) -> None:
+        """Remove a file, which may be gone already; OSError where it stays."""
+        if not self._guard.in_child:
+            with suppress(FileNotFoundError):
+                os.unlink(file.path)
+
+    def close(self) -> None:
+        """Remove the directory, whatever is still written to it, and what dead owners left beside it."""
+        if self._guard.in_child:
+            return
+        with self._lock:
+            self._closed = True
+            owned, self._owned = self._owned, None
+        self._not_at_exit()
+        if owned is not None:
+            owned.remove()
+        _sweep(self.parent)
+
+    def _open(self) -> _OwnedDirectory:
+        if (owned := self._owned) is not None:
+            return owned
+        parent = self.parent
+        os.makedirs(parent, exist_ok=True)
+        _sweep(parent)
+        made: _OwnedDirectory | None = _OwnedDirectory(parent)  # by several threads perhaps; the first one counts
+        with self._lock:
+            if self._owned is None and not self._closed:
+                self._owned, made = made, None
+                self._at_exit()
+            owned = self._owned
+        if made is not None:
+            made.remove()
+        if owned is None:
+            raise FileNotFoundError(f"the staging directory in {self.parent} was removed")
+        return owned
+
+    def _lose(self, owned: _OwnedDirectory) -> None:
+        """Somebody deleted it: the next write makes another one."""
+        with self._lock:
+            if self._owned is not owned:
+                return
+            self._owned = None
+        owned.remove()
+
+    def _at_exit(self) -> None:
+        self._not_at_exit()
+        atexit.register(self.close)
+        if (util := sys.modules.get("multiprocessing.util")) is not None:
+            self._finalizer = util.Finalize(None, self.close, exitpriority=10)  # its children leave without atexit
+
+    def _not_at_exit(self) -> None:
+        atexit.unregister(self.close)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
+            self._finalizer = None
+
+
+class _OwnedDirectory:
+    """A fresh directory and the lock that says that its owner lives."""
+
+    def __init__(self, parent: str) -> None:
+        self._lock_file = -1
+        while self._lock_file < 0:
+            self.path = os.path.join(parent, PREFIX + secrets.token_hex(8))
+            self._lock_file = _new_lock(self.path + LOCK)
+        try:
+            os.mkdir(self.path, 0o700)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def remove(self) -> None:
+        """Remove both. What others still write fails for them and leaves nothing: the directory is renamed first."""
+        gone = f"{self.path}.gone"
+        with suppress(OSError):
+            os.rename(self.path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self.path + LOCK)
+        if self._lock_file >= 0:
+            os.close(self._lock_file)
+            self._lock_file = -1
+
+
+def _new_lock(path: str) -> int:
+    """The descriptor of a new locked file; -1 where somebody swept it away between its making and its locking."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        swept = True
+    except OSError:  # no locks here: without the file nobody will mistake us for dead
+        swept = False
+        os.unlink(path)
+    else:
+        swept = os.fstat(descriptor).st_nlink == 0
+    if swept:
+        os.close(descriptor)
+        return -1
+    return descriptor
+
+
+def _sweep(parent: str) -> None:
+    """Remove the directories in ``parent`` whose owners are dead."""
+    try:
+        with os.scandir(parent) as entries:
+            locks = [each.path for each in entries if each.name.startswith(PREFIX) and each.name.endswith(LOCK)]
+    except OSError:
+        return
+    for lock in locks:
+        with suppress(OSError):  # another user's, or gone
+            _sweep_one(lock)
+
+
+def _sweep_one(lock: str) -> None:
+    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:
+            path = lock.removesuffix(LOCK)
+            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(f"{path}.gone", ignore_errors=True)
+            os.unlink(lock)
+    finally:
+        os.close(descriptor)

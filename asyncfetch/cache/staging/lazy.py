@@ -1,0 +1,250 @@
+"""Handles: a file that is asked for now and consumed later."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from contextlib import suppress
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from asyncfetch.cache.staging.binding import Stored
+from asyncfetch.cache.staging.sources import add_source_info
+from asyncfetch.errors import CacheError, FetchTimeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from typing import Self
+
+    from asyncfetch.cache.staging.binding import Binding
+    from asyncfetch.cache.staging.engine import Engine
+    from asyncfetch.cache.staging.sources import SourceInfo
+    from asyncfetch.cache.staging.stores import FileStore
+    from asyncfetch.cache.staging.table import Claim
+
+__all__ = ["DirectLazy", "Lazy", "StagedLazy"]
+
+T = TypeVar("T")
+
+
+class _Absent(Enum):
+    ABSENT = "absent"
+
+
+_ABSENT: Final = _Absent.ABSENT
+
+
+class Lazy(ABC, Generic[T]):
+    """A value to be picked up once and then held. Made by a pool.
+
+    Equal and of equal hash when name and store (the same object) are; one from ``to_cache`` equals itself alone. Copies
+    of it are itself. It can't be pickled, because what it refers to belongs to this process.
+
+    Thread-safe; threads that get the same handle at the same time may decode it twice, but read it once.
+
+    Attributes:
+        pool: What made it.
+        store: Where the file is read; None for one from ``to_cache``.
+        name: The file's name in the store, or the name given to ``to_cache``.
+    """
+
+    __slots__ = ("__weakref__", "_source", "_value", "name", "pool", "store")
+
+    def __init__(self, pool: object, store: FileStore[T] | None, name: str) -> None:
+        self.pool = pool
+        self.store = store
+        self.name = name
+        self._value: T | _Absent = _ABSENT
+        self._source: SourceInfo | None = None
+
+    def get(self, sample: object = None, *, timeout_seconds: float | None = None) -> T:
+        """The value; from a thread, not on an event loop. Every call returns the same object.
+
+        Args:
+            sample: Whose sources get this one added, at every call.
+            timeout_seconds: Longest wait for a read; None means the pool's.
+
+        Raises:
+            FetchTimeout: The read took longer; another call waits again for the same one.
+            CacheError: A value given to ``to_cache`` is gone.
+            Exception: What the store's read or decoding raised; every handle that shared a read gets its error.
+        """
+        deadline = self._deadline(timeout_seconds)
+        while (flight := self._advance()) is not None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not concurrent.futures.wait([flight], left).done:
+                raise self._timed_out()
+        return self._picked_up(sample)
+
+    async def aget(self, sample: object = None, *, timeout_seconds: float | None = None) -> T:
+        """``get`` for coroutines of any loop, which is not blocked. Cancelled, it leaves the handle as it was."""
+        deadline = self._deadline(timeout_seconds)
+        while self._value is _ABSENT:
+            flight = await anyio.to_thread.run_sync(self._advance)
+            if flight is None:
+                break
+            with anyio.move_on_after(None if deadline is None else deadline - time.monotonic()):
+                await _ended(flight)
+            if not flight.done():
+                raise self._timed_out()
+        return self._picked_up(sample)
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.aget().__await__()
+
+    @abstractmethod
+    def _advance(self) -> Future[Stored] | None:
+        """Hold the value when this returns None, else what to wait for before the next call. In a thread: does I/O."""
+
+    def _deadline(self, timeout_seconds: float | None) -> float | None:
+        return None if timeout_seconds is None else time.monotonic() + timeout_seconds
+
+    def _timed_out(self) -> FetchTimeout:
+        return FetchTimeout(
+            f"{self.name!r} wasn't read in time: its store hangs, or is slower than timeout_seconds",
+            url=getattr(self.store, "path", None),
+        )
+
+    def _keep(self, value: T, source: SourceInfo | None) -> None:
+        if self._value is _ABSENT:  # of two threads, the first one's counts
+            self._source = source
+            self._value = value
+
+    def _picked_up(self, sample: object) -> T:
+        assert self._value is not _ABSENT
+        if sample is not None and self._source is not None:
+            add_source_info(sample, self._source)
+        return self._value
+
+    def _identity(self) -> tuple[int, str]:
+        return id(self if self.store is None else self.store), self.name
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lazy) and self._identity() == other._identity()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:  # noqa: ANN401
+        raise CacheError(f"{self!r} belongs to its process and can't be pickled: send what its get() returns")
+
+    def __repr__(self) -> str:
+        where = "" if self.store is None else f" of {self.store.path}"
+        return f"<Lazy {self.name!r}{where}{'' if self._value is _ABSENT else ', picked up'}>"
+
+
+class DirectLazy(Lazy[T]):
+    """Read when it is first asked for."""
+
+    __slots__ = ("_read",)
+
+    def __init__(
+        self, pool: object, store: FileStore[T] | None, name: str, read: Callable[[], tuple[T, SourceInfo | None]]
+    ) -> None:
+        super().__init__(pool, store, name)
+        self._read = read
+
+    def _advance(self) -> None:
+        if self._value is _ABSENT:
+            self._keep(*self._read())
+
+
+class StagedLazy(Lazy[T]):
+    """A reference to an entry of a pool's engine, given back when the value is picked up or the handle collected.
+
+    Args:
+        pool: Its pool.
+        store: As in Lazy, like ``name``.
+        name: As in Lazy.
+        binding: How its file is read.
+        engine_here: Gives the pool's engine in the process that calls it.
+        claim: What the engine gave for the binding; None reads directly.
+        timeout_seconds: The pool's.
+    """
+
+    __slots__ = ("_binding", "_claim", "_engine", "_engine_here", "_timeout_seconds")
+
+    def __init__(
+        self,
+        pool: object,
+        store: FileStore[T] | None,
+        name: str,
+        *,
+        binding: Binding,
+        engine_here: Callable[[], Engine],
+        claim: Claim,
+        timeout_seconds: float | None,
+    ) -> None:
+        super().__init__(pool, store, name)
+        self._binding = binding
+        self._engine_here = engine_here
+        self._engine = engine_here()
+        self._claim: Claim | None = claim
+        self._timeout_seconds = timeout_seconds
+
+    def __del__(self) -> None:
+        # It may run anywhere, even where this thread has the engine's lock.
+        claim: Claim | None = getattr(self, "_claim", None)
+        if claim is not None and claim.held and not self._engine.is_closed:
+            self._engine.dropped.put(claim)
+
+    def _deadline(self, timeout_seconds: float | None) -> float | None:
+        return super()._deadline(self._timeout_seconds if timeout_seconds is None else timeout_seconds)
+
+    def _advance(self) -> Future[Stored] | None:
+        engine, claim = self._at_home()
+        found = None if claim is None else engine.join(claim)
+        while self._value is _ABSENT:  # a thread that gets the same handle may be quicker
+            if isinstance(found, Future):
+                if not found.done():
+                    return found
+                self._finish(found.result())
+            elif found is None or claim is None:
+                self._finish(self._binding.read())  # the pool was closed
+            elif (data := found.read()) is not None:
+                self._finish(Stored(data, found.source, found.pickled))
+            elif self._value is _ABSENT:
+                found = engine.distrust(claim, found)
+        return None
+
+    def _finish(self, stored: Stored) -> None:
+        self._keep(self._binding.value(stored), stored.source)
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            self._engine.release(claim)
+
+    def _at_home(self) -> tuple[Engine, Claim | None]:
+        """The engine and the claim to use; in a forked child, new ones."""
+        engine = self._engine_here()
+        if engine is not self._engine:
+            claim = None if engine.is_closed else engine.request(self._binding)
+            if engine is not self._engine:
+                self._engine, self._claim = engine, claim
+            elif claim is not None:  # another thread was quicker
+                engine.release(claim)
+        return engine, self._claim
+
+
+async def _ended(flight: Future[Any]) -> None:
+    """Wait for a future of threads. Cancelled, it leaves the future alone."""
+    loop = asyncio.get_running_loop()
+    ended = anyio.Event()
+
+    def tell(_: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(ended.set)
+
+    flight.add_done_callback(tell)
+    await ended.wait()

@@ -1,0 +1,320 @@
+"""The pools: what is asked for early is read in the background, kept on disk, and gone when it is consumed."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
+
+from asyncfetch.cache.staging.binding import Method, StoreBinding, Stored, ValueBinding, dumps
+from asyncfetch.cache.staging.directory import StagingDirectory
+from asyncfetch.cache.staging.engine import Engine
+from asyncfetch.cache.staging.lazy import DirectLazy, Lazy, StagedLazy
+from asyncfetch.cache.staging.quota import Quota
+from asyncfetch.cache.staging.sources import add_source_info
+from asyncfetch.errors import CacheError, ConfigError
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from asyncfetch.cache.staging.sources import SourceInfo
+    from asyncfetch.cache.staging.stores import FileStore
+
+__all__ = ["CachePool", "NoCachePool", "StagingPool", "StagingStatistics"]
+
+T = TypeVar("T")
+
+TIB = 1024**4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagingStatistics:
+    """A snapshot, of this process."""
+
+    bytes: int = 0
+    """Room taken on disk: of staged files, and set aside for those on their way."""
+    count: int = 0
+    """Files that this room is for."""
+    max_bytes: int | None = None
+    max_count: int | None = None
+    entries: int = 0
+    """Files that some handle refers to, wherever they are."""
+    queued: int = 0
+    """Those that nobody reads yet."""
+    waiting: int = 0
+    """Those that wait for room."""
+    reads: int = 0
+    """Reads of stores."""
+    direct_reads: int = 0
+    """Those that went ahead without room on disk, because somebody waited for them."""
+    write_failures: int = 0
+    """Files that couldn't be written, and were served from memory or read again."""
+    damaged: int = 0
+    """Staged files that were gone or not what had been written, and were read again."""
+
+
+class StagingPool(Protocol):
+    """What pools with and without a cache have in common."""
+
+    def get(self, store: FileStore[T], name: str, sample: object = None) -> T:
+        """The file's value, read here and now, past the cache; ``sample`` gets its source added."""
+        ...
+
+    def get_lazy(self, store: FileStore[T], name: str) -> Lazy[T]:
+        """A handle for the file's value, for later. Returns at once."""
+        ...
+
+    def to_cache(self, value: T, name: str) -> Lazy[T]:
+        """A handle for a value that is at hand now and needed later; ``name`` is for messages only."""
+        ...
+
+    def statistics(self) -> StagingStatistics:
+        """What it holds and did."""
+        ...
+
+    def close(self) -> None:
+        """Its end."""
+        ...
+
+
+class CachePool:
+    """Stages files on a local disk between the moment that they are chosen and the moment that they are needed.
+
+    A shuffle buffer or a packer holds handles (``get_lazy``) rather than data. The pool reads what they stand for in
+    the background, in the order of asking, and keeps it in files. A handle's value is picked up once, by ``get`` or
+    ``await``; with the last handle of a file, picked up or dropped, the file goes. So this is no cache in the sense of
+    reuse: it holds what was asked for and not yet consumed.
+
+    One file is read once for all handles that refer to it at a time. Whoever picks up a value never waits for room,
+    nor for the queue: what isn't begun is read at once, what is being read is joined. Room is set aside before a read
+    where the store knows the size, and where it doesn't, as much as files usually take. Files larger than
+    ``max_bytes`` are read when they are asked for. Where there was no room, the handles that are left after such a
+    read queue again, at the tail. A read that fails gives its error to every handle of the file; when the last of
+    them has it, or is gone, a new handle reads anew. When the disk can't be written, data is served all the same, with
+    one warning.
+
+    Every process has its own files, threads and figures, and each its own bounds: with 8 loader workers, 8 times
+    ``max_bytes`` is what they take together. After a fork the child's first use starts afresh, and handles that came
+    along read for themselves; nothing of the parent is touched. A pickled pool is one of the same settings over there.
+
+    The directory is made at the first file, in ``parent_dir``, and removed by ``close``, when the pool is collected,
+    and at the interpreter's exit; what killed processes left is removed by the next pool in the same place.
+
+    Thread-safe; ``get_lazy`` and ``statistics`` may be called on event loops, too.
+
+    Args:
+        parent_dir: Where the directory is made, on a local disk; None means the system's for temporary files.
+        workers: Threads that stage. Those who wait have up to 64 more.
+        max_bytes: Bound on the bytes of staged files, together with those on their way.
+        max_count: Bound on their number.
+        method: What is staged. "raw": a file's bytes, decoded when they are picked up; shared by all stores of the same
+            path, however they decode. "pickle": the decoded value; shared by handles of the same store object.
+        timeout_seconds: Longest that a pick-up waits for a read; None for no limit. Five times what one of our own
+            requests may be retried for; it is for stores that hang.
+
+    Raises:
+        ConfigError: An argument that can't be meant; the message says what can.
+    """
+
+    def __init__(
+        self,
+        parent_dir: str | os.PathLike[str] | None = None,
+        workers: int = 8,
+        max_bytes: int = TIB,
+        max_count: int = 10_000_000,
+        method: Method = "raw",
+        *,
+        timeout_seconds: float | None = 600.0,
+    ) -> None:
+        for name, number in (("workers", workers), ("max_bytes", max_bytes), ("max_count", max_count)):
+            if number < 1:
+                raise ConfigError(f"{name} of a cache pool must be at least 1, not {number}")
+        if method not in get_args(Method):
+            raise ConfigError(f"method of a cache pool must be 'raw' or 'pickle', not {method!r}")
+        if timeout_seconds is not None and timeout_seconds <= 0:
+            raise ConfigError(f"timeout_seconds must be positive, or None for no limit, not {timeout_seconds}")
+        self._parent = None if parent_dir is None else os.fspath(parent_dir)
+        self._settings = (parent_dir, workers, max_bytes, max_count, method, timeout_seconds)
+        self._workers = workers
+        self._max_bytes = max_bytes
+        self._max_count = max_count
+        self._method: Method = method
+        self._timeout_seconds = timeout_seconds
+        self._closed = False
+        # By process, so that a child finds nothing of its parent's, a lock held at the fork included; adding to a
+        # dictionary is atomic.
+        self._engines: dict[int, Engine] = {}
+
+    def get(self, store: FileStore[T], name: str, sample: object = None) -> T:
+        """The file's value, read here and now, past the cache.
+
+        Raises:
+            CacheError: The pool is closed.
+            Exception: What the store raises.
+        """
+        self._check_open()
+        with self._engine().table() as table:
+            table.reads += 1
+            table.direct_reads += 1
+        value, source = store[name]
+        if sample is not None:
+            add_source_info(sample, source)
+        return value
+
+    def get_lazy(self, store: FileStore[T], name: str) -> Lazy[T]:
+        """A handle for the file's value, which is staged in the background. Returns at once.
+
+        Raises:
+            CacheError: The pool is closed.
+        """
+        self._check_open()
+        binding = StoreBinding(store, name, self._method)
+        return StagedLazy(
+            self,
+            store,
+            name,
+            binding=binding,
+            claim=self._engine().request(binding),
+            engine_here=self._engine,
+            timeout_seconds=self._timeout_seconds,
+        )
+
+    def to_cache(self, value: T, name: str) -> Lazy[T]:
+        """A handle for a value at hand, pickled and written here and now: from a thread, not on an event loop.
+
+        It counts like any staged file. Where there is no room, its pickle stays in memory.
+
+        Raises:
+            CacheError: The pool is closed, or the value can't be pickled.
+        """
+        self._check_open()
+        stored = Stored(dumps(value, name), None, pickled=True)
+        binding = ValueBinding(stored.data, name)
+        return StagedLazy(
+            self,
+            None,
+            name,
+            binding=binding,
+            claim=self._engine().adopt(binding, stored),
+            engine_here=self._engine,
+            timeout_seconds=self._timeout_seconds,
+        )
+
+    def close(self) -> None:
+        """End the pool; idempotent.
+
+        What is queued is cancelled and what is staged removed, with the directory. Reads under way are waited for, at
+        most ``timeout_seconds``, and serve those who joined them. A handle that isn't picked up yet reads its store
+        itself when it is asked; one from ``to_cache`` raises CacheError. New handles are refused.
+        """
+        self._closed = True
+        engine = self._engines.get(os.getpid())
+        if engine is not None:
+            engine.close(self._timeout_seconds)
+
+    def statistics(self) -> StagingStatistics:
+        """A snapshot. What was dropped before the call is counted as gone."""
+        engine = self._engines.get(os.getpid())
+        if engine is None:
+            return StagingStatistics(max_bytes=self._max_bytes, max_count=self._max_count)
+        engine.settle()
+        with engine.table() as table:
+            return StagingStatistics(
+                bytes=table.quota.bytes,
+                count=table.quota.count,
+                max_bytes=self._max_bytes,
+                max_count=self._max_count,
+                entries=len(table),
+                queued=table.queued,
+                waiting=table.waiting,
+                reads=table.reads,
+                direct_reads=table.direct_reads,
+                write_failures=engine.write_failures,
+                damaged=engine.damaged,
+            )
+
+    @property
+    def path(self) -> str | None:
+        """This process's directory; None where nothing was staged yet, and after the end."""
+        engine = self._engines.get(os.getpid())
+        return None if engine is None else engine.directory.path
+
+    def _engine(self) -> Engine:
+        process = os.getpid()
+        engine = self._engines.get(process)
+        if engine is None:
+            quota = Quota(self._max_bytes, self._max_count)
+            fresh = Engine(StagingDirectory(self._parent), quota, self._workers, is_closed=self._closed)
+            engine = self._engines.setdefault(process, fresh)
+            if engine is fresh:
+                weakref.finalize(self, engine.abandon).atexit = False
+        return engine
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CacheError("this cache pool is closed: make a new one, or pick up what it has before the end")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        *settings, timeout_seconds = self._settings
+        return _make, (type(self), settings, timeout_seconds)
+
+    def __repr__(self) -> str:
+        now = self.statistics()
+        closed = " closed" if self._closed else ""
+        return (
+            f"<CachePool{closed} {now.bytes}/{now.max_bytes} bytes, {now.count}/{now.max_count} files, "
+            f"{now.queued} queued, {now.waiting} waiting, {now.reads} reads, {now.direct_reads} direct>"
+        )
+
+
+class NoCachePool:
+    """The face of CachePool without the cache: a handle reads its store when it is picked up."""
+
+    def __init__(self) -> None:
+        self._reads = 0
+
+    def get(self, store: FileStore[T], name: str, sample: object = None) -> T:
+        """The file's value, read here and now."""
+        value, source = self._read(store, name)
+        if sample is not None:
+            add_source_info(sample, source)
+        return value
+
+    def get_lazy(self, store: FileStore[T], name: str) -> Lazy[T]:
+        """A handle that reads the file when it is first asked."""
+        return DirectLazy(self, store, name, lambda: self._read(store, name))
+
+    def to_cache(self, value: T, name: str) -> Lazy[T]:
+        """A handle that holds the value itself."""
+        return DirectLazy(self, None, name, lambda: (value, None))
+
+    def close(self) -> None:
+        """Nothing: it holds nothing, and handles go on."""
+
+    def statistics(self) -> StagingStatistics:
+        """All reads are direct."""
+        return StagingStatistics(reads=self._reads, direct_reads=self._reads)
+
+    def _read(self, store: FileStore[T], name: str) -> tuple[T, SourceInfo]:
+        self._reads += 1
+        return store[name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<NoCachePool {self._reads} reads>"
+
+
+def _make(kind: type[CachePool], settings: list[Any], timeout_seconds: float | None) -> CachePool:
+    return kind(*settings, timeout_seconds=timeout_seconds)

@@ -1,0 +1,147 @@
+"""Files behind urls, for threads: a fetcher on a loop of its own."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from asyncfetch.cache.staging.sources import SourceInfo
+from asyncfetch.cache.staging.stores import SplitStore, check_name
+from asyncfetch.config import FetchConfig
+from asyncfetch.errors import ClosedError, redact_url
+from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.urls import join_url
+from asyncfetch.runtime.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from asyncfetch.ranges import ObjectInfo
+
+__all__ = ["ThreadFetcher", "UrlStore"]
+
+
+class ThreadFetcher:
+    """A Fetcher for threads. It starts at its first use, in each process anew, and pickles as its configuration.
+
+    ``close``, collection and interpreter exit end it. Thread-safe; not for coroutines, whose loop it would block.
+    """
+
+    def __init__(self, config: FetchConfig | None = None) -> None:
+        self._config = config or FetchConfig()
+        self._closed = False
+        # By process: what a child finds of its parent's is a loop without its thread. Adding is atomic.
+        self._sessions: dict[int, Future[_Session]] = {}
+
+    def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
+        """As RangeReader.fetch."""
+        session = self._session()
+        return session.thread.run(session.fetcher.fetch, url, start, stop)
+
+    def stat(self, url: str) -> ObjectInfo:
+        """As RangeReader.stat."""
+        session = self._session()
+        return session.thread.run(session.fetcher.stat, url)
+
+    def close(self) -> None:
+        """End the loop; calls under way raise ClosedError. Idempotent."""
+        self._closed = True
+        session = self._sessions.pop(os.getpid(), None)
+        if session is not None:
+            session.result().thread.close()
+
+    def _session(self) -> _Session:
+        if self._closed:
+            raise ClosedError("this store is closed: make a new one")
+        process = os.getpid()
+        mine: Future[_Session] = Future()
+        session = self._sessions.setdefault(process, mine)
+        if session is mine:  # the first of the threads starts it
+            try:
+                mine.set_result(_Session(self._config))
+            except BaseException as error:
+                self._sessions.pop(process, None)
+                mine.set_exception(error)
+                raise
+        return session.result()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._config,)
+
+
+class _Session:
+    """A loop and an entered fetcher on it. The fetcher is left in order when the loop ends, whatever ends it."""
+
+    def __init__(self, config: FetchConfig) -> None:
+        entered: Future[Fetcher] = Future()
+        self.thread = LoopThread(name="asyncfetch files")
+        self.thread.start(_serve, config, entered).add_done_callback(lambda error: _refuse(entered, error))
+        try:
+            self.fetcher = entered.result()
+        except BaseException:
+            self.thread.close()
+            raise
+
+
+async def _serve(config: FetchConfig, entered: Future[Fetcher]) -> None:
+    async with Fetcher(config) as fetcher:
+        entered.set_result(fetcher)
+        await anyio.sleep_forever()
+
+
+def _refuse(entered: Future[Fetcher], error: BaseException | None) -> None:
+    with suppress(InvalidStateError):  # it was entered
+        entered.set_exception(error or ClosedError("the loop ended before its fetcher was there"))
+
+
+class UrlStore(SplitStore[bytes]):
+    """Objects below a url, whole: any url that a Fetcher reads.
+
+    Args:
+        root: What names are below; they can't leave it.
+        config: How objects are asked for.
+        sizes: Lengths in bytes by name, where they are known, from a listing or an index: a pool then sets aside just
+            what a read takes. The store doesn't ask for them: that would cost a request a file.
+
+    Raises:
+        FetchError, ConfigError: As the verbs of RangeReader do.
+    """
+
+    def __init__(self, root: str, config: FetchConfig | None = None, *, sizes: dict[str, int] | None = None) -> None:
+        self._root = root
+        self._path = redact_url(root)
+        self._fetcher = ThreadFetcher(config)
+        self._sizes = sizes or {}
+
+    @property
+    def path(self) -> str:
+        """The root, without its secrets."""
+        return self._path
+
+    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        """The object's bytes."""
+        check_name(name, self.path)
+        body = self._fetcher.fetch(join_url(self._root, name))
+        return bytes(body), SourceInfo(self.path, name, None, (name,))
+
+    def decode(self, raw: bytes, name: str) -> bytes:
+        """The bytes themselves."""
+        return raw
+
+    def size(self, name: str) -> int | None:
+        """What ``sizes`` says."""
+        return self._sizes.get(name)
+
+    def close(self) -> None:
+        """End its connections and its thread."""
+        self._fetcher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

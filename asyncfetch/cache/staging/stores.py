@@ -1,0 +1,266 @@
+"""Where files come from: the protocol, and the stores that need no network."""
+
+from __future__ import annotations
+
+import os
+import stat
+from abc import ABC, abstractmethod
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from asyncfetch.cache.staging.sources import SourceInfo
+from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "DecodingStore",
+    "DirectoryStore",
+    "FileStore",
+    "KeyedStore",
+    "RawFileStore",
+    "SplitStore",
+    "check_name",
+    "resolved",
+    "size_of",
+    "split",
+]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class FileStore(Protocol[T_co]):
+    """Files by name. What a pool asks of a store at least; read in many threads at a time.
+
+    A store may also have ``size(name)``, the length of its raw bytes where it knows that without reading them, or
+    None; and ``resolve(name)``, the full name that a short one stands for, without I/O.
+    """
+
+    @property
+    def path(self) -> str:
+        """What tells this store's files from others', without secrets. Fit for messages."""
+        ...
+
+    def __getitem__(self, name: str) -> tuple[T_co, SourceInfo]:
+        """The file's value, and where it was read."""
+        ...
+
+
+@runtime_checkable
+class RawFileStore(FileStore[T_co], Protocol[T_co]):
+    """A store that tells reading from decoding, so that bytes can be staged and shared.
+
+    ``store[name]`` is ``decode(raw, name)`` of what ``read_raw(name)`` returns. Stores of equal ``path`` have the same
+    raw bytes under the same name, however they decode them.
+    """
+
+    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        """The file's bytes, and where they were read."""
+        ...
+
+    def decode(self, raw: bytes, name: str) -> T_co:
+        """The value that the bytes stand for."""
+        ...
+
+
+class SplitStore(ABC, Generic[T]):
+    """A RawFileStore to inherit from: ``path``, ``read_raw`` and ``decode`` are what it takes."""
+
+    @property
+    @abstractmethod
+    def path(self) -> str:
+        """As FileStore has it."""
+
+    @abstractmethod
+    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        """As RawFileStore has it."""
+
+    @abstractmethod
+    def decode(self, raw: bytes, name: str) -> T:
+        """As RawFileStore has it."""
+
+    def size(self, name: str) -> int | None:
+        """Length of the raw bytes where it is known without reading them."""
+        return None
+
+    def resolve(self, name: str) -> str:
+        """The full name that ``name`` stands for."""
+        return name
+
+    def __getitem__(self, name: str) -> tuple[T, SourceInfo]:
+        raw, source = self.read_raw(name)
+        return self.decode(raw, name), source
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path}>"
+
+
+class DirectoryStore(SplitStore[bytes]):
+    """The files of a directory, whole.
+
+    Args:
+        root: The directory; names are below it and can't leave it. None: names are paths of their own.
+
+    Raises:
+        NotFound, AccessDenied, FetchError: From reading; the message has the path.
+    """
+
+    def __init__(self, root: str | Path | None = None) -> None:
+        self._root = None if root is None else Path(root)
+
+    @property
+    def path(self) -> str:
+        """The directory; "" without one."""
+        return "" if self._root is None else str(self._root)
+
+    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        """The file's content."""
+        try:
+            data = self._file(name).read_bytes()
+        except OSError as error:
+            raise _mapped(error, str(self._file(name))) from error
+        return data, SourceInfo(self.path, name, None, (name,))
+
+    def decode(self, raw: bytes, name: str) -> bytes:
+        """The bytes themselves."""
+        return raw
+
+    def size(self, name: str) -> int | None:
+        """The file's length; None for what is no regular file."""
+        try:
+            status = self._file(name).stat()
+        except OSError as error:
+            raise _mapped(error, str(self._file(name))) from error
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def _file(self, name: str) -> Path:
+        if self._root is None:
+            return Path(name)
+        check_name(name, self.path)
+        return self._root / name
+
+
+class DecodingStore(SplitStore[T]):
+    """Another store's files, decoded. Its raw bytes are the other's, so handles of both share one read.
+
+    Args:
+        inner: Where the bytes come from.
+        decode: Called with a file's value in ``inner``, mostly bytes, and its name, in the thread that picks it up.
+    """
+
+    def __init__(self, inner: FileStore[Any], decode: Callable[[Any, str], T]) -> None:
+        self.inner = inner
+        self._decode = decode
+
+    @property
+    def path(self) -> str:
+        """The inner store's."""
+        return self.inner.path
+
+    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        """What the inner store reads."""
+        return split(self.inner).read_raw(name)
+
+    def decode(self, raw: bytes, name: str) -> T:
+        """Decoded by the inner store, then by this one."""
+        return self._decode(split(self.inner).decode(raw, name), name)
+
+    def size(self, name: str) -> int | None:
+        """The inner store's."""
+        return size_of(self.inner, name)
+
+    def resolve(self, name: str) -> str:
+        """The inner store's."""
+        return resolved(self.inner, name)
+
+
+class KeyedStore(SplitStore[T]):
+    """Another store for one sample: names that begin with "." get the sample's key in front.
+
+    Args:
+        inner: The files of all samples.
+        key: The sample's, e.g. "000123"; then ".jpg" is "000123.jpg".
+    """
+
+    def __init__(self, inner: FileStore[T], key: str) -> None:
+        self.inner = inner
+        self.key = key
+
+    @property
+    def path(self) -> str:
+        """The inner store's."""
+        return self.inner.path
+
+    def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
+        """What the inner store reads under the full name."""
+        return split(self.inner).read_raw(self._full(name))
+
+    def decode(self, raw: bytes, name: str) -> T:
+        """Decoded by the inner store."""
+        value: T = split(self.inner).decode(raw, self._full(name))
+        return value
+
+    def size(self, name: str) -> int | None:
+        """The inner store's."""
+        return size_of(self.inner, self._full(name))
+
+    def resolve(self, name: str) -> str:
+        """The name with the key, as the inner store resolves it."""
+        return resolved(self.inner, self._full(name))
+
+    def _full(self, name: str) -> str:
+        return self.key + name if name.startswith(".") else name
+
+
+class _Whole:
+    """A store that doesn't split: its values are its raw bytes, whatever their type."""
+
+    def __init__(self, store: FileStore[Any]) -> None:
+        self.path = store.path
+        self._store = store
+
+    def __getitem__(self, name: str) -> tuple[Any, SourceInfo]:
+        return self._store[name]
+
+    def read_raw(self, name: str) -> tuple[Any, SourceInfo]:
+        return self._store[name]
+
+    def decode(self, raw: Any, name: str) -> Any:  # noqa: ANN401
+        return raw
+
+
+def split(store: FileStore[Any]) -> RawFileStore[Any]:
+    """The store as one that splits; where it doesn't, its values take the place of raw bytes."""
+    return store if isinstance(store, RawFileStore) else _Whole(store)
+
+
+def size_of(store: FileStore[Any], name: str) -> int | None:
+    """Length of a file's raw bytes, where the store can say it."""
+    size: Callable[[str], int | None] | None = getattr(store, "size", None)
+    return None if size is None else size(name)
+
+
+def resolved(store: FileStore[Any], name: str) -> str:
+    """The full name of a file, where the store knows short ones."""
+    resolve: Callable[[str], str] | None = getattr(store, "resolve", None)
+    return name if resolve is None else resolve(name)
+
+
+def check_name(name: str, root: str) -> None:
+    """Raise ConfigError for a name that would leave the root; names come from datasets, so from anyone."""
+    path = PurePosixPath(name)
+    if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
+        raise ConfigError(f"{name!r} doesn't name a file below {root!r}: it must be a relative path without '..'")
+
+
+def _mapped(error: OSError, path: str) -> FetchError:
+    reason = error.strerror or str(error)
+    match error:
+        case FileNotFoundError() | NotADirectoryError():
+            return NotFound(f"{reason}: check the path", url=path)
+        case PermissionError():
+            return AccessDenied(f"{reason}: this user may not read it", url=path)
+        case _:
+            return FetchError(f"reading failed: {reason}", url=os.fspath(path))

@@ -1,0 +1,385 @@
+"""Which files are queued, being read, staged; who refers to them; what comes next. No thread, no I/O.
+
+    request -> QUEUED -> READING -> WRITING -> STAGED -> ENDED
+                 |  ^       |
+                 |  |       +-> FAILED -> ENDED   when all who shared the read have its error
+                 |  +-------+   no room after a direct read: queued again, at the tail
+                 +-> WAITING    its size is known and doesn't fit now: read when it does
+                 +-> BYPASSED   it never will: read whenever somebody asks
+
+An entry that nobody refers to any more ends wherever it is; one that is being read or written, after that.
+
+Whoever asks for the value of what isn't begun (QUEUED, WAITING, BYPASSED) has it read at once, with or without room for
+it; whoever asks meanwhile joins, and a read serves all who joined it. So nobody waits for room, and nobody waits for
+what waits for room.
+
+An entry is one generation of a file: a handle refers to the entry, never to its key, so a late handle can't touch a
+newer one. Every method is called under the pool's lock and returns at once; what it returns says which I/O to do next.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from asyncfetch.cache.staging.binding import Binding, Stored
+    from asyncfetch.cache.staging.directory import StagedFile
+    from asyncfetch.cache.staging.quota import Quota, Reservation
+
+__all__ = ["Claim", "Entry", "Leftover", "Phase", "Table"]
+
+
+class Phase(Enum):
+    """Where an entry is on its way."""
+
+    QUEUED = "queued"
+    WAITING = "waiting"
+    READING = "reading"
+    """A thread reads it, or is about to."""
+    WRITING = "writing"
+    """Its bytes are in hand and on their way to the disk."""
+    STAGED = "staged"
+    BYPASSED = "bypassed"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+class Entry:
+    """One generation of one file.
+
+    Attributes:
+        binding: How it is read: that of the first handle.
+        references: Handles that are not served yet.
+        joined: Those of them that wait for the read under way.
+        flight: What the read under way will bring; a failed one's error.
+        size_bytes: Where it is known.
+        reservation: Its room on disk.
+        file: Where it lies, when it is STAGED.
+    """
+
+    __slots__ = ("binding", "file", "flight", "joined", "phase", "references", "reservation", "size_bytes")
+
+    def __init__(self, binding: Binding) -> None:
+        self.binding = binding
+        self.phase = Phase.QUEUED
+        self.references = 0
+        self.joined: set[Claim] = set()
+        self.flight: Future[Stored] | None = None
+        self.size_bytes: int | None = None
+        self.reservation: Reservation | None = None
+        self.file: StagedFile | None = None
+
+
+class Claim:
+    """A handle's reference to an entry. It counts once, however often it is released.
+
+    Attributes:
+        entry: What it refers to.
+        held: Whether the entry counts it: until it is served or released.
+        flight: The read that serves it.
+    """
+
+    __slots__ = ("entry", "flight", "held")
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.held = True
+        self.flight: Future[Stored] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A file that nobody refers to: to be removed, and its room released after that."""
+
+    file: StagedFile
+    reservation: Reservation
+
+
+class Table:
+    """All entries of one pool in one process.
+
+    Args:
+        quota: Its room on disk.
+    """
+
+    def __init__(self, quota: Quota) -> None:
+        self.quota = quota
+        self.closed = False
+        self.paused = False
+        """Whether nothing is to be staged for now, because the disk can't be written."""
+        self.reads = 0
+        self.direct_reads = 0
+        """Those of them that went ahead without room on disk, because somebody waited."""
+        self._entries: dict[Hashable, Entry] = {}
+        # Dictionaries for the sake of their order, and because an entry must be taken out of their middle.
+        self._urgent: dict[Entry, None] = {}
+        self._waiting: dict[Entry, None] = {}
+        self._queue: dict[Entry, None] = {}
+        self._usual_bytes: int | None = None
+
+    @property
+    def queued(self) -> int:
+        """Entries that nobody reads yet."""
+        return len(self._queue)
+
+    @property
+    def waiting(self) -> int:
+        """Entries that wait for room."""
+        return len(self._waiting)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # What handles do.
+
+    def request(self, binding: Binding) -> Claim:
+        """A new reference to the file, which is queued if it isn't there."""
+        entry = self._entries.get(binding.key)
+        if entry is None:
+            entry = self._entries[binding.key] = Entry(binding)
+            self._queue[entry] = None
+        entry.references += 1
+        return Claim(entry)
+
+    def adopt(self, binding: Binding, file: StagedFile | None, reservation: Reservation | None) -> Claim:
+        """A reference to a value that came from the user: it lies in ``file``, or the binding holds it."""
+        entry = self._entries[binding.key] = Entry(binding)
+        entry.references = 1
+        entry.file, entry.reservation = file, reservation
+        entry.phase = Phase.BYPASSED if file is None else Phase.STAGED
+        return Claim(entry)
+
+    def join(self, claim: Claim) -> Future[Stored] | StagedFile | None:
+        """Where the claim's bytes are: in a file, or in a read to wait for, which is begun where there is none.
+
+        None: nowhere any more, because the claim was released or the table closed.
+        """
+        entry = claim.entry
+        if claim.flight is not None or not claim.held:
+            return claim.flight
+        match entry.phase:
+            case Phase.STAGED:
+                return entry.file
+            case Phase.FAILED:
+                claim.flight = entry.flight
+                self.release(claim)
+            case Phase.READING:
+                claim.flight = entry.flight
+                entry.joined.add(claim)
+            case Phase.WRITING:
+                claim.flight = entry.flight
+                self._serve(claim)
+            case Phase.QUEUED | Phase.WAITING | Phase.BYPASSED:
+                self._queue.pop(entry, None)
+                self._waiting.pop(entry, None)
+                self._urgent[entry] = None
+                claim.flight = self._begin(entry)
+                entry.joined.add(claim)
+        return claim.flight
+
+    def distrust(self, claim: Claim, file: StagedFile) -> tuple[Future[Stored] | StagedFile | None, Leftover | None]:
+        """``join`` for a claim whose file is gone or damaged: it is read again, once for all who find that out."""
+        entry, leftover = claim.entry, None
+        if entry.phase is Phase.STAGED and entry.file is file:
+            leftover = self._leftover(entry)
+            entry.phase = Phase.BYPASSED
+        return self.join(claim), leftover
+
+    def release(self, claim: Claim) -> Leftover | None:
+        """The claim's end, served or not. With the last one the entry ends, or as soon as its read or write does."""
+        if not claim.held:
+            return None
+        entry = claim.entry
+        self._serve(claim)
+        if entry.references or entry.phase in {Phase.WRITING, Phase.ENDED}:
+            return None
+        if entry.phase is Phase.READING and entry not in self._urgent:
+            return None
+        return self._end(entry)
+
+    # What threads do.
+
+    @property
+    def has_urgent(self) -> bool:
+        """Whether somebody waits for a read that no thread has taken."""
+        return bool(self._urgent)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``take`` has something."""
+        if self._urgent:
+            return True
+        if self.closed or self.paused:
+            return False
+        if self._waiting:
+            return self.quota.fits(self._needed_bytes(next(iter(self._waiting))))
+        return bool(self._queue) and self.quota.fits(0)
+
+    def take(self) -> Entry | None:
+        """What to read next: what somebody waits for, then what waits for room and fits, then the oldest."""
+        if not self.has_work:
+            return None
+        if self._urgent:
+            return _pop_first(self._urgent)
+        if self._waiting:
+            entry = _pop_first(self._waiting)
+            entry.reservation = self.quota.reserve(self._needed_bytes(entry))
+        else:
+            entry = _pop_first(self._queue)
+        self._begin(entry)
+        return entry
+
+    def sized(self, entry: Entry, size_bytes: int | None) -> bool:
+        """Room is asked for before the read. Returns whether to read now; if not, the entry has gone elsewhere.
+
+        Where the size isn't known, the usual one is set aside, and as long as none was seen, all that is free.
+        """
+        if size_bytes is not None:
+            entry.size_bytes = size_bytes
+        if not entry.joined:  # else it is read with or without room
+            if not entry.references or self.closed:
+                self._end(entry)
+                return False
+            entry.reservation = entry.reservation or self.quota.reserve(self._needed_bytes(entry))
+            if entry.reservation is None:
+                self._set_aside(entry)
+                return False
+        self.reads += 1
+        self.direct_reads += entry.reservation is None
+        return True
+
+    def landed(self, entry: Entry, size_bytes: int) -> bool:
+        """The bytes are in hand, and those who joined have them. Returns whether to write them for the others."""
+        if entry.size_bytes is None:
+            self._learn(size_bytes)
+        entry.size_bytes = size_bytes
+        for claim in tuple(entry.joined):
+            self._serve(claim)
+        if not entry.references or self.closed:
+            self._end(entry)
+            return False
+        if not self.paused and self._reserve(entry, size_bytes):
+            entry.phase = Phase.WRITING
+            return True
+        self._put_back(entry)
+        return False
+
+    def failed(self, entry: Entry) -> None:
+        """The read raised: all who refer to the entry get its error. When they have, a request reads anew."""
+        for claim in tuple(entry.joined):
+            self._serve(claim)
+        self._give_back(entry)
+        if not entry.references or self.closed:
+            self._end(entry)
+        else:
+            entry.phase = Phase.FAILED
+
+    def written(self, entry: Entry, file: StagedFile | None) -> Leftover | None:
+        """The file is whole; or it couldn't be written, and who still wants the bytes has them read again."""
+        entry.file = file
+        if not entry.references or self.closed:
+            return self._end(entry)
+        if file is None:
+            self._put_back(entry)
+        else:
+            entry.flight = None
+            entry.phase = Phase.STAGED
+        return None
+
+    def close(self) -> list[Leftover]:
+        """Forget what is queued and what is staged; reads under way serve those who joined them."""
+        self.closed = True
+        at_rest = [each for each in self._entries.values() if each.phase not in {Phase.READING, Phase.WRITING}]
+        return [leftover for leftover in map(self._end, at_rest) if leftover is not None]
+
+    # The steps.
+
+    def _begin(self, entry: Entry) -> Future[Stored]:
+        entry.phase = Phase.READING
+        entry.flight = Future()
+        return entry.flight
+
+    def _serve(self, claim: Claim) -> None:
+        if claim.held:
+            claim.held = False
+            claim.entry.references -= 1
+            claim.entry.joined.discard(claim)
+
+    def _reserve(self, entry: Entry, size_bytes: int) -> bool:
+        """Room for exactly so much; where there is none, what was set aside comes back."""
+        if entry.reservation is None:
+            entry.reservation = self.quota.reserve(size_bytes)
+            return entry.reservation is not None
+        if entry.reservation.resize(size_bytes):
+            return True
+        self._give_back(entry)
+        return False
+
+    def _give_back(self, entry: Entry) -> None:
+        if entry.reservation is not None:
+            entry.reservation.release()
+            entry.reservation = None
+
+    def _put_back(self, entry: Entry) -> None:
+        """To the tail of the queue, or aside where it is too large for any."""
+        self._give_back(entry)
+        entry.flight = None
+        if self._is_too_large(entry):
+            entry.phase = Phase.BYPASSED
+        else:
+            entry.phase = Phase.QUEUED
+            self._queue[entry] = None
+
+    def _set_aside(self, entry: Entry) -> None:
+        """Until there is room for it, which may be never."""
+        entry.flight = None
+        if self._is_too_large(entry):
+            entry.phase = Phase.BYPASSED
+        else:
+            entry.phase = Phase.WAITING
+            self._waiting[entry] = None
+
+    def _end(self, entry: Entry) -> Leftover | None:
+        """Forget the entry; what it leaves on disk is returned, with its room."""
+        for order in (self._queue, self._waiting, self._urgent):
+            order.pop(entry, None)
+        if self._entries.get(entry.binding.key) is entry:
+            del self._entries[entry.binding.key]
+        entry.phase = Phase.ENDED
+        entry.flight = None
+        leftover = self._leftover(entry)
+        self._give_back(entry)
+        return leftover
+
+    def _leftover(self, entry: Entry) -> Leftover | None:
+        if entry.file is None or entry.reservation is None:
+            return None
+        leftover = Leftover(entry.file, entry.reservation)
+        entry.file = entry.reservation = None
+        return leftover
+
+    def _is_too_large(self, entry: Entry) -> bool:
+        return entry.size_bytes is not None and entry.size_bytes > self.quota.max_bytes
+
+    def _needed_bytes(self, entry: Entry) -> int:
+        if entry.size_bytes is not None:
+            return entry.size_bytes
+        if self._usual_bytes is None:
+            return max(1, self.quota.free_bytes)
+        return min(self._usual_bytes, self.quota.max_bytes)
+
+    def _learn(self, size_bytes: int) -> None:
+        """A maximum that falls off, so that one large file doesn't hold up small ones for ever."""
+        usual = self._usual_bytes or 0
+        self._usual_bytes = max(size_bytes, usual - (usual - size_bytes) // 8)
+
+
+def _pop_first(order: dict[Entry, None]) -> Entry:
+    entry = next(iter(order))
+    del order[entry]
+    return entry

@@ -1,0 +1,24 @@
+"""Urls below a root. Pure."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, urlsplit, urlunsplit
+
+__all__ = ["join_url"]
+
+_QUOTED_SCHEMES = frozenset({"http", "https", "file"})
+
+
+def join_url(root: str, path: str) -> str:
+    """The url of ``path`` below ``root``; a query of the root (a token, a signature) is kept.
+
+    Args:
+        root: http(s):// or file:// URL, an address of another scheme, or a plain path. With or without a slash behind.
+        path: Relative, parts separated by slashes, never quoted. It is percent-quoted where the root is a URL; plain
+            paths and the addresses of stores (s3://, hf://, fsspec's) take it as it is.
+    """
+    scheme, separator, _ = root.partition("://")
+    if not separator or scheme.lower() not in _QUOTED_SCHEMES:
+        return f"{root.rstrip('/')}/{path}" if root else path
+    parts = urlsplit(root)
+    return urlunsplit((parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/{quote(path)}", parts.query, ""))

@@ -1,0 +1,306 @@
+"""Every interleaving of what handles and threads do, one step at a time, in one thread.
+
+All that threads share changes between the steps of a ``Reading`` and within the calls of a handle, so a machine that
+takes these in any order goes through what threads can do, and always through the same for the same example.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from asyncfetch.cache.staging import DecodingStore, Lazy
+from asyncfetch.cache.staging.binding import StoreBinding, Stored, ValueBinding, dumps
+from asyncfetch.cache.staging.directory import StagedFile, StagingDirectory
+from asyncfetch.cache.staging.engine import Engine
+from asyncfetch.cache.staging.lazy import StagedLazy
+from asyncfetch.cache.staging.quota import Quota
+from asyncfetch.cache.staging.reading import Reading
+from asyncfetch.cache.staging.table import Phase
+from asyncfetch.errors import CacheError
+from tests.cache.staging.conftest import GatedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from asyncfetch.cache.staging import FileStore
+    from asyncfetch.cache.staging.binding import Binding
+    from asyncfetch.cache.staging.table import Claim, Entry
+
+FILES = {"empty": b"", "small": b"s", "medium": b"m" * 4, "large": b"l" * 9, "full": b"f" * 16, "huge": b"h" * 17}
+NAMES = st.sampled_from(sorted(FILES))
+EVENTS = ["nothing"] * 6 + ["break", "mend", "mend", "fill the disk", "empty the disk", "empty the disk", "fork"]
+MAX_BYTES, MAX_COUNT, WORKERS = 16, 4, 2
+
+
+class Disk(StagingDirectory):
+    """A directory whose next writes can fail."""
+
+    fails = False
+
+    def write(self, stored: Stored) -> StagedFile:
+        if self.fails:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(stored)
+
+
+class SteppedEngine(Engine):
+    """An engine without threads."""
+
+    def __init__(self, parent: str) -> None:
+        self.disk = Disk(parent)
+        self.clock = 0.0
+        super().__init__(self.disk, Quota(MAX_BYTES, MAX_COUNT), WORKERS, now=lambda: self.clock)
+
+    def _open(self) -> None:
+        pass
+
+    def _hire(self) -> None:
+        return None
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Handles and threads of one pool, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parent = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        self.handles: list[Lazy[Any]] = []
+        self.waits: list[tuple[Lazy[Any], Future[Stored]]] = []
+        self.steps: list[tuple[Entry, Callable[[], Any]]] = []
+        self.broken: set[str] = set()
+
+    @initialize(sized=st.booleans(), closes=st.booleans())
+    def begin(self, sized: bool, closes: bool) -> None:
+        self.closes = closes
+        self.store = GatedStore(FILES, sized=sized)
+        self.decoding = DecodingStore(self.store, lambda raw, name: (name, raw))
+        self.engine = SteppedEngine(self.parent)
+
+    # Handles.
+
+    @rule(names=st.lists(NAMES, min_size=1, max_size=4), decoded=st.booleans())
+    def request(self, names: list[str], decoded: bool) -> None:
+        store: FileStore[Any] = self.decoding if decoded else self.store
+        for name in names:
+            self.add(store, name, StoreBinding(store, name, "raw"))
+
+    @rule(size=st.integers(0, 8))
+    def put(self, size: int) -> None:
+        stored = Stored(dumps("v" * size, "value"), None, pickled=True)
+        binding = ValueBinding(stored.data, "v" * size)
+        self.add(None, "v" * size, binding, self.engine.adopt(binding, stored))
+
+    def add(self, store: FileStore[Any] | None, name: str, binding: Binding, claim: Claim | None = None) -> None:
+        claim = claim or self.engine.request(binding)
+        self.handles.append(
+            StagedLazy(
+                self,
+                store,
+                name,
+                binding=binding,
+                claim=claim,
+                engine_here=lambda: self.engine,
+                timeout_seconds=None,
+            )
+        )
+
+    @precondition(lambda self: self.handles)
+    @rule(number=st.integers(0, 99))
+    def get(self, number: int) -> None:
+        self.advance(self.handles[number % len(self.handles)])
+
+    def advance(self, lazy: Lazy[Any]) -> None:
+        try:
+            flight = lazy._advance()
+        except ZeroDivisionError:
+            assert lazy.name in self.broken
+            self.forget(lazy)
+            return
+        if flight is not None:
+            self.waits.append((lazy, flight))
+            return
+        value = lazy.get()
+        right: Any = lazy.name if lazy.store is None else FILES[lazy.name]
+        assert value == ((lazy.name, right) if lazy.store is self.decoding else right)
+        self.forget(lazy)
+
+    @precondition(lambda self: self.handles)
+    @rule(number=st.integers(0, 99), drains=st.booleans())
+    def drop(self, number: int, drains: bool) -> None:
+        self.forget(self.handles[number % len(self.handles)])
+        if drains:
+            self.engine.drain()
+
+    def forget(self, lazy: Lazy[Any]) -> None:
+        self.handles = [each for each in self.handles if each is not lazy]
+        self.waits = [each for each in self.waits if each[0] is not lazy]
+
+    @precondition(lambda self: any(flight.done() for _, flight in self.waits))
+    @rule()
+    def wake(self) -> None:
+        """Who waited for a read that ended goes on."""
+        for lazy, flight in tuple(self.waits):
+            if flight.done() and any(each is lazy for each in self.handles):
+                self.waits = [each for each in self.waits if each[0] is not lazy]
+                self.advance(lazy)
+
+    # Threads.
+
+    @rule(number=st.integers(0, 99), count=st.integers(1, 6))
+    def work(self, number: int, count: int) -> None:
+        """Steps of threads that are at something, in any order."""
+        for each in range(count):
+            self.hire()
+            if self.steps:
+                self.step((number + each * each) % len(self.steps))
+
+    @rule()
+    def hire(self) -> None:
+        """A worker takes something, or somebody who waits gets a thread of their own."""
+        entry = self.engine._take(urgent_only=len(self.steps) >= WORKERS)
+        if entry is not None:
+            assert entry.file is None
+            assert all(other.binding.key != entry.binding.key for other, _ in self.steps), "one read at a time"
+            self.steps.append((entry, Reading(self.engine, entry).size))
+
+    def step(self, index: int) -> None:
+        entry, step = self.steps.pop(index)
+        if (following := step()) is not None:
+            self.steps.insert(index, (entry, following))
+
+    # The world.
+
+    @rule(what=st.sampled_from(EVENTS), name=NAMES)
+    def happen(self, what: str, name: str) -> None:
+        match what:
+            case "break":
+                self.store.errors[name] = ZeroDivisionError(name)
+                self.broken.add(name)
+            case "mend":
+                self.store.errors.clear()
+            case "fill the disk" | "empty the disk":
+                self.engine.disk.fails = what == "fill the disk"
+                self.engine.clock += 60
+            case "fork":
+                self.fork()
+
+    def fork(self) -> None:
+        """This goes on as the child, which has the handles and none of the threads."""
+        self.engine.disk.close()
+        self.engine = SteppedEngine(self.parent)
+        self.steps = []
+        self.waits = []
+        self.handles = [lazy for lazy in self.handles if lazy.store is not None]
+
+    @precondition(lambda self: self.at_rest() and any(True for _ in self.on_disk()))
+    @rule(number=st.integers(0, 99), truncates=st.booleans())
+    def damage(self, number: int, truncates: bool) -> None:
+        files = sorted(self.on_disk(), key=lambda each: each.name)
+        file = files[number % len(files)]
+        if any(lazy.store is None for lazy in self.handles):
+            return  # a value given to to_cache is nowhere else
+        if truncates and file.stat().st_size:
+            os.truncate(file.path, 0)
+        else:
+            os.unlink(file.path)
+        for entry in self.entries():  # put it back, so that disk and figures agree again
+            self.advance_all_of(entry)
+
+    def advance_all_of(self, entry: Entry) -> None:
+        if entry.file is not None and entry.file.read() is None:
+            for lazy in tuple(self.handles):
+                claim = getattr(lazy, "_claim", None)
+                if claim is not None and claim.held and claim.entry is entry:
+                    self.advance(lazy)
+                    return
+
+    # What always holds.
+
+    def entries(self) -> list[Entry]:
+        """Those that somebody refers to, and those that a thread is still at."""
+        known = dict.fromkeys([*self.engine._table._entries.values(), *(entry for entry, _ in self.steps)])
+        return list(known)
+
+    def on_disk(self) -> list[os.DirEntry[str]]:
+        path = self.engine.disk.path
+        return list(os.scandir(path)) if path else []
+
+    def at_rest(self) -> bool:
+        return not self.steps and self.engine.dropped.empty()
+
+    @invariant()
+    def room_is_accounted_for_and_within_the_bounds(self) -> None:
+        quota = self.engine._table.quota
+        reserved = [entry.reservation.size_bytes for entry in self.entries() if entry.reservation is not None]
+        assert (sum(reserved), len(reserved)) == (quota.bytes, quota.count)
+        assert quota.bytes <= MAX_BYTES
+        assert quota.count <= MAX_COUNT
+        assert sum(file.stat().st_size for file in self.on_disk()) <= quota.bytes
+
+    @invariant()
+    def at_rest_room_is_files(self) -> None:
+        if self.at_rest():
+            staged = [entry for entry in self.entries() if entry.phase is Phase.STAGED]
+            files = self.on_disk()
+            assert len(staged) == len(files) == self.engine._table.quota.count
+            assert sum(file.stat().st_size for file in files) == self.engine._table.quota.bytes
+
+    @invariant()
+    def nothing_that_fits_is_left_lying(self) -> None:
+        table = self.engine._table
+        if self.at_rest() and not table.has_work and not table.paused and self.engine._now() >= self.engine._resume_at:
+            assert table.queued == 0 or table.waiting > 0 or table.quota.count == MAX_COUNT
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            shutil.rmtree(self.parent)
+            return
+        if self.closes:
+            with self.engine.table() as table:
+                leftovers = table.close()
+            for leftover in leftovers:
+                self.engine.discard(leftover)
+        # Whoever waits gets an answer from the threads that serve those who wait, without a single worker.
+        rounds = 0
+        while self.waits:
+            rounds += 1
+            assert rounds < 100, f"{self.waits} wait for nothing"
+            while (entry := self.engine._take(urgent_only=True)) is not None:
+                self.steps.append((entry, Reading(self.engine, entry).size))
+            while self.steps:
+                self.step(0)
+            self.wake()
+        while self.steps:
+            self.step(0)
+        if self.closes:
+            self.get_what_a_closed_pool_gave()
+        # With no handles there is nothing.
+        self.handles.clear()
+        self.engine.drain()
+        table = self.engine._table
+        assert (len(table), table.quota.bytes, table.quota.count, self.on_disk()) == (0, 0, 0, [])
+        assert not table.has_work
+        self.engine.disk.close()
+        assert os.listdir(self.parent) == []
+        os.rmdir(self.parent)
+
+    def get_what_a_closed_pool_gave(self) -> None:
+        for lazy in tuple(self.handles):
+            try:
+                self.advance(lazy)
+            except CacheError:
+                assert lazy.store is None
+        assert not self.waits
+
+
+TestInterleavings = Interleavings.TestCase
+TestInterleavings.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

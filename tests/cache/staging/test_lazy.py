@@ -1,0 +1,401 @@
+"""What a handle and a pool promise beyond surviving: the semantics, one by one."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import multiprocessing
+import pickle
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from asyncfetch.cache.staging import (
+    CachePool,
+    DecodingStore,
+    DirectoryStore,
+    FileStore,
+    NoCachePool,
+    SourceInfo,
+    StagingPool,
+    get_source_info,
+)
+from asyncfetch.errors import CacheError, ConfigError, FetchTimeout
+from tests.cache.staging.conftest import GatedStore, InThread, four_numbers, is_empty, is_staged, joined, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    MakePool = Callable[..., CachePool]
+
+TEN = {name: name.encode() * 10 for name in "abcdefgh"}
+
+
+def source(name: str) -> SourceInfo:
+    return SourceInfo("gated", name, None, (name,))
+
+
+def test_s01_one_read_serves_all_handles(make_pool: MakePool) -> None:
+    store = GatedStore(TEN)
+    store.hold("a")
+    pool = make_pool()
+    lazies = [pool.get_lazy(store, "a") for _ in range(50)]
+    with ThreadPoolExecutor(20) as threads:
+        got = [threads.submit(lazy.get) for lazy in lazies[:20]]
+        until(lambda: joined(pool) == 20)
+        store.let("a")
+        assert {each.result() for each in got} == {TEN["a"]}
+    assert {lazy.get() for lazy in lazies} == {TEN["a"]}
+    assert store.reads == ["a"]
+
+
+def test_s02_a_file_lives_as_long_as_handles_do(make_pool: MakePool) -> None:
+    pool = make_pool()
+    store = GatedStore(TEN)
+    one, two, three = (pool.get_lazy(store, "a") for _ in range(3))
+    until(lambda: is_staged(pool, 1))
+    one.get()
+    assert four_numbers(pool) == (10, 1, 1, 1)
+    del two
+    assert four_numbers(pool) == (10, 1, 1, 1)
+    three.get()
+    assert is_empty(pool)
+
+
+def test_s05_after_a_direct_read_without_room_the_others_queue_again(make_pool: MakePool) -> None:
+    store = GatedStore(TEN)
+    pool = make_pool(workers=1, max_bytes=10)
+    full = pool.get_lazy(store, "a")
+    until(lambda: is_staged(pool, 1))
+    now, later = pool.get_lazy(store, "b"), pool.get_lazy(store, "b")
+    assert now.get() == TEN["b"]
+    assert full.get() == TEN["a"]
+    until(lambda: is_staged(pool, 1))
+    assert later.get() == TEN["b"]
+    assert pool.statistics().direct_reads == 1
+
+
+def test_s06_a_failure_reaches_all_who_shared_it_and_the_next_request_tries_again(make_pool: MakePool) -> None:
+    store = GatedStore(TEN)
+    store.errors["a"] = OSError("the disk is on fire")
+    pool = make_pool()
+    lazies = [pool.get_lazy(store, "a") for _ in range(3)]
+    for lazy in lazies * 2:
+        with pytest.raises(OSError, match="on fire"):
+            lazy.get()
+    assert store.reads == ["a"]
+    del lazies, lazy
+    store.errors.clear()
+    assert pool.get_lazy(store, "a").get() == TEN["a"]
+    until(lambda: is_empty(pool))
+
+
+def test_s07_the_count_is_a_bound_too(make_pool: MakePool) -> None:
+    store = GatedStore(TEN)
+    pool = make_pool(max_count=2)
+    lazies = [pool.get_lazy(store, name) for name in TEN]
+    until(lambda: is_staged(pool, 2))
+    until(lambda: unread(pool) == 6)
+    assert len(store.reads) == 2
+    assert [lazy.get() for lazy in lazies] == list(TEN.values())
+
+
+def unread(pool: CachePool) -> int:
+    now = pool.statistics()
+    return now.queued + now.waiting
+
+
+def test_s08_decoding_is_done_when_a_value_is_picked_up(make_pool: MakePool) -> None:
+    decoded: list[str] = []
+    store = DecodingStore(GatedStore(TEN), lambda raw, name: decoded.append(name))
+    raw, early = make_pool(), make_pool(method="pickle")
+    lazy, other = raw.get_lazy(store, "a"), early.get_lazy(store, "b")
+    until(lambda: is_staged(raw, 1) and is_staged(early, 1))
+    assert decoded == ["b"]
+    lazy.get()
+    other.get()
+    assert decoded == ["b", "a"]
+
+
+@dataclass
+class Sample:
+    __sources__: tuple[SourceInfo, ...] | None = None
+
+
+@pytest.mark.parametrize("kind", [CachePool, NoCachePool])
+def test_s09_sources_are_recorded_in_order_on_the_sample_that_is_passed(kind: type[Any]) -> None:
+    store = GatedStore(TEN)
+    with kind() as pool:
+        one, two = pool.get_lazy(store, "a"), pool.get_lazy(store, "b")
+        sample, other, plain = Sample(), {"x": 1}, [3]
+        two.get()
+        two.get(sample)
+        one.get(sample)
+        pool.get(store, "c", sample)
+        one.get(other)
+        one.get(plain)
+        pool.to_cache(1, "mine").get(sample)
+    assert get_source_info(sample) == (source("b"), source("a"), source("c"))
+    assert get_source_info([sample, other]) == (source("b"), source("a"), source("c"), source("a"))
+    assert plain == [3]
+
+
+def test_s10_close_refuses_new_handles_and_is_idempotent(make_pool: MakePool) -> None:
+    pool = make_pool()
+    pool.close()
+    pool.close()
+    for verb in (pool.get_lazy, pool.get):
+        with pytest.raises(CacheError, match="closed"):
+            verb(GatedStore(TEN), "a")
+    with pytest.raises(RuntimeError):
+        pool.get_lazy(GatedStore(TEN), "a")
+    assert "closed" in repr(pool)
+
+
+def test_s12_handles_are_equal_by_store_and_name(make_pool: MakePool) -> None:
+    pool = make_pool()
+    store, other = GatedStore(TEN), GatedStore(TEN)
+    one, same, name, far = (pool.get_lazy(*key) for key in ((store, "a"), (store, "a"), (store, "b"), (other, "a")))
+    assert one == same
+    assert len({one, same, name, far}) == 3
+    before = {one: "found"}
+    one.get()
+    assert before[same] == "found"
+    assert copy.deepcopy([one])[0] is copy.copy(one) is one
+
+
+def test_a_store_with_the_two_least_verbs_will_do(make_pool: MakePool) -> None:
+    class Least:
+        path = "least"
+
+        def __init__(self) -> None:
+            self.reads = 0
+
+        def __getitem__(self, name: str) -> tuple[Any, SourceInfo]:
+            self.reads += 1
+            return {"name": name}, SourceInfo("least", name)
+
+    store: FileStore[Any] = Least()
+    pool = make_pool()
+    lazy, twin = pool.get_lazy(store, "x"), pool.get_lazy(store, "x")
+    decoded = pool.get_lazy(DecodingStore(store, lambda value, _: value["name"]), "x")
+    assert lazy.get() == twin.get() == {"name": "x"}
+    assert lazy.get() is not twin.get()
+    assert decoded.get() == "x"
+    assert store.reads == 1  # type: ignore[attr-defined]
+    assert pool.get_lazy(Least(), "x").get() == {"name": "x"}
+
+
+def test_what_cannot_be_pickled_is_an_error_that_names_it(make_pool: MakePool) -> None:
+    store = DecodingStore(GatedStore(TEN), lambda raw, name: threading.Lock())
+    pool = make_pool(method="pickle")
+    with pytest.raises(CacheError, match=r"'a', a lock, can't be pickled"):
+        pool.get_lazy(store, "a").get()
+    with pytest.raises(CacheError, match=r"'mine', a lock, can't be pickled"):
+        pool.to_cache(threading.Lock(), "mine")
+    until(lambda: is_empty(pool))
+
+
+def test_a_decoder_that_raises_is_the_handle_s_own_affair(make_pool: MakePool) -> None:
+    store = GatedStore(TEN)
+    pool = make_pool()
+    broken, right = pool.get_lazy(DecodingStore(store, lambda raw, _: 1 // 0), "a"), pool.get_lazy(store, "a")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            broken.get()
+    assert right.get() == TEN["a"]
+    del broken
+    gc.collect()
+    until(lambda: is_empty(pool))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "zip"}, "'raw' or 'pickle', not 'zip'"),
+        ({"workers": 0}, "workers .* at least 1, not 0"),
+        ({"max_bytes": 0}, "max_bytes .* at least 1"),
+        ({"max_count": -1}, "max_count .* at least 1"),
+        ({"timeout_seconds": 0}, "timeout_seconds must be positive"),
+    ],
+)
+def test_a_setting_that_cannot_be_meant_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CachePool(**settings)
+
+
+def test_figures_show_what_it_does(make_pool: MakePool) -> None:
+    store = GatedStore(TEN)
+    pool = make_pool(max_bytes=15)
+    lazies = [pool.get_lazy(store, name) for name in "abc"]
+    until(lambda: is_staged(pool, 1) and unread(pool) == 2)
+    now = pool.statistics()
+    assert (now.bytes, now.count, now.entries, now.waiting + now.queued, now.direct_reads) == (10, 1, 3, 2, 0)
+    assert repr(pool).startswith("<CachePool 10/15 bytes, 1/10000000 files, ")
+    assert [lazy.get() for lazy in lazies] == [TEN["a"], TEN["b"], TEN["c"]]
+    assert pool.statistics().reads == 3
+
+
+def test_both_pools_have_one_face() -> None:
+    pools: list[StagingPool] = [CachePool(), NoCachePool()]
+    for pool in pools:
+        lazy = pool.get_lazy(GatedStore(TEN), "a")
+        assert (lazy.get(), lazy.get()) == (TEN["a"], TEN["a"])
+        assert pool.to_cache({"a": 1}, "mine").get() == {"a": 1}
+        assert pool.get(GatedStore(TEN), "b") == TEN["b"]
+        assert pool.statistics().reads == 2
+        pool.close()
+
+
+async def test_an_awaited_handle_leaves_the_loop_alone(make_pool: MakePool) -> None:
+    store = GatedStore(TEN)
+    store.hold("a")
+    pool = make_pool()
+    lazy, staged = pool.get_lazy(store, "a"), pool.get_lazy(store, "b")
+    sample: dict[str, Any] = {}
+    turns = 0
+    async with anyio.create_task_group() as group:
+
+        async def turn() -> None:
+            nonlocal turns
+            while turns < 20:
+                await anyio.lowlevel.checkpoint()
+                turns += 1
+            store.let("a")
+
+        group.start_soon(turn)
+        assert await lazy == TEN["a"]
+    assert turns == 20
+    assert await staged.aget(sample) == TEN["b"]
+    assert sample["__sources__"] == (source("b"),)
+    assert await NoCachePool().get_lazy(store, "c") == TEN["c"]
+
+
+async def test_a_cancelled_await_leaves_the_handle_as_it_was(make_pool: MakePool) -> None:
+    store = GatedStore(TEN)
+    store.hold("a")
+    pool = make_pool()
+    lazy, other = pool.get_lazy(store, "a"), pool.get_lazy(store, "a")
+    with anyio.move_on_after(0.05) as scope:
+        await lazy
+    assert scope.cancelled_caught
+    with pytest.raises(FetchTimeout):
+        await lazy.aget(timeout_seconds=0.01)
+    store.let("a")
+    assert (await lazy, await other) == (TEN["a"], TEN["a"])
+    assert store.reads == ["a"]
+    await anyio.to_thread.run_sync(until, lambda: is_empty(pool))
+
+
+async def test_a_thousand_coroutines_await_at_once(make_pool: MakePool) -> None:
+    store = GatedStore({str(number): b"%d" % number for number in range(1000)})
+    pool = make_pool(workers=1, max_bytes=100)
+    lazies = [pool.get_lazy(store, name) for name in store.files]
+    got: dict[str, bytes] = {}
+
+    async def pick_up(number: int) -> None:
+        got[str(number)] = await lazies[number]
+
+    async with anyio.create_task_group() as group:
+        for number in reversed(range(1000)):
+            group.start_soon(pick_up, number)
+    assert got == store.files
+    assert sorted(store.reads) == sorted(store.files)
+
+
+def test_threads_may_share_a_handle(make_pool: MakePool) -> None:
+    store = GatedStore(TEN)
+    pool = make_pool()
+    for name in TEN:
+        lazy = pool.get_lazy(store, name)
+        with ThreadPoolExecutor(8) as threads:
+            got = [threads.submit(lazy.get) for _ in range(8)]
+        assert {each.result() for each in got} == {TEN[name]}
+    assert store.reads == list(TEN)
+    until(lambda: is_empty(pool))
+
+
+def test_a_handle_collected_under_the_lock_waits_for_nobody(make_pool: MakePool) -> None:
+    pool = make_pool()
+    lazies = [pool.get_lazy(GatedStore(TEN), "a")]
+    with pool._engine()._lock:
+        InThread(lazies.clear).result(1)
+    until(lambda: is_empty(pool))
+
+
+def test_a_pool_that_is_forgotten_ends_its_threads(parent: Path) -> None:
+    before = threading.active_count()
+    pool = CachePool(parent)
+    lazy = pool.get_lazy(GatedStore(TEN), "a")
+    until(partial(is_staged, pool, 1))
+    del pool
+    assert lazy.get() == TEN["a"]
+    del lazy
+    gc.collect()
+    until(lambda: threading.active_count() <= before and not any(parent.iterdir()))
+
+
+def in_child(pool: CachePool, store: DirectoryStore, answers: Any) -> None:  # noqa: ANN401
+    lazy = pool.get_lazy(store, "file")
+    until(lambda: is_staged(pool, 1))
+    answers.send((pool.path, lazy.get(), pool.statistics().reads))
+    kept = pool.get_lazy(store, "file")
+    until(lambda: is_staged(pool, 1))
+    answers.send(kept.name)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_loader_worker_has_a_pool_of_its_own(make_pool: MakePool, parent: Path, tmp_path: Path, method: str) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    store = DirectoryStore(tmp_path)
+    pool = make_pool(workers=2)
+    kept = pool.get_lazy(store, "file")
+    until(lambda: is_staged(pool, 1))
+    context: Any = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    child = context.Process(target=in_child, args=(pool, store, theirs))
+    child.start()
+    theirs.close()
+    path, content, reads = ours.recv()
+    assert (content, reads) == (b"content", 1)
+    assert path not in {None, pool.path}
+    ours.recv()
+    child.join()
+    assert child.exitcode == 0
+    assert [each.name for each in parent.iterdir() if each.is_dir()] == [str(pool.path).rpartition("/")[2]]
+    assert kept.get() == b"content"
+
+
+def test_a_handle_cannot_be_pickled_and_says_so(make_pool: MakePool) -> None:
+    with pytest.raises(CacheError, match=r"<Lazy 'a' of gated> belongs to its process"):
+        pickle.dumps(make_pool().get_lazy(GatedStore(TEN), "a"))
+
+
+def test_ctrl_c_ends_a_get() -> None:
+    program = """
+import os, signal, threading
+from asyncfetch.cache.staging import CachePool
+from tests.cache.staging.conftest import GatedStore
+store = GatedStore({"a": b"a"})
+store.hold("a")
+lazy = CachePool().get_lazy(store, "a")
+store.wait_begun("a")
+signal.signal(signal.SIGINT, signal.default_int_handler)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try: lazy.get()
+except KeyboardInterrupt: print("interrupted")
+store.let("a")
+print(lazy.get())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=10, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "interrupted\nb'a'\n")

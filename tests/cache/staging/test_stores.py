@@ -1,0 +1,189 @@
+"""Stores: directories, urls, tar archives, each as its users see it and through a pool."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from asyncfetch.cache.staging import CachePool, DirectoryStore, KeyedStore, SourceInfo, TarStore, UrlStore
+from asyncfetch.config import FetchConfig
+from asyncfetch.errors import AccessDenied, ClosedError, ConfigError, FetchError, FormatError, NotFound
+from asyncfetch.testing import RangeServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FILES = {f"{number:03}.txt": b"%d " % number * (number * 50) for number in range(40)}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("files")
+    for name, data in FILES.items():
+        (root / name).write_bytes(data)
+    names = sorted(FILES)
+    # GNU tar, an independent tool, makes the archives.
+    subprocess.run(["tar", "-C", root, "-cf", root / "one.tar", *names[:20]], check=True)
+    subprocess.run(["tar", "-C", root, "-cf", root / "two.tar", "--format=posix", *names[19:]], check=True)
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(root: Path) -> Iterator[RangeServer]:
+    with RangeServer(root) as server:
+        yield server
+
+
+def config(server: RangeServer) -> FetchConfig:
+    return FetchConfig(ca_file=str(server.ca_file))
+
+
+def test_a_directory(root: Path) -> None:
+    store = DirectoryStore(root)
+    assert store["007.txt"] == (FILES["007.txt"], SourceInfo(str(root), "007.txt", None, ("007.txt",)))
+    assert store.size("007.txt") == len(FILES["007.txt"])
+    assert DirectoryStore()[str(root / "007.txt")][0] == FILES["007.txt"]
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../b", "", "a\0b"])
+def test_a_name_cannot_leave_its_root(root: Path, name: str) -> None:
+    for store in (DirectoryStore(root), UrlStore("https://data.example.org")):
+        with pytest.raises(ConfigError, match="doesn't name a file below"):
+            store.read_raw(name)
+
+
+def test_what_a_directory_cannot_read_is_an_error_of_ours(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="nothing"):
+        DirectoryStore(root)["nothing.txt"]
+    with pytest.raises(FetchError, match=r"[Dd]irectory"):
+        DirectoryStore(root.parent)[root.name]
+    if os.getuid():
+        (tmp_path / "closed").write_bytes(b"")
+        (tmp_path / "closed").chmod(0)
+        with pytest.raises(AccessDenied):
+            DirectoryStore(tmp_path)["closed"]
+
+
+def test_urls(server: RangeServer) -> None:
+    with UrlStore(f"{server.url}/?token=secret", config(server), sizes={"007.txt": 3}) as store:
+        assert store["007.txt"][0] == FILES["007.txt"]
+        assert "secret" not in store.path + repr(store)
+        assert (store.size("007.txt"), store.size("008.txt")) == (3, None)
+        with pytest.raises(NotFound, match=r"nothing.txt"):
+            store["nothing.txt"]
+        with ThreadPoolExecutor(8) as threads:
+            assert [value for value, _ in threads.map(store.__getitem__, FILES)] == list(FILES.values())
+    with pytest.raises(ClosedError):
+        store["007.txt"]
+
+
+def test_a_configuration_that_cannot_be_used_is_said_at_each_use() -> None:
+    store = UrlStore("https://data.example.org", FetchConfig(ca_file="/no/such/file"))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="/no/such/file"):
+            store["a"]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_urls_survive_fork_and_pickle(server: RangeServer) -> None:
+    store = UrlStore(server.url, config(server))
+    assert store["007.txt"][0] == FILES["007.txt"]
+    child = os.fork()
+    if child == 0:
+        right = store["008.txt"][0] == FILES["008.txt"]
+        store.close()
+        os._exit(0 if right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert store["009.txt"][0] == FILES["009.txt"]
+    with pickle.loads(pickle.dumps(store)) as other:
+        assert other["010.txt"][0] == FILES["010.txt"]
+    store.close()
+
+
+def test_archives_are_read_by_range(server: RangeServer) -> None:
+    with TarStore([f"{server.url}/one.tar", f"{server.url}/two.tar"], config(server)) as store:
+        names = store.names()
+        assert [name for name in names if "/" not in name] == sorted(FILES.keys() - {"019.txt"})
+        assert [name for name in names if "/" in name] == ["one.tar/019.txt", "two.tar/019.txt"]
+        for name in names:
+            content = FILES[name.rpartition("/")[2]]
+            assert store.size(name) == len(content)
+            assert store[name][0] == content
+        assert store["030.txt"][1] == SourceInfo(store.path, "030.txt", "two.tar", ("030.txt",))
+        assert store["one.tar/003.txt"][0] == FILES["003.txt"]
+        with pytest.raises(FormatError, match=r"in 2 archives .*one.tar/019.txt"):
+            store["019.txt"]
+        with pytest.raises(NotFound, match=r"no archive has a file '040.txt', of 40 names"):
+            store["040.txt"]
+        with pickle.loads(pickle.dumps(store)) as other:
+            assert other["001.txt"][0] == FILES["001.txt"]
+
+
+def test_archives_through_a_pool(server: RangeServer) -> None:
+    with TarStore(f"{server.url}/one.tar", config(server)) as store, CachePool(workers=4) as pool:
+        lazies = [pool.get_lazy(KeyedStore(store, f"{number:03}"), ".txt") for number in range(20)] * 2
+        assert [lazy.get() for lazy in lazies] == [FILES[f"{number:03}.txt"] for number in range(20)] * 2
+        assert pool.statistics().reads == 20
+
+
+def test_odd_members(tmp_path: Path) -> None:
+    path = tmp_path / "odd.tar"
+    long_name = "x" * 200 + "/" + "y" * 150
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for name, data in (
+            ("./dot", b"dot"),
+            (long_name, b"long"),
+            ("twice", b"old"),
+            ("twice", b"new"),
+            ("none", b""),
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "dot"
+        archive.addfile(link)
+        archive.addfile(tarfile.TarInfo("large"), None)
+    store = TarStore(path)
+    assert {name: store[name][0] for name in store.names()} == {
+        "dot": b"dot",
+        long_name: b"long",
+        "twice": b"new",
+        "none": b"",
+        "large": b"",
+    }
+    store.close()
+
+
+@pytest.mark.parametrize("damage", ["compressed", "cut short", "empty", "no archive"])
+def test_a_broken_archive_is_named(root: Path, tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "broken.tar"
+    whole = (root / "two.tar").read_bytes()
+    match damage:
+        case "compressed":
+            subprocess.run(["tar", "-C", root, "-czf", path, "001.txt"], check=True)
+        case "cut short":
+            path.write_bytes(whole[: len(whole) // 2])
+        case "empty":
+            path.write_bytes(b"")
+        case _:
+            path.write_bytes(b"not a tar archive at all" * 100)
+    with TarStore(path) as store:
+        for _ in range(2):
+            with pytest.raises(FormatError, match=r"broken\.tar"):
+                store["001.txt"]
+
+
+def test_two_archives_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"two archives are called 'a\.tar'"):
+        TarStore(["/x/a.tar", "/y/a.tar"])
+    with pytest.raises(ConfigError, match="at least one"):
+        TarStore([])
