@@ -10,6 +10,7 @@
     lerobot         LeRobot v3 datasets: open_dataset
     stream          the order of an epoch, look-ahead: Stream
     torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
+    tensors         tensors that many processes read and few hold: TensorServer, TensorClient
     testing         a range server with faults on demand, datasets whose frames carry their identity
 
 Names are imported at their first use, so that ``import asyncfetch`` costs next to nothing and needs no extra.
@@ -21,7 +22,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from asyncfetch import testing, torch
+    from asyncfetch import tensors, testing, torch
     from asyncfetch.cache import ByteCache, CacheStatistics
     from asyncfetch.config import FetchConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
     from asyncfetch.decode import DecoderCache
@@ -93,7 +94,7 @@ _HOMES = {
     "ranges": ["ByteRange", "ObjectInfo"],
     "stream": ["SamplePass", "Stream"],
 }
-_ROOMS = ("testing", "torch")
+_ROOMS = ("tensors", "testing", "torch")
 _HOME = {name: room for room, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -139,6 +140,7 @@ __all__ = [
     "WrongLoop",
     "frames",
     "open_dataset",
+    "tensors",
     "testing",
     "torch",
 ]

@@ -99,6 +99,10 @@ class Exchange:
         self._begin("waiting for the next bytes of the body", self._timeouts.stall_seconds)
         return self._now() - self._asked_at
 
+    def moved(self) -> None:
+        """Something went out or came in: what is waited for is waited for from now on."""
+        self._since = self._loop.time()
+
     def died_idle(self, error: Exception) -> bool:
         """Whether ``error``, in place of an answer, only says that the pooled connection was closed meanwhile."""
         return self.reused and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -24,7 +25,7 @@ from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
 from asyncfetch.fetch.transports.session import open_session
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 
     import aiohttp
     from yarl import URL
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.retry import Clock
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["HttpTransport", "Reply"]
+__all__ = ["Body", "HttpTransport", "Reply"]
 
 
 MAX_REPLY_BYTES = 16 * 1024 * 1024
@@ -46,6 +47,9 @@ MAX_ADDRESSES_PER_ATTEMPT = 3
 WEB_URLS = WebUrls()
 
 T = TypeVar("T")
+
+Body = Callable[[], "Iterable[bytes | memoryview]"]
+"""Gives the pieces of a request's body, from the first one again for each time that it is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +178,19 @@ class HttpTransport:
             url = target
         raise self._too_many_redirects(url)
 
-    async def ask(self, method: str, address: Address, book: AddressBook, *, max_bytes: int = MAX_REPLY_BYTES) -> Reply:
+    async def ask(
+        self,
+        method: str,
+        address: Address,
+        book: AddressBook,
+        *,
+        max_bytes: int = MAX_REPLY_BYTES,
+        body: Body | None = None,
+    ) -> Reply:
         """One question that isn't for an object's bytes: a listing, where an object is. Not repeated; see ``persist``.
 
-        Redirects are followed within the address's origin; one that leads elsewhere is the answer.
+        Redirects are followed within the address's origin; one that leads elsewhere is the answer. A ``body`` is sent
+        to each; its length stands in the address's headers.
 
         Raises:
             AttemptFailed: No answer, one of 400 or above, or one of more than ``max_bytes``.
@@ -186,7 +199,7 @@ class HttpTransport:
         for _ in range(self._config.max_redirects + 1):
             host = self._host(url)
             take = partial(self._take_reply, url, book, max_bytes)
-            reply = await self._hop(host, url, _own_headers(host, address), take, method=method)
+            reply = await self._hop(host, url, _own_headers(host, address), take, method=method, body=body)
             if reply.target is None or origin_of(reply.target) != origin_of(url):
                 return reply
             url = reply.target
@@ -215,15 +228,16 @@ class HttpTransport:
         take: Callable[[Exchange, aiohttp.ClientResponse], Awaitable[T]],
         *,
         method: str = "GET",
+        body: Body | None = None,
         needs_new_connection: bool = False,
     ) -> T:
         """One request, through its host's gate, and what ``take`` makes of its answer."""
         async with host:
             try:
                 try:
-                    return await self._exchange(host, url, headers, take, method, needs_new_connection)
+                    return await self._exchange(host, url, headers, take, method, body, needs_new_connection)
                 except PooledConnectionDied:
-                    return await self._exchange(host, url, headers, take, method, needs_new_connection=True)
+                    return await self._exchange(host, url, headers, take, method, body, needs_new_connection=True)
             except AttemptFailed as failure:
                 failure.host = host_name(url)
                 host.counts.errors += 1
@@ -236,6 +250,7 @@ class HttpTransport:
         headers: dict[str, str],
         take: Callable[[Exchange, aiohttp.ClientResponse], Awaitable[T]],
         method: str,
+        body: Body | None,
         needs_new_connection: bool,
     ) -> T:
         name = host_name(url)
@@ -247,6 +262,7 @@ class HttpTransport:
                     method,
                     url,
                     headers=headers,
+                    data=None if body is None else _told(body(), exchange),
                     allow_redirects=False,
                     proxy=host.route.proxy,
                     proxy_headers=host.route.proxy_headers,
@@ -357,6 +373,13 @@ def _own_headers(host: Host, address: Address) -> dict[str, str]:
         headers = {name: value for name, value in headers.items() if name.lower() not in replaced}
         headers |= {name: value for name, value in address.headers.items() if value is not None}
     return headers
+
+
+async def _told(pieces: Iterable[bytes | memoryview], exchange: Exchange) -> AsyncIterator[bytes | memoryview]:
+    """The pieces, of which the exchange is told as they go out: the answer is waited for from the last one on."""
+    for piece in pieces:
+        yield piece
+        exchange.moved()
 
 
 def _with_etag(headers: Mapping[str, str], etag: str) -> Mapping[str, str]:
