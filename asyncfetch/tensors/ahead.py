@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -56,7 +57,7 @@ class Ahead:
         if max_bytes < 1 or chunk_items < 1:
             raise ConfigError(f"max_bytes={max_bytes} and chunk_items={chunk_items} must be at least 1")
         self._max_bytes, self._chunk_items = max_bytes, chunk_items
-        self._wanted = dict.fromkeys(self._order)  # in order; what was consumed is taken out
+        self._wanted = OrderedDict.fromkeys(self._order)  # what was consumed is taken out
         self._unasked = iter(self._order)
         self._ready: dict[int, Any] = {}
         self._coming: dict[int, anyio.Event] = {}

@@ -87,8 +87,10 @@ def bytes_of(tensor: torch.Tensor) -> tuple[str, NDArray[np.uint8]]:
     item_bytes(name)
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
         raise TensorError(f"only dense tensors with data can be stored, not {tensor.layout} on {tensor.device}")
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    octets: NDArray[np.uint8] = plain.reshape(-1).view(torch.uint8).numpy()
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    # As whole numbers of the same size: torch can't copy all of its dtypes.
+    number = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.itemsize, tensor.dtype)
+    octets: NDArray[np.uint8] = plain.view(number).cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return name, octets
 
 
