@@ -7,7 +7,6 @@ import gc
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
