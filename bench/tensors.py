@@ -21,7 +21,7 @@ import sys
 import time
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import anyio
@@ -42,12 +42,13 @@ if TYPE_CHECKING:
     from asyncfetch.tensors import RemoteTensor
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
-SIZES = (64 * KIB, MIB, 16 * MIB)
-REPEAT_BYTES = 256 * MIB
+SIZES = [64 * KIB, MIB, 16 * MIB]
+REPEAT_BYTES = 64 * MIB
+"""Read in one repeat: as in a training step, memory of the one before is used again."""
 JSON_BYTES = 32 * MIB
 """Read as JSON in one repeat, which is slow."""
 JSON_CONCURRENCY = 16
-STEP_BYTES = (4 * KIB, 256 * KIB, 2 * MIB)
+STEP_BYTES = (4 * KIB, 64 * KIB, 512 * KIB)
 """Tensors of one step."""
 
 
@@ -76,7 +77,7 @@ class Steps:
     """Highest in the second and in the last fifth."""
     server_bytes: tuple[int, int]
     kept_bytes: int
-    """In the client's buffer at the end."""
+    """Of shards, by the client at the end."""
 
 
 def serve(pipe: Connection, count: int, nbytes: int) -> None:
@@ -115,7 +116,7 @@ class ServerProcess:
         self._pipe, far = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("spawn").Process(target=serve, args=(far, count, nbytes))
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         self._process.start()
         self.url, self.json_url, self.remotes = self._pipe.recv()
         return self
@@ -247,8 +248,8 @@ def _fifths(samples: list[int]) -> tuple[int, int]:
     return max(samples[fifth : 2 * fifth]), max(samples[-fifth:])
 
 
-def show(rows: Sequence[Row], steps: Steps, console: Console) -> None:
-    """Print the table, and the line for the steps."""
+def show(rows: Sequence[Row], console: Console) -> None:
+    """Print the table."""
     table = Table(title="reading bf16 tensors: medians")
     columns = ("way", "tensor", "MiB/s", "of plain GET", "CPU-s/GiB", "base64 JSON takes")
     for number, column in enumerate(columns):
@@ -264,6 +265,10 @@ def show(rows: Sequence[Row], steps: Steps, console: Console) -> None:
             end_section=number + 1 == len(rows) or rows[number + 1].tensor_bytes != row.tensor_bytes,
         )
     console.print(table)
+
+
+def show_steps(steps: Steps, console: Console) -> None:
+    """Print the line for the steps."""
     (client_early, client_late), (server_early, server_late) = steps.client_bytes, steps.server_bytes
     console.print(
         f"{steps.steps} steps of put, localize, clear in {steps.seconds:.0f} s; resident MiB, second and last fifth:"
@@ -279,18 +284,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", help="KiB, with commas")
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--only", choices=("reading", "steps"))
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     asked = parser.parse_args(arguments)
     sizes = (
         [int(size) * KIB for size in asked.sizes.split(",")] if asked.sizes else SIZES[1:2] if asked.quick else SIZES
     )
     repeats = asked.repeats or (3 if asked.quick else 5)
-    rows = [row for size in sizes for row in anyio.run(measure, size, repeats)]
-    steps = anyio.run(measure_steps, asked.steps or (500 if asked.quick else 10_000))
+    rows: list[Row] = []
+    steps = None
+    if asked.only != "steps":
+        rows = [row for size in sizes for row in anyio.run(measure, size, repeats)]
+    if asked.only != "reading":
+        steps = anyio.run(measure_steps, asked.steps or (500 if asked.quick else 10_000))
     if asked.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "steps": asdict(steps)}))
-    else:
-        show(rows, steps, Console())
+        print(json.dumps({"rows": [asdict(row) for row in rows], "steps": steps and asdict(steps)}))
+        return
+    if rows:
+        show(rows, Console())
+    if steps is not None:
+        show_steps(steps, Console())
 
 
 if __name__ == "__main__":

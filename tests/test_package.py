@@ -158,6 +158,8 @@ anyio.run(read)
         ("af.testing.write_dataset('/nowhere/at/all')", "testing"),
         ("af.testing.RangeServer({}).__enter__()", "testing"),
         ("from asyncfetch.observe import Collector; Collector(lambda: None)", "metrics"),
+        ("from asyncfetch.tensors.remote import import_torch; import_torch()", "tensors"),
+        ("with af.tensors.TensorClient() as client: client.remotize(1, 'http://localhost')", "tensors"),
     ],
 )
 def test_a_missing_extra_is_named(use: str, extra: str) -> None:
