@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT / "asyncfetch")], prefix="asyncfetch."))
 EXTRAS = (
     *("torch", "torchcodec", "pyarrow", "av", "trustme", "rich", "typer", "fsspec", "aiobotocore"),
-    "prometheus_client",
+    *("prometheus_client", "ray"),
 )
-HEAVY = (*EXTRAS, "botocore", "ray")
+HEAVY = (*EXTRAS, "botocore")
 
 BLOCKER = """
 import sys
@@ -159,6 +159,7 @@ anyio.run(read)
         ("af.testing.RangeServer({}).__enter__()", "testing"),
         ("from asyncfetch.observe import Collector; Collector(lambda: None)", "metrics"),
         ("from asyncfetch.tensors.remote import import_torch; import_torch()", "tensors"),
+        ("from asyncfetch.tensors.ray_store import RayStore; RayStore()", "ray"),
         ("with af.tensors.TensorClient() as client: client.remotize(1, 'http://localhost')", "tensors"),
     ],
 )

@@ -28,13 +28,21 @@ class Shard:
 
     Args:
         array: These, in this machine's byte order.
+        dtype: What its server says that they are.
+        shape: As above.
     """
 
-    __slots__ = ("_tensor", "array")
+    __slots__ = ("_tensor", "array", "dtype", "shape")
 
-    def __init__(self, array: NDArray[np.uint8]) -> None:
+    def __init__(self, array: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> None:
         self.array = array
+        self.dtype = dtype
+        self.shape = shape
         self._tensor: torch.Tensor | None = None
+
+    def is_of(self, remote: RemoteTensor) -> bool:
+        """Whether it is what the remote tensor says."""
+        return (self.dtype, self.shape) == (remote.dtype_name, remote.shape)
 
     def shared_tensor(self, remote: RemoteTensor) -> torch.Tensor:
         """A tensor on these very bytes, which all who ask share."""

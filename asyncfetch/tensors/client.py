@@ -14,6 +14,7 @@ import anyio.to_thread
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.runtime import LoopThread
+from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.runtime.kept_open import KeptOpen
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.tensors.ahead import MAX_BYTES as AHEAD_BYTES
@@ -113,6 +114,7 @@ class TensorClient:
         if backend not in get_args(Backend):
             raise ConfigError(f"backend must be 'auto', 'http' or 'ray', not {backend!r}")
         config = _engine_config(fetch or FetchConfig(), token)
+        self._guard = ForkGuard("this TensorClient")
         self._backend = backend
         self._buffer = FetchBuffer(max_bytes)
         self._make = partial(
@@ -219,6 +221,7 @@ class TensorClient:
 
     def clear_all(self) -> int:
         """Drop every shard of every server here, and none there; how many there were. At once, from any thread."""
+        self._opened()
         return self._buffer.clear()
 
     @staticmethod
@@ -261,6 +264,7 @@ class TensorClient:
             self._closing = stack.pop_all()
 
     def _opened(self) -> tuple[LoopThread, Session]:
+        self._guard.check()  # before anything that locks: the lock may have been held when the process forked
         if self._thread is None or self._session is None:
             raise ClosedError("this TensorClient isn't open: use it within its with block")
         return self._thread, self._session

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import Fetcher
     from asyncfetch.tensors.remote import RemoteTensor
 
-__all__ = ["HttpStore", "open_payload"]
+__all__ = ["HttpStore", "mismatch", "open_payload"]
 
 EXPECT_FROM_BYTES = 1024 * 1024
 """An upload of this size asks whether it is wanted before it is sent. The question takes one round trip."""
@@ -114,7 +114,7 @@ class HttpStore:
         except NotFound:
             return {}
         except RangeNotSatisfiable as error:
-            raise _mismatch(remote, f"{error.size} bytes") from error
+            raise mismatch(remote, f"{error.size} bytes") from error
         return {remote.shard_id: await off_loop(len(frame), partial(_open_frame, remote, frame))}
 
     async def _fetch_several(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
@@ -179,13 +179,14 @@ def _open_batch(batch: Sequence[RemoteTensor], body: memoryview) -> dict[str, Sh
 def open_payload(remote: RemoteTensor, header: Header, payload: memoryview, *, copy: bool) -> Shard:
     """The shard that came for ``remote``, on the payload's memory or on its own; TensorError where it is no such."""
     if (header.shard_id, header.dtype, header.shape) != (remote.shard_id, remote.dtype_name, remote.shape):
-        raise _mismatch(remote, f"shard {header.shard_id} of shape {header.shape} and dtype {header.dtype}")
+        raise mismatch(remote, f"shard {header.shard_id} of shape {header.shape} and dtype {header.dtype}")
     check_payload(header, payload)
     array = np.frombuffer(payload, np.uint8)
-    return Shard(to_native(header, array.copy() if copy else array))
+    return Shard(to_native(header, array.copy() if copy else array), header.dtype, header.shape)
 
 
-def _mismatch(remote: RemoteTensor, came: str) -> TensorError:
+def mismatch(remote: RemoteTensor, came: str) -> TensorError:
+    """The error for a shard that isn't what its remote tensor says."""
     return TensorError(
         f"asked {remote.server} for shard {remote.shard_id} of shape {remote.shape} and dtype {remote.dtype_name},"
         f" which is {remote.frame_bytes} bytes; it has {came}",

@@ -179,7 +179,9 @@ class TensorServer:
         except OSError as error:
             raise ConfigError(f"TensorServer can't listen on {self._host} port {self._port}: {error}") from error
         port = self._listener.sockets[0].getsockname()[1]
-        public = self._public_host or (_outgoing_address(family) if is_wildcard(self._host) else self._host)
+        public = self._public_host or self._host
+        if is_wildcard(public):
+            public = await anyio.to_thread.run_sync(_outgoing_address, family)
         self._url = server_url(public, port, tls=self._tls is not None)
 
     async def _close(self) -> None:

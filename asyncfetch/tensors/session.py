@@ -19,7 +19,7 @@ from asyncfetch.fetch.batch import for_each
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.tensors.buffer import Shard
 from asyncfetch.tensors.flights import Flights
-from asyncfetch.tensors.http_store import HttpStore
+from asyncfetch.tensors.http_store import HttpStore, mismatch
 from asyncfetch.tensors.off_loop import off_loop
 from asyncfetch.tensors.ray_store import RAY, RayStore
 from asyncfetch.tensors.remote import RemoteTensor, bytes_of, import_torch, tensor_on
@@ -129,7 +129,8 @@ class Session:
 
     async def localize(self, obj: Any) -> Any:  # noqa: ANN401
         """``obj`` with its remote tensors fetched; one that is there several times is one tensor."""
-        wanted = {remote.shard_id: remote for remote in remotes_in(obj)}
+        remotes = remotes_in(obj)
+        wanted = {remote.shard_id: remote for remote in remotes}
         own = {shard_id: remote for shard_id, remote in wanted.items() if self._is_own(remote.server)}
         shards = self._read_own(own) | await self._bring([
             remote for shard_id, remote in wanted.items() if shard_id not in own
@@ -137,6 +138,9 @@ class Session:
         absent = [remote for shard_id, remote in wanted.items() if shard_id not in shards]
         if absent:
             raise _not_found(absent, len(wanted))
+        for remote in remotes:  # all of them: two may name one shard, and only one of them be right
+            if not (shard := shards[remote.shard_id]).is_of(remote):
+                raise mismatch(remote, f"shape {shard.shape} and dtype {shard.dtype}")
         copied_bytes = sum(wanted[shard_id].nbytes for shard_id in (wanted if self._copies else own))
         deliver = partial(self._deliver, wanted, shards, own)
         tensors = await off_loop(copied_bytes, deliver)
@@ -205,7 +209,9 @@ class Session:
         """Those of this process's server that are there, on its memory."""
         stored = {shard_id: self._storage.get(shard_id) for shard_id in remotes}
         return {
-            shard_id: Shard(np.frombuffer(one.payload, np.uint8)) for shard_id, one in stored.items() if one is not None
+            shard_id: Shard(np.frombuffer(one.payload, np.uint8), one.header.dtype, one.header.shape)
+            for shard_id, one in stored.items()
+            if one is not None
         }
 
     def _deliver(

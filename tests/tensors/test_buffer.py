@@ -36,7 +36,7 @@ class BufferMachine(RuleBasedStateMachine):
         if not self.open:
             return
         ticket, nbytes, version = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
-        shard = Shard(np.full(nbytes, version % 256, np.uint8))
+        shard = Shard(np.full(nbytes, version % 256, np.uint8), "uint8", (nbytes,))
         was_void = ticket.void
         self.buffer.land(ticket, shard)
         if not was_void:

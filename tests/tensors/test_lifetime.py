@@ -121,15 +121,20 @@ async def test_an_error_isnt_kept(scripted: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("change", [{"shape": (4,)}, {"shape": (2,)}, {"shape": (3, 1)}, {"dtype_name": "int32"}])
 @pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("own", [False, True])
 async def test_what_isnt_as_it_was_said_to_be_is_an_error(
-    server: TensorServer, change: dict[str, object], together: bool
+    server: TensorServer, change: dict[str, object], together: bool, kept: bool, own: bool
 ) -> None:
-    async with http_client() as client:
+    async with http_client(own=server if own else None) as client:
         remotes: list[RemoteTensor] = await client.remotize([torch.ones(3), torch.ones(5)], server.url)
+        if kept:
+            await client.localize(remotes)
         fields = {name: getattr(remotes[0], name) for name in ("server", "shard_id", "shape", "dtype_name")}
         wrong = RemoteTensor(**(fields | change))
         with pytest.raises(TensorError):
-            await client.localize([wrong, remotes[1]] if together else wrong)
+            await client.localize([wrong, *remotes] if together else wrong)
+        assert torch.equal((await client.localize(remotes))[0], torch.ones(3))
 
 
 def test_a_forked_child_is_told_and_the_parent_goes_on(server: TensorServer) -> None:
@@ -137,12 +142,13 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(server: TensorServer) -> 
         remote = client.remotize(torch.ones(3), server.url)
         child = os.fork()
         if child == 0:
-            try:
-                client.localize(remote)
-            except WrongLoop:
-                os._exit(0)
-            finally:
-                os._exit(1)
+            told = 0
+            for call in (lambda: client.localize(remote), client.clear_all, client.statistics):
+                try:
+                    call()
+                except WrongLoop:
+                    told += 1
+            os._exit(0 if told == 3 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert torch.equal(client.localize(remote), torch.ones(3))
 

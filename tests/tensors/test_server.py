@@ -260,12 +260,12 @@ async def test_a_server_for_all_addresses_says_one_that_can_be_reached() -> None
         assert server.url.startswith("http://node-7:")
 
 
-async def test_it_can_be_entered_once_and_is_gone_afterwards() -> None:
+def test_it_can_be_entered_once_and_is_gone_afterwards() -> None:
     server = TensorServer(max_bytes=1000)
     with pytest.raises(ClosedError):
         _ = server.url
-    async with server:
-        pass
+    with server:
+        assert server.statistics().shards == 0
     with pytest.raises(ClosedError):
         server.statistics()
     with pytest.raises(ClosedError):
