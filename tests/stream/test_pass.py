@@ -283,8 +283,15 @@ def test_two_streams_in_two_threads(truth: DatasetTruth) -> None:
 
 @pytest.mark.parametrize("end", ["closed", "collected", "failed"])
 def test_the_loop_thread_ends_with_the_stream(truth: DatasetTruth, end: str) -> None:
+    def fail(sample: dict[str, Any]) -> dict[str, Any]:
+        if index(sample) == 3:
+            # A new one each time: one that the transform kept would keep its traceback, and that the stream, for as
+            # long as a decode thread still runs the transform.
+            raise ValueError("mine")
+        return sample
+
     others = set(threading.enumerate())
-    stream = stream_of(truth, transform=raise_at(3, ValueError("mine")) if end == "failed" else None)
+    stream = stream_of(truth, transform=fail if end == "failed" else None)
     with pytest.raises(ValueError, match="mine") if end == "failed" else nullcontext():
         for sample in stream:
             if index(sample) == 4:
