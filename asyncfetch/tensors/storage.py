@@ -14,7 +14,7 @@ from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.tensors.wire import Header, check_payload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection
 
     import numpy as np
     from numpy.typing import NDArray
@@ -81,6 +81,8 @@ class Upload:
     def __init__(self, storage: ShardStorage, shard_id: str, nbytes: int) -> None:
         self.shard_id = shard_id
         self.shared = False
+        self.void = False
+        """Whether the shard was deleted since: who did that may never have heard that it was stored."""
         self._storage = storage
         self.nbytes = nbytes
         self._open = True
@@ -104,11 +106,11 @@ class Upload:
         """Check the bytes and keep them; False where the very same shard is there already.
 
         Raises:
-            TensorError: The bytes aren't the header's, or another tensor has this id.
+            TensorError: The bytes aren't the header's, another tensor has this id, or it was deleted meanwhile.
         """
         assert self._memory is not None
         check_payload(header, self._memory[header.header_bytes :])
-        kept = self._storage._keep(Stored(header, self._memory.data.toreadonly()), shared=self.shared)
+        kept = self._storage._keep(self, Stored(header, self._memory.data.toreadonly()))
         self._open = not kept
         if kept and self.shared:
             self._storage._publish(self.shard_id)
@@ -141,6 +143,7 @@ class ShardStorage:
         self._pool = MemoryPool(min(MAX_IDLE_BYTES, max_bytes))
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the one that expires first comes first
+        self._uploads: set[Upload] = set()
         self._bytes = self._reserved_bytes = 0
         self._stored = self._read = self._deleted = self._expired = self._refused = 0
 
@@ -152,7 +155,9 @@ class ShardStorage:
                 held = self._bytes + self._reserved_bytes
                 raise TensorError(f"max_bytes={self.max_bytes} are full: {held} held, {nbytes} asked")
             self._reserved_bytes += nbytes
-        return Upload(self, shard_id, nbytes)
+            upload = Upload(self, shard_id, nbytes)
+            self._uploads.add(upload)
+            return upload
 
     def get(self, shard_id: str) -> Stored | None:
         """The shard, if it is there; its time begins afresh."""
@@ -165,9 +170,12 @@ class ShardStorage:
             self._renew(shard_id, entry, now)
             return entry.stored
 
-    def delete(self, shard_ids: Iterable[str]) -> int:
-        """Forget these, and return how many of them were there."""
+    def delete(self, shard_ids: Collection[str]) -> int:
+        """Forget these, and return how many of them were there. Those that are just coming won't be kept."""
         with self._lock:
+            coming = set(shard_ids)
+            for upload in self._uploads:
+                upload.void = upload.void or upload.shard_id in coming
             gone = [shard_id for shard_id in dict.fromkeys(shard_ids) if shard_id in self._entries]
             self._deleted += len(gone)
             files = self._forget(gone)
@@ -222,18 +230,21 @@ class ShardStorage:
                 return array
         return self._pool.take(upload.nbytes)
 
-    def _keep(self, stored: Stored, *, shared: bool) -> bool:
+    def _keep(self, upload: Upload, stored: Stored) -> bool:
         """Make the reserved room an entry, unless the shard is there."""
         header, now = stored.header, self._now()
         with self._lock:
+            if upload.void:
+                raise TensorError(f"{header.shard_id} was deleted while it came", shard_ids=[header.shard_id])
             there = self._entries.get(header.shard_id)
             if there is not None:
                 if there.stored.header != header:
                     raise TensorError(f"another tensor is stored as {header.shard_id}", shard_ids=[header.shard_id])
                 self._renew(header.shard_id, there, now)
                 return False
-            entry = self._entries[header.shard_id] = _Entry(stored, shared, 0.0)
+            entry = self._entries[header.shard_id] = _Entry(stored, upload.shared, 0.0)
             self._renew(header.shard_id, entry, now)
+            self._uploads.discard(upload)
             self._reserved_bytes -= len(stored.frame)
             self._bytes += len(stored.frame)
             self._stored += 1
@@ -247,6 +258,7 @@ class ShardStorage:
 
     def _give_back(self, upload: Upload) -> None:
         with self._lock:
+            self._uploads.discard(upload)
             self._reserved_bytes -= upload.nbytes
         if upload.shared and self._shared_directory is not None:
             self._shared_directory.discard_unpublished(upload.shard_id)

@@ -171,6 +171,20 @@ async def test_an_upload_whose_sender_vanishes_gives_its_room_back(server: Tenso
     assert server.statistics().shards == 0
 
 
+async def test_what_is_deleted_while_it_comes_isnt_kept(server: TensorServer, session: aiohttp.ClientSession) -> None:
+    body = frame(100_000)
+    head = f"PUT /shards/{SHARD} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    host, port = server.url.removeprefix("http://").split(":")
+    async with await anyio.connect_tcp(host, int(port)) as stream:
+        await stream.send(head.encode() + body[:5000])
+        await wait_for(server, reserved_bytes=len(body))
+        async with session.delete(f"/shards/{SHARD}") as answer:
+            assert await answer.json() == {"deleted": 0}
+        await stream.send(body[5000:])
+        assert (await stream.receive()).startswith(b"HTTP/1.1 409 ")
+    assert (server.statistics().shards, server.statistics().reserved_bytes) == (0, 0)
+
+
 async def wait_for(server: TensorServer, *, reserved_bytes: int) -> None:
     with anyio.fail_after(3):
         while server.statistics().reserved_bytes != reserved_bytes:  # noqa: ASYNC110 - another thread's doing
