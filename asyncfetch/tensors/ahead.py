@@ -26,8 +26,8 @@ class Ahead:
     """One pass over items, made by ``TensorClient.ahead``: enter it, then iterate it or ask for single items.
 
     Iterating gives the items in order. ``get`` gives any item; those in order are fetched ahead, others on the spot. An
-    item that was consumed is wanted no more: one that wasn't fetched yet is left out, one that is on its way is thrown
-    away when it comes. So a consumer that is faster, or jumps, never leaves anything behind that would fill the room.
+    item that was consumed is wanted no more, and left out where it wasn't fetched yet; one that is on its way is waited
+    for. So a consumer that is faster, or jumps, never leaves anything behind that would fill the room.
 
     A failure is raised where the item is consumed, after the engine's own repeats, and at none of its neighbours.
     Leaving cancels and awaits what is under way: nothing of one pass reaches the next. For one task at a time.
@@ -60,6 +60,7 @@ class Ahead:
         self._wanted = OrderedDict.fromkeys(self._order)  # what was consumed is taken out
         self._unasked = iter(self._order)
         self._ready: dict[int, Any] = {}
+        self._fetching: set[int] = set()  # on the spot
         self._coming: dict[int, anyio.Event] = {}
         self._held_bytes: dict[int, int] = {}
         self._freed = anyio.Event()
@@ -84,15 +85,33 @@ class Ahead:
         return await self.get(index)
 
     async def get(self, index: int) -> Any:  # noqa: ANN401
-        """The item with its tensors, which counts as consumed from now on; asked for again, it is fetched again."""
+        """The item with its tensors. It counts as consumed from then on, also where that failed; not where cancelled.
+
+        Asked for again, it is fetched again.
+        """
         coming = self._coming.get(index)
-        if coming is not None and index in self._wanted:
+        if coming is not None:
             await coming.wait()
+        if index in self._ready:
+            self._consumed(index)
+            return self._ready.pop(index)
+        self._fetching.add(index)
+        try:
+            item = await self._localize(self._items[index])
+        except AsyncFetchError:
+            self._consumed(index)
+            raise
+        finally:
+            self._fetching.discard(index)
+        self._consumed(index)
+        return item
+
+    def _consumed(self, index: int) -> None:
         self._wanted.pop(index, None)
         self._free(index)
-        if index in self._ready:
-            return self._ready.pop(index)
-        return await self._localize(self._items[index])
+
+    def _is_to_come(self, index: int) -> bool:
+        return index in self._wanted and index not in self._fetching
 
     async def _fetch_ahead(self) -> None:
         while chunk := self._next_chunk():
@@ -100,15 +119,16 @@ class Ahead:
             while self._held_bytes and sum(self._held_bytes.values()) + sum(sizes.values()) > self._max_bytes:
                 self._freed = anyio.Event()
                 await self._freed.wait()
-            chunk = [index for index in chunk if index in self._wanted]
+            chunk = [index for index in chunk if self._is_to_come(index)]
             self._held_bytes |= {index: sizes[index] for index in chunk}
-            await self._fetch(chunk)
+            if chunk:
+                await self._fetch(chunk)
 
     def _next_chunk(self) -> list[int]:
         """The next items that are still wanted."""
         chunk: list[int] = []
         for index in self._unasked:
-            if index in self._wanted:
+            if self._is_to_come(index):
                 chunk.append(index)
                 if len(chunk) == self._chunk_items:
                     break
@@ -125,7 +145,7 @@ class Ahead:
             for index in chunk:
                 self._free(index)
         else:
-            self._ready |= {index: item for index, item in zip(chunk, items, strict=True) if index in self._wanted}
+            self._ready |= dict(zip(chunk, items, strict=True))
         finally:
             self._coming = {}
             landed.set()

@@ -364,6 +364,20 @@ async def test_r9_what_was_consumed_out_of_order_leaves_room(server: TensorServe
     assert rest == sorted(rest)
 
 
+async def test_r9_a_cancelled_wait_loses_no_item(scripted: ScriptedServer) -> None:
+    async def stall(request: web.Request) -> None:
+        await asyncio.Event().wait()
+
+    async with http_client() as client:
+        items = await client.remotize([torch.tensor([number]) for number in range(5)], scripted.url)
+        scripted.will(400)  # for the chunk
+        scripted.script.append(stall)  # for the first item, alone
+        async with client.ahead(items) as reader:
+            with anyio.move_on_after(0.2):
+                await anext(reader)
+            assert [int(item) async for item in reader] == list(range(5))
+
+
 # R10: a failed chunk was retried for ever, and results of an old epoch reached the next.
 
 
