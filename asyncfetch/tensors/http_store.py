@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 import numpy as np
 
-from asyncfetch.errors import FetchError, InvalidResponse, NotFound, RangeNotSatisfiable, TensorError
+from asyncfetch.errors import FetchError, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable, TensorError
 from asyncfetch.fetch.addresses import Found, FoundOnce
 from asyncfetch.tensors.buffer import Shard
 from asyncfetch.tensors.handlers import PIECE_BYTES
@@ -120,7 +120,10 @@ class HttpStore:
     async def _fetch_several(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
         url = shards_url(batch[0].server, [remote.shard_id for remote in batch])
         expected = sum(remote.frame_bytes for remote in batch)
-        info, body = await self._fetcher.fetch_head(url, expected)
+        try:
+            info, body = await self._fetcher.fetch_head(url, expected)
+        except ObjectChanged:  # its size is another one since a shard of it was cleared; the engine has forgotten that
+            info, body = await self._fetcher.fetch_head(url, expected)
         if info.size > expected:
             raise TensorError(
                 f"{len(batch)} shards of {expected} bytes were asked for, {info.size} bytes are the reply"

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 http_client = Backend("http", "").client
 
 
-def replies(body: bytes) -> web.Response:
-    headers = {"Content-Range": f"bytes 0-{len(body) - 1}/{len(body)}"}
-    return web.Response(status=206, body=body, headers=headers)
+def replies(request: web.Request, body: bytes) -> web.Response:
+    """The asked range of what is said to be there."""
+    part = body[request.http_range]
+    headers = {"Content-Range": f"bytes 0-{len(part) - 1}/{len(body)}"}
+    return web.Response(status=206, body=part, headers=headers)
 
 
 def frames(scripted: ScriptedServer, *shard_ids: str) -> bytes:
@@ -47,7 +49,7 @@ async def test_a_reply_of_too_few_too_many_or_other_shards_is_an_error(
         remotes = await client.remotize([torch.full((4,), number) for number in range(3)], scripted.url)
 
         async def lie(request: web.Request) -> web.Response:
-            return replies(frames(scripted, *(remotes[number].shard_id for number in chosen)))
+            return replies(request, frames(scripted, *(remotes[number].shard_id for number in chosen)))
 
         scripted.script.append(lie)
         with pytest.raises(TensorError, match=said):
@@ -65,7 +67,7 @@ async def test_no_reply_crashes_the_client_or_passes_for_the_tensor(scripted: Sc
         body = b""
 
         async def lie(request: web.Request) -> web.Response:
-            return replies(body)
+            return replies(request, body)
 
         for _ in range(150):
             changed = bytearray(honest)

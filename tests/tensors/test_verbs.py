@@ -128,6 +128,15 @@ async def test_missing_ids_are_named_in_one_error_and_the_others_are_kept(
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), KeyError)
 
 
+async def test_the_same_shards_again_after_one_was_cleared(backend: Backend, client: TensorClient) -> None:
+    remotes = await store(client, backend, *(torch.full((10,), number) for number in range(5)))
+    await client.localize(remotes)
+    await client.clear(backend.server, [remotes[1].shard_id])
+    client.clear_all()
+    with pytest.raises(ShardNotFound, match=remotes[1].shard_id):
+        await client.localize(remotes)
+
+
 async def test_clear_counts_both_sides(backend: Backend, client: TensorClient) -> None:
     remotes = await store(client, backend, torch.ones(3), torch.ones(4))
     await client.localize(remotes[0])
