@@ -373,6 +373,7 @@ async def test_r9_a_cancelled_wait_loses_no_item(scripted: ScriptedServer) -> No
         scripted.will(400)  # for the chunk
         scripted.script.append(stall)  # for the first item, alone
         async with client.ahead(items) as reader:
+            await anyio.wait_all_tasks_blocked()  # the chunk was asked for
             with anyio.move_on_after(0.2):
                 await anext(reader)
             assert [int(item) async for item in reader] == list(range(5))
