@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ray_client, http_client = Backend("ray", RAY).client, Backend("http", "").client
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(60)]  # a worker of Ray's imports torch
 
 
 async def in_worker(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
@@ -29,7 +29,7 @@ async def in_worker(function: Callable[..., Any], *arguments: Any) -> Any:  # no
     import ray
 
     def call() -> Any:  # noqa: ANN401
-        return ray.get(ray.remote(max_calls=1)(function).remote(*arguments), timeout=18)
+        return ray.get(ray.remote(max_calls=1)(function).remote(*arguments), timeout=50)
 
     return await anyio.to_thread.run_sync(call)
 
@@ -55,9 +55,10 @@ async def test_what_a_process_stored_is_lost_with_it() -> None:
 
     remote, pid = await in_worker(work)
     os.kill(pid, signal.SIGKILL)
-    async with ray_client() as client:
-        with anyio.fail_after(15), pytest.raises(ShardNotFound, match=remote.shard_id):
-            await client.localize(remote)
+    async with ray_client(max_bytes=0) as client:
+        with anyio.fail_after(30), pytest.raises(ShardNotFound, match=remote.shard_id):
+            while True:  # until Ray has noticed
+                await client.localize(remote)
 
 
 async def test_a_clear_frees_the_object_stores_memory() -> None:
