@@ -56,9 +56,13 @@ async def test_what_a_process_stored_is_lost_with_it() -> None:
     remote, pid = await in_worker(work)
     os.kill(pid, signal.SIGKILL)
     async with ray_client(max_bytes=0) as client:
-        with anyio.fail_after(30), pytest.raises(ShardNotFound, match=remote.shard_id):
-            while True:  # until Ray has noticed
+
+        async def localize_until_ray_has_noticed() -> None:
+            while True:
                 await client.localize(remote)
+
+        with anyio.fail_after(30), pytest.raises(ShardNotFound, match=remote.shard_id):
+            await localize_until_ray_has_noticed()
 
 
 async def test_a_clear_frees_the_object_stores_memory() -> None:
