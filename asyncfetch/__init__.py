@@ -10,6 +10,7 @@
     lerobot         LeRobot v3 datasets: open_dataset
     stream          the order of an epoch, look-ahead: Stream
     torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
+    tensors         tensors that many processes read and few hold: TensorServer, TensorClient
     cli             the command asyncfetch
     testing         a range server with faults on demand, datasets whose frames carry their identity
 
@@ -22,7 +23,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from asyncfetch import testing, torch
+    from asyncfetch import tensors, testing, torch
     from asyncfetch.cache import (
         ByteCache,
         CachePool,
@@ -124,7 +125,7 @@ _HOMES = {
     "ranges": ["ByteRange", "ObjectInfo"],
     "stream": ["SamplePass", "Stream"],
 }
-_ROOMS = ("testing", "torch")
+_ROOMS = ("tensors", "testing", "torch")
 _HOME = {name: room for room, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -183,6 +184,7 @@ __all__ = [
     "WrongLoop",
     "frames",
     "open_dataset",
+    "tensors",
     "testing",
     "torch",
 ]

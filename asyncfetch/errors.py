@@ -32,7 +32,10 @@ from __future__ import annotations
 
 import re
 from copy import copy
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "AccessDenied",
@@ -225,11 +228,21 @@ class MergeError(AsyncFetchError):
 
 
 class TensorError(AsyncFetchError):
-    """A remote tensor could not be stored or read."""
+    """A remote tensor could not be stored or read.
+
+    Attributes:
+        shard_ids: The shards that it is about; empty where it is about none.
+    """
+
+    shard_ids: tuple[str, ...]
+
+    def __init__(self, message: str, *, shard_ids: Iterable[str] = ()) -> None:
+        self.shard_ids = tuple(shard_ids)
+        super().__init__(message)
 
 
 class ShardNotFound(TensorError, KeyError):
-    """The server holds no such shard."""
+    """Servers hold no such shards: they were cleared, or their time was over."""
 
 
 class MissingDependency(AsyncFetchError, ImportError):

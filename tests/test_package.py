@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT / "asyncfetch")], prefix="asyncfetch."))
 EXTRAS = (
     *("torch", "torchcodec", "pyarrow", "av", "trustme", "rich", "typer", "fsspec", "aiobotocore"),
-    *("prometheus_client", "xxhash"),
+    *("prometheus_client", "ray", "xxhash"),
 )
-HEAVY = (*EXTRAS, "botocore", "ray")
+HEAVY = (*EXTRAS, "botocore")
 
 BLOCKER = """
 import sys
@@ -92,12 +92,17 @@ def test_all_names_what_is_there(module: str) -> None:
 # What importing it costs.
 
 
-def test_each_module_imports_alone() -> None:
+SHARES = 4
+"""Of the modules, so that each test has time enough on a busy machine: a module takes 0.1 s."""
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_each_module_imports_alone(share: int) -> None:
     """In a fork of one process each, which has what all of them share, and nothing of asyncfetch."""
     program = f"""
 import os, sys, traceback
 import aiohttp, aiohttp.web, anyio, anyio.from_thread, numpy, torch.utils.data
-for module in {MODULES!r}:
+for module in {MODULES[share::SHARES]!r}:
     child = os.fork()
     if child == 0:
         try:
@@ -160,6 +165,9 @@ anyio.run(read)
         ("from asyncfetch.observe import Collector; Collector(lambda: None)", "metrics"),
         ("from asyncfetch.cache.disk import DiskStore; DiskStore(af.DiskTier('nowhere', 1))", "disk"),
         ("import asyncfetch.cli.app", "cli"),
+        ("from asyncfetch.tensors.remote import import_torch; import_torch()", "tensors"),
+        ("from asyncfetch.tensors.ray_store import RayStore; RayStore()", "ray"),
+        ("with af.tensors.TensorClient() as client: client.remotize(1, 'http://localhost')", "tensors"),
     ],
 )
 def test_a_missing_extra_is_named(use: str, extra: str) -> None:

@@ -32,7 +32,7 @@ from asyncfetch.fetch.parts import MIN_TELLING_BYTES, PartSizes
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import Clock
 from asyncfetch.fetch.transports.file import FileTransport
-from asyncfetch.fetch.transports.http import HttpTransport
+from asyncfetch.fetch.transports.http import WEB_URLS, HttpTransport
 from asyncfetch.fetch.transports.hub import HubTransport
 from asyncfetch.fetch.transports.other import OtherTransport
 from asyncfetch.fetch.transports.s3 import S3Transport
@@ -41,10 +41,11 @@ from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
     from asyncfetch.fetch.hosts import FetchStatistics
     from asyncfetch.fetch.reader import WritableBuffer
+    from asyncfetch.fetch.transports.http import Body, Reply
     from asyncfetch.ranges import Request
 
 __all__ = ["Fetcher"]
@@ -238,6 +239,32 @@ class Fetcher:
         """
         self._check()
         return await self._call(url, self._transport(url).listdir(url))
+
+    async def ask(
+        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: Body | None = None
+    ) -> Reply:
+        """A web server's answer to what isn't a question for an object's bytes, read whole; for the rooms above.
+
+        Sent again as the retry policy says, so it must be a request that may arrive twice.
+
+        Args:
+            method: Of HTTP.
+            url: Of http or https.
+            headers: Beside the engine's own; ``Content-Length`` where there is a body.
+            body: Gives the pieces of what is sent along, afresh for each attempt.
+
+        Raises:
+            FetchError: No answer, or one of 400 or above.
+        """
+        if self._transport(url) is not self._http:
+            raise ConfigError(f"{method} is for urls of http and https, not {redact_url(url)!r}")
+
+        async def attempt() -> Reply:
+            address = await WEB_URLS.resolve(url)
+            address = replace(address, headers={**address.headers, **(headers or {})})
+            return await self._http.ask(method, address, WEB_URLS, body=body)
+
+        return await self._call(url, self._http.persist(url, attempt))
 
     @property
     def _workers(self) -> int:

@@ -148,6 +148,10 @@ class Exchange:
         if self._transport is not None:
             abort(self._transport)
 
+    def moved(self) -> None:
+        """Something went out or came in: what is waited for is waited for from now on."""
+        self._since = self._loop.time()
+
     def died_idle(self, error: Exception) -> bool:
         """Whether ``error``, in place of an answer, only says that the pooled connection was closed meanwhile."""
         return self.reused and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)

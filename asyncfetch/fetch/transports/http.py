@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -27,7 +28,7 @@ from asyncfetch.fetch.transports.hedging import Overtaken, race_where_useful
 from asyncfetch.fetch.transports.lines import Lines
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 
     import aiohttp
     from yarl import URL
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.transports.hedging import Race
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["HttpTransport", "Reply"]
+__all__ = ["Body", "HttpTransport", "Reply"]
 
 
 MAX_REPLY_BYTES = 16 * 1024 * 1024
@@ -50,6 +51,9 @@ MAX_ADDRESSES_PER_ATTEMPT = 3
 WEB_URLS = WebUrls()
 
 T = TypeVar("T")
+
+Body = Callable[[], "Iterable[bytes | memoryview]"]
+"""Gives the pieces of a request's body, from the first one again for each time that it is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,22 @@ class _Visit:
         if etag is not None:
             headers["If-Match"] = etag
         return headers
+
+
+@dataclass(frozen=True, slots=True)
+class _Question(Generic[T]):
+    """One request, and what is made of its answer."""
+
+    url: URL
+    headers: Mapping[str, str]
+    take: Callable[[Turn, Exchange, aiohttp.ClientResponse], Awaitable[T]]
+    method: str = "GET"
+    body: Body | None = None
+    answer_bytes: int = 0
+    """Expected length of the answer's body; 0 where that isn't known."""
+    fits: Callable[[aiohttp.ClientResponse], bool] | None = None
+    """Says of an answer, by its head, whether it can be taken: then a second request may be made when one is late. None
+    where there is to be none."""
 
 
 class HttpTransport:
@@ -176,25 +196,32 @@ class HttpTransport:
         for hop in range(self._config.max_redirects + 1):
             host = self._host(url)
             host.counts.retries += is_retry and hop == 0
-            take, fits = partial(self._take_bytes, visit, url), partial(self._fits, visit, url)
-            target = await self._hop(
-                host,
+            question = _Question(
                 url,
                 visit.headers(host),
-                take,
-                body_bytes=visit.download.expected_bytes,
-                needs_new_connection=needs_new_connection,
-                fits=fits,
+                partial(self._take_bytes, visit, url),
+                answer_bytes=visit.download.expected_bytes,
+                fits=partial(self._fits, visit, url),
             )
+            target = await self._hop(host, question, needs_new_connection=needs_new_connection)
             if target is None:
                 return
             url = target
         raise self._too_many_redirects(url)
 
-    async def ask(self, method: str, address: Address, book: AddressBook, *, max_bytes: int = MAX_REPLY_BYTES) -> Reply:
+    async def ask(
+        self,
+        method: str,
+        address: Address,
+        book: AddressBook,
+        *,
+        max_bytes: int = MAX_REPLY_BYTES,
+        body: Body | None = None,
+    ) -> Reply:
         """One question that isn't for an object's bytes: a listing, where an object is. Not repeated; see ``persist``.
 
-        Redirects are followed within the address's origin; one that leads elsewhere is the answer.
+        Redirects are followed within the address's origin; one that leads elsewhere is the answer. A ``body`` is sent
+        to each; its length stands in the address's headers.
 
         Raises:
             AttemptFailed: No answer, one of 400 or above, or one of more than ``max_bytes``.
@@ -203,8 +230,9 @@ class HttpTransport:
         for _ in range(self._config.max_redirects + 1):
             host = self._host(url)
             take = partial(self._take_reply, url, book, max_bytes)
-            # Small, as text is, and paid for as it comes.
-            reply = await self._hop(host, url, _own_headers(host, address), take, method=method, body_bytes=1)
+            # The answer is small, as text is, and paid for as it comes.
+            question = _Question(url, _own_headers(host, address), take, method=method, body=body, answer_bytes=1)
+            reply = await self._hop(host, question)
             if reply.target is None or origin_of(reply.target) != origin_of(url):
                 return reply
             url = reply.target
@@ -225,51 +253,37 @@ class HttpTransport:
                     raise final.error(url=url, start=None, stop=None, attempts=attempts) from failure.__cause__
             await self._clock.sleep(delay)
 
-    async def _hop(
-        self,
-        host: Host,
-        url: URL,
-        headers: dict[str, str],
-        take: Callable[[Turn, Exchange, aiohttp.ClientResponse], Awaitable[T]],
-        *,
-        method: str = "GET",
-        body_bytes: int = 0,
-        needs_new_connection: bool = False,
-        fits: Callable[[aiohttp.ClientResponse], bool] | None = None,
-    ) -> T:
-        """One request, through its host's gate, and what ``take`` makes of its answer; on the loop with least to do.
-
-        Where there is ``fits``, which says of an answer whether it can be taken, a second request may be made when the
-        answer is late; but not on another loop than the host's.
-        """
+    async def _hop(self, host: Host, question: _Question[T], *, needs_new_connection: bool = False) -> T:
+        """One request, through its host's gate, and what is made of its answer; on the loop with least to do."""
         async with host.turn() as turn:
-            line = self._lines.choose(body_bytes)
+            line = self._lines.choose(question.answer_bytes)
             turn.tally = host.tally(line.number)
-            fits = fits if line.number == 0 else None
-            exchange = partial(self._exchange, line.session, turn, url, headers, take, method, fits)
+            if line.number != 0:
+                question = replace(question, fits=None)  # the host's budget of second requests is its loop's
+            exchange = partial(self._exchange, line.session, turn, question)
             if self._bandwidth is not None:
-                exchange = partial(self._paced, self._bandwidth, body_bytes, exchange)
+                exchange = partial(self._paced, self._bandwidth, question.answer_bytes, exchange)
             try:
                 try:
-                    return await line.run(body_bytes, exchange, needs_new_connection)
+                    return await line.run(question.answer_bytes, exchange, needs_new_connection)
                 except PooledConnectionDied:
-                    return await line.run(body_bytes, exchange, True)
+                    return await line.run(question.answer_bytes, exchange, True)
             except AttemptFailed as failure:
-                failure.host = host_name(url)
+                failure.host = host_name(question.url)
                 turn.failed(failure)
                 raise
 
     async def _paced(
         self,
         bandwidth: Bandwidth,
-        body_bytes: int,
+        answer_bytes: int,
         exchange: Callable[[bool, Allowance], Awaitable[T]],
         needs_new_connection: bool,
     ) -> T:
         """An exchange whose body comes no faster than the process may receive."""
         allowance = Allowance(bandwidth)
         try:
-            await anyio.sleep(allowance.begin(body_bytes))
+            await anyio.sleep(allowance.begin(answer_bytes))
             return await exchange(needs_new_connection, allowance)
         finally:
             allowance.close()
@@ -278,11 +292,7 @@ class HttpTransport:
         self,
         session: aiohttp.ClientSession,
         turn: Turn,
-        url: URL,
-        headers: dict[str, str],
-        take: Callable[[Turn, Exchange, aiohttp.ClientResponse], Awaitable[T]],
-        method: str,
-        fits: Callable[[aiohttp.ClientResponse], bool] | None,
+        question: _Question[T],
         needs_new_connection: bool,
         allowance: Allowance | None = None,
         overtaking: Race[T] | None = None,
@@ -291,14 +301,14 @@ class HttpTransport:
 
         Runs on the loop of ``session`` and the turn's tally.
         """
-        host, name = turn.host, host_name(url)
+        host, url, name = turn.host, question.url, host_name(question.url)
         race = None
-        if fits is not None:
+        if question.fits is not None and overtaking is None:
 
             def second(turn: Turn, race: Race[T]) -> Awaitable[T]:
-                return self._exchange(session, turn, url, headers, take, method, None, False, allowance, race)
+                return self._exchange(session, turn, question, False, allowance, race)
 
-            race = race_where_useful(host, fits, second)
+            race = race_where_useful(host, question.fits, second)
         exchange = Exchange(
             self._config.timeouts,
             name,
@@ -312,9 +322,10 @@ class HttpTransport:
             turn.tally.counts.requests += 1
             try:
                 response = await session.request(
-                    method,
+                    question.method,
                     url,
-                    headers=headers,
+                    headers=question.headers,
+                    data=None if question.body is None else _told(question.body(), exchange),
                     allow_redirects=False,
                     proxy=host.route.proxy,
                     proxy_headers=host.route.proxy_headers,
@@ -334,7 +345,7 @@ class HttpTransport:
                 turn.tally.counts.redirects += 1
             if overtaking is not None:
                 await overtaking.claim(response)
-            return await take(turn, exchange, response)
+            return await question.take(turn, exchange, response)
 
     async def _take_bytes(
         self, visit: _Visit, url: URL, turn: Turn, exchange: Exchange, response: aiohttp.ClientResponse
@@ -450,6 +461,13 @@ def _own_headers(host: Host, address: Address) -> dict[str, str]:
         headers = {name: value for name, value in headers.items() if name.lower() not in replaced}
         headers |= {name: value for name, value in address.headers.items() if value is not None}
     return headers
+
+
+async def _told(pieces: Iterable[bytes | memoryview], exchange: Exchange) -> AsyncIterator[bytes | memoryview]:
+    """The pieces, of which the exchange is told as they go out: the answer is waited for from the last one on."""
+    for piece in pieces:
+        yield piece
+        exchange.moved()
 
 
 def _with_etag(headers: Mapping[str, str], etag: str) -> Mapping[str, str]:

@@ -1,0 +1,70 @@
+"""An async context manager for owners that aren't coroutines."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import anyio
+
+from asyncfetch.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from asyncfetch.runtime.loop_thread import LoopThread
+
+__all__ = ["KeptOpen"]
+
+T = TypeVar("T")
+
+
+class KeptOpen(Generic[T]):
+    """Enters it on a loop thread, and leaves it there in the very task that entered it, as task groups insist on.
+
+    Closing the thread leaves it as well.
+
+    Args:
+        thread: Where it lives.
+        make: Called on the loop; what it returns is entered.
+    """
+
+    def __init__(self, thread: LoopThread, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
+        self._thread = thread
+        self._entered: Future[T] = Future()
+        self._leave: Future[Callable[[], object]] = Future()
+        entered, leave = self._entered, self._leave  # not self: the thread must not keep its owner alive
+        self._call = thread.start(_keep, make, entered, leave)
+        self._call.add_done_callback(lambda error: _settle(entered, error))
+
+    def value(self) -> T:
+        """What entering gave; waits for it. Raises what entering raised, or ClosedError."""
+        return self._entered.result()
+
+    def leave(self) -> None:
+        """Leave it and wait until that is done; raises what leaving raises. Nothing where it wasn't entered."""
+        if self._leave.done():
+            self._thread.run(_call, self._leave.result())
+            self._call.result()
+
+
+async def _keep(
+    make: Callable[[], AbstractAsyncContextManager[Any]],
+    entered: Future[Any],
+    leave: Future[Callable[[], object]],
+) -> None:
+    left = anyio.Event()
+    async with make() as value:
+        leave.set_result(left.set)
+        entered.set_result(value)
+        await left.wait()
+
+
+async def _call(function: Callable[[], object]) -> None:
+    function()
+
+
+def _settle(entered: Future[Any], error: BaseException | None) -> None:
+    if not entered.done():
+        entered.set_exception(error or ClosedError("it was closed while it was being opened"))

@@ -1,0 +1,155 @@
+"""Items whose order is known, localized ahead of whoever consumes them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from asyncfetch.errors import AsyncFetchError, ConfigError
+from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.tensors.structure import remotes_in
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+__all__ = ["Ahead"]
+
+CHUNK_ITEMS = 64
+"""Localized by one call, so that small shards share requests."""
+MAX_BYTES = 256 * 1024 * 1024
+"""Default bound of what was fetched ahead and isn't consumed."""
+
+
+class Ahead:
+    """One pass over items, made by ``TensorClient.ahead``: enter it, then iterate it or ask for single items.
+
+    Iterating gives the items in order. ``get`` gives any item; those in order are fetched ahead, others on the spot. An
+    item that was consumed is wanted no more, and left out where it wasn't fetched yet; one that is on its way is waited
+    for. So a consumer that is faster, or jumps, never leaves anything behind that would fill the room.
+
+    A failure is raised where the item is consumed, after the engine's own repeats, and at none of its neighbours.
+    Leaving cancels and awaits what is under way: nothing of one pass reaches the next. For one task at a time.
+
+    Args:
+        localize: Gives a list of items their tensors.
+        items: Structures with remote tensors.
+        order: Indices of ``items``, each once.
+        max_bytes: Bound on the tensors fetched ahead; a chunk that is larger by itself is fetched when nothing else is.
+        chunk_items: Items of one call.
+    """
+
+    def __init__(
+        self,
+        localize: Callable[[Any], Awaitable[Any]],
+        items: Sequence[Any],
+        order: Iterable[int] | None = None,
+        *,
+        max_bytes: int = MAX_BYTES,
+        chunk_items: int = CHUNK_ITEMS,
+    ) -> None:
+        self._localize = localize
+        self._items = items
+        self._order = list(range(len(items)) if order is None else order)
+        if len(set(self._order)) != len(self._order):
+            raise ConfigError("order must not name an item twice: give each pass over the items its own")
+        if max_bytes < 1 or chunk_items < 1:
+            raise ConfigError(f"max_bytes={max_bytes} and chunk_items={chunk_items} must be at least 1")
+        self._max_bytes, self._chunk_items = max_bytes, chunk_items
+        self._wanted = OrderedDict.fromkeys(self._order)  # what was consumed is taken out
+        self._unasked = iter(self._order)
+        self._ready: dict[int, Any] = {}
+        self._fetching: set[int] = set()  # on the spot
+        self._coming: dict[int, anyio.Event] = {}
+        self._held_bytes: dict[int, int] = {}
+        self._freed = anyio.Event()
+        self.chunks = 0
+        """Calls made ahead so far."""
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await anyio.create_task_group().__aenter__()
+        self._tasks.start_soon(self._fetch_ahead)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await end_tasks(self._tasks)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:  # noqa: ANN401
+        index = next(iter(self._wanted), None)
+        if index is None:
+            raise StopAsyncIteration
+        return await self.get(index)
+
+    async def get(self, index: int) -> Any:  # noqa: ANN401
+        """The item with its tensors. It counts as consumed from then on, also where that failed; not where cancelled.
+
+        Asked for again, it is fetched again.
+        """
+        coming = self._coming.get(index)
+        if coming is not None:
+            await coming.wait()
+        if index in self._ready:
+            self._consumed(index)
+            return self._ready.pop(index)
+        self._fetching.add(index)
+        try:
+            item = await self._localize(self._items[index])
+        except AsyncFetchError:
+            self._consumed(index)
+            raise
+        finally:
+            self._fetching.discard(index)
+        self._consumed(index)
+        return item
+
+    def _consumed(self, index: int) -> None:
+        self._wanted.pop(index, None)
+        self._free(index)
+
+    def _is_to_come(self, index: int) -> bool:
+        return index in self._wanted and index not in self._fetching
+
+    async def _fetch_ahead(self) -> None:
+        while chunk := self._next_chunk():
+            sizes = {index: sum(remote.nbytes for remote in remotes_in(self._items[index])) for index in chunk}
+            while self._held_bytes and sum(self._held_bytes.values()) + sum(sizes.values()) > self._max_bytes:
+                self._freed = anyio.Event()
+                await self._freed.wait()
+            chunk = [index for index in chunk if self._is_to_come(index)]
+            self._held_bytes |= {index: sizes[index] for index in chunk}
+            if chunk:
+                await self._fetch(chunk)
+
+    def _next_chunk(self) -> list[int]:
+        """The next items that are still wanted."""
+        chunk: list[int] = []
+        for index in self._unasked:
+            if self._is_to_come(index):
+                chunk.append(index)
+                if len(chunk) == self._chunk_items:
+                    break
+        return chunk
+
+    async def _fetch(self, chunk: list[int]) -> None:
+        landed = anyio.Event()
+        self._coming = dict.fromkeys(chunk, landed)
+        self.chunks += 1
+        try:
+            items = await self._localize([self._items[index] for index in chunk])
+        except AsyncFetchError:
+            # Whoever asks for one of them fetches it alone, and gets the error where it is that one's.
+            for index in chunk:
+                self._free(index)
+        else:
+            self._ready |= dict(zip(chunk, items, strict=True))
+        finally:
+            self._coming = {}
+            landed.set()
+
+    def _free(self, index: int) -> None:
+        if self._held_bytes.pop(index, None) is not None:
+            self._freed.set()

@@ -1,0 +1,347 @@
+"""TensorClient: stores tensors and reads them back, by coroutines or by plain calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
+
+import anyio
+import anyio.to_thread
+
+from asyncfetch.config import FetchConfig
+from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.runtime import LoopThread
+from asyncfetch.runtime.fork import ForkGuard
+from asyncfetch.runtime.kept_open import KeptOpen
+from asyncfetch.runtime.memory_pool import MemoryPool
+from asyncfetch.tensors.ahead import MAX_BYTES as AHEAD_BYTES
+from asyncfetch.tensors.ahead import Ahead
+from asyncfetch.tensors.buffer import BufferStatistics, FetchBuffer
+from asyncfetch.tensors.ray_store import RAY, ray_runs
+from asyncfetch.tensors.session import Session
+from asyncfetch.tensors.structure import remotes_in
+from asyncfetch.tensors.urls import normal_server
+from asyncfetch.tensors.wire import is_shard_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from asyncfetch.tensors.server import TensorServer
+
+__all__ = ["BlockingTensorClient", "Cleared", "ClientStatistics", "TensorClient"]
+
+Backend = Literal["auto", "http", "ray"]
+Delivery = Literal["copy", "view"]
+
+MAX_BYTES = 1024**3
+"""Default bound of the fetch buffer: a few training steps' worth of shards, and little beside a model."""
+WHOLE_BYTES = 2**62
+"""Above any shard: each comes by one request. Within a data centre one connection is as fast as several."""
+
+
+class Cleared(NamedTuple):
+    """What a clear has removed."""
+
+    local: int
+    """Shards in this client's buffer."""
+    remote: int
+    """Shards on the server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientStatistics(BufferStatistics):
+    """A snapshot of a client; counters are since it was entered."""
+
+    fetched: int
+    """Shards that came from servers."""
+    fetched_bytes: int
+    """Of their tensors."""
+    shared_reads: int
+    """Those of ``fetched`` that came through shared memory."""
+    stored: int
+    """Tensors that went to servers."""
+    stored_bytes: int
+    """Of these."""
+    requests: int
+    """Sent over HTTP, repeats included."""
+    retries: int
+    """Of these, repeats."""
+    connections_used: int
+    """Most requests that one server ever had in flight: so many connections it needed."""
+
+
+class TensorClient:
+    """Puts tensors on servers, and fetches them into a buffer that all tasks and threads of this process share.
+
+    ``async with TensorClient() as client`` gives coroutines, for any event loop; ``with TensorClient() as client``
+    gives the same verbs as plain calls (``BlockingTensorClient``). Either way the work is done on a loop in a thread of
+    the client's own. Thread-safe. Not fork-safe: a child gets WrongLoop, and makes its own. It can be entered once.
+
+    Where Ray is initialised, tensors are stored in its object store; ``server`` isn't looked at then. Reading asks
+    where each tensor says that it is.
+
+    Args:
+        max_bytes: Bound on the buffer: what is kept, and what is on its way to be kept. The least recently used goes
+            first. A shard that finds no room is fetched and delivered all the same.
+        delivery: "copy": each caller gets tensors of its own. "view": all callers get tensors on the buffer's memory,
+            which costs nothing and is for reading only. torch can't enforce that: an edit is seen by all who hold the
+            tensor. One that torch knows of is noticed at the next ``localize``, logged, and the shard fetched anew.
+        token: What servers were given as ``token``; sent to every server that is named.
+        backend: Where to store: "http", "ray", or "auto": in Ray where it is initialised.
+        own: A server of this process, whose shards are stored and read without a request; running.
+        shared_memory: Whether to read from the shared memory of servers on this machine.
+        fetch: Limits, timeouts, retries and authorities to trust; None means FetchConfig().
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int = MAX_BYTES,
+        delivery: Delivery = "copy",
+        token: str | None = None,
+        backend: Backend = "auto",
+        own: TensorServer | None = None,
+        shared_memory: bool = True,
+        fetch: FetchConfig | None = None,
+    ) -> None:
+        if max_bytes < 0:
+            raise ConfigError(f"max_bytes must not be negative, not {max_bytes}")
+        if delivery not in get_args(Delivery):
+            raise ConfigError(f"delivery must be 'copy' or 'view', not {delivery!r}")
+        if backend not in get_args(Backend):
+            raise ConfigError(f"backend must be 'auto', 'http' or 'ray', not {backend!r}")
+        config = _engine_config(fetch or FetchConfig(), token)
+        self._guard = ForkGuard("this TensorClient")
+        self._backend = backend
+        self._buffer = FetchBuffer(max_bytes)
+        self._make = partial(
+            Session,
+            config,
+            self._buffer,
+            own=own,
+            shared_memory=shared_memory,
+            copies=MemoryPool(config.max_idle_buffer_bytes) if delivery == "copy" else None,
+        )
+        self._session: Session | None = None
+        self._thread: LoopThread | None = None
+        self._closing = ExitStack()
+
+    async def __aenter__(self) -> Self:
+        await anyio.to_thread.run_sync(self._open)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._closing.close)
+
+    def __enter__(self) -> BlockingTensorClient:
+        self._open()
+        return self.blocking
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._closing.close()
+
+    def __repr__(self) -> str:
+        kept = self._buffer.statistics()
+        return f"<TensorClient {kept.entries} shards, {kept.bytes} of {kept.max_bytes} bytes, {kept.in_flight} coming>"
+
+    @property
+    def blocking(self) -> BlockingTensorClient:
+        """The same client for callers that aren't coroutines, in any thread but a loop's."""
+        return BlockingTensorClient(self)
+
+    async def remotize(self, obj: Any, server: str | None = None, *, unpad: bool = False) -> Any:  # noqa: ANN401
+        """``obj`` with every tensor stored on ``server`` and a ``RemoteTensor`` in its place.
+
+        Dicts, lists, tuples and dataclasses are walked; other leaves stay what they are. A tensor that is there several
+        times is stored once. Gradients aren't stored, nor is the device, which the remote tensor remembers. Nobody may
+        write to the tensors until this returns. Failed or cancelled, it deletes what it had stored.
+
+        Args:
+            obj: Any structure.
+            server: Url of a ``TensorServer``; None only where Ray is used.
+            unpad: Whether to leave out the columns at the end of a batch that no row of its "attention_mask" attends
+                to; see ``structure.unpadded``.
+
+        Raises:
+            TensorError: The server has no room, or a tensor can't be stored; the message says which limit or dtype.
+            FetchError: The server can't be reached, or refuses the token (AccessDenied).
+        """
+        thread, session = self._opened()
+        return await thread.acall(session.remotize, obj, self._target(server), unpad)
+
+    async def localize(self, obj: Any) -> Any:  # noqa: ANN401
+        """``obj`` with a tensor in the place of every ``RemoteTensor``, on the CPU; other leaves stay what they are.
+
+        Each shard is asked for once, from all servers side by side, and not at all where it is kept. A remote tensor
+        that is there several times becomes one tensor. Cancelled, it leaves shards that others wait for on their way.
+
+        Raises:
+            ShardNotFound: Names every shard that is nowhere; the others were fetched, and are kept.
+            TensorError: A server's answer isn't what was asked for.
+            FetchError: A server can't be reached; shards of others were fetched, and are kept.
+        """
+        thread, session = self._opened()
+        return await thread.acall(session.localize, obj)
+
+    async def to_local(self, tensor: Any) -> Any:  # noqa: ANN401
+        """The tensor of one ``RemoteTensor``; a tensor is returned as it is."""
+        return await self.localize(tensor)
+
+    def ahead(self, items: Sequence[Any], order: Iterable[int] | None = None, *, max_bytes: int = AHEAD_BYTES) -> Ahead:
+        """``items`` localized one after the other, ahead of the consumer: ``async with client.ahead(items) as items``.
+
+        Args:
+            items: Structures with remote tensors.
+            order: Their indices, each once, in the order in which they will be wanted; None means 0, 1, 2 ...
+            max_bytes: Bound on the tensors that were fetched ahead and aren't consumed yet.
+        """
+        return Ahead(self.localize, items, order, max_bytes=max_bytes)
+
+    async def clear(self, node: str, shard_ids: Iterable[str]) -> Cleared:
+        """Drop shards of one server here, then delete them there. Ids that aren't there are no error.
+
+        What is being fetched meanwhile goes to those who had asked, and isn't kept. A deletion that had to be repeated
+        may count fewer shards than it deleted.
+
+        Args:
+            node: The server's url, or "ray"; a key of ``collect_shards``.
+            shard_ids: Which.
+
+        Raises:
+            TensorError: Here they are gone, but some may still be on the server: the error has their ids.
+        """
+        thread, session = self._opened()
+        server, ids = self._node(node), _checked(shard_ids)
+        local = self._buffer.clear(ids)
+        return Cleared(local, await thread.acall(session.delete, server, ids))
+
+    def clear_all(self) -> int:
+        """Drop every shard of every server here, and none there; how many there were. At once, from any thread."""
+        self._opened()
+        return self._buffer.clear()
+
+    @staticmethod
+    def collect_shards(obj: Any) -> dict[str, list[str]]:  # noqa: ANN401
+        """The ids of all remote tensors in ``obj`` by server, each once, in the order in which they come.
+
+        Small enough to be sent to every process that may have fetched them, for its ``clear``.
+        """
+        by_server: dict[str, dict[str, None]] = {}
+        for remote in remotes_in(obj):
+            by_server.setdefault(remote.server, {})[remote.shard_id] = None
+        return {server: list(ids) for server, ids in by_server.items()}
+
+    def statistics(self) -> ClientStatistics:
+        """A snapshot, from any thread."""
+        _, session = self._opened()
+        engine = session.statistics()
+        kept = self._buffer.statistics()
+        return ClientStatistics(
+            **{field.name: getattr(kept, field.name) for field in fields(kept)},
+            fetched=session.fetched,
+            fetched_bytes=session.fetched_bytes,
+            shared_reads=session.shared_reads,
+            stored=session.stored,
+            stored_bytes=session.stored_bytes,
+            requests=engine.requests,
+            retries=engine.retries,
+            connections_used=max((host.peak_in_flight for host in engine.hosts.values()), default=0),
+        )
+
+    def _open(self) -> None:
+        if self._thread is not None:
+            raise ClosedError("a TensorClient can be entered once: make another one")
+        with ExitStack() as stack:
+            self._thread = stack.enter_context(LoopThread(name="asyncfetch tensors"))
+            kept = KeptOpen(self._thread, self._make)
+            self._session = kept.value()
+            stack.callback(kept.leave)
+            stack.callback(self._buffer.clear)
+            self._closing = stack.pop_all()
+
+    def _opened(self) -> tuple[LoopThread, Session]:
+        self._guard.check()  # before anything that locks: the lock may have been held when the process forked
+        if self._thread is None or self._session is None:
+            raise ClosedError("this TensorClient isn't open: use it within its with block")
+        return self._thread, self._session
+
+    def _target(self, server: str | None) -> str:
+        """Where new tensors go."""
+        if self._backend == "ray" or (self._backend == "auto" and ray_runs()):
+            return RAY
+        if server is None:
+            raise ConfigError("remotize needs the url of a TensorServer, or an initialised Ray")
+        return self._node(server)
+
+    @staticmethod
+    def _node(node: str) -> str:
+        return RAY if node == RAY else normal_server(node)
+
+
+class BlockingTensorClient:
+    """``TensorClient`` by plain calls, which wait. It belongs to its client, and lives as long.
+
+    Ctrl-C cancels the call. On the thread of an event loop use the coroutines.
+    """
+
+    def __init__(self, client: TensorClient) -> None:
+        self._client = client
+        self.collect_shards = client.collect_shards
+        self.clear_all = client.clear_all
+        self.statistics = client.statistics
+
+    def remotize(self, obj: Any, server: str | None = None, *, unpad: bool = False) -> Any:  # noqa: ANN401
+        """See ``TensorClient.remotize``."""
+        thread, session = self._client._opened()
+        return thread.run(session.remotize, obj, self._client._target(server), unpad)
+
+    def localize(self, obj: Any) -> Any:  # noqa: ANN401
+        """See ``TensorClient.localize``."""
+        thread, session = self._client._opened()
+        return thread.run(session.localize, obj)
+
+    def to_local(self, tensor: Any) -> Any:  # noqa: ANN401
+        """See ``TensorClient.to_local``."""
+        return self.localize(tensor)
+
+    def clear(self, node: str, shard_ids: Iterable[str]) -> Cleared:
+        """See ``TensorClient.clear``."""
+        thread, session = self._client._opened()
+        server, ids = self._client._node(node), _checked(shard_ids)
+        local = self._client._buffer.clear(ids)
+        return Cleared(local, thread.run(session.delete, server, ids))
+
+
+class _ToEveryHost(Mapping[str, Mapping[str, str]]):
+    """Headers by host, where every host gets the token: which servers there are turns out as tensors name them."""
+
+    def __init__(self, headers: Mapping[str, Mapping[str, str]], authorization: str) -> None:
+        self._headers = headers
+        self._authorization = authorization
+
+    def __getitem__(self, host: str) -> Mapping[str, str]:
+        return {**self._headers.get(host, {}), "Authorization": self._authorization}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._headers)
+
+    def __len__(self) -> int:
+        return len(self._headers)
+
+
+def _engine_config(config: FetchConfig, token: str | None) -> FetchConfig:
+    """The engine's configuration for servers of shards: no redirects, no parts, no memory of what is read once."""
+    headers = config.headers if token is None else _ToEveryHost(config.headers, f"Bearer {token}")
+    return replace(config, headers=headers, max_redirects=0, part_bytes=WHOLE_BYTES, max_known_objects=1)
+
+
+def _checked(shard_ids: Iterable[str]) -> list[str]:
+    ids = list(dict.fromkeys(shard_ids))
+    for shard_id in ids:
+        if not is_shard_id(shard_id):
+            raise ConfigError(f"{shard_id!r} is no shard's id: collect_shards() has them")
+    return ids

@@ -1,0 +1,207 @@
+"""Shards on tensor servers, through the engine: its connections, limits, repeats and checks."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+import numpy as np
+
+from asyncfetch.errors import FetchError, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable, TensorError
+from asyncfetch.fetch.addresses import Found, FoundOnce
+from asyncfetch.tensors.buffer import Shard
+from asyncfetch.tensors.handlers import PIECE_BYTES
+from asyncfetch.tensors.off_loop import off_loop
+from asyncfetch.tensors.shared import find_shared, read_shared
+from asyncfetch.tensors.urls import shards_url
+from asyncfetch.tensors.wire import (
+    MAX_HEADER_BYTES,
+    Header,
+    check_payload,
+    describe,
+    parse_header,
+    split_frames,
+    to_native,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from asyncfetch.fetch import Fetcher
+    from asyncfetch.tensors.remote import RemoteTensor
+
+__all__ = ["HttpStore", "mismatch", "open_payload"]
+
+EXPECT_FROM_BYTES = 1024 * 1024
+"""An upload of this size asks whether it is wanted before it is sent. The question takes one round trip."""
+ASK_AGAIN_SECONDS = 60.0
+"""Until a server that shares nothing is asked again whether it does; it may have been started anew."""
+_OURS = frozenset({400, 409, 411, 413, 507})
+"""What the server refuses for a reason of its own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where a server on this machine keeps its larger frames."""
+
+    path: Path
+    from_bytes: int
+    """Smaller ones aren't there."""
+
+
+class HttpStore:
+    """A ``ShardStore`` over HTTP, and over shared memory where a server is on this machine.
+
+    Args:
+        fetcher: Entered; set up by ``TensorClient``, and shared by all servers.
+        shared_memory: Whether to look for shared memory.
+    """
+
+    def __init__(self, fetcher: Fetcher, *, shared_memory: bool) -> None:
+        self._fetcher = fetcher
+        self._looks_for_shared = shared_memory
+        self._shared: FoundOnce[str, _Place | None] = FoundOnce(time.monotonic)
+        self.shared_reads = 0
+        """Shards that came through shared memory."""
+
+    async def store(
+        self, server: str, shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]
+    ) -> None:
+        """Sends a frame. Repeating it does no harm: the id is its own."""
+        header = await off_loop(len(data), partial(describe, shard_id, dtype, shape, data))
+        head = header.encode()
+        headers = {"Content-Length": str(header.frame_bytes), "Content-Type": "application/octet-stream"}
+        if header.frame_bytes >= EXPECT_FROM_BYTES:
+            headers["Expect"] = "100-continue"
+        url = shards_url(server, [shard_id])
+        try:
+            await self._fetcher.ask("PUT", url, headers=headers, body=partial(_pieces, head, data))
+        except FetchError as error:
+            if error.status in _OURS:
+                raise TensorError(
+                    f"{server} doesn't store a tensor of {header.frame_bytes} bytes: {error}. Clear what isn't needed"
+                    " any more, raise its limit, or store less",
+                    shard_ids=[shard_id],
+                ) from error
+            raise
+
+    async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
+        """From shared memory what can be had there, the rest by one request."""
+        found = await self._read_shared(batch[0]) if self._looks_for_shared and len(batch) == 1 else None
+        if found is not None:
+            self.shared_reads += 1
+            return {batch[0].shard_id: found}
+        if len(batch) == 1:
+            return await self._fetch_one(batch[0])
+        return await self._fetch_several(batch)
+
+    async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
+        """Asks the server to forget them. Repeated after an answer that got lost, it counts fewer than it did."""
+        reply = await self._fetcher.ask("DELETE", shards_url(server, shard_ids))
+        return _whole_number(reply.body, "deleted", server)
+
+    async def _fetch_one(self, remote: RemoteTensor) -> dict[str, Shard]:
+        url = shards_url(remote.server, [remote.shard_id])
+        try:
+            frame = await self._fetcher.fetch(url, 0, remote.frame_bytes)
+        except NotFound:
+            return {}
+        except RangeNotSatisfiable as error:
+            raise mismatch(remote, f"{error.size} bytes") from error
+        return {remote.shard_id: await off_loop(len(frame), partial(_open_frame, remote, frame))}
+
+    async def _fetch_several(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
+        url = shards_url(batch[0].server, [remote.shard_id for remote in batch])
+        expected = sum(remote.frame_bytes for remote in batch)
+        try:
+            info, body = await self._fetcher.fetch_head(url, expected)
+        except ObjectChanged:  # its size is another one since a shard of it was cleared; the engine has forgotten that
+            info, body = await self._fetcher.fetch_head(url, expected)
+        if info.size > expected:
+            raise TensorError(
+                f"{len(batch)} shards of {expected} bytes were asked for, {info.size} bytes are the reply"
+            )
+        return await off_loop(len(body), partial(_open_batch, batch, body))
+
+    async def _read_shared(self, remote: RemoteTensor) -> Shard | None:
+        place = await self._shared.get(remote.server, partial(self._find_place, remote.server))
+        if place is None or remote.frame_bytes < place.from_bytes:
+            return None
+        shard, still_there = await anyio.to_thread.run_sync(_open_shared, place.path, remote)
+        if not still_there:
+            self._shared.forget(remote.server, place)
+        return shard
+
+    async def _find_place(self, server: str) -> Found[_Place | None]:
+        try:
+            answer = json.loads((await self._fetcher.ask("GET", f"{server}/shared")).body)
+            name, proof, from_bytes = str(answer["name"]), str(answer["proof"]), int(answer["from_bytes"])
+        except (FetchError, ValueError, KeyError, TypeError):
+            # If anything is wrong, the request for the shard itself will say so.
+            return Found(None, ASK_AGAIN_SECONDS)
+        path = await anyio.to_thread.run_sync(find_shared, name, proof)
+        return Found(None if path is None else _Place(path, from_bytes))
+
+
+def _pieces(head: bytes, data: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:
+    yield head
+    view = data.data.toreadonly()
+    for start in range(0, len(view), PIECE_BYTES):
+        yield view[start : start + PIECE_BYTES]
+
+
+def _open_shared(path: Path, remote: RemoteTensor) -> tuple[Shard | None, bool]:
+    """The shard, where it is there, and whether the directory is."""
+    array = read_shared(path, remote.shard_id, remote.frame_bytes)
+    return (None, path.is_dir()) if array is None else (_open_frame(remote, array.data), True)
+
+
+def _open_frame(remote: RemoteTensor, frame: memoryview) -> Shard:
+    """The shard in a frame of its own, on the frame's memory."""
+    header = parse_header(frame[:MAX_HEADER_BYTES], max_bytes=len(frame))
+    return open_payload(remote, header, frame[header.header_bytes :], copy=False)
+
+
+def _open_batch(batch: Sequence[RemoteTensor], body: memoryview) -> dict[str, Shard]:
+    """The shards in a reply, each in memory of its own: on the body's, one would keep all the others'."""
+    frames = split_frames(body, [remote.shard_id for remote in batch])
+    return {
+        remote.shard_id: open_payload(remote, header, payload, copy=True)
+        for remote, (header, payload) in zip(batch, frames, strict=True)
+        if not header.missing
+    }
+
+
+def open_payload(remote: RemoteTensor, header: Header, payload: memoryview, *, copy: bool) -> Shard:
+    """The shard that came for ``remote``, on the payload's memory or on its own; TensorError where it is no such."""
+    if (header.shard_id, header.dtype, header.shape) != (remote.shard_id, remote.dtype_name, remote.shape):
+        raise mismatch(remote, f"shard {header.shard_id} of shape {header.shape} and dtype {header.dtype}")
+    check_payload(header, payload)
+    array = np.frombuffer(payload, np.uint8)
+    return Shard(to_native(header, array.copy() if copy else array), header.dtype, header.shape)
+
+
+def mismatch(remote: RemoteTensor, came: str) -> TensorError:
+    """The error for a shard that isn't what its remote tensor says."""
+    return TensorError(
+        f"asked {remote.server} for shard {remote.shard_id} of shape {remote.shape} and dtype {remote.dtype_name},"
+        f" which is {remote.frame_bytes} bytes; it has {came}",
+        shard_ids=[remote.shard_id],
+    )
+
+
+def _whole_number(body: bytes, name: str, server: str) -> int:
+    try:
+        value = json.loads(body)[name]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidResponse(f"the answer isn't a tensor server's: no {name!r} in it", url=server) from error
+    if not isinstance(value, int) or value < 0:
+        raise InvalidResponse(f"the answer isn't a tensor server's: {name} is {value!r}", url=server)
+    return value

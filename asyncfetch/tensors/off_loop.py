@@ -1,0 +1,22 @@
+"""Where work on bytes is done: here, or in a thread where it is much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio.to_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["off_loop"]
+
+T = TypeVar("T")
+
+OFF_LOOP_BYTES = 256 * 1024
+"""Checksums and copies of more than this go to a thread. Going there takes as long as reading them once, 0.1 ms."""
+
+
+async def off_loop(nbytes: int, work: Callable[[], T]) -> T:
+    """What ``work()`` returns, which reads or writes so many bytes; a cancelled caller waits for it."""
+    return await anyio.to_thread.run_sync(work) if nbytes > OFF_LOOP_BYTES else work()

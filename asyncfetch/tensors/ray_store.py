@@ -1,0 +1,143 @@
+"""Shards in Ray's object store, where Ray runs: ``ray.put`` and ``ray.get``, and one actor that knows what is where.
+
+Ray frees an object when nobody refers to it any more, and has no other way. So the references are kept by one actor a
+cluster, by shard id: remote tensors stay small values that pickle anywhere, and a clear from any process drops the
+reference. The bytes are of whoever stored them: where that process dies they are lost, as any object of Ray's is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from asyncfetch.errors import ConnectionFailed, FetchTimeout, MissingDependency
+from asyncfetch.tensors.http_store import open_payload
+from asyncfetch.tensors.wire import describe, parse_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from asyncfetch.tensors.buffer import Shard
+    from asyncfetch.tensors.remote import RemoteTensor
+
+__all__ = ["RAY", "RayStore", "ray_runs"]
+
+RAY = "ray"
+"""What stands for the server's url."""
+NAME, NAMESPACE = "tensors", "asyncfetch"
+ANSWER_SECONDS = 60.0
+"""Longest wait for the actor, or for an object. Ray itself waits for ever, and brings a GiB from another node within
+some seconds."""
+
+
+class Directory:
+    """The actor: what is stored, by id. References come in lists, because Ray would pass the object itself."""
+
+    def __init__(self) -> None:
+        self._references: dict[str, Any] = {}
+
+    def add(self, shard_id: str, references: list[Any]) -> None:
+        """Keep the object alive under this id."""
+        self._references[shard_id] = references[0]
+
+    def find(self, shard_ids: list[str]) -> dict[str, Any]:
+        """The references of those that are there."""
+        return {shard_id: self._references[shard_id] for shard_id in shard_ids if shard_id in self._references}
+
+    def remove(self, shard_ids: list[str]) -> int:
+        """Let go of them; how many were there."""
+        return sum(self._references.pop(shard_id, None) is not None for shard_id in set(shard_ids))
+
+
+class RayStore:
+    """A ``ShardStore`` on the Ray cluster that this process is connected to. All of it is one node, "ray"."""
+
+    def __init__(self) -> None:
+        self._ray = _import_ray()
+        self._actor: Any = None
+
+    async def store(
+        self, server: str, shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]
+    ) -> None:
+        """Copies the tensor into the object store."""
+        with self._mapped():
+            reference = await anyio.to_thread.run_sync(partial(self._put, shard_id, dtype, shape, data))
+            await self._answer((await self._directory()).add.remote(shard_id, [reference]))
+
+    async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
+        """Views of the object store's memory, which stays in use as long as they are."""
+        ids = [remote.shard_id for remote in batch]
+        with self._mapped():
+            references = await self._answer((await self._directory()).find.remote(ids))
+            frames = {shard_id: await self._object(one) for shard_id, one in references.items()}
+        return {
+            remote.shard_id: await anyio.to_thread.run_sync(_open, remote, frame)
+            for remote in batch
+            if (frame := frames.get(remote.shard_id)) is not None
+        }
+
+    async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
+        """Drops the references."""
+        with self._mapped():
+            count: int = await self._answer((await self._directory()).remove.remote(list(shard_ids)))
+        return count
+
+    def _put(self, shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> Any:  # noqa: ANN401
+        return self._ray.put((describe(shard_id, dtype, shape, data).encode(), data))
+
+    async def _directory(self) -> Any:  # noqa: ANN401 - an actor's handle
+        if self._actor is None:
+            self._actor = await anyio.to_thread.run_sync(self._find_actor)
+        return self._actor
+
+    def _find_actor(self) -> Any:  # noqa: ANN401
+        # Detached: it must not die with the worker that happened to be the first.
+        options = {"name": NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
+        return self._ray.remote(Directory).options(**options).remote()
+
+    async def _object(self, reference: Any) -> Any:  # noqa: ANN401
+        try:
+            return await self._answer(reference)
+        except self._ray.exceptions.ObjectLostError:
+            return None  # its owner died: it isn't there
+
+    async def _answer(self, reference: Any) -> Any:  # noqa: ANN401
+        with anyio.fail_after(ANSWER_SECONDS):
+            return await asyncio.wrap_future(reference.future())
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise FetchTimeout(f"Ray gave no answer within {ANSWER_SECONDS:g} s: is the cluster up?") from error
+        except self._ray.exceptions.RayError as error:
+            raise ConnectionFailed(f"Ray can't keep or give tensors now: {error}") from error
+
+
+def ray_runs() -> bool:
+    """Whether this process is connected to a Ray cluster; imports nothing."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _import_ray() -> Any:  # noqa: ANN401 - a module
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise MissingDependency('tensors in Ray need ray: pip install "asyncfetch[ray]"') from error
+
+
+def _open(remote: RemoteTensor, frame: tuple[bytes, NDArray[np.uint8]]) -> Shard:
+    head, data = frame
+    return open_payload(remote, parse_header(head, max_bytes=len(data)), data.data, copy=False)

@@ -1,0 +1,268 @@
+"""TensorServer: its life, and who may talk to it."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import socket
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Self
+
+import anyio
+import anyio.to_thread
+from aiohttp import web
+
+from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.runtime import LoopThread
+from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.kept_open import KeptOpen
+from asyncfetch.runtime.sockets import Sockets, abort
+from asyncfetch.tensors.handlers import ShardHandlers, refuse
+from asyncfetch.tensors.shared import SharedDirectory
+from asyncfetch.tensors.storage import ShardStorage, StorageStatistics
+from asyncfetch.tensors.urls import is_loopback, is_wildcard, server_url
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Callable
+
+__all__ = ["TensorServer"]
+
+BACKLOG = 1024
+"""Hundreds of workers may connect at once."""
+CLOSE_SECONDS = 0.5
+"""Longest wait for requests to unwind after their connections are gone."""
+LINGER_SECONDS = 1.0
+"""How long the rest of a refused upload is read and thrown away, so that its sender reads the refusal. Large ones ask
+before they send."""
+HANDSHAKE_SECONDS = 5.0
+"""A client that connects and doesn't speak TLS is dropped after this."""
+
+
+class TensorServer:
+    """Holds tensors in memory for all who have its url, over HTTP: an aiohttp application.
+
+    It runs on the loop of ``async with server:``, or in a thread of its own under ``with server:``. Leaving the block
+    forgets every shard and breaks every connection. It can be entered once.
+
+    Args:
+        host: Address to listen on.
+        port: 0 takes a free one.
+        max_bytes: Bound on the shards' bytes, uploads under way included. What doesn't fit is refused.
+        ttl_seconds: How long a shard lives after it was last stored or read; None means until it is deleted. It is what
+            frees the memory of workers that died before they could clear. Reads through shared memory don't count.
+        token: A secret that every request must show; printable ASCII. None lets everybody store, read and delete, and
+            so is accepted for a loopback ``host`` alone.
+        allow_anonymous: Whether to do without a token on any ``host``.
+        tls: Server side context; None speaks plain HTTP, and the token is as secret as the network is.
+        public_host: Name or address of this machine in ``url``; None means ``host``, or, where that is all addresses,
+            the one that the default route goes out from.
+        shared_memory: Whether shards from 64 KiB on are kept where clients of the same user on this machine read them
+            without a request, in files in /dev/shm. What doesn't fit there is kept in private memory.
+
+    Raises:
+        ConfigError: An argument can't be used; on entering: the address can't be had.
+
+    Not fork-safe: the child's copy serves nobody.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        max_bytes: int,
+        ttl_seconds: float | None = None,
+        token: str | None = None,
+        allow_anonymous: bool = False,
+        tls: ssl.SSLContext | None = None,
+        public_host: str | None = None,
+        shared_memory: bool = True,
+    ) -> None:
+        if not host:
+            raise ConfigError("host must be an address or a name; 0.0.0.0 means all of this machine's")
+        if max_bytes < 1:
+            raise ConfigError(f"max_bytes must be at least 1, not {max_bytes}")
+        if ttl_seconds is not None and not ttl_seconds > 0:
+            raise ConfigError(f"ttl_seconds must be positive, or None for ever, not {ttl_seconds}")
+        if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
+            raise ConfigError("token must be printable ASCII without spaces, and not empty")
+        if token is None and not allow_anonymous and not is_loopback(host):
+            raise ConfigError(
+                f"on {host!r} everybody who reaches it could read and delete: give a token=, or say that this is meant"
+                " with allow_anonymous=True"
+            )
+        self._host, self._port, self._tls, self._public_host = host, port, tls, public_host
+        self._max_bytes, self._ttl_seconds, self._shares = max_bytes, ttl_seconds, shared_memory
+        self._authorization = None if token is None else f"Bearer {token}".encode()
+        self._state = "new"
+        self._url: str | None = None
+        self._storage: ShardStorage | None = None
+        self._thread = ExitStack()
+
+    @property
+    def url(self) -> str:
+        """``http://host:port``, what goes to ``remotize``."""
+        if self._url is None:
+            raise ClosedError("the TensorServer has no url before it is entered: use `with server:` or `async with`")
+        return self._url
+
+    @property
+    def storage(self) -> ShardStorage:
+        """The shards; ClosedError before and after the block."""
+        if self._storage is None:
+            raise ClosedError(f"this TensorServer is {self._state}: use it within its with block")
+        return self._storage
+
+    def statistics(self) -> StorageStatistics:
+        """A snapshot, in any thread, within the block."""
+        return self.storage.statistics()
+
+    def __repr__(self) -> str:
+        return f"<TensorServer {self._url or self._host} {self._state}>"
+
+    async def __aenter__(self) -> Self:
+        if self._state != "new":
+            raise ClosedError(f"this TensorServer is {self._state}; it can be entered once: make another one")
+        self._state = "open"
+        shared = await anyio.to_thread.run_sync(_shared_directory) if self._shares else None
+        storage = self._storage = ShardStorage(self._max_bytes, ttl_seconds=self._ttl_seconds, shared=shared)
+        self._http = web.AppRunner(
+            make_application(storage, self._authorization, shared),
+            access_log=None,
+            handler_cancellation=True,
+            shutdown_timeout=CLOSE_SECONDS,
+            lingering_time=LINGER_SECONDS,
+        )
+        self._sockets = Sockets()
+        self._listener: asyncio.Server | None = None
+        self._tasks = await anyio.create_task_group().__aenter__()
+        try:
+            await self._http.setup()
+            await self._listen()
+        except BaseException:
+            await self._close()
+            raise
+        if self._ttl_seconds is not None:
+            self._tasks.start_soon(_expire, storage, self._ttl_seconds)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._close()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            kept = KeptOpen(stack.enter_context(LoopThread(name="asyncfetch tensor server")), lambda: self)
+            kept.value()
+            stack.callback(kept.leave)
+            self._thread = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._thread.close()
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        handshake_seconds = HANDSHAKE_SECONDS if self._tls else None
+        try:
+            addresses = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            family, _, _, _, address = addresses[0]
+            listening = self._sockets.for_listening(address, family=family)
+            assert self._http.server is not None
+            self._listener = await loop.create_server(
+                self._http.server,
+                sock=listening,
+                ssl=self._tls,
+                backlog=BACKLOG,
+                ssl_handshake_timeout=handshake_seconds,
+            )
+        except OSError as error:
+            raise ConfigError(f"TensorServer can't listen on {self._host} port {self._port}: {error}") from error
+        port = self._listener.sockets[0].getsockname()[1]
+        public = self._public_host or self._host
+        if is_wildcard(public):
+            public = await anyio.to_thread.run_sync(_outgoing_address, family)
+        self._url = server_url(public, port, tls=self._tls is not None)
+
+    async def _close(self) -> None:
+        self._state = "closed"
+        try:
+            await end_tasks(self._tasks)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._stop()
+
+    async def _stop(self) -> None:
+        """Break every connection, end every handler, forget every shard."""
+        storage, self._storage = self._storage, None
+        for connection in self._http.server.connections if self._http.server is not None else ():
+            if connection.transport is not None:
+                abort(connection.transport)
+        await self._sockets.aclose()  # those in their handshake, too, which aiohttp doesn't know yet
+        if self._listener is not None:
+            self._listener.close()
+        await self._http.cleanup()
+        if storage is not None:
+            await anyio.to_thread.run_sync(storage.close)
+
+
+def make_application(
+    storage: ShardStorage, authorization: bytes | None, shared: SharedDirectory | None
+) -> web.Application:
+    """The aiohttp application: handlers, and the token in front of all of them."""
+
+    @web.middleware
+    async def guard(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        refusal = _refusal(request, authorization)
+        return refusal if refusal is not None else await handler(request)
+
+    async def ask_to_continue(request: web.Request) -> web.StreamResponse | None:
+        """What an upload that asks before it sends is told: the refusal, or to go on."""
+        refusal = _refusal(request, authorization) or handlers.refusal(request)
+        if refusal is None:
+            request.writer.output_size = 0
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return refusal
+
+    handlers = ShardHandlers(storage, shared)
+    application = web.Application(middlewares=[guard])
+    router = application.router
+    router.add_get("/shards/{ids}", handlers.get, allow_head=False)
+    router.add_put("/shards/{ids}", handlers.put, expect_handler=ask_to_continue)
+    router.add_delete("/shards/{ids}", handlers.delete)
+    router.add_get("/statistics", handlers.statistics, allow_head=False)
+    router.add_get("/shared", handlers.shared, allow_head=False)
+    return application
+
+
+def _refusal(request: web.Request, authorization: bytes | None) -> web.Response | None:
+    """401 unless the request has the token; compared in a time that doesn't depend on how much of it is right."""
+    shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+    if authorization is None or hmac.compare_digest(shown, authorization):
+        return None
+    return refuse(401, "the token is missing or wrong: TensorClient(token=...)")
+
+
+def _shared_directory() -> SharedDirectory | None:
+    with suppress(OSError):
+        return SharedDirectory()
+    return None
+
+
+async def _expire(storage: ShardStorage, ttl_seconds: float) -> None:
+    """Forgets shards when their time is over. Nothing's time is over sooner than what ``expire`` says."""
+    while True:
+        seconds = await anyio.to_thread.run_sync(storage.expire)
+        await anyio.sleep(ttl_seconds if seconds is None else seconds)
+
+
+def _outgoing_address(family: int) -> str:
+    """This machine's address on its default route; connecting a datagram socket sends nothing."""
+    far = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((far, 9))
+        address: str = probe.getsockname()[0]
+        return address
+    return socket.gethostname()

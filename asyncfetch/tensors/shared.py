@@ -1,0 +1,135 @@
+"""Shards in memory that processes of one machine share: files in /dev/shm, read without any request.
+
+A server that shares keeps its larger shards in files of a directory that only its user can read, beside a file with a
+secret drawn by chance. It tells who asks the directory's name and the secret's SHA-256. Who finds that very secret
+there is on the same machine, in the same namespace, as the same user; who doesn't goes on over HTTP. The directory's
+name has a fixed form, so a server can't make its clients open anything else.
+
+The secret's file is locked as long as its server lives. The next server of the same user removes what is found
+unlocked: memory that a killed one has left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from asyncfetch.runtime.fork import ForkGuard
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["SharedDirectory", "find_shared", "read_shared"]
+
+ROOT = Path("/dev/shm")
+SECRET = "secret"
+_NAME = re.compile("asyncfetch-tensors-[0-9a-f]{32}")
+
+
+class SharedDirectory:
+    """A server's side. All of it may block for as long as it takes to clear memory: keep it off the loop."""
+
+    def __init__(self) -> None:
+        """Makes it; OSError where there is no /dev/shm to write to."""
+        _sweep()
+        self._guard = ForkGuard("this SharedDirectory")
+        self.path = ROOT / f"asyncfetch-tensors-{secrets.token_hex(16)}"
+        self.path.mkdir(mode=0o700)
+        secret = secrets.token_bytes(32)
+        self.proof = hashlib.sha256(secret).hexdigest()
+        descriptor = os.open(self._part(SECRET), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._lock = os.fdopen(descriptor, "r+b", buffering=0)
+        self._lock.write(secret)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.publish(SECRET)  # locked already, or another server's sweep would take it for a dead one's
+
+    def create(self, name: str, nbytes: int) -> NDArray[np.uint8] | None:
+        """Writable memory (nbytes,) of a new file that nobody finds before ``publish``; None where it doesn't fit."""
+        descriptor = -1
+        try:
+            descriptor = os.open(self._part(name), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            os.posix_fallocate(descriptor, 0, nbytes)  # a page that isn't there at its first touch kills the process
+            return np.frombuffer(mmap.mmap(descriptor, nbytes), np.uint8)
+        except FileExistsError:
+            return None  # somebody else's, under way
+        except OSError:
+            self.discard_unpublished(name)
+            return None
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def publish(self, name: str) -> None:
+        """Let others find the file."""
+        os.rename(self._part(name), self.path / name)
+
+    def discard(self, name: str) -> None:
+        """Remove a file. Its memory is free when the last mapping of it is gone."""
+        (self.path / name).unlink(missing_ok=True)
+
+    def discard_unpublished(self, name: str) -> None:
+        """Remove a file that was created and not published."""
+        self._part(name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove everything. Does nothing in a forked child."""
+        if not self._guard.in_child:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._lock.close()
+
+    def _part(self, name: str) -> Path:
+        return self.path / f"{name}.part"
+
+
+def find_shared(name: str, proof: str) -> Path | None:
+    """The directory of that name, where it is another's on this machine that proves itself; else None."""
+    path = ROOT / name
+    if _NAME.fullmatch(name) is None:
+        return None
+    secret = _read(path / SECRET)
+    return path if secret is not None and hashlib.sha256(secret).hexdigest() == proof else None
+
+
+def read_shared(path: Path, name: str, nbytes: int) -> NDArray[np.uint8] | None:
+    """The file's bytes, mapped; None where it isn't there, or isn't of that size.
+
+    Written to, the mapping gets pages of its own, and nobody else sees it. It lasts longer than the file.
+    """
+    with suppress(OSError), _open(path / name) as file:
+        if os.fstat(file.fileno()).st_size == nbytes:
+            protection = mmap.PROT_READ | mmap.PROT_WRITE
+            return np.frombuffer(mmap.mmap(file.fileno(), nbytes, mmap.MAP_PRIVATE, protection), np.uint8)
+    return None
+
+
+def _open(path: Path) -> BinaryIO:
+    """A file of this user's own, no link; OSError where it is none."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0)
+    if os.fstat(file.fileno()).st_uid == os.geteuid():
+        return file
+    file.close()
+    raise PermissionError(path)
+
+
+def _read(path: Path) -> bytes | None:
+    with suppress(OSError), _open(path) as file:
+        return file.read(4096)
+    return None
+
+
+def _sweep() -> None:
+    """Remove the directories of this user's servers that were killed."""
+    for path in ROOT.glob("asyncfetch-tensors-*"):
+        with suppress(OSError), _open(path / SECRET) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,310 @@
+"""What a remote tensor costs: beside the engine's plain GET of the same bytes, and beside base64 in JSON.
+
+    python -m bench.tensors                 64 KiB, 1 MiB and 16 MiB, 5 repeats; then 10,000 steps; some minutes
+    python -m bench.tensors --quick         one size, 3 repeats, 500 steps
+
+One server in a process of its own holds bf16 tensors. Each repeat reads all of them by each way, in a new order: the
+table has medians. "base64 JSON" is what the published design does: bf16 cast up to float32, base64 in JSON, decoded
+again. Then steps of put, localize and clear, and the resident memory of both processes meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import multiprocessing
+import random
+import statistics
+import sys
+import time
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import aiohttp
+import anyio
+import psutil
+import torch
+from aiohttp import web
+from rich.console import Console
+from rich.table import Table
+
+import asyncfetch as af
+from asyncfetch.tensors import TensorClient, TensorServer
+from asyncfetch.tensors.urls import shards_url
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from multiprocessing.connection import Connection
+
+    from asyncfetch.tensors import RemoteTensor
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+SIZES = [64 * KIB, MIB, 16 * MIB]
+REPEAT_BYTES = 64 * MIB
+"""Read in one repeat: as in a training step, memory of the one before is used again."""
+JSON_BYTES = 32 * MIB
+"""Read as JSON in one repeat, which is slow."""
+JSON_CONCURRENCY = 16
+STEP_BYTES = (4 * KIB, 64 * KIB, 512 * KIB)
+"""Tensors of one step."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way for one size: medians over the repeats."""
+
+    way: str
+    tensor_bytes: int
+    mib_per_second: float
+    cpu_seconds_per_gib: float
+    """Of the client's process."""
+    rate_to_get: float
+    """Over that of the plain GET, the median of the repeats' ratios."""
+    cpu_to_json: float
+    """CPU of base64 JSON over this, the median of the repeats' ratios."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Resident memory of client and server over steps of put, localize and clear."""
+
+    steps: int
+    seconds: float
+    client_bytes: tuple[int, int]
+    """Highest in the second and in the last fifth."""
+    server_bytes: tuple[int, int]
+    kept_bytes: int
+    """Of shards, by the client at the end."""
+
+
+def serve(pipe: Connection, count: int, nbytes: int) -> None:
+    """The server's process: says its urls, and ends when told."""
+    asyncio.run(_serve(pipe, nbytes, count))
+
+
+async def _serve(pipe: Connection, nbytes: int, count: int) -> None:
+    payloads = [torch.randn(nbytes // 2).bfloat16() for _ in range(count)]
+
+    async def as_json(request: web.Request) -> web.Response:
+        tensor = payloads[int(request.match_info["number"])].float()
+        data = base64.b64encode(tensor.numpy().tobytes()).decode()
+        text = json.dumps({"shape": list(tensor.shape), "dtype": "float32", "data": data})
+        return web.Response(text=text, content_type="application/json")
+
+    application = web.Application()
+    application.router.add_get("/{number}", as_json)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    async with TensorServer(max_bytes=4 * GIB) as server, TensorClient(backend="http", own=server) as client:
+        remotes = await client.remotize(payloads, server.url)
+        pipe.send((server.url, f"http://127.0.0.1:{port}", remotes))
+        while not pipe.poll():  # noqa: ASYNC110 - a pipe isn't awaited
+            await anyio.sleep(0.2)
+    await runner.cleanup()
+
+
+class ServerProcess:
+    """``with ServerProcess(count, nbytes) as server``."""
+
+    def __init__(self, count: int, nbytes: int) -> None:
+        self._pipe, far = multiprocessing.Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(target=serve, args=(far, count, nbytes))
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        self.url, self.json_url, self.remotes = self._pipe.recv()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._pipe.send("end")
+        self._process.join(30)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Of the process."""
+        memory: int = psutil.Process(self._process.pid).memory_info().rss
+        return memory
+
+
+async def measure(nbytes: int, repeats: int) -> list[Row]:
+    """All ways for tensors of one size, interleaved."""
+    count = max(8, REPEAT_BYTES // nbytes)
+    with ServerProcess(count, nbytes) as server:
+        async with AsyncExitStack() as stack:
+            ways = await open_ways(stack, server, server.remotes)
+            for way in ways.values():
+                await way()
+            measured: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+            for _ in range(repeats):
+                for name in random.sample(list(ways), len(ways)):
+                    measured[name].append(await timed(ways[name]))
+    return [summarise(name, nbytes, measured) for name in ways]
+
+
+async def open_ways(
+    stack: AsyncExitStack, server: ServerProcess, remotes: list[RemoteTensor]
+) -> dict[str, Callable[[], Awaitable[int]]]:
+    """By name: reads tensors and returns how many bytes of tensors that were."""
+    fetcher = await stack.enter_async_context(af.Fetcher(af.FetchConfig(trust_env=False)))
+    ranges = [af.ByteRange(shards_url(one.server, [one.shard_id]), 0, one.frame_bytes) for one in remotes]
+    session = await stack.enter_async_context(aiohttp.ClientSession())
+
+    async def plain() -> int:
+        views = await fetcher.fetch_many(ranges)
+        return sum(map(len, views))
+
+    async def as_json() -> int:
+        queue = iter(range(max(4, min(len(remotes), JSON_BYTES // remotes[0].nbytes))))
+        total = 0
+
+        async def work() -> None:
+            nonlocal total
+            for number in queue:
+                async with session.get(f"{server.json_url}/{number}") as response:
+                    answer = json.loads(await response.read())
+                data = bytearray(base64.b64decode(answer["data"]))
+                tensor = torch.frombuffer(data, dtype=torch.float32).reshape(answer["shape"]).bfloat16()
+                total += tensor.nbytes
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(JSON_CONCURRENCY):
+                tasks.start_soon(work)
+        return total
+
+    async def localize(**settings: Any) -> Callable[[], Awaitable[int]]:  # noqa: ANN401
+        client = await stack.enter_async_context(TensorClient(backend="http", **settings))
+
+        async def work() -> int:
+            client.clear_all()
+            tensors = await client.localize(remotes)
+            return sum(tensor.nbytes for tensor in tensors)
+
+        return work
+
+    return {
+        "plain GET": plain,
+        "localize, views": await localize(delivery="view", shared_memory=False),
+        "localize, copies": await localize(shared_memory=False),
+        "localize, shared memory": await localize(delivery="view"),
+        "base64 JSON": as_json,
+    }
+
+
+async def timed(way: Callable[[], Awaitable[int]]) -> tuple[float, float]:
+    """Bytes per second, and CPU seconds per byte."""
+    cpu, started = time.process_time(), time.perf_counter()
+    nbytes = await way()
+    return nbytes / (time.perf_counter() - started), (time.process_time() - cpu) / nbytes
+
+
+def summarise(name: str, nbytes: int, measured: dict[str, list[tuple[float, float]]]) -> Row:
+    """The row of one way."""
+    own, plain, as_json = measured[name], measured["plain GET"], measured["base64 JSON"]
+    return Row(
+        way=name,
+        tensor_bytes=nbytes,
+        mib_per_second=statistics.median(rate for rate, _ in own) / MIB,
+        cpu_seconds_per_gib=statistics.median(cpu for _, cpu in own) * GIB,
+        rate_to_get=statistics.median(one[0] / other[0] for one, other in zip(own, plain, strict=True)),
+        cpu_to_json=statistics.median(other[1] / one[1] for one, other in zip(own, as_json, strict=True)),
+    )
+
+
+async def measure_steps(steps: int, settings: dict[str, Any] | None = None) -> Steps:
+    """Put, localize, clear, again and again."""
+    client_bytes, server_bytes = [], []
+    with ServerProcess(1, 2) as server:
+        async with TensorClient(backend="http", **(settings or {})) as client:
+            started = time.perf_counter()
+            for step in range(steps):
+                tensors = [torch.full((size // 2,), step % 100, dtype=torch.bfloat16) for size in STEP_BYTES]
+                remotes = await client.remotize(tensors, server.url)
+                local = await client.localize(remotes)
+                if int(local[-1][-1]) != step % 100:
+                    sys.exit(f"step {step} brought another tensor")
+                await client.clear(server.url, [one.shard_id for one in remotes])
+                if step % max(1, steps // 50) == 0:
+                    client_bytes.append(psutil.Process().memory_info().rss)
+                    server_bytes.append(server.resident_bytes)
+            seconds = time.perf_counter() - started
+            kept = client.statistics()
+    return Steps(
+        steps,
+        seconds,
+        _fifths(client_bytes),
+        _fifths(server_bytes),
+        kept.bytes + kept.in_flight_bytes + kept.pinned_bytes,
+    )
+
+
+def _fifths(samples: list[int]) -> tuple[int, int]:
+    fifth = max(1, len(samples) // 5)
+    return max(samples[fifth : 2 * fifth]), max(samples[-fifth:])
+
+
+def show(rows: Sequence[Row], console: Console) -> None:
+    """Print the table."""
+    table = Table(title="reading bf16 tensors: medians")
+    columns = ("way", "tensor", "MiB/s", "of plain GET", "CPU-s/GiB", "base64 JSON takes")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    for number, row in enumerate(rows):
+        table.add_row(
+            row.way,
+            f"{row.tensor_bytes // KIB} KiB",
+            f"{row.mib_per_second:.0f}",
+            f"{row.rate_to_get:.2f}",
+            f"{row.cpu_seconds_per_gib:.2f}",
+            f"{row.cpu_to_json:.1f} x",
+            end_section=number + 1 == len(rows) or rows[number + 1].tensor_bytes != row.tensor_bytes,
+        )
+    console.print(table)
+
+
+def show_steps(steps: Steps, console: Console) -> None:
+    """Print the line for the steps."""
+    (client_early, client_late), (server_early, server_late) = steps.client_bytes, steps.server_bytes
+    console.print(
+        f"{steps.steps} steps of put, localize, clear in {steps.seconds:.0f} s; resident MiB, second and last fifth:"
+        f" client {client_early / MIB:.0f} and {client_late / MIB:.0f},"
+        f" server {server_early / MIB:.0f} and {server_late / MIB:.0f}; kept at the end: {steps.kept_bytes} bytes"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one size, 3 repeats, 500 steps")
+    parser.add_argument("--sizes", help="KiB, with commas")
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--only", choices=("reading", "steps"))
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    asked = parser.parse_args(arguments)
+    sizes = (
+        [int(size) * KIB for size in asked.sizes.split(",")] if asked.sizes else SIZES[1:2] if asked.quick else SIZES
+    )
+    repeats = asked.repeats or (3 if asked.quick else 5)
+    rows: list[Row] = []
+    steps = None
+    if asked.only != "steps":
+        rows = [row for size in sizes for row in anyio.run(measure, size, repeats)]
+    if asked.only != "reading":
+        steps = anyio.run(measure_steps, asked.steps or (500 if asked.quick else 10_000))
+    if asked.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows], "steps": steps and asdict(steps)}))
+        return
+    if rows:
+        show(rows, Console())
+    if steps is not None:
+        show_steps(steps, Console())
+
+
+if __name__ == "__main__":
+    main()

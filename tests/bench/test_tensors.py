@@ -1,0 +1,39 @@
+"""The benchmark of remote tensors measures, and what it measures stays flat."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MIB = 1024 * 1024
+
+
+def bench(*arguments: str) -> Any:  # noqa: ANN401 - JSON
+    command = [sys.executable, "-m", "bench.tensors", "--json", *arguments]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.timeout(90)
+def test_put_localize_clear_takes_no_memory_on_either_side() -> None:
+    steps = bench("--only", "steps", "--steps", "300")["steps"]
+    assert steps["steps"] == 300
+    assert steps["kept_bytes"] == 0
+    for early, late in (steps["client_bytes"], steps["server_bytes"]):
+        assert late - early < 24 * MIB  # a step's tensors are 0.6 MiB: kept, they were 100 by then
+
+
+@pytest.mark.timeout(90)
+def test_reading_is_measured_beside_a_plain_get_and_json() -> None:
+    rows = bench("--only", "reading", "--sizes", "64", "--repeats", "1")["rows"]
+    by_way = {row["way"]: row for row in rows}
+    assert by_way["plain GET"]["rate_to_get"] == 1
+    assert by_way["base64 JSON"]["cpu_to_json"] == 1
+    assert by_way["localize, views"]["cpu_to_json"] > 3

@@ -1,0 +1,188 @@
+"""Cancellation at every await, closing in the middle, threads, forks, and ends without an end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+import torch
+
+from asyncfetch.errors import AsyncFetchError, ClosedError, ConnectionFailed, TensorError, WrongLoop
+from asyncfetch.tensors import RemoteTensor, TensorServer
+from tests.tensors.conftest import MIB, Backend
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from tests.tensors.conftest import ScriptedServer
+
+ROOT = Path(__file__).parents[2]
+http_client = Backend("http", "").client
+
+
+@pytest.mark.parametrize("after", [0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016])
+async def test_a_cancelled_localize_leaves_nothing_under_way(server: TensorServer, after: float) -> None:
+    async with http_client() as client:
+        remotes = await client.remotize([torch.ones(10), torch.ones(1_000_000), torch.ones(100_000)], server.url)
+        with anyio.move_on_after(after):
+            await client.localize(remotes)
+        now = client.statistics()
+        assert (now.in_flight, now.in_flight_bytes) == (0, 0)
+        assert torch.equal((await client.localize(remotes))[1], torch.ones(1_000_000))
+
+
+@pytest.mark.parametrize("after", [0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016])
+async def test_a_cancelled_remotize_leaves_nothing_on_the_server(server: TensorServer, after: float) -> None:
+    async with http_client() as client:
+        with anyio.move_on_after(after) as scope:
+            await client.remotize([torch.ones(10), torch.ones(4_000_000), torch.ones(100_000)], server.url)
+        now = server.statistics()
+        if scope.cancelled_caught:
+            with anyio.fail_after(2):
+                while server.statistics().reserved_bytes:  # noqa: ASYNC110 - it learns of the broken upload by itself
+                    await anyio.sleep(0.005)
+            now = server.statistics()
+            assert (now.shards, now.bytes) == (0, 0)
+        else:
+            assert now.shards == 3
+
+
+async def test_a_failed_remotize_leaves_nothing_on_the_server() -> None:
+    async with TensorServer(max_bytes=MIB) as server, http_client() as client:
+        with pytest.raises(TensorError, match="max_bytes"):
+            await client.remotize([torch.ones(10_000) for _ in range(40)], server.url)
+        assert server.statistics().shards == 0
+        assert (await client.remotize(torch.ones(3), server.url)).shape == (3,)
+
+
+async def stall(request: web.Request) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_closing_ends_calls_of_tasks_and_threads(scripted: ScriptedServer) -> None:
+    errors: list[Exception] = []
+    waiting = threading.Event()
+    async with http_client() as client:
+        remote = await client.remotize(torch.ones(3), scripted.url)
+        scripted.always = stall
+
+        def ask_from_a_thread() -> None:
+            waiting.set()
+            try:
+                client.blocking.localize(remote)
+            except AsyncFetchError as error:
+                errors.append(error)
+
+        async def ask() -> None:
+            try:
+                await client.localize(remote)
+            except AsyncFetchError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=ask_from_a_thread)
+        thread.start()
+        tasks = anyio.create_task_group()
+        await tasks.__aenter__()
+        tasks.start_soon(ask)
+        await anyio.to_thread.run_sync(waiting.wait)
+        while client.statistics().misses < 2:  # noqa: ASYNC110 - another thread counts
+            await anyio.sleep(0.001)
+    await tasks.__aexit__(None, None, None)
+    await anyio.to_thread.run_sync(thread.join)
+    assert [type(error) for error in errors] == [ClosedError, ClosedError]
+
+
+async def test_one_server_is_down_and_the_others_shards_arrive(server: TensorServer) -> None:
+    async with http_client() as client:
+        there = await client.remotize([torch.ones(3), torch.ones(200_000)], server.url)
+        async with TensorServer(max_bytes=MIB) as gone:
+            lost = await client.remotize(torch.ones(3), gone.url)
+        with pytest.raises(ConnectionFailed, match=gone.url):
+            await client.localize([*there, lost])
+        assert client.statistics().entries == 2
+
+
+async def test_an_error_isnt_kept(scripted: ScriptedServer) -> None:
+    async with http_client() as client:
+        remote = await client.remotize(torch.ones(3), scripted.url)
+        scripted.will(400)
+        with pytest.raises(AsyncFetchError):
+            await client.localize(remote)
+        assert torch.equal(await client.localize(remote), torch.ones(3))
+
+
+@pytest.mark.parametrize("change", [{"shape": (4,)}, {"shape": (2,)}, {"shape": (3, 1)}, {"dtype_name": "int32"}])
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+async def test_what_isnt_as_it_was_said_to_be_is_an_error(
+    server: TensorServer, change: dict[str, object], together: bool, kept: bool, own: bool
+) -> None:
+    async with http_client(own=server if own else None) as client:
+        remotes: list[RemoteTensor] = await client.remotize([torch.ones(3), torch.ones(5)], server.url)
+        if kept:
+            await client.localize(remotes)
+        fields = {name: getattr(remotes[0], name) for name in ("server", "shard_id", "shape", "dtype_name")}
+        wrong = RemoteTensor(**(fields | change))
+        with pytest.raises(TensorError):
+            await client.localize([wrong, *remotes] if together else wrong)
+        assert torch.equal((await client.localize(remotes))[0], torch.ones(3))
+
+
+def test_a_forked_child_is_told_and_the_parent_goes_on(server: TensorServer) -> None:
+    with http_client() as client:
+        remote = client.remotize(torch.ones(3), server.url)
+        child = os.fork()
+        if child == 0:
+            told = 0
+            for call in (lambda: client.localize(remote), client.clear_all, client.statistics):
+                try:
+                    call()
+                except WrongLoop:
+                    told += 1
+            os._exit(0 if told == 3 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert torch.equal(client.localize(remote), torch.ones(3))
+
+
+@pytest.mark.parametrize("end", ["", "del client, server; gc.collect(); print('collected')", "raise SystemExit(0)"])
+def test_a_process_ends_whether_or_not_they_are_closed(end: str) -> None:
+    program = f"""
+import gc, torch
+from asyncfetch.tensors import TensorClient, TensorServer
+server = TensorServer(max_bytes=1 << 26, shared_memory=False)
+server.__enter__()
+client = TensorClient(backend="http")
+blocking = client.__enter__()
+assert torch.equal(blocking.localize(blocking.remotize(torch.ones(100_000), server.url)), torch.ones(100_000))
+{end}
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=15
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+async def test_nothing_is_left_behind() -> None:
+    async def once() -> None:
+        async with TensorServer(max_bytes=64 * MIB) as server, http_client(shared_memory=True) as client:
+            remotes = await client.remotize([torch.ones(3), torch.ones(100_000)], server.url)
+            await client.localize(remotes)
+
+    await once()
+    gc.collect()
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        await once()
+    gc.collect()
+    assert threading.active_count() <= threads
+    assert len(os.listdir("/proc/self/fd")) <= files
+    assert len(asyncio.all_tasks()) == 1

@@ -1,0 +1,114 @@
+"""What only Ray does: other processes, owners that die, memory that is freed; what only one of two stores does."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+import torch
+
+from asyncfetch.errors import ConfigError, ShardNotFound
+from asyncfetch.tensors import RemoteTensor, TensorClient, TensorServer
+from asyncfetch.tensors.ray_store import RAY
+from tests.tensors.conftest import MIB, Backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ray_client, http_client = Backend("ray", RAY).client, Backend("http", "").client
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(60)]  # a worker of Ray's imports torch
+
+
+async def in_worker(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
+    """What the function returns in a process of Ray's own."""
+    import ray
+
+    def call() -> Any:  # noqa: ANN401
+        return ray.get(ray.remote(max_calls=1)(function).remote(*arguments), timeout=50)
+
+    return await anyio.to_thread.run_sync(call)
+
+
+async def test_another_process_reads_and_clears() -> None:
+    def work(remote: RemoteTensor) -> tuple[int, int]:
+        with TensorClient() as client:
+            total = int(client.localize(remote).sum())
+            return total, client.clear(remote.server, [remote.shard_id]).remote
+
+    async with ray_client() as client:
+        remote = await client.remotize(torch.arange(100_000), None)
+        assert remote.server == RAY
+        assert await in_worker(work, remote) == (sum(range(100_000)), 1)
+        with pytest.raises(ShardNotFound, match=remote.shard_id):
+            await client.localize(remote)
+
+
+async def test_what_a_process_stored_is_lost_with_it() -> None:
+    def work() -> tuple[RemoteTensor, int]:
+        with TensorClient() as client:
+            return client.remotize(torch.ones(1_000_000)), os.getpid()
+
+    remote, pid = await in_worker(work)
+    os.kill(pid, signal.SIGKILL)
+    async with ray_client(max_bytes=0) as client:
+
+        async def localize_until_ray_has_noticed() -> None:
+            while True:
+                await client.localize(remote)
+
+        with anyio.fail_after(30), pytest.raises(ShardNotFound, match=remote.shard_id):
+            await localize_until_ray_has_noticed()
+
+
+async def test_a_clear_frees_the_object_stores_memory() -> None:
+    import ray
+
+    def free_bytes() -> float:
+        resources: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        return resources["object_store_memory"]
+
+    async with ray_client(max_bytes=0) as client:
+        for _ in range(12):  # 12 times 40 MiB; the object store has 200
+            remote = await client.remotize(torch.ones(10 * MIB), None)
+            await client.localize(remote)
+            await client.clear(RAY, [remote.shard_id])
+            gc.collect()
+        with anyio.fail_after(10):
+            while await anyio.to_thread.run_sync(free_bytes) < 150 * MIB:  # noqa: ASYNC110 - Ray's own pace
+                await anyio.sleep(0.1)
+
+
+async def test_ray_is_chosen_where_it_is_initialised(server: TensorServer) -> None:
+    async with TensorClient() as client:
+        remote = await client.remotize(torch.ones(3), server.url)
+        assert remote.server == RAY
+        assert torch.equal(await client.localize(remote), torch.ones(3))
+        await client.clear(RAY, [remote.shard_id])
+    assert server.statistics().stored == 0
+
+
+async def test_one_structure_may_be_in_both(server: TensorServer) -> None:
+    async with ray_client() as by_ray, http_client() as by_http:
+        mixed = [await by_ray.remotize(torch.ones(3)), await by_http.remotize(torch.zeros(2), server.url)]
+        assert set(by_http.collect_shards(mixed)) == {RAY, server.url}
+        assert [tensor.tolist() for tensor in await by_http.localize(mixed)] == [[1, 1, 1], [0, 0]]
+        await by_http.clear(RAY, [mixed[0].shard_id])
+
+
+async def test_http_needs_a_server() -> None:
+    async with http_client() as client:
+        with pytest.raises(ConfigError, match="url of a TensorServer"):
+            await client.remotize(torch.ones(1))
+
+
+def test_nothing_is_reported_to_anybody() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray._common.usage import usage_lib
+
+    assert not usage_lib.usage_stats_enabled()

@@ -1,0 +1,163 @@
+"""Shared memory: only between those who prove that they share it, and never in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+import torch
+
+from asyncfetch.tensors import RemoteTensor, TensorServer
+from asyncfetch.tensors.shared import ROOT, SharedDirectory, find_shared, read_shared
+from tests.tensors.conftest import MIB, Backend
+
+pytestmark = pytest.mark.skipif(not ROOT.is_dir(), reason="no /dev/shm")
+http_client = Backend("http", "").client
+TREE = Path(__file__).parents[2]
+
+
+def directories() -> set[str]:
+    return {path.name for path in ROOT.glob("asyncfetch-tensors-*")}
+
+
+@pytest.mark.parametrize("delivery", ["copy", "view"])
+async def test_large_shards_come_without_a_request(delivery: str) -> None:
+    async with TensorServer(max_bytes=64 * MIB) as server, http_client(shared_memory=True, delivery=delivery) as client:
+        tensors = [torch.ones(3), torch.arange(100_000), torch.full((500_000,), 2.0, dtype=torch.bfloat16)]
+        remotes = await client.remotize(tensors, server.url)
+        local = await client.localize(remotes)
+        assert all(map(torch.equal, tensors, local))
+        now = client.statistics()
+        assert (now.fetched, now.shared_reads) == (3, 2)
+        assert (server.statistics().shared_shards, server.statistics().read) == (2, 1)
+        client.clear_all()
+        before = client.statistics().requests
+        await client.localize(remotes[1:])
+        assert client.statistics().requests == before
+
+
+async def test_an_edit_of_one_process_isnt_seen_by_others() -> None:
+    async with TensorServer(max_bytes=64 * MIB) as server, http_client(shared_memory=True, delivery="view") as client:
+        remote = await client.remotize(torch.ones(100_000), server.url)
+        (await client.localize(remote)).add_(1)
+        async with http_client() as other, http_client(shared_memory=True) as neighbour:
+            assert torch.equal(await other.localize(remote), torch.ones(100_000))
+            assert torch.equal(await neighbour.localize(remote), torch.ones(100_000))
+
+
+async def test_a_tensor_outlives_its_shard_and_its_server() -> None:
+    async with http_client(shared_memory=True, delivery="view") as client:
+        async with TensorServer(max_bytes=64 * MIB) as server:
+            remote = await client.remotize(torch.ones(100_000), server.url)
+            local = await client.localize(remote)
+            await client.clear(server.url, [remote.shard_id])
+            assert server.statistics().shared_shards == 0
+        assert torch.equal(local, torch.ones(100_000))
+
+
+async def test_a_cleared_shard_is_gone_there_too() -> None:
+    async with TensorServer(max_bytes=64 * MIB) as server, http_client(shared_memory=True) as client:
+        remote = await client.remotize(torch.ones(100_000), server.url)
+        [path] = ROOT.glob(f"asyncfetch-tensors-*/{remote.shard_id}")
+        await client.clear(server.url, [remote.shard_id])
+        assert not path.exists()
+
+
+async def test_a_damaged_file_is_noticed() -> None:
+    async with TensorServer(max_bytes=64 * MIB) as server, http_client(shared_memory=True) as client:
+        remote = await client.remotize(torch.ones(100_000), server.url)
+        [path] = ROOT.glob(f"asyncfetch-tensors-*/{remote.shard_id}")
+        path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+        with pytest.raises(Exception, match="checksum"):
+            await client.localize(remote)
+
+
+async def test_nothing_is_left_behind() -> None:
+    before = directories()
+    async with TensorServer(max_bytes=64 * MIB) as server, http_client() as client:
+        assert len(directories() - before) == 1
+        await client.remotize(torch.ones(100_000), server.url)
+    assert directories() == before
+
+
+def test_what_a_killed_server_left_is_removed_by_the_next() -> None:
+    program = """
+import time, torch
+from asyncfetch.tensors import TensorClient, TensorServer
+with TensorServer(max_bytes=1 << 26) as server, TensorClient(backend="http") as client:
+    client.remotize(torch.ones(100_000), server.url)
+    print(server.storage._shared_directory.path.name, flush=True)
+    time.sleep(60)
+"""
+    child = subprocess.Popen([sys.executable, "-c", program], cwd=TREE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    name = child.stdout.readline().strip()
+    with TensorServer(max_bytes=1):
+        assert name in directories()  # it lives
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    with TensorServer(max_bytes=1):
+        assert name not in directories()
+
+
+def test_only_who_holds_the_secret_is_believed() -> None:
+    directory = SharedDirectory()
+    try:
+        name = directory.path.name
+        assert find_shared(name, directory.proof) == directory.path
+        assert find_shared(name, "0" * 64) is None
+        assert find_shared("asyncfetch-tensors-" + "0" * 32, directory.proof) is None
+        for elsewhere in ("../etc", "asyncfetch-tensors-../../etc", "", "."):
+            assert find_shared(elsewhere, directory.proof) is None
+    finally:
+        directory.close()
+
+
+def test_only_whole_files_of_the_right_size_are_read() -> None:
+    directory = SharedDirectory()
+    try:
+        array = directory.create("a", 100)
+        assert array is not None
+        array[:] = 7
+        assert read_shared(directory.path, "a", 100) is None
+        directory.publish("a")
+        assert read_shared(directory.path, "a", 99) is None
+        there = read_shared(directory.path, "a", 100)
+        assert there is not None
+        assert there.tolist() == [7] * 100
+        (directory.path / "link").symlink_to(directory.path / "a")
+        assert read_shared(directory.path, "link", 100) is None
+        assert directory.create("a", 2**62) is None  # no room
+    finally:
+        directory.close()
+
+
+async def test_where_shared_memory_is_full_private_memory_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedDirectory, "create", lambda *_: None)
+    async with TensorServer(max_bytes=64 * MIB) as server, http_client(shared_memory=True) as client:
+        remote = await client.remotize(torch.ones(100_000), server.url)
+        assert torch.equal(await client.localize(remote), torch.ones(100_000))
+        assert client.statistics().shared_reads == 0
+
+
+async def test_a_server_that_shares_nothing_is_asked_once() -> None:
+    silent = TensorServer(max_bytes=64 * MIB, shared_memory=False)
+    async with silent as server, http_client(shared_memory=True) as client:
+        remotes = await client.remotize([torch.ones(50_000) for _ in range(8)], server.url)
+        before = client.statistics().requests
+        await client.localize(remotes)
+        assert client.statistics().requests == before + 9
+
+
+async def test_a_missing_shard_is_missing() -> None:
+    async with TensorServer(max_bytes=64 * MIB) as server, http_client(shared_memory=True) as client:
+        with pytest.raises(KeyError):
+            await client.localize(RemoteTensor(server.url, "0" * 32, (1_000_000,), "uint8"))
+        with anyio.fail_after(1), pytest.raises(KeyError):
+            await client.localize(RemoteTensor(server.url, "0" * 32, (1_000_000,), "uint8"))
