@@ -251,7 +251,7 @@ async def test_closing_waits_for_no_server(
 
     any_server.gate = arrived
     async with anyio.create_task_group() as group:
-        async with fetcher_with(ca_file=ca_file, timeouts=PATIENT) as fetcher:
+        async with fetcher_with(ca_file=ca_file, timeouts=PATIENT, max_span_bytes=0) as fetcher:
             for _ in range(5):
                 group.start_soon(_closed, fetcher, url)
             await all_arrived.wait()
