@@ -6,8 +6,9 @@ The ideal is that no range takes longer than one that comes alone: ceil(ranges /
 serves and fetches on the same few cores doesn't allow it, whoever fetches: all ranges of a turn come at the same
 moment, and nginx, which waits after each piece it sends and never makes up for what such a wait took too long, falls
 behind its rate. So a bare client is measured beside the engine, which knows one server, one path and one length and
-checks nothing: connections that ask, and put what comes into memory that is theirs. No more
-can be asked of the engine on this server and machine. All take turns at one nginx, over connections that are there before.
+checks nothing: connections that ask, and put what comes into memory that is theirs. Where that one misses the ideal as
+well, so much of what is missing isn't the engine's. All take turns at one nginx, over connections that are there
+before.
 """
 
 from __future__ import annotations
