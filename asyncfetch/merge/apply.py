@@ -168,7 +168,7 @@ def _check_limits(limits: Limits) -> None:
 def _check_paths(
     sources: Sequence[str | os.PathLike[str]], destination: str | os.PathLike[str]
 ) -> tuple[list[str], Path]:
-    if isinstance(sources, str | os.PathLike) or not sources:
+    if len(sources) == 0 or hasattr(sources, "strip"):
         raise ConfigError(f"sources must be a list of at least one dataset, not {sources!r}")
     target = os.fspath(destination)
     if target.startswith("file://"):

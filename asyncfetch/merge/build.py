@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import IO, TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -22,7 +23,6 @@ from asyncfetch.runtime.concurrently import ungrouped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from io import FileIO
     from pathlib import Path
 
     import pyarrow as pa
@@ -107,7 +107,7 @@ async def _write_video(build: _Build, planned: VideoPlan) -> None:
     fps = build.plan.sources[0].metadata.info.fps
     video: VideoFile = await anyio.to_thread.run_sync(partial(build_video, planned.segments, fps=fps))
     path = await anyio.to_thread.run_sync(_path, build, VIDEO_PATH, planned.file, planned.camera)
-    async with await anyio.open_file(path, "wb", buffering=0) as file:
+    async with await anyio.open_file(path, "wb") as file:
         await anyio.to_thread.run_sync(_write_all, file.wrapped, video.header)
         for url, start, stop in video.ranges:
             for first in range(start, stop, _PIECE_BYTES):
@@ -116,26 +116,21 @@ async def _write_video(build: _Build, planned: VideoPlan) -> None:
                 build.wrote(len(piece))
 
 
-def _write_all(file: FileIO, data: bytes | memoryview) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
+def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
+    file.write(data)
 
 
 async def _write_rows(build: _Build, number: int, episodes: Sequence[PlannedEpisode], schema: pa.Schema) -> None:
     path = await anyio.to_thread.run_sync(_path, build, DATA_PATH, number)
     writer = await anyio.to_thread.run_sync(open_writer, path, schema)
     try:
-        url, table = None, None
-        for planned in episodes:
-            if not planned.episode.length:
-                continue
-            if planned.episode.data_url != url:
-                url = planned.episode.data_url
-                table = await _read_table(build, url, schema.names)
-            build.rows[planned.index] = await anyio.to_thread.run_sync(
-                _write_episode, build.plan, planned, table, schema, writer
-            )
+        with_rows = [planned for planned in episodes if planned.episode.length]
+        for url, from_one_file in groupby(with_rows, key=lambda planned: planned.episode.data_url):
+            table = await _read_table(build, url, schema.names)
+            for planned in from_one_file:
+                build.rows[planned.index] = await anyio.to_thread.run_sync(
+                    _write_episode, build.plan, planned, table, schema, writer
+                )
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(writer.close)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.media import Mp4Index
 
-__all__ = ["Pictures", "describe_pictures", "without_bit_rate"]
+__all__ = ["Pictures", "describe_pictures", "plain_description"]
 
 _CODECS = {"av01": "av1", "avc1": "h264", "avc3": "h264", "hev1": "hevc", "hvc1": "hevc"}
 _ENTRY_BYTES = 78
@@ -54,12 +54,15 @@ def describe_pictures(index: Mp4Index) -> Pictures:
     return Pictures(codec, index.width, index.height, _pixel_format(boxes), index.timescale)
 
 
-def without_bit_rate(stsd: bytes) -> bytes:
-    """A sample description's body without ``btrt`` boxes: they are true of one file only, and no decoder needs them."""
+def plain_description(stsd: bytes) -> bytes:
+    """A sample description's body without what says nothing of the pictures.
+
+    That is the bit rate (``btrt``), true of one file only, and square pixels (``pasp``), the default.
+    """
     pieces = [stsd[:_STSD_BYTES]]
     for entry in _entries(stsd, "stsd"):
         body = [bytes(entry.body[:_ENTRY_BYTES])]
-        body += [_box(box) for box in entry.children(_ENTRY_BYTES) if box.kind != "btrt"]
+        body += [_box(box) for box in entry.children(_ENTRY_BYTES) if not _is_idle(box)]
         pieces.append(_pack(entry.kind, b"".join(body)))
     return b"".join(pieces)
 
@@ -70,6 +73,10 @@ def _entries(stsd: bytes, where: str) -> Iterator[Box]:
 
 def _box(box: Box) -> bytes:
     return _pack(box.kind, bytes(box.body))
+
+
+def _is_idle(box: Box) -> bool:
+    return box.kind == "btrt" or (box.kind == "pasp" and box.body[:4] == box.body[4:8])
 
 
 def _pack(kind: str, body: bytes) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import FormatError, redact_url
-from asyncfetch.merge.codecs import without_bit_rate
+from asyncfetch.merge.codecs import plain_description
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +54,7 @@ class Segment:
     @property
     def configuration(self) -> tuple[bytes, bytes]:
         """What two segments must have in common to lie in one file."""
-        return without_bit_rate(self.index.track.stsd), self.index.track.geometry
+        return plain_description(self.index.track.stsd), self.index.track.geometry
 
 
 def cut_file(index: Mp4Index, spans: Iterable[EpisodeSpan], *, fps: float) -> list[Segment]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from numpy.typing import NDArray
+    from pyarrow import Schema, Table
 
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
@@ -42,7 +43,7 @@ def rows_schema(plan: MergePlan) -> pa.Schema:
     pa = require_pyarrow()
     schemas = [file.schema for source in plan.sources for file in source.data_files.values()]
     if not schemas:
-        empty: pa.Schema = pa.schema([])
+        empty: Schema = pa.schema([])
         return empty
     metadata = next((one.metadata for one in schemas if b"huggingface" in (one.metadata or {})), {})
     fields = []
@@ -53,7 +54,7 @@ def rows_schema(plan: MergePlan) -> pa.Schema:
             field = schemas[0].field(key)
             fields.append(field.with_type(column_type(feature, field.type)))
     kept = {b"huggingface": metadata[b"huggingface"]} if metadata else None
-    schema: pa.Schema = pa.schema(fields, metadata=kept)
+    schema: Schema = pa.schema(fields, metadata=kept)
     return schema
 
 
@@ -90,7 +91,7 @@ def episode_rows(table: pa.Table, planned: PlannedEpisode, task_map: Mapping[int
         else own[field.name].cast(field.type)
         for field in schema
     ]
-    renumbered: pa.Table = pa.table(columns, schema=schema)
+    renumbered: Table = pa.table(columns, schema=schema)
     return renumbered
 
 

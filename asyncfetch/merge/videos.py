@@ -17,7 +17,7 @@ import numpy as np
 
 from asyncfetch.media.clip import ClipTables, Timing, build_header
 from asyncfetch.media.samples import ByteRuns
-from asyncfetch.merge.codecs import without_bit_rate
+from asyncfetch.merge.codecs import plain_description
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ class VideoFile:
 def build_video(segments: Sequence[Segment], *, fps: float) -> VideoFile:
     """The file with these segments, at least one and all of one configuration and time scale."""
     track = segments[0].index.track
-    track = dataclasses.replace(track, stsd=without_bit_rate(track.stsd))
+    track = dataclasses.replace(track, stsd=plain_description(track.stsd))
     sizes = np.concatenate([segment.index.samples.sizes[segment.first : segment.stop] for segment in segments])
     tables = ClipTables(sizes=sizes, timing=_timing(segments, fps), sync=_sync(segments), runs=_runs(segments))
     header = build_header(track, tables, start=0, stop=int(sizes.sum(dtype=np.int64)))
