@@ -150,7 +150,7 @@ class _Counter:
             self._progress(self._done_bytes, max(self._expected_bytes, self._done_bytes))
 
 
-def _check_workers(workers: int | None) -> int:
+def _check_workers(workers: object) -> int:
     if workers is None:
         return os.cpu_count() or 1
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
@@ -166,9 +166,9 @@ def _check_limits(limits: Limits) -> None:
 
 
 def _check_paths(
-    sources: Sequence[str | os.PathLike[str]], destination: str | os.PathLike[str]
+    sources: Sequence[str | os.PathLike[str]] | str, destination: str | os.PathLike[str]
 ) -> tuple[list[str], Path]:
-    if len(sources) == 0 or hasattr(sources, "strip"):
+    if isinstance(sources, str) or not sources:
         raise ConfigError(f"sources must be a list of at least one dataset, not {sources!r}")
     target = os.fspath(destination)
     if target.startswith("file://"):
