@@ -6,8 +6,7 @@
 
 One nginx, the same ranges of one object in memory, each client in a process of its own that stays for all repeats, one
 after the other in a new order each repeat. The table shows medians, and the spread of the CPU figure. Clients of S3
-ask the same nginx, signing as they do it. Then the line for a slow link: 1,000 ranges at 128 a time, on streams of
-4 MiB/s that begin after 100 ms, over ceil(1000/128) times the median of one such range alone.
+ask the same nginx, signing as they do it. Before that, what is in bench/slow_link.py.
 
 A client that isn't installed is left out (pip install obstore s3fs s3torchconnector), and so is a case whose ranges in
 flight would take more than MAX_IN_FLIGHT_BYTES in each client. What isn't begun when the time is up is named.
@@ -31,18 +30,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import anyio
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-import asyncfetch as af
 from bench.engine_client import CLIENTS, LOOPS, PLAIN_ONLY, Case, Measured
 from bench.engine_s3 import BUCKET
 from bench.nginx import NginxServer
+from bench.slow_link import SlowLink, measure_slow_link
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 OBJECT_BYTES = 64 * MIB
@@ -100,20 +98,6 @@ class Row:
     requests_per_second: float
     peak_bytes: int
     """Resident memory above what the opened client began with, at its highest."""
-
-
-@dataclass(frozen=True)
-class SlowLink:
-    """Many ranges over a link that is slow for each of them."""
-
-    ranges: int
-    concurrency: int
-    alone_seconds: float
-    """Median of one range at a time."""
-    all_seconds: float
-    """Median of all of them."""
-    share_of_ideal: float
-    """ceil(ranges / concurrency) times the one, over the other."""
 
 
 class Process:
@@ -221,49 +205,7 @@ def summarise(name: str, case: Case, repeats: list[Measured]) -> Row:
     )
 
 
-def measure_slow_link(
-    directory: Path,
-    *,
-    repeats: int,
-    ranges: int = 1_000,
-    range_bytes: int = 256 * KIB,
-    concurrency: int = 128,
-    first_byte_seconds: float = 0.1,
-    bytes_per_second: float = 4 * MIB,
-) -> SlowLink:
-    """How close the engine comes to what such a link allows; connections are there before."""
-    write_object(directory)
-    with NginxServer(
-        directory, tls=True, first_byte_seconds=first_byte_seconds, bytes_per_second=bytes_per_second
-    ) as server:
-        url = f"{server.url}/object"
-        wanted = [af.ByteRange(url, at, at + range_bytes) for at in range(0, ranges * 4096, 4096)]
-        config = af.FetchConfig(
-            ca_file=server.ca_file,
-            max_requests_per_host=concurrency,
-            learn_limit=False,
-            max_span_bytes=0,
-            trust_env=False,
-        )
-
-        async def measure_all() -> tuple[list[float], list[float]]:
-            async with af.Fetcher(config) as fetcher:
-                await fetcher.fetch_many(wanted[:concurrency])
-                alone = [await _timed(fetcher.fetch_many([one])) for one in wanted[: 3 * repeats]]
-                return alone, [await _timed(fetcher.fetch_many(wanted)) for _ in range(repeats)]
-
-        alone, everything = map(statistics.median, anyio.run(measure_all))
-    ideal = math.ceil(ranges / concurrency) * alone
-    return SlowLink(ranges, concurrency, alone, everything, ideal / everything)
-
-
-async def _timed(work: Awaitable[object]) -> float:
-    started = time.perf_counter()
-    await work
-    return time.perf_counter() - started
-
-
-def show(rows: list[Row], link: SlowLink | None, console: Console) -> None:
+def show(rows: list[Row], links: Sequence[SlowLink], console: Console) -> None:
     """Print the table, with the ratio of this engine to each client in brackets."""
     table = Table(title="client CPU per range: medians, lowest-highest")
     columns = ("client", "", "range", "streams", "CPU-s/GiB", "spread", "CPU us/request", "MiB/s", "requests/s", "MiB")
@@ -288,11 +230,8 @@ def show(rows: list[Row], link: SlowLink | None, console: Console) -> None:
         )
     console.print(table)
     console.print("In brackets: asyncfetch over that client. MiB: highest resident memory above that at the start.")
-    if link is not None:
-        console.print(
-            f"slow link: {link.ranges} ranges, {link.concurrency} at a time, in {link.all_seconds:.2f} s;"
-            f" one alone takes {link.alone_seconds:.3f} s: {link.share_of_ideal:.3f} of the ideal"
-        )
+    for link in links:
+        console.print(str(link))
 
 
 def case_of(row: Row) -> tuple[bool, int, int]:
@@ -367,17 +306,17 @@ def plan_of(asked: argparse.Namespace) -> Plan:
     )
 
 
-def save(rows: list[Row], link: SlowLink | None, asked: argparse.Namespace) -> None:
+def save(rows: list[Row], links: Sequence[SlowLink], asked: argparse.Namespace) -> None:
     """Write what is known so far to the files that were asked for."""
     if asked.save is not None:
-        asked.save.write_text(as_json(rows, link))
+        asked.save.write_text(as_json(rows, links))
     if asked.plot is not None and rows:
         plot(rows, asked.plot)
 
 
-def as_json(rows: list[Row], link: SlowLink | None) -> str:
+def as_json(rows: list[Row], links: Sequence[SlowLink]) -> str:
     """All figures."""
-    return json.dumps({"rows": [asdict(row) for row in rows], "slow_link": link and asdict(link)})
+    return json.dumps({"rows": [asdict(row) for row in rows], "slow_links": [asdict(link) for link in links]})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -387,18 +326,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases = plan.cases()
     shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     rows: list[Row] = []
-    link = None
+    links: list[SlowLink] = []
     with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-", dir=shared_memory) as directory:
         if not asked.no_slow_link:
-            link = measure_slow_link(Path(directory), repeats=plan.repeats)
+            links = measure_slow_link(Path(directory), repeats=plan.repeats)
         progress = Console(stderr=True)
         for case in track(measure(plan, Path(directory)), "cases", total=len(cases), console=progress, transient=True):
             rows += case
-            save(rows, link, asked)
+            save(rows, links, asked)
     if asked.json:
-        print(as_json(rows, link))
+        print(as_json(rows, links))
     else:
-        show(rows, link, Console(width=None if sys.stdout.isatty() else 140))
+        show(rows, links, Console(width=None if sys.stdout.isatty() else 140))
     done = {case_of(row) for row in rows}
     for tls, size, concurrency in (case for case in cases if case not in done):
         progress.print(f"not measured: {'TLS' if tls else 'plain'}, {size // KIB} KiB, {concurrency} streams")

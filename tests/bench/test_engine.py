@@ -13,6 +13,7 @@ from rich.console import Console
 
 from bench import engine, nginx
 from bench.engine_client import CLIENTS, PLAIN_ONLY, Case, Measured
+from bench.slow_link import SlowLink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,20 +89,8 @@ def test_the_table_has_a_line_for_each_client(capsys: pytest.CaptureFixture[str]
     case = Case("", "", "", None, engine.MIB, engine.MIB, 4, 1024)
     slow, fast = ([Measured(cpu, 2.0, 0)] for cpu in (3.0, 1.5))
     rows = [engine.summarise("asyncfetch", case, fast), engine.summarise("aiohttp", case, slow)]
-    engine.show(rows, engine.SlowLink(1000, 128, 0.2, 2.0, 0.8), Console(width=150))
+    engine.show(rows, [SlowLink("asyncfetch", 1000, 128, 0.2, 2.0, 0.8)], Console(width=150))
     printed = capsys.readouterr().out
     assert "1.50 (1.00)" in printed
     assert "3.00 (0.50)" in printed
     assert "0.800 of the ideal" in printed
-
-
-def test_a_slow_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not all(map(os.path.exists, nginx.LUA_MODULES)):
-        pytest.skip("nginx's lua module isn't installed")
-    monkeypatch.setattr(engine, "OBJECT_BYTES", engine.MIB)
-    link = engine.measure_slow_link(
-        tmp_path, repeats=1, ranges=10, range_bytes=1000, concurrency=4, first_byte_seconds=0.2
-    )
-    assert link.alone_seconds >= 0.2
-    assert link.all_seconds >= 0.6  # three waves
-    assert link.share_of_ideal == pytest.approx(3 * link.alone_seconds / link.all_seconds)

@@ -1,0 +1,244 @@
+"""Many ranges over a link that is slow for each of them: how close the engine comes to what such a link allows.
+
+    python -m bench.slow_link               1,000 ranges of 256 KiB, 128 at a time, 4 MiB/s after 100 ms; half a minute
+
+The ideal is that no range takes longer than one that comes alone: ceil(ranges / concurrency) times that. A machine that
+serves and fetches on the same few cores doesn't allow it, whoever fetches: all ranges of a turn come at the same
+moment, and nginx, which waits after each piece it sends and never makes up for what such a wait took too long, falls
+behind its rate. So a bare client is measured beside the engine, which knows one server, one path and one length and
+checks nothing: connections that ask, and put what comes into memory that is theirs. That is the machine's own ceiling.
+All take turns at one nginx, over connections that are there before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import os
+import ssl
+import statistics
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+import asyncfetch as af
+from bench.nginx import NginxServer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+__all__ = ["BareClient", "SlowLink", "measure_slow_link"]
+
+KIB, MIB = 1024, 1024**2
+STEP_BYTES = 4 * KIB
+"""From one range's start to the next one's: they overlap, so that a small object holds them all."""
+MAX_HEAD_BYTES = 4 * KIB
+"""nginx's has 0.3 KiB."""
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """One client over such a link: medians over the repeats."""
+
+    client: str
+    ranges: int
+    concurrency: int
+    alone_seconds: float
+    """Of one range at a time."""
+    all_seconds: float
+    """Of all of them."""
+    share_of_ideal: float
+    """ceil(ranges / concurrency) times the one, over the other."""
+
+    def __str__(self) -> str:
+        return (
+            f"slow link, {self.client}: {self.ranges} ranges, {self.concurrency} at a time,"
+            f" in {self.all_seconds:.2f} s; one alone takes {self.alone_seconds:.3f} s:"
+            f" {self.share_of_ideal:.3f} of the ideal"
+        )
+
+
+class _Connection(asyncio.BufferedProtocol):
+    """Asks for one range at a time."""
+
+    def __init__(self, path: str, range_bytes: int) -> None:
+        self._request = f"GET {path} HTTP/1.1\r\nHost: bench\r\nRange: bytes={{}}-{{}}\r\n\r\n"
+        self._range_bytes = range_bytes
+        self._memory = memoryview(bytearray(MAX_HEAD_BYTES + range_bytes))
+        self._filled = 0
+        self._expected = 0  # head and body; 0 until the head is whole
+        self._answered: asyncio.Future[None] | None = None
+
+    def ask(self, start: int) -> asyncio.Future[None]:
+        """Done when the range that begins there is in memory."""
+        self._filled = self._expected = 0
+        self._answered = asyncio.get_running_loop().create_future()
+        self.transport.write(self._request.format(start, start + self._range_bytes - 1).encode())
+        return self._answered
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is there."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Behind what has come."""
+        return self._memory[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """More has come."""
+        self._filled += nbytes
+        if not self._expected:
+            head, end, _ = bytes(self._memory[: self._filled]).partition(b"\r\n\r\n")
+            if not end:
+                return
+            if not head.startswith(b"HTTP/1.1 206 "):
+                self.transport.abort()
+                return
+            self._expected = len(head) + len(end) + self._range_bytes
+        if self._filled >= self._expected and self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It answers nothing any more."""
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(exc or ConnectionError("nginx closed the connection, or didn't answer 206"))
+
+
+class BareClient:
+    """Fetches ranges of one length from one url over so many connections, and does nothing else.
+
+    ``async with BareClient(...) as client: await client.fetch_all(starts)``. A range that doesn't come is an OSError.
+    """
+
+    def __init__(self, server: NginxServer, name: str, *, range_bytes: int, concurrency: int) -> None:
+        self._server, self._path = server, f"/{name}"
+        self._range_bytes, self._concurrency = range_bytes, concurrency
+        self._connections: list[_Connection] = []
+
+    async def __aenter__(self) -> Self:
+        host, _, port = self._server.url.partition("://")[2].partition(":")
+        context = ssl.create_default_context(cafile=self._server.ca_file) if self._server.ca_file else None
+        loop = asyncio.get_running_loop()
+        for _ in range(self._concurrency):
+            _, connection = await loop.create_connection(
+                lambda: _Connection(self._path, self._range_bytes), host, int(port), ssl=context
+            )
+            self._connections.append(connection)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for connection in self._connections:
+            connection.transport.abort()
+
+    async def fetch_all(self, starts: Sequence[int]) -> None:
+        """The ranges that begin there, each connection the next one as soon as it is free."""
+        waiting = iter(starts)
+
+        async def work(connection: _Connection) -> None:
+            for start in waiting:
+                await connection.ask(start)
+
+        async with anyio.create_task_group() as group:
+            for connection in self._connections[: len(starts)]:
+                group.start_soon(work, connection)
+
+
+def measure_slow_link(
+    directory: Path,
+    *,
+    repeats: int,
+    ranges: int = 1_000,
+    range_bytes: int = 256 * KIB,
+    concurrency: int = 128,
+    first_byte_seconds: float = 0.1,
+    bytes_per_second: float = 4 * MIB,
+) -> list[SlowLink]:
+    """The engine with its limit fixed, the engine as it is by default, the bare client: in turn, in each repeat.
+
+    Args:
+        directory: The object is written there.
+        repeats: Of all ranges; three times as many of one alone.
+        ranges: How many.
+        range_bytes: Of each.
+        concurrency: How many at a time.
+        first_byte_seconds: From a request's arrival to its answer.
+        bytes_per_second: Of each answer.
+    """
+    starts = range(0, ranges * STEP_BYTES, STEP_BYTES)
+    (directory / "link").write_bytes(bytes(starts[-1] + range_bytes))
+    with NginxServer(
+        directory, tls=True, first_byte_seconds=first_byte_seconds, bytes_per_second=bytes_per_second
+    ) as server:
+        by_default = af.FetchConfig(ca_file=server.ca_file, max_requests_per_host=concurrency, trust_env=False)
+        fixed = af.FetchConfig(
+            ca_file=server.ca_file,
+            max_requests_per_host=concurrency,
+            learn_limit=False,
+            hedge=None,
+            max_span_bytes=0,
+            trust_env=False,
+        )
+
+        async def measure() -> dict[str, tuple[list[float], list[float]]]:
+            async with AsyncExitStack() as stack:
+                clients: dict[str, Callable[[Sequence[int]], Awaitable[object]]] = {}
+                for name, config in (("asyncfetch", fixed), ("asyncfetch by default", by_default)):
+                    fetcher = await stack.enter_async_context(af.Fetcher(config))
+                    clients[name] = _fetch_all(fetcher, f"{server.url}/link", range_bytes)
+                bare = BareClient(server, "link", range_bytes=range_bytes, concurrency=concurrency)
+                clients["bare asyncio"] = (await stack.enter_async_context(bare)).fetch_all
+                return await _measure(clients, starts, repeats=repeats)
+
+        measured = anyio.run(measure)
+    turns = math.ceil(ranges / concurrency)
+    links = []
+    for name, (alone, everything) in measured.items():
+        one, all_of_them = statistics.median(alone), statistics.median(everything)
+        links.append(SlowLink(name, ranges, concurrency, one, all_of_them, turns * one / all_of_them))
+    return links
+
+
+def _fetch_all(fetcher: af.Fetcher, url: str, range_bytes: int) -> Callable[[Sequence[int]], Awaitable[object]]:
+    return lambda starts: fetcher.fetch_many([af.ByteRange(url, start, start + range_bytes) for start in starts])
+
+
+async def _measure(
+    clients: dict[str, Callable[[Sequence[int]], Awaitable[object]]], starts: Sequence[int], *, repeats: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Seconds of one range and of all, by client."""
+    measured: dict[str, tuple[list[float], list[float]]] = {}
+    for name, fetch in clients.items():
+        await fetch(starts)  # makes its connections, and learns its limit
+        measured[name] = [await _timed(fetch([start])) for start in starts[: 3 * repeats]], []
+    for _ in range(repeats):
+        for name, fetch in clients.items():
+            measured[name][1].append(await _timed(fetch(starts)))
+    return measured
+
+
+async def _timed(work: Awaitable[object]) -> float:
+    started = time.perf_counter()
+    await work
+    return time.perf_counter() - started
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    asked = parser.parse_args(arguments)
+    shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-", dir=shared_memory) as directory:
+        for link in measure_slow_link(Path(directory), repeats=asked.repeats):
+            print(link)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""bench/slow_link.py, tiny: the engine and the bare client bring every range, and the figures are there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from bench import nginx, slow_link
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx isn't installed")
+
+
+def test_every_client_is_measured_against_the_ideal(tmp_path: Path) -> None:
+    if not all(map(os.path.exists, nginx.LUA_MODULES)):
+        pytest.skip("nginx's lua module isn't installed")
+    links = slow_link.measure_slow_link(
+        tmp_path, repeats=1, ranges=10, range_bytes=1000, concurrency=4, first_byte_seconds=0.2
+    )
+    assert [link.client for link in links] == ["asyncfetch", "asyncfetch by default", "bare asyncio"]
+    for link in (links[0], links[2]):  # by default neighbours as near as these come together
+        assert link.alone_seconds >= 0.2
+        assert link.all_seconds >= 0.6  # three turns
+        assert link.share_of_ideal == pytest.approx(3 * link.alone_seconds / link.all_seconds)
+
+
+def test_the_bare_client_fails_where_a_range_does_not_come(tmp_path: Path) -> None:
+    (tmp_path / "short").write_bytes(bytes(10))
+
+    async def fetch(server: nginx.NginxServer) -> None:
+        async with slow_link.BareClient(server, "short", range_bytes=4, concurrency=2) as client:
+            await client.fetch_all([0, 4, 6])
+            with pytest.raises(ExceptionGroup) as caught:
+                await client.fetch_all([0, 10])
+        assert caught.group_contains(ConnectionError, match="206")
+
+    with nginx.NginxServer(tmp_path) as server:
+        anyio.run(fetch, server)
