@@ -49,8 +49,8 @@ PAGE_BYTES: Final = 4096
 _MAGIC: Final = b"AFetch1\n"
 _HEADER: Final = struct.Struct("<8s24sQQQ")
 HEADER_BYTES: Final = _HEADER.size
-"""In front of the content: behind it, the system copied more than twice as long into memory that begins 16 bytes into a
-page, as all that malloc maps does. It is slow where the target lies a few bytes behind the source within their pages."""
+"""In front of the content: were it behind, the system would take twice as long to copy into memory that begins 16 bytes
+into a page, as all that malloc maps does. A copy is slow whose target lies a few bytes behind its source in a page."""
 
 _OBJECT_DIGEST, _VERSION_DIGEST = 16, 8
 
