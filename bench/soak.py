@@ -13,6 +13,7 @@ verified.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import faulthandler
 import json
 import mmap
@@ -79,7 +80,6 @@ def read_for_ever(
 ) -> None:
     """In a process: read, compare, count in ``reads[slot]``, until ``reads[-1]`` says that it is enough."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.register(signal.SIGUSR1)
     generator = random.Random(seed)
     with ExitStack() as stack:
         contents = []
@@ -98,6 +98,8 @@ async def _read(
     reads: MutableSequence[int],
 ) -> None:
     tier = af.DiskTier(directory, MAX_BYTES, min_free_bytes=0)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _show_tasks)
+    faulthandler.register(signal.SIGUSR1, chain=True)  # for what the loop's handler can't show: threads, a stuck loop
 
     async def read() -> None:
         while not reads[-1]:
@@ -116,6 +118,11 @@ async def _read(
     ):
         for _ in range(AT_ONCE):
             group.start_soon(read)
+
+
+def _show_tasks() -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack()
 
 
 def files_bytes(directory: Path) -> int:
@@ -212,7 +219,7 @@ class Crowd:
                 raise RuntimeError(f"process {slot} {progress.describe(now)}")
 
     def _show_stacks(self, process: SpawnProcess) -> None:
-        """Have it print what its threads are at; one that hasn't come to its work yet ends by this."""
+        """Have it print what its threads and tasks are at; one that hasn't come to its work yet ends by this."""
         if process.pid is not None:
             os.kill(process.pid, signal.SIGUSR1)
             process.join(1.0)  # it prints in microseconds, once it gets a processor
