@@ -24,7 +24,7 @@ def test_it_measures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     told = json.loads(first)
     figures = {row["question"]: row["median"] for row in told["rows"]}
     assert figures["bytes copied by a hit on 1 MiB"] == 0
-    assert len(figures) == 3 + len(caches.BLOCKS) + 1 + 3
+    assert len(figures) == 3 + len(caches.BLOCKS) + 4 + 3
     assert all(figure > 0 for question, figure in figures.items() if "copied" not in question)
     assert told["staging"] == {"objects/s": 1.0}
     assert "a plain file" in table
