@@ -343,8 +343,8 @@ class Turn:
     """
 
     __slots__ = (
-        "_asked_at", "_body", "_entered_at", "_first_byte_seconds", "_size_bytes", "_urgent", "host", "tally",
-        "waited_seconds",
+        "_asked_at", "_body", "_entered_at", "_first_byte_seconds", "_has_place", "_size_bytes", "_urgent", "host",
+        "tally", "waited_seconds",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -353,10 +353,12 @@ class Turn:
         self._first_byte_seconds: float | None = None
         self._size_bytes = 0
         self._body: tuple[int, float] | None = None
+        self._has_place = False
 
     async def __aenter__(self) -> Self:
         since = self.host.now()
         self._urgent = await self.host._enter()
+        self._has_place = True
         self._entered_at = self.host.now()
         self.waited_seconds = self._entered_at - since
         self.host.times.wait.record(self.waited_seconds)
@@ -370,7 +372,7 @@ class Turn:
         urgent = self.host._enter_nowait()
         if urgent is None:
             return False
-        self._urgent = urgent
+        self._urgent, self._has_place = urgent, True
         self._entered_at, self.waited_seconds = self.host.now(), 0.0
         return True
 
@@ -381,7 +383,13 @@ class Turn:
             host._answered(host.now() - self._asked_at, self._first_byte_seconds, self._size_bytes)
         if self._body is not None:
             host.rate.record(*self._body)
-        host._leave(urgent=self._urgent)
+        self.vacate()
+
+    def vacate(self) -> None:
+        """Gives its place to the next one now, before its end: its connection is closed already."""
+        if self._has_place:
+            self._has_place = False
+            self.host._leave(urgent=self._urgent)
 
     def answered(self, first_byte_seconds: float, *, is_refusal: bool) -> None:
         """The answer's head is there, so many seconds after the request had its connection."""

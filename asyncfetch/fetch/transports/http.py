@@ -308,7 +308,7 @@ class HttpTransport:
             def second(turn: Turn, race: Race[T]) -> Awaitable[T]:
                 return self._exchange(session, turn, question, False, allowance, race)
 
-            race = race_where_useful(host, question.fits, second)
+            race = race_where_useful(turn, question.fits, second)
         exchange = Exchange(
             self._config.timeouts,
             name,
@@ -333,6 +333,7 @@ class HttpTransport:
             except Overtaken:
                 assert race is not None
                 host.hedging.answered(exchange.waited())
+                self._count_first(race, turn, name)
                 return race.outcome()
             except FOREIGN as error:
                 proxy = host.route.proxy
@@ -344,8 +345,19 @@ class HttpTransport:
             if response.status in REDIRECTS:
                 turn.tally.counts.redirects += 1
             if overtaking is not None:
+                if response.status >= 400:
+                    raise self._refusal(response.status, response.headers)
                 await overtaking.claim(response)
             return await question.take(turn, exchange, response)
+
+    def _count_first(self, race: Race[T], turn: Turn, name: str) -> None:
+        """Counts the failure of a first request that the second one made good."""
+        if race.first_failure is not None:
+            turn.failed(as_failure(race.first_failure, name))
+        elif race.first_answer is not None:
+            status, headers = race.first_answer
+            unfit = AttemptFailed(InvalidResponse, "the answer to the first request doesn't fit")
+            turn.failed(self._refusal(status, headers) if status >= 400 else unfit)
 
     async def _take_bytes(
         self, visit: _Visit, url: URL, turn: Turn, exchange: Exchange, response: aiohttp.ClientResponse
@@ -404,6 +416,11 @@ class HttpTransport:
         except AttemptFailed as failure:
             self._note_answer(failure, status, headers)
             raise
+
+    def _refusal(self, status: int, headers: Mapping[str, str]) -> AttemptFailed:
+        failure = refusal(status)
+        self._note_answer(failure, status, headers)
+        return failure
 
     def _note_answer(self, failure: AttemptFailed, status: int, headers: Mapping[str, str]) -> None:
         """Adds to the failure what the server said beside the status."""
