@@ -97,8 +97,11 @@ class DiskReader:
         try:
             await end_tasks(self._group)
         finally:
-            with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(self._close, limiter=self._limiter)
+            try:
+                with anyio.CancelScope(shield=True):
+                    await self._in_thread(self._close)
+            finally:
+                self._close()  # where Task.cancel(), which goes through the shield, came before the thread
 
     def _open(self) -> None:
         self._store = DiskStore(self._tier)
