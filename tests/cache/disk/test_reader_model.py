@@ -219,21 +219,24 @@ READS = st.builds(
     st.sampled_from(URLS),
     st.sampled_from([0, 1, BLOCK - 5, BLOCK, 2 * BLOCK, 3 * BLOCK + 7]),
     st.sampled_from([1, 10, BLOCK, 2 * BLOCK + 1, SIZE]),
-    st.none() | st.integers(0, 12),
+    st.sampled_from([None, None, None, 0, 1, 3, 6, 12]),
 )
+READ = st.tuples(st.just("read"), st.lists(READS, min_size=1, max_size=4), st.sampled_from([-1, -1, -1, 0, 1, 2, 3]))
 OPERATIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("read"), st.lists(READS, min_size=1, max_size=4), st.integers(-3, 4)),
+        READ,
+        READ,
         st.tuples(st.just("replace"), st.sampled_from(URLS)),
         st.tuples(st.just("spoil"), st.integers(0, 99), st.sampled_from(sorted(DAMAGES))),
         st.tuples(st.sampled_from(["fill the disk", "empty the disk", "restart"])),
     ),
+    min_size=6,
     max_size=20,
 )
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk", "memory and disk"])
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     operations=OPERATIONS,
     memory_bytes=st.sampled_from([BLOCK, 3 * BLOCK, AMPLE]),
