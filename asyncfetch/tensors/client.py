@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 import anyio
 import anyio.to_thread
 
-from asyncfetch.config import FetchConfig
+from asyncfetch.config import FetchConfig, Secrets
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.fork import ForkGuard
@@ -316,21 +316,18 @@ class BlockingTensorClient:
         return Cleared(local, thread.run(session.delete, server, ids))
 
 
-class _ToEveryHost(Mapping[str, Mapping[str, str]]):
+class _ToEveryHost(Secrets[Mapping[str, str]]):
     """Headers by host, where every host gets the token: which servers there are turns out as tensors name them."""
 
+    __slots__ = ("_authorization",)
+
     def __init__(self, headers: Mapping[str, Mapping[str, str]], authorization: str) -> None:
-        self._headers = headers
+        super().__init__("headers", headers)
         self._authorization = authorization
 
     def __getitem__(self, host: str) -> Mapping[str, str]:
-        return {**self._headers.get(host, {}), "Authorization": self._authorization}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._headers)
-
-    def __len__(self) -> int:
-        return len(self._headers)
+        own = super().__getitem__(host) if host in self else {}
+        return {**own, "Authorization": self._authorization}
 
 
 def _engine_config(config: FetchConfig, token: str | None) -> FetchConfig:

@@ -90,7 +90,7 @@ async def test_nothing_stays_behind(
     url, count = server.put("/x", CONTENT), ROUNDS[kind]
     if kind == "faulty":
         server.every = lambda request: FAULTS[sum(request.headers["range"].encode()) % len(FAULTS)]
-    async with fetcher_with(time, timeouts=PATIENT) as fetcher:
+    async with fetcher_with(time, timeouts=PATIENT, max_span_bytes=0) as fetcher:
         await ask(fetcher, server, url, WARM_UP)
         time.sleeps.clear()
         before = Held.now()

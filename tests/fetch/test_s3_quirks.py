@@ -73,8 +73,8 @@ async def test_slow_down_is_throttling(time: FakeTime, pause: int | None) -> Non
         clock = replace(time.clock(), monotonic=system_time.monotonic, sleep=sleep)
         async with fetcher_for(server, clock, attempts=50) as fetcher:
             assert await fetcher.fetch_many(ranges) == [CONTENT[one.start : one.stop] for one in ranges]
-            assert fetcher.statistics().retries > 0
-        assert min(time.sleeps) >= (pause or 0)
+            retries = fetcher.statistics().retries
+        assert 0 < retries <= sum(slept >= (pause or 0) for slept in time.sleeps)  # and pauses of the host
         server._quirks = replace(quirks, requests_per_second=1e-9)
         server._allowance = 0
         async with fetcher_for(server, time.clock()) as fetcher:

@@ -45,6 +45,7 @@ class Line:
     """One loop's session, and the way there. This one is the caller's own loop."""
 
     session: aiohttp.ClientSession
+    resolver: Resolver
     has_ended = False
     """Whether its loop has, and nothing can run there any more."""
 
@@ -52,10 +53,10 @@ class Line:
         """``number`` tells a transport's lines apart; 0 is the caller's."""
         self.number = number
         self.bytes_under_way = 0
-        self.resolver = Resolver()
 
     async def open(self, config: FetchConfig) -> None:
         """Makes the session; ConfigError where ``ca_file`` can't be read."""
+        self.resolver = Resolver()
         self.session = await open_session(config, self.resolver)
 
     async def run(self, body_bytes: int, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
