@@ -1,4 +1,4 @@
-"""What the caches cost: a hit in memory, a range from the disk tier, and how long anybody holds a lock.
+"""What the caches cost: a hit in memory, a range from the disk tier, the staging pool, how long anybody holds a lock.
 
     python -m bench.caches
 
@@ -13,8 +13,6 @@ never returns a wrong byte can do with less.
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import json
 import os
 import random
@@ -26,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import anyio
@@ -43,6 +41,7 @@ from asyncfetch.cache.disk.layout import Version
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.testing import RangeServer
+from bench import cache_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +55,8 @@ HIT_BYTES = 1 * MIB
 BLOCKS = {"256 KiB": 256 * KIB, "1 MiB": MIB, "4 MiB": 4 * MIB}
 WRITERS, WRITES = 4, 100
 EVICTED_FILES = 5_000
+STAGED_FILES = 400
+STAGING_GOALS = {"reads a file": "1"}
 VERSION = Version.of(ObjectInfo("https://data.example.org/a", OBJECT_BYTES, '"tag"'))
 
 
@@ -305,16 +306,6 @@ def _timed(held: list[float]) -> Iterator[None]:
         yield
 
 
-# The staging pool has a benchmark of its own.
-
-
-def measure_staging(repeats: int) -> dict[str, Any] | None:
-    """What ``bench.cache_pool`` finds, where it is there."""
-    if importlib.util.find_spec("bench.cache_pool") is None:
-        return None
-    return dict(importlib.import_module("bench.cache_pool").measure(repeats))
-
-
 def _seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
@@ -345,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
         for part in track(parts, "measuring", console=console, transient=True):
             rows += part()
-    staging = measure_staging(asked.repeats)
+    staging = cache_pool.run(STAGED_FILES, asked.repeats)
     if asked.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "staging": staging}))
         return
@@ -354,8 +345,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         table.add_column(column)
     for row in rows:
         table.add_row(row.question, f"{row.median:.2f} {row.unit} ({row.lowest:.2f}-{row.highest:.2f})", row.goal)
-    for name, value in (staging or {}).items():
-        table.add_row(f"staging: {name}", str(value), "")
+    for name, value in staging.items():
+        table.add_row(f"staging: {name}", f"{value:,.2f}", STAGING_GOALS.get(name, ""))
     Console().print(table)
 
 
