@@ -10,6 +10,7 @@
     lerobot         LeRobot v3 datasets: open_dataset
     stream          the order of an epoch, look-ahead: Stream
     torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
+    merge           LeRobot datasets joined to one: merge_datasets
     tensors         tensors that many processes read and few hold: TensorServer, TensorClient
     cli             the command asyncfetch
     testing         a range server with faults on demand, datasets whose frames carry their identity
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     )
     from asyncfetch.fetch import Fetcher, FetchStatistics, RangeReader
     from asyncfetch.lerobot import LeRobotDataset, frames, open_dataset
+    from asyncfetch.merge import MergeReport, merge_datasets
     from asyncfetch.ranges import ByteRange, ObjectInfo
     from asyncfetch.stream import SamplePass, Stream
 
@@ -122,6 +124,7 @@ _HOMES = {
     ],
     "fetch": ["FetchStatistics", "Fetcher", "RangeReader"],
     "lerobot": ["LeRobotDataset", "frames", "open_dataset"],
+    "merge": ["MergeReport", "merge_datasets"],
     "ranges": ["ByteRange", "ObjectInfo"],
     "stream": ["SamplePass", "Stream"],
 }
@@ -160,6 +163,7 @@ __all__ = [
     "Lazy",
     "LeRobotDataset",
     "MergeError",
+    "MergeReport",
     "MissingDependency",
     "NoCachePool",
     "NotFound",
@@ -183,6 +187,7 @@ __all__ = [
     "UrlStore",
     "WrongLoop",
     "frames",
+    "merge_datasets",
     "open_dataset",
     "tensors",
     "testing",

@@ -1,17 +1,18 @@
-"""What the caches cost: a hit in memory, a range from the disk tier, and how long anybody holds a lock.
+"""What the caches cost: a hit in memory, a range from the disk tier, the staging pool, how long anybody holds a lock.
 
     python -m bench.caches
 
-A range of a clip's length is read back from the disk tier and from a plain file, in turns, into the same memory, from
-files that the system has in its page cache: the worst case for the ratio, because no disk is waited for. Block sizes
-other than the tier's own are there for comparison.
+Ranges of a clip's length are read back, in a shuffled order, from the disk tier and from a plain file that is open
+already, in turns, into the same memory, of the kind that fetched bytes land in. First from files that the system has in
+its page cache since they were written: the worst case for the ratio, because no disk is waited for, and a file written
+in one go lies there in larger pieces than one that was read. Then from the disk, and from the page cache again. There
+are block sizes other than the tier's own for comparison, and what a checksum alone adds to a plain file: no reader that
+never returns a wrong byte can do with less.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import anyio
@@ -38,7 +39,9 @@ from asyncfetch.cache.disk import layout as disk_layout
 from asyncfetch.cache.disk.account import Account
 from asyncfetch.cache.disk.layout import Version
 from asyncfetch.ranges import ObjectInfo
+from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.testing import RangeServer
+from bench import cache_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +55,8 @@ HIT_BYTES = 1 * MIB
 BLOCKS = {"256 KiB": 256 * KIB, "1 MiB": MIB, "4 MiB": 4 * MIB}
 WRITERS, WRITES = 4, 100
 EVICTED_FILES = 5_000
+STAGED_FILES = 400
+STAGING_GOALS = {"reads a file": "1"}
 VERSION = Version.of(ObjectInfo("https://data.example.org/a", OBJECT_BYTES, '"tag"'))
 
 
@@ -110,12 +115,14 @@ async def _measure_hits(url: str, repeats: int) -> tuple[list[float], list[float
 
 
 def clip_ranges() -> list[tuple[int, int]]:
-    """Ranges one behind the other, of about a clip's length, that begin and end anywhere within blocks."""
+    """Ranges of about a clip's length that begin and end anywhere within blocks; together one, but shuffled."""
     generator = random.Random(0)
     cuts = [0]
     for _ in range(RANGES):
         cuts.append(cuts[-1] + generator.randrange(RANGE_BYTES // 2, RANGE_BYTES * 3 // 2))
-    return list(pairwise(cuts))
+    ranges = list(pairwise(cuts))
+    generator.shuffle(ranges)
+    return ranges
 
 
 def measure_read_back(directory: Path, repeats: int) -> list[Row]:
@@ -123,39 +130,97 @@ def measure_read_back(directory: Path, repeats: int) -> list[Row]:
     content = np.random.default_rng(0).bytes(OBJECT_BYTES)
     ranges = clip_ranges()
     (directory / "plain").write_bytes(content)
-    plain = os.open(directory / "plain", os.O_RDONLY)
-    place = memoryview(bytearray(2 * RANGE_BYTES))
-    place[:] = bytes(len(place))  # its pages are there
+    place = reused_memory()
+    what = f"ranges of {RANGE_BYTES // KIB} KiB"
     rows = []
+    plain = os.open(directory / "plain", os.O_RDONLY)
+    checksum = disk_layout.load_checksum()
+
+    def read_plain(start: int, view: memoryview) -> None:
+        _require(os.preadv(plain, [view], start) == len(view))
+
+    def read_and_check(start: int, view: memoryview) -> None:
+        read_plain(start, view)
+        checksum(view)
+
+    def read_back(start: int, view: memoryview) -> None:
+        _require(not store.read(VERSION, start, view))
+
+    floor = [_ratio(read_and_check, read_plain, ranges, place) for _ in range(repeats + 1)][1:]
+    rows.append(Row.of(f"{what} from a plain file, and their checksum / without it", "x", floor))
     for name, block_bytes in BLOCKS.items():
-        with mock.patch.object(disk_layout, "BLOCK_BYTES", block_bytes):
-            store = DiskStore(DiskTier(directory / name, 2 * OBJECT_BYTES, min_free_bytes=0))
-            for start, stop in ranges:
-                store.write(VERSION, start, memoryview(content)[start:stop])
-            os.sync()
-            ratios = [_ratio(store, plain, ranges, place) for _ in range(repeats + 1)][1:]
-            store.close()
-        rows.append(
-            Row.of(f"ranges of {RANGE_BYTES // KIB} KiB from files of up to {name} / a plain file", "x", ratios, "1.2")
-        )
+        with (
+            mock.patch.object(disk_layout, "BLOCK_BYTES", block_bytes),
+            _filled(directory / name, ranges, content) as store,
+        ):
+            warm = [_ratio(read_back, read_plain, ranges, place) for _ in range(repeats + 1)][1:]
+        rows.append(Row.of(f"{what} from files of up to {name} / a plain file", "x", warm, "1.2"))
+    cold, warm = [], []
+    with _filled(directory / "cold", ranges, content) as store:
+        for _ in range(repeats):
+            _drop_from_page_cache(directory)
+            cold.append(_ratio(read_back, read_plain, ranges, place))
+            warm.append(_ratio(read_back, read_plain, ranges, place))
     os.close(plain)
+    rows.append(Row.of(f"{what} from the tier / a plain file, both from the disk", "x", cold, "1.2"))
+    rows.append(Row.of("the same a second time, from the page cache", "x", warm, "1.2"))
     return rows
 
 
-def _ratio(store: DiskStore, plain: int, ranges: list[tuple[int, int]], place: memoryview) -> float:
-    tier_seconds = plain_seconds = 0.0
-    for start, stop in ranges:  # in turns, so that both meet the same machine
-        view = place[: stop - start]
-        tier_seconds += _seconds(lambda: _require(not store.read(VERSION, start, view)))  # noqa: B023  called here
-        plain_seconds += _seconds(lambda: _require(os.preadv(plain, [view], start) == len(view)))  # noqa: B023
-    return tier_seconds / plain_seconds
+def reused_memory() -> memoryview:
+    """Long enough for any of the ranges; its pages are there."""
+    place = MemoryPool(0).take(2 * RANGE_BYTES)
+    place[:] = 0
+    return place.data
+
+
+@contextmanager
+def _filled(directory: Path, ranges: list[tuple[int, int]], content: bytes) -> Iterator[DiskStore]:
+    """A tier that holds the ranges."""
+    store = DiskStore(DiskTier(directory, 2 * OBJECT_BYTES, min_free_bytes=0))
+    try:
+        for start, stop in ranges:
+            store.write(VERSION, start, memoryview(content)[start:stop])
+        os.sync()
+        yield store
+    finally:
+        store.close()
+
+
+def _drop_from_page_cache(directory: Path) -> None:
+    """All files below. A file system in memory keeps them."""
+    os.sync()  # what isn't written yet can't be dropped
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _ratio(
+    work: Callable[[int, memoryview], None],
+    reference: Callable[[int, memoryview], None],
+    ranges: list[tuple[int, int]],
+    place: memoryview,
+) -> float:
+    """Seconds of one over those of the other, in turns, so that both meet the same machine."""
+    seconds = {work: 0.0, reference: 0.0}
+    for number, (start, stop) in enumerate(ranges):
+        turns = (work, reference) if number % 2 else (reference, work)
+        for read in turns:  # the second one finds the place in the processor's caches
+            begun = time.perf_counter()
+            read(start, place[: stop - start])
+            seconds[read] += time.perf_counter() - begun
+    return seconds[work] / seconds[reference]
 
 
 def measure_reader(directory: Path, repeats: int) -> list[Row]:
-    """The same on a loop, with a thread between, over reading a plain file in a thread."""
+    """The same on a loop, since they were written, over reading a plain file in a thread."""
     return [
         Row.of(
-            "the same on an event loop / a plain file in a thread", "x", anyio.run(_reader, directory, repeats), "1.2"
+            "ranges read back on an event loop / a plain file in a thread",
+            "x",
+            anyio.run(_reader, directory, repeats),
+            "1.2",
         )
     ]
 
@@ -164,14 +229,15 @@ async def _reader(directory: Path, repeats: int) -> list[float]:
     content = np.random.default_rng(0).bytes(OBJECT_BYTES)
     ratios = []
     with RangeServer({"a": content}, tls=False) as server:
-        url, ranges, place = f"{server.url}/a", clip_ranges(), bytearray(2 * RANGE_BYTES)
+        url, ranges, place = f"{server.url}/a", clip_ranges(), reused_memory()
         tier = DiskTier(directory / "reader", 2 * OBJECT_BYTES, min_free_bytes=0)
-        plain = os.open(directory / "plain", os.O_RDONLY)
+        (directory / "written").write_bytes(content)  # as the tier's files will be
+        plain = os.open(directory / "written", os.O_RDONLY)
         async with af.Fetcher() as fetcher, DiskReader(fetcher, tier) as reader:
             for repeat in range(repeats + 1):
                 seconds = [0.0, 0.0]
                 for start, stop in ranges:
-                    view = memoryview(place)[: stop - start]
+                    view = place[: stop - start]
                     begun = time.perf_counter()
                     await reader.fetch_into(url, start, stop, view)
                     between = time.perf_counter()
@@ -240,16 +306,6 @@ def _timed(held: list[float]) -> Iterator[None]:
         yield
 
 
-# The staging pool has a benchmark of its own.
-
-
-def measure_staging(repeats: int) -> dict[str, Any] | None:
-    """What ``bench.cache_pool`` finds, where it is there."""
-    if importlib.util.find_spec("bench.cache_pool") is None:
-        return None
-    return dict(importlib.import_module("bench.cache_pool").measure(repeats))
-
-
 def _seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
@@ -280,7 +336,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ]
         for part in track(parts, "measuring", console=console, transient=True):
             rows += part()
-    staging = measure_staging(asked.repeats)
+    staging = cache_pool.run(STAGED_FILES, asked.repeats)
     if asked.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "staging": staging}))
         return
@@ -289,8 +345,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         table.add_column(column)
     for row in rows:
         table.add_row(row.question, f"{row.median:.2f} {row.unit} ({row.lowest:.2f}-{row.highest:.2f})", row.goal)
-    for name, value in (staging or {}).items():
-        table.add_row(f"staging: {name}", str(value), "")
+    for name, value in staging.items():
+        table.add_row(f"staging: {name}", f"{value:,.2f}", STAGING_GOALS.get(name, ""))
     Console().print(table)
 
 

@@ -5,13 +5,16 @@
 Eight processes read random ranges over HTTP, through memory and one disk tier whose bound is a tenth of the data. Every
 second one of them gets a SIGKILL, wherever it is, and another one takes its place; and a bit of a random file is
 flipped. Every byte that is read is compared with the original. It fails at a wrong byte, at a process that stands still
-for ten seconds, and when the files are more than the bound and a block a process. In the end what the dead had left is
-swept, and what remains is verified.
+for ten seconds or isn't at work a minute after its start, and when the files are more than the bound and a block a
+process; the process that stands still shows where. In the end what the dead had left is swept, and what remains is
+verified.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import faulthandler
 import json
 import mmap
 import multiprocessing
@@ -46,6 +49,9 @@ MEMORY_BYTES = 4 * MIB
 LONGEST_BYTES = 3 * MIB
 AT_ONCE = 4
 STILL_SECONDS = 10.0
+START_SECONDS = 60.0
+"""Until a process has read something: it imports for half a second of a processor's time, and all may start at once on
+a machine that has other things to do."""
 WRONG_BYTES = 3
 """Exit code of a process that read some."""
 
@@ -92,6 +98,8 @@ async def _read(
     reads: MutableSequence[int],
 ) -> None:
     tier = af.DiskTier(directory, MAX_BYTES, min_free_bytes=0)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _show_tasks)
+    faulthandler.register(signal.SIGUSR1, chain=True)  # for what the loop's handler can't show: threads, a stuck loop
 
     async def read() -> None:
         while not reads[-1]:
@@ -110,6 +118,11 @@ async def _read(
     ):
         for _ in range(AT_ONCE):
             group.start_soon(read)
+
+
+def _show_tasks() -> None:
+    for task in asyncio.all_tasks():
+        task.print_stack()
 
 
 def files_bytes(directory: Path) -> int:
@@ -141,6 +154,31 @@ def flip_a_bit(directory: Path, generator: random.Random) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a process is, and since when."""
+
+    reads: int
+    since: float
+    at_work: bool = False
+    """Whether it has read anything; before that it starts."""
+
+    def seen(self, reads: int, now: float) -> Progress:
+        """What is known once so many reads were counted."""
+        return self if reads == self.reads else Progress(reads, now, at_work=True)
+
+    def is_late(self, now: float) -> bool:
+        """Whether it has done nothing for longer than it may."""
+        return now - self.since > (STILL_SECONDS if self.at_work else START_SECONDS)
+
+    def describe(self, now: float) -> str:
+        """What it does instead."""
+        seconds = now - self.since
+        if self.at_work:
+            return f"has stood still for {seconds:.1f} s, after {self.reads} reads in its place"
+        return f"has read nothing in the {seconds:.1f} s since its start"
+
+
 class Crowd:
     """The processes, and what is known of each."""
 
@@ -148,9 +186,8 @@ class Crowd:
         self._arguments = url, originals, directory
         self._spawn = multiprocessing.get_context("spawn")
         self.reads = self._spawn.RawArray(c_int64, count + 1)
-        self._seen = [(0, time.monotonic())] * count
+        self._progress = [Progress(0, time.monotonic())] * count
         self._started = 0
-        self._started_at = [0.0] * count
         self.processes = [self._start(slot) for slot in range(count)]
 
     def _start(self, slot: int) -> SpawnProcess:
@@ -159,7 +196,7 @@ class Crowd:
             target=read_for_ever, args=(*self._arguments, self._started, slot, self.reads), daemon=True
         )
         process.start()
-        self._started_at[slot] = time.monotonic()
+        self._progress[slot] = Progress(self.reads[slot], time.monotonic())
         return process
 
     def kill(self, slot: int) -> None:
@@ -176,20 +213,25 @@ class Crowd:
             if process.exitcode is not None:
                 why = "read a wrong byte" if process.exitcode == WRONG_BYTES else f"ended with {process.exitcode}"
                 raise RuntimeError(f"process {slot} {why}")
-            if self.reads[slot] != self._seen[slot][0]:
-                self._seen[slot] = self.reads[slot], now
-            elif now - self._seen[slot][1] > STILL_SECONDS:
-                age_seconds = now - self._started_at[slot]
-                raise RuntimeError(
-                    f"process {slot} has stood still for {STILL_SECONDS} s, at {self.reads[slot]} reads of its place; "
-                    f"it was started {age_seconds:.1f} s ago"
-                )
+            self._progress[slot] = progress = self._progress[slot].seen(self.reads[slot], now)
+            if progress.is_late(now):
+                self._show_stacks(process)
+                raise RuntimeError(f"process {slot} {progress.describe(now)}")
+
+    def _show_stacks(self, process: SpawnProcess) -> None:
+        """Have it print what its threads and tasks are at; one that hasn't come to its work yet ends by this."""
+        if process.pid is not None:
+            os.kill(process.pid, signal.SIGUSR1)
+            process.join(1.0)  # it prints in microseconds, once it gets a processor
 
     def end(self) -> None:
         """Let all end by themselves."""
         self.reads[-1] = 1
         for process in self.processes:
-            process.join(STILL_SECONDS)
+            process.join(START_SECONDS)
+            if process.exitcode is None:
+                self._show_stacks(process)
+                raise RuntimeError(f"a process hasn't ended in {START_SECONDS} s")
             if process.exitcode != 0:
                 raise RuntimeError(f"a process ended with {process.exitcode}")
 

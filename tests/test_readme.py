@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
 from asyncfetch.testing import HubServer, Keys, RangeServer, S3Server, write_dataset
 
 if TYPE_CHECKING:
@@ -103,3 +106,12 @@ def test_every_file_that_it_links_is_there() -> None:
 def test_every_example_is_mentioned() -> None:
     for example in (ROOT / "examples").glob("*.py"):
         assert f"`{example.name}`" in README
+
+
+@pytest.mark.parametrize("kind", [StreamConfig, FetchConfig, TimeoutConfig, RetryConfig, HedgeConfig, S3Config])
+def test_every_setting_is_shown_with_its_default(kind: type[Any]) -> None:
+    """That the values are the defaults is what the block itself asserts."""
+    [block] = [block[1] for block in BLOCK.finditer(README) if "assert af.StreamConfig() ==" in block[1]]
+    calls = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call) and node.keywords]
+    [shown] = [call for call in calls if ast.unparse(call.func) == f"af.{kind.__name__}"]
+    assert {field.name for field in fields(kind)} == {keyword.arg for keyword in shown.keywords}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from asyncfetch.cache.buffers import allocate
+from asyncfetch.cache.buffers import allocate, writable_bytes
 from asyncfetch.cache.disk.reader import DiskReader
 from asyncfetch.cache.lease import CacheKey, CacheStatistics, Lease
 from asyncfetch.cache.range_stream import RangeStream
@@ -165,12 +165,7 @@ class ByteCache:
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
         """Bytes [start, stop) copied into the caller's buffer of just that length; the cache keeps its own."""
         wanted = ByteRange(url, start, stop)
-        target = memoryview(buffer).cast("B")
-        if target.readonly or len(target) != stop - start:
-            raise ConfigError(
-                f"bytes [{start}, {stop}) need a writable buffer of {stop - start} bytes, not a "
-                f"{'read-only' if target.readonly else 'writable'} one of {len(target)}"
-            )
+        target = writable_bytes(buffer, wanted)
         target[:] = await self._fetch_range(wanted)
 
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:

@@ -8,6 +8,7 @@ try:
     import typer
 
     from asyncfetch.cli.cache import commands as cache_commands
+    from asyncfetch.cli.merge import merge
 except ModuleNotFoundError as missing:
     raise MissingDependency('the command asyncfetch needs typer and rich: pip install "asyncfetch[cli]"') from missing
 
@@ -21,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cache_commands, name="cache")
+app.command()(merge)
 
 
 @app.callback()

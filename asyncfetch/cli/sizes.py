@@ -10,7 +10,7 @@ from asyncfetch.errors import ConfigError
 __all__ = ["format_bytes", "parse_bytes"]
 
 _PREFIXES = "KMGTPE"
-_SIZE = re.compile(r"(?i)\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([KMGTPE])(i?))?B?\s*")
+_SIZE = re.compile(r"(?i)\s*(\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})\s*(?:([KMGTPE])(i?))?B?\s*")
 
 
 def format_bytes(number: int) -> str:

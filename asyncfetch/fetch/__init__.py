@@ -2,11 +2,12 @@
 
 engine      Fetcher: the verbs, what they share, who may call them
 batch       many ranges: bounded workers, ranges as they arrive
-turns       ranges of one turn of the loop, by calls that know nothing of each other
+joining     ranges of one turn of the loop, by calls that know nothing of each other
 parts       how long the parts of a large range are, by what was learned of its host
 download    one range over its attempts: what has landed, in which version
 responses   whether an answer holds exactly what was asked. Pure
 retry       which failure is tried again, and when, and how many of a host's. Pure
+hedge       when a late answer is asked for again, and how often. Pure
 limit       how many requests a host should have in flight. Pure
 gate        whose turn it is: callers in turn, what is waited for before read-ahead
 redirects   where a request goes and which secrets go with it. Pure
@@ -14,14 +15,15 @@ urls        urls below a root. Pure
 addresses   what a user's url means on the wire, and for how long
 objects     the versions seen first
 bandwidth   a cap on the bytes per second of the process
-hosts       a gate, a limit, counters and times per host
-transports  http (session, lines, exchange, direct, paced, faults, environment); s3 (s3_signer) and hub, over http;
-            file; other, by fsspec
+hosts       a gate, a limit and budgets per host; a request's turn at it
+tally       what is counted and timed, and the snapshots that show it
+transports  http (session, lines, visit, exchange, hedging, direct, paced, faults, environment); s3 (s3_signer) and
+            hub, over http; file; other, by fsspec
 reader      RangeReader, the protocol of the verbs
 """
 
 from asyncfetch.fetch.engine import Fetcher
-from asyncfetch.fetch.hosts import FetchStatistics, HostStatistics
 from asyncfetch.fetch.reader import RangeReader
+from asyncfetch.fetch.tally import FetchStatistics, HostStatistics
 
 __all__ = ["FetchStatistics", "Fetcher", "HostStatistics", "RangeReader"]

@@ -43,8 +43,8 @@ from asyncfetch.runtime.memory_pool import MemoryPool
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
-    from asyncfetch.fetch.hosts import FetchStatistics
     from asyncfetch.fetch.reader import WritableBuffer
+    from asyncfetch.fetch.tally import FetchStatistics
     from asyncfetch.fetch.transports.http import Body, Reply
     from asyncfetch.ranges import Request
 

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import anyio
 
@@ -36,12 +37,13 @@ class Caller:
         behind: Another caller whose line it stands in until it is promoted. None gives it a line of its own.
     """
 
-    __slots__ = ("__weakref__", "_line", "_waiting", "urgent")
+    __slots__ = ("__weakref__", "_carriers", "_line", "_waiting", "urgent")
 
     def __init__(self, *, urgent: bool = True, behind: Caller | None = None) -> None:
         self.urgent = urgent
         self._line: object = object() if behind is None else behind._line
         self._waiting: dict[_Waiter, None] = {}
+        self._carriers: WeakSet[Caller] | None = None
 
     def promote(self) -> None:
         """Somebody waits for it now. What of it waits already moves to an urgent line of its own, in its order."""
@@ -49,6 +51,14 @@ class Caller:
             self.urgent, self._line = True, object()
             for waiter in list(self._waiting):
                 waiter.gate._promote(waiter)
+            for carrier in list(self._carriers or ()):
+                carrier.promote()
+
+    def carried_by(self, carrier: Caller) -> None:
+        """What ``carrier`` asks for is on this one's behalf, too: it is promoted with this one."""
+        if not self.urgent:
+            self._carriers = self._carriers or WeakSet()
+            self._carriers.add(carrier)
 
 
 _current: ContextVar[Caller] = ContextVar("_current")

@@ -1,10 +1,10 @@
-"""One gate with its limit, one set of counters and the times of its requests per host."""
+"""What is known of each host: its gate with its limit, its budgets, its tally."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Self
 
@@ -14,7 +14,7 @@ from asyncfetch.fetch.hedge import Hedging
 from asyncfetch.fetch.limit import LearnedLimit
 from asyncfetch.fetch.parts import StreamRate
 from asyncfetch.fetch.retry import Clock, RetryBudget
-from asyncfetch.observe import Histogram
+from asyncfetch.fetch.tally import FetchStatistics, HostStatistics, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.retry import AttemptFailed
-    from asyncfetch.observe import Quantiles
     from asyncfetch.runtime.memory_pool import MemoryPoolStatistics
 
-__all__ = ["FetchStatistics", "Host", "HostStatistics", "Hosts", "Route", "Turn"]
+__all__ = ["Host", "Hosts", "Route", "Turn"]
 
 MAX_IDLE_HOSTS = 256
 """Idle hosts that are remembered, about 17 KB each. Signed urls of a CDN name a handful; a crawler's list must not grow
@@ -47,129 +46,6 @@ class Route:
     """The proxy to go through, without its credentials."""
     proxy_headers: Mapping[str, str] | None = field(default=None, repr=False)
     """Sent to the proxy alone."""
-
-
-@dataclass(slots=True)
-class Counts:
-    """What has happened so far. All of them only grow."""
-
-    requests: int = 0
-    bytes: int = 0
-    retries: int = 0
-    redirects: int = 0
-    errors: int = 0
-    throttled: int = 0
-    hedges: int = 0
-    hedge_wins: int = 0
-
-    def add(self, other: Counts) -> None:
-        """Adds ``other`` to this."""
-        for item in fields(self):
-            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
-
-
-@dataclass(slots=True)
-class Times:
-    """How long what requests consist of took so far."""
-
-    wait: Histogram = field(default_factory=Histogram)
-    first_byte: Histogram = field(default_factory=Histogram)
-    body: Histogram = field(default_factory=Histogram)
-
-    def add(self, other: Times) -> None:
-        """Adds ``other`` to this."""
-        self.wait.merge(other.wait)
-        self.first_byte.merge(other.first_byte)
-        self.body.merge(other.body)
-
-
-@dataclass(slots=True)
-class Tally:
-    """What one loop has counted and timed at a host; only that loop writes to it."""
-
-    counts: Counts = field(default_factory=Counts)
-    times: Times = field(default_factory=Times)
-
-    def add(self, other: Tally) -> None:
-        """Adds ``other`` to this."""
-        self.counts.add(other.counts)
-        self.times.add(other.times)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostStatistics:
-    """One host at one moment."""
-
-    limit: int
-    """Requests that may be in flight now."""
-    in_flight: int
-    """Requests between their start and the end of their body."""
-    peak_in_flight: int
-    """Most that ever were."""
-    waiting: int
-    """Requests that wait for one of those to end, or for the end of a pause that the host asked for."""
-    requests: int
-    """Sent, repeats and redirects included."""
-    bytes: int
-    """Of bodies, as received."""
-    retries: int
-    """Attempts after the first that began here."""
-    redirects: int
-    """Answers that named another url."""
-    errors: int
-    """Attempts that failed, repeated or not."""
-    throttled: int
-    """Of those, the ones that were answered 429 or 503."""
-    retry_budget: int
-    """Repeats that may be made before the next answer comes; see RetryConfig.budget."""
-    hedges: int
-    """Second requests for what a late answer was to bring."""
-    hedge_wins: int
-    """Those of them whose answer came first."""
-    wait: Quantiles
-    """Of requests for their turn at the limit."""
-    first_byte: Quantiles
-    """From having a connection to the answer's head, whatever it says. Web servers only."""
-    body: Quantiles
-    """From there to the last byte of an object's range that came whole. Other than web servers: the whole read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchStatistics:
-    """A fetcher at one moment. Sums and quantiles cover hosts that ``hosts`` has forgotten, too."""
-
-    requests: int
-    """Sent, repeats and redirects included."""
-    bytes: int
-    """Of bodies, as received."""
-    retries: int
-    """Attempts after the first."""
-    redirects: int
-    """Answers that named another url."""
-    errors: int
-    """Attempts that failed, repeated or not."""
-    throttled: int
-    """Of those, the ones that were answered 429 or 503."""
-    hedges: int
-    """Second requests for what a late answer was to bring."""
-    hedge_wins: int
-    """Those of them whose answer came first."""
-    in_flight: int
-    """Requests between their start and the end of their body, over all hosts."""
-    waiting: int
-    """Requests that wait for their host's limit or pause."""
-    reused_buffers: int
-    """Bodies that landed in memory of earlier ones."""
-    idle_buffer_bytes: int
-    """Memory kept for the next ones."""
-    wait: Quantiles
-    """Of requests for their turn at their host's limit."""
-    first_byte: Quantiles
-    """From having a connection to the answer's head, whatever it says. Web servers only."""
-    body: Quantiles
-    """From there to the last byte of an object's range that came whole. Other than web servers: the whole read."""
-    hosts: Mapping[str, HostStatistics]
-    """By origin, ``scheme://host:port``; local files are ``file://``."""
 
 
 class Host:
@@ -343,8 +219,8 @@ class Turn:
     """
 
     __slots__ = (
-        "_asked_at", "_body", "_entered_at", "_first_byte_seconds", "_size_bytes", "_urgent", "host", "tally",
-        "waited_seconds",
+        "_asked_at", "_body", "_entered_at", "_first_byte_seconds", "_has_place", "_size_bytes", "_urgent", "host",
+        "tally", "waited_seconds",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -353,10 +229,12 @@ class Turn:
         self._first_byte_seconds: float | None = None
         self._size_bytes = 0
         self._body: tuple[int, float] | None = None
+        self._has_place = False
 
     async def __aenter__(self) -> Self:
         since = self.host.now()
         self._urgent = await self.host._enter()
+        self._has_place = True
         self._entered_at = self.host.now()
         self.waited_seconds = self._entered_at - since
         self.host.times.wait.record(self.waited_seconds)
@@ -370,7 +248,7 @@ class Turn:
         urgent = self.host._enter_nowait()
         if urgent is None:
             return False
-        self._urgent = urgent
+        self._urgent, self._has_place = urgent, True
         self._entered_at, self.waited_seconds = self.host.now(), 0.0
         return True
 
@@ -381,7 +259,13 @@ class Turn:
             host._answered(host.now() - self._asked_at, self._first_byte_seconds, self._size_bytes)
         if self._body is not None:
             host.rate.record(*self._body)
-        host._leave(urgent=self._urgent)
+        self.vacate()
+
+    def vacate(self) -> None:
+        """Gives its place to the next one now, before its end: its connection is closed already."""
+        if self._has_place:
+            self._has_place = False
+            self.host._leave(urgent=self._urgent)
 
     def answered(self, first_byte_seconds: float, *, is_refusal: bool) -> None:
         """The answer's head is there, so many seconds after the request had its connection."""

@@ -4,7 +4,8 @@ A reader of small records calls ``fetch`` for each of them, all at once; only to
 bring them all. So a call waits until all tasks that were ready with it have run, which takes microseconds, and then
 whoever runs first plans for all that were asked for meanwhile, by the rules of ``fetch_many``.
 
-What differs from a batch is that each range has somebody of its own who waits for it, and may stop to.
+What differs from a batch is that each range has somebody of its own who waits for it, and may stop to. And read-ahead
+shares with read-ahead alone: it would hold up what somebody waits for, or overtake what somebody else does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio.lowlevel
 
+from asyncfetch.fetch.gate import Caller, calling, current_caller
 from asyncfetch.runtime.relay import Relay
 
 if TYPE_CHECKING:
@@ -51,10 +53,11 @@ class Shared:
 class Ask:
     """A range that somebody asks for, and what its turn made of it."""
 
-    __slots__ = ("company", "range", "shared")
+    __slots__ = ("caller", "company", "range", "shared")
 
     def __init__(self, one: ByteRange) -> None:
         self.range = one
+        self.caller = current_caller()
         self.company = 0
         """Requests that bring all that was asked for in the turn, this one included; 0 before its end."""
         self.shared: Shared | None = None
@@ -91,20 +94,43 @@ class Joining:
 
     def _end(self) -> None:
         asks, self._asks = self._asks, {}
-        requests = self._plan([ask.range for ask in asks]) if len(asks) > 1 else []
+        urgent = [ask for ask in asks if ask.caller.urgent]
+        ahead = [ask for ask in asks if not ask.caller.urgent]
+        plans = [(group, self._requests(group)) for group in (urgent, ahead)]
+        company = sum(len(requests) or len(group) for group, requests in plans)
         for ask in asks:
-            ask.company = len(requests) or 1
-        if len(requests) < len(asks) > 1:
-            self._share(asks, requests)
+            ask.company = company
+        for group, requests in plans:
+            if len(requests) < len(group) > 1:
+                self._share(group, requests, company)
 
-    def _share(self, asks: Iterable[Ask], requests: Sequence[Request]) -> None:
+    def _requests(self, asks: Sequence[Ask]) -> list[Request]:
+        """What brings all of them; none where one is by itself."""
+        return self._plan([ask.range for ask in asks]) if len(asks) > 1 else []
+
+    def _share(self, asks: Iterable[Ask], requests: Sequence[Request], company: int) -> None:
         by_range: dict[ByteRange, list[Ask]] = {}
         for ask in asks:
             by_range.setdefault(ask.range, []).append(ask)
         for request in requests:
             served = [ask for one in request.serves for ask in by_range[one]]
             if len(served) > 1:
-                read = partial(self._read, request.range, company=len(requests))
+                read = partial(self._bring, request.range, _caller_for(served), company)
                 shared = Shared(request, Relay(read))
                 for ask in served:
                     ask.shared = shared
+
+    async def _bring(self, one: ByteRange, caller: Caller, company: int) -> tuple[ObjectInfo, memoryview]:
+        with calling(caller):
+            return await self._read(one, company=company)
+
+
+def _caller_for(served: Sequence[Ask]) -> Caller:
+    """On whose behalf a shared request is made: in the line of the first, and urgent once one of them is."""
+    first = served[0].caller
+    if first.urgent:
+        return first
+    carrier = Caller(urgent=False, behind=first)
+    for ask in served:
+        ask.caller.carried_by(carrier)
+    return carrier

@@ -8,7 +8,7 @@ import operator
 import os
 from collections import OrderedDict
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,6 +29,7 @@ from asyncfetch.lerobot.rows import RowReader
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.video_index import VideoIndexes
 from asyncfetch.lerobot.windows import Windows, resolve_windows
+from asyncfetch.observe import Quantiles
 from asyncfetch.runtime.budget import Budget
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.loop_guard import LoopGuard
@@ -70,6 +71,8 @@ class DatasetStatistics:
     decode: DecodePoolStatistics
     disk: DiskStatistics | None = None
     """Of the disk cache; None without one."""
+    hand_over: Quantiles = field(default_factory=Quantiles)
+    """From the loop's thread to a synchronous consumer that waits, for each few samples; of a Stream's statistics."""
 
 
 class LeRobotDataset:

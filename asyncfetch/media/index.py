@@ -141,6 +141,14 @@ class Mp4Index:
             header=build_header(self.track, tables, start=begin, stop=end),
         )
 
+    def samples_of(self, first_frame: int, num_frames: int, *, fps: float) -> NDArray[np.int64]:
+        """The sample of each of frames [first_frame, first_frame + num_frames), numbered as in ``clip``; -1 for none.
+
+        Raises:
+            ConfigError: The arguments can't be meant for any file.
+        """
+        return self._find_frames(*_check_request(first_frame, num_frames, fps))[0]
+
     def _find_frames(self, first_frame: int, num_frames: int, fps: float) -> tuple[NDArray[np.int64], int]:
         """(sample of each asked frame or -1, earliest presentation time of these samples)."""
         sample_of = np.full(num_frames, -1, np.int64)

@@ -46,9 +46,9 @@ BY_HOST = (
     _Shown("counter", "retries_total", "retries", "Attempts after the first."),
     _Shown("counter", "redirects_total", "redirects", "Answers that named another url."),
     _Shown("counter", "errors_total", "errors", "Attempts that failed, repeated or not."),
+    _Shown("counter", "throttled_total", "throttled", "Attempts that were answered 429 or 503."),
     _Shown("counter", "hedges_total", "hedges", "Second requests for what a late answer was to bring."),
     _Shown("counter", "hedge_wins_total", "hedge_wins", "Second requests whose answer came first."),
-    _Shown("counter", "throttled_total", "throttled", "Of those, the ones that were answered 429 or 503."),
     _Shown("gauge", "retry_budget", "retry_budget", "Repeats that may be made before the next answer comes."),
     _Shown("gauge", "max_requests_in_flight", "limit", "Requests that may be in flight now."),
     _Shown("gauge", "requests_in_flight", "in_flight", "Requests between their start and the end of their body."),
@@ -76,6 +76,7 @@ OF_DATASET = (
     _Shown("gauge", "decode_threads", "decode.threads", "Calls that decode at a time, at most."),
     _Shown("gauge", "decode_calls_running", "decode.busy", "Calls that decode now."),
     _Shown("gauge", "decode_calls_waiting", "decode.waiting", "Calls that wait for a thread."),
+    _Shown("summary", "hand_over_seconds", "hand_over", "Time from the loop's thread to the consumer that waits."),
     _Shown("summary", "decode_seconds", "decode.call", "Time that a call decoded; it makes a few samples."),
 )
 """Of DatasetStatistics, beside those of its fetcher."""
@@ -92,6 +93,7 @@ OF_DISK = (
 OF_PASS = (
     _Shown("counter", "samples_total", "samples", "Samples delivered to the consumer."),
     _Shown("gauge", "open_episodes", "open_episodes", "Episodes in memory or on their way."),
+    _Shown("summary", "pass_hand_over_seconds", "hand_over", "Time from decoded samples to the task that waits."),
     _Shown("summary", "consumer_wait_seconds", "wait", "Time that the consumer waited for the next few samples."),
 )
 """Of PassStatistics."""

@@ -40,17 +40,17 @@ class Quantiles:
     A quantile is the shortest duration that so many are no longer than, within 2 %.
     """
 
-    count: int
+    count: int = 0
     """Durations recorded."""
-    sum_seconds: float
+    sum_seconds: float = 0.0
     """All of them together."""
-    p50_seconds: float
+    p50_seconds: float = 0.0
     """The median."""
-    p95_seconds: float
+    p95_seconds: float = 0.0
     """19 of 20 took no longer."""
-    p99_seconds: float
+    p99_seconds: float = 0.0
     """99 of 100 took no longer."""
-    max_seconds: float
+    max_seconds: float = 0.0
     """The longest, exactly."""
 
 

@@ -8,6 +8,7 @@ batch's last item. Nobody polls and nobody holds a lock.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from contextlib import suppress
 from queue import SimpleQueue
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Self
 
+    from asyncfetch.observe import Histogram
+
 __all__ = ["HandOver"]
 
 T = TypeVar("T")
@@ -32,6 +35,16 @@ class _End:
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
+
+
+class _Batch(Generic[T]):
+    """Items in a queue, and when they were put there."""
+
+    __slots__ = ("items", "put_at")
+
+    def __init__(self, items: deque[T], put_at: float) -> None:
+        self.items = items
+        self.put_at = put_at
 
 
 class HandOver(Generic[T]):
@@ -46,13 +59,16 @@ class HandOver(Generic[T]):
 
     Args:
         max_batches: Batches that may be on the way or in the consumer's hands at a time, at least 1.
+        times: Records how long each batch took from one thread to the other, which begins when it is put or, where
+            that is later, when the consumer asks for it. Two consumers that record at once may lose one.
     """
 
-    def __init__(self, max_batches: int = 2) -> None:
+    def __init__(self, max_batches: int = 2, *, times: Histogram | None = None) -> None:
         if max_batches < 1:
             raise ConfigError(f"max_batches must be at least 1, not {max_batches}")
         self._guard = ForkGuard("this iterator")
-        self._queue: SimpleQueue[deque[T] | _End] = SimpleQueue()
+        self._queue: SimpleQueue[_Batch[T] | _End] = SimpleQueue()
+        self._times = times
         self._closed = False
         # Of the loop:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -80,7 +96,7 @@ class HandOver(Generic[T]):
             raise ClosedError("the consumer of these items is gone")
         if items:
             self._credits -= 1
-            self._queue.put(items)
+            self._queue.put(_Batch(items, time.perf_counter()))
 
     def finish(self) -> None:
         """Tell the consumer that no more items come; iteration ends after those on the way."""
@@ -119,9 +135,12 @@ class HandOver(Generic[T]):
 
     def _receive(self) -> None:
         """Wait for a batch, the end, or the error."""
+        since = time.perf_counter()
         received = self._queue.get()
         if not isinstance(received, _End):
-            self._items = received
+            if self._times is not None:
+                self._times.record(time.perf_counter() - max(since, received.put_at))
+            self._items = received.items
             return
         self._ended = True
         if received.error is not None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Generator, Iterable
     from contextlib import AbstractAsyncContextManager
 
+    from asyncfetch.observe import Histogram
     from asyncfetch.runtime.loop_thread import LoopThread
 
 __all__ = ["iterate"]
@@ -23,18 +24,20 @@ def iterate(
     factory: Callable[[], AbstractAsyncContextManager[AsyncIterable[Iterable[T]]]],
     *,
     max_batches: int = 2,
+    times: Histogram | None = None,
 ) -> Generator[T, None, None]:
     """Yield the items of ``async with factory() as batches: async for batch in batches``, run on the loop thread.
 
     All of it runs in one task, from the first ``next`` on, at most ``max_batches`` ahead of the consumer. What is
     raised there, by leaving the context too, is raised here after the items before it. Closing the generator (an early
     ``break``, ``close``, collection) cancels the task and waits for its end, but no longer than STOP_SECONDS.
+    ``times`` is HandOver's.
 
     Raises:
         ClosedError: The loop thread was closed meanwhile.
         WrongLoop: Iterated on the loop's own thread or in a forked child.
     """
-    hand_over: HandOver[T] = HandOver(max_batches)
+    hand_over: HandOver[T] = HandOver(max_batches, times=times)
     call = loop_thread.start(_produce, factory, hand_over)
     call.add_done_callback(lambda error: hand_over.finish() if error is None else hand_over.fail(error))
     try:

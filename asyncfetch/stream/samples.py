@@ -38,6 +38,8 @@ class PassStatistics:
     """Time that the consumer waited for samples."""
     wait: Quantiles
     """Of those waits, one for each few samples that were decoded together."""
+    hand_over: Quantiles
+    """From the end of their decoding, or the consumer's call where that was later, until the consumer had them."""
     first_sample_seconds: float | None
     """From the start of the pass to its first sample; None before that."""
     open_episodes: int
@@ -51,11 +53,12 @@ STRETCH_STEPS = 500
 class _Chunk:
     """Consecutive samples of the order, decoded by one call in a thread."""
 
-    __slots__ = ("error", "ready", "samples", "steps", "waits_for")
+    __slots__ = ("error", "ready", "ready_at", "samples", "steps", "waits_for")
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = steps
         self.ready = anyio.Event()
+        self.ready_at = 0.0
         self.samples: list[Sample] = []
         self.error: BaseException | None = None
         self.waits_for: int | None = None
@@ -111,7 +114,7 @@ class SamplePass:
         self._current: deque[Sample] = deque()
         self._closed = False
         self._delivered = 0
-        self._waits = Histogram()
+        self._waits, self._hand_overs = Histogram(), Histogram()
         self._first_sample_seconds: float | None = None
 
     async def __aenter__(self) -> Self:
@@ -194,6 +197,7 @@ class SamplePass:
     def _count(self, chunk: _Chunk, waiting_since: float) -> None:
         now = time.perf_counter()
         self._waits.record(now - waiting_since)
+        self._hand_overs.record(now - max(waiting_since, chunk.ready_at))
         self._delivered += len(chunk.samples)
         if self._first_sample_seconds is None:
             self._first_sample_seconds = now - self._started_at
@@ -251,6 +255,7 @@ class SamplePass:
         finally:
             for step in chunk.steps:
                 self._window.done(self._selection[step.episode])
+        chunk.ready_at = time.perf_counter()
         chunk.ready.set()
         self._fail_if_stuck()
 
@@ -324,6 +329,7 @@ class SamplePass:
             samples=self._delivered,
             waited_seconds=wait.sum_seconds,
             wait=wait,
+            hand_over=self._hand_overs.snapshot(),
             first_sample_seconds=self._first_sample_seconds,
             open_episodes=self._window.open_episodes,
         )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
 
 from asyncfetch.errors import ClosedError
+from asyncfetch.observe import Histogram
 from asyncfetch.runtime import LoopThread
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class Session:
     def __init__(self, open_dataset: Callable[[], AbstractAsyncContextManager[LeRobotDataset]]) -> None:
         self._pid = os.getpid()
         self._opened: Future[LeRobotDataset] = Future()
+        self.hand_over = Histogram()
+        """Of the samples, from this thread to its consumers."""
         self.thread = LoopThread(name="asyncfetch stream")
         opened = self._opened  # not self: the thread must not keep the session alive
         self._call = self.thread.start(_keep_open, open_dataset, opened)
@@ -54,12 +58,12 @@ class Session:
             raise
 
     def statistics(self) -> DatasetStatistics:
-        """Of the dataset, taken on its loop."""
+        """Of the dataset, taken on its loop, and of the way to its consumers."""
 
         async def take() -> DatasetStatistics:
             return self.dataset().statistics()
 
-        return self.thread.run(take)
+        return replace(self.thread.run(take), hand_over=self.hand_over.snapshot())
 
     def close(self) -> None:
         """End the thread. Does nothing in a forked child."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from asyncfetch.lerobot import DatasetStatistics, DepthUnit, ImageDtype, Sample, Windows
-    from asyncfetch.runtime import LoopThread
 
 __all__ = ["Samples", "Stream"]
 
@@ -141,9 +140,7 @@ class Stream:
             loader: In a loader's worker the number that all workers of this loader have; see ``EpochCounter``.
         """
         session = self._open_session()
-        return self._iterate(
-            session.thread, session.dataset(), placement, partial(self._begin, placement, epoch, loader)
-        )
+        return self._iterate(session, session.dataset(), placement, partial(self._begin, placement, epoch, loader))
 
     def _begin(self, placement: Placement, epoch: int | None, loader: int | None) -> Turn:
         if epoch is not None:
@@ -153,12 +150,12 @@ class Stream:
         return self.epochs.begin_share(placement.worker, placement.workers, loader or 0)
 
     def _iterate(
-        self, thread: LoopThread, dataset: LeRobotDataset, placement: Placement, begin: Callable[[], Turn]
+        self, session: Session, dataset: LeRobotDataset, placement: Placement, begin: Callable[[], Turn]
     ) -> Iterator[Sample]:
         turn = begin()
         # The pass itself is ahead of the consumer, so it doesn't count the epoch.
         opened = Samples(self, lambda: nullcontext(dataset), epoch=turn.epoch, placement=placement, counts=False)
-        yield from iterate(thread, partial(_Chunks, opened))
+        yield from iterate(session.thread, partial(_Chunks, opened), times=session.hand_over)
         turn.finish()
 
     def _open_session(self) -> Session:

@@ -404,6 +404,13 @@ async def test_callbacks_hear_of_each_entry_that_goes() -> None:
     assert [key.range.start for key in gone] == [0, 10, 20]
 
 
+@pytest.mark.parametrize("buffer", [bytes(10), bytearray(9), memoryview(bytearray(20))[::2]])
+async def test_a_buffer_that_the_range_cannot_go_to_is_refused(buffer: memoryview) -> None:
+    async with ByteCache(FakeReader(), max_bytes=100) as cache:
+        with pytest.raises(ConfigError, match="writable, contiguous buffer of 10 bytes"):
+            await cache.fetch_into(URL, 0, 10, buffer)
+
+
 async def test_close_cancels_requests_and_tells_their_askers() -> None:
     reader = FakeReader(gated=True)
 

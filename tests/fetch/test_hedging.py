@@ -144,6 +144,11 @@ async def test_the_first_answer_may_still_win(
         assert fetcher.statistics().in_flight == 0
 
 
+def assert_one_failed(fetcher: Fetcher, kind: dict[str, Any]) -> None:
+    now = fetcher.statistics()
+    assert (now.errors, now.throttled, now.retries) == (1, int(kind.get("status") == 503), 0)
+
+
 UNFIT: dict[str, dict[str, Any]] = {
     "refused": {"status": 503},
     "reset": {"silent": "reset"},
@@ -163,6 +168,7 @@ async def test_a_second_answer_that_does_not_fit_changes_nothing(
         with anyio.fail_after(2):
             assert await fetcher.fetch(url, 7, 90_000) == CONTENT[7:90_000]
         assert hedges(fetcher) == (1, 0)
+        assert_one_failed(fetcher, kind)
 
 
 @pytest.mark.parametrize("kind", UNFIT.values(), ids=UNFIT)
@@ -175,13 +181,47 @@ async def test_a_first_answer_that_does_not_fit_waits_for_the_second(
         with anyio.fail_after(2):
             assert await fetcher.fetch(url, 7, 90_000) == CONTENT[7:90_000]
         assert hedges(fetcher) == (1, 1)
+        assert_one_failed(fetcher, kind)
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+async def test_a_refusal_s_pause_holds_for_the_host_whichever_of_the_two_was_refused(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], refused: int
+) -> None:
+    async with acquainted(fetcher_with, server) as (fetcher, url):
+        refusal = step(status=429, headers={"Retry-After": "5"})
+        server.every = lambda request: refusal if (request.connection == 1) is (refused == 1) else None
+        hold(server, first_seconds=0.0 if refused == 1 else 0.1, second_seconds=0.05 if refused == 1 else 0.0)
+        with anyio.fail_after(2):
+            assert await fetcher.fetch(url, 7, 90_000) == CONTENT[7:90_000]
+        [host] = fetcher._hosts._hosts.values()
+        assert fetcher.statistics().throttled == 1
+        assert host._paused_until > fetcher._clock.monotonic()
+
+
+async def test_an_overtaken_request_gives_its_place_away_before_the_winners_body_ends(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
+) -> None:
+    async with acquainted(fetcher_with, server, max_requests_per_host=2) as (fetcher, url):
+        server.will(step(silent="stall"), step(cut=100, end="stall"))
+        both_sent = anyio.Event()
+        server.gate = lambda: both_sent.set() if len(server.requests) == 2 else None
+        with anyio.fail_after(2):
+            async with anyio.create_task_group() as group:
+                group.start_soon(fetcher.fetch, url)
+                await both_sent.wait()
+                assert await fetcher.fetch(url, 0, 9) == CONTENT[:9]
+                assert hedges(fetcher) == (1, 1)
+                assert fetcher.statistics().in_flight == 1
+                group.cancel_scope.cancel()
+        assert fetcher.statistics().in_flight == 0
 
 
 async def test_an_answer_that_does_not_fit_is_not_taken_whatever_else_could_be_made_of_it() -> None:
     async def second(turn: Turn, race: Race[None]) -> None:
         raise AssertionError("nobody is late")
 
-    race = Race(Hosts(FetchConfig()).get("https://x:443", Route), 1.0, lambda _: False, second)
+    race = Race(Hosts(FetchConfig()).get("https://x:443", Route).turn(), 1.0, lambda _: False, second)
     with pytest.raises(AttemptFailed, match="doesn't fit"):
         await race.claim(cast("aiohttp.ClientResponse", None))
 

@@ -28,6 +28,7 @@ from asyncfetch.errors import (
     RangeNotSatisfiable,
 )
 from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.fetch.joining import MAX_PLANNED, MAX_SHARED_BYTES
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.concurrently import gather
@@ -200,6 +201,53 @@ def test_random_calls_have_their_bytes_whatever_else_is_asked_for(data: st.DataO
             assert await gather(*calls) == [CONTENT[start:stop] for start, stop in wanted]
 
     anyio.run(run)
+
+
+# --- priorities
+
+
+async def test_read_ahead_and_what_somebody_waits_for_share_nothing(fetcher: Fetcher, server: LyingServer) -> None:
+    url = server.put("/x", CONTENT)
+    callers = [Caller(urgent=False), Caller(urgent=False), Caller(), Caller()]
+
+    async def read(number: int) -> memoryview:
+        with calling(callers[number]):
+            return await fetcher.fetch(url, 10 * number, 10 * number + 10)
+
+    assert await gather(*(partial(read, number) for number in range(4))) == [
+        CONTENT[at : at + 10] for at in range(0, 40, 10)
+    ]
+    assert sorted(asked(server)) == ["0-19", "20-39"]
+
+
+@pytest.mark.parametrize("promoted", [0, 1, None])
+async def test_shared_read_ahead_is_urgent_once_somebody_waits_for_any_of_it(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, promoted: int | None
+) -> None:
+    url = server.put("/x", CONTENT)
+    other, shared = Caller(urgent=False), [Caller(urgent=False), Caller(urgent=False)]
+    async with fetcher_with(max_requests_per_host=1) as fetcher:
+        await fetcher.stat(url)
+        server.requests.clear()
+        held = Held(server)
+
+        async def read(caller: Caller, start: int) -> None:
+            with calling(caller):
+                await fetcher.fetch(url, start, start + 10)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read, other, 50_000)
+            await held.is_asked.wait()
+            group.start_soon(read, other, 150_000)
+            await anyio.wait_all_tasks_blocked()
+            for number, caller in enumerate(shared):
+                group.start_soon(read, caller, 10 * number)
+            await anyio.wait_all_tasks_blocked()
+            if promoted is not None:
+                shared[promoted].promote()
+            held.answer.set_result(None)
+    overtakes = promoted is not None
+    assert asked(server)[1:] == (["0-19", "150000-150009"] if overtakes else ["150000-150009", "0-19"])
 
 
 # --- memory

@@ -16,7 +16,7 @@ from asyncfetch.config import FetchConfig, StreamConfig
 from asyncfetch.fetch import Fetcher, HostStatistics
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.observe import Collector
-from asyncfetch.observe.prometheus import BY_HOST
+from asyncfetch.observe.prometheus import BY_HOST, OF_DATASET, OF_DISK, OF_FETCHER, OF_PASS
 from asyncfetch.ranges import ByteRange
 from asyncfetch.stream import Stream
 from asyncfetch.testing import Fault, FaultOnce, RangeServer
@@ -142,6 +142,10 @@ async def test_a_stream_shows_its_dataset_and_a_pass_its_waits(small_dataset: Da
     assert 0 < value(dataset, "decode_seconds_count") <= delivered
     assert value(dataset, "decode_seconds", quantile="0.99") > 0
     assert value(dataset, "requests_total", host="file://") > 0
+    assert 0 < value(dataset, "hand_over_seconds_count") <= delivered
+    assert value(dataset, "hand_over_seconds", quantile="0.99") > 0
+    assert value(one_pass, "pass_hand_over_seconds_count") == value(one_pass, "consumer_wait_seconds_count")
+    assert value(one_pass, "pass_hand_over_seconds_sum") <= value(one_pass, "consumer_wait_seconds_sum")
     assert value(one_pass, "samples_total") == delivered
     assert 0 < value(one_pass, "consumer_wait_seconds_count") <= delivered
 
@@ -162,6 +166,11 @@ async def test_a_second_one_of_the_same_names_is_refused() -> None:
         registry = registry_of(fetcher.statistics)
         with pytest.raises(ValueError, match="asyncfetch_"):
             registry.register(Collector(fetcher.statistics))
+
+
+def test_names_are_shown_once() -> None:
+    names = [shown.name for table in (BY_HOST, OF_FETCHER, OF_DATASET, OF_DISK, OF_PASS) for shown in table]
+    assert len(names) == len(set(names))
 
 
 def test_every_figure_of_a_host_is_shown() -> None:

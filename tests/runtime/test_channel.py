@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import anyio
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.observe import Histogram
 from asyncfetch.runtime.channel import HandOver
 from asyncfetch.runtime.loop_thread import LoopThread
 
@@ -58,6 +60,30 @@ def test_the_producer_waits_where_the_consumer_is_behind(loop_thread: LoopThread
     assert log == [0, 1, 2]
     call.cancel()
     hand_over.close()
+
+
+def test_the_way_of_a_batch_is_timed_from_when_it_was_there_and_asked_for(loop_thread: LoopThread) -> None:
+    times = Histogram()
+    hand_over: HandOver[int] = HandOver(2, times=times)
+    waited_seconds = 0.1
+
+    async def produce(*items: int) -> None:
+        await hand_over.put(items)
+
+    loop_thread.run(produce, 1, 2)
+    time.sleep(waited_seconds)  # the consumer is late
+    assert [next(hand_over), next(hand_over)] == [1, 2]
+
+    async def produce_later() -> None:
+        await anyio.sleep(waited_seconds)
+        await hand_over.put([3])
+
+    call = loop_thread.start(produce_later)
+    assert next(hand_over) == 3  # the producer is
+    call.result()
+    now = times.snapshot()
+    assert now.count == 2
+    assert 0 < now.sum_seconds < waited_seconds
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,11 @@ class Account:
         self._closed = False
 
     def close(self) -> None:
-        """Once nobody is at it."""
+        """Once nobody is at it. Twice is once."""
         with self._threads:
-            self._closed = True
-            os.close(self._descriptor)
+            if not self._closed:
+                self._closed = True
+                os.close(self._descriptor)
 
     def used_bytes(self) -> int | None:
         """In use, at most; None before the first count."""

@@ -130,7 +130,7 @@ class Folder:
             tag.write_bytes(_TAG)
 
     def close(self) -> None:
-        """Once nobody is at it; the files stay."""
+        """Once nobody is at it; the files stay. Twice is once."""
         self._account.close()
 
     def used_bytes(self) -> int:

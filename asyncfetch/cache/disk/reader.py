@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 from anyio import to_thread
 
-from asyncfetch.cache.buffers import allocate
+from asyncfetch.cache.buffers import allocate, writable_bytes
 from asyncfetch.cache.disk.layout import Version, join, object_folder
 from asyncfetch.cache.disk.store import DiskStore
 from asyncfetch.cache.range_stream import RangeStream
@@ -97,8 +97,11 @@ class DiskReader:
         try:
             await end_tasks(self._group)
         finally:
-            with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(self._close, limiter=self._limiter)
+            try:
+                with anyio.CancelScope(shield=True):
+                    await self._in_thread(self._close)
+            finally:
+                self._close()  # where Task.cancel(), which goes through the shield, came before the thread
 
     def _open(self) -> None:
         self._store = DiskStore(self._tier)
@@ -157,7 +160,7 @@ class DiskReader:
         """See VersionedReader."""
         store = self._check()
         wanted = ByteRange(url, start, stop)
-        view = _writable_bytes(buffer, wanted)
+        view = writable_bytes(buffer, wanted)
         info = await self._version_to_look_for(store, url, version)
         if info is not None and stop <= info.size:
             await self._fill(store, info, start, view)
@@ -258,15 +261,3 @@ def _is_kept(url: str) -> bool:
     """Whether an object's bytes may go to the disk, if it has a strong ETag."""
     scheme, separator, _ = url.partition("://")
     return bool(separator) and scheme.lower() in KEPT_SCHEMES
-
-
-def _writable_bytes(buffer: WritableBuffer, wanted: ByteRange) -> memoryview:
-    view = memoryview(buffer)
-    assert wanted.stop is not None
-    size = wanted.stop - wanted.start
-    if view.readonly or not view.c_contiguous or view.nbytes != size:
-        raise ConfigError(
-            f"{wanted!r} needs a writable, contiguous buffer of {size} bytes, not a "
-            f"{'read-only' if view.readonly else 'writable'} one of {view.nbytes}"
-        )
-    return view.cast("B")

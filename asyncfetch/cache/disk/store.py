@@ -93,7 +93,7 @@ class DiskStore:
         self._warned = False
 
     def close(self) -> None:
-        """Once nobody is at it."""
+        """Once nobody is at it. Twice is once."""
         self.folder.close()
 
     def statistics(self) -> DiskStatistics:

@@ -6,7 +6,7 @@ import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from asyncfetch.cache.staging.stores import DecodingStore, KeyedStore, RawFileStore, resolved, size_of, split
+from asyncfetch.cache.staging.stores import DecodingStore, KeyedStore, resolved, size_of, split, splits
 from asyncfetch.errors import CacheError
 
 if TYPE_CHECKING:
@@ -128,4 +128,4 @@ def _origin(store: FileStore[Any]) -> Hashable:
     """What tells the raw bytes of a store from another's; its bindings keep it alive, so its id is its own."""
     while isinstance(store, DecodingStore | KeyedStore):
         store = store.inner
-    return store.path if isinstance(store, RawFileStore) else (store.path, id(store))
+    return store.path if splits(store) else (store.path, id(store))

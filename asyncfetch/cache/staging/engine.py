@@ -206,7 +206,7 @@ class Engine:
         with self._lock:
             ended = self._changed.wait_for(lambda: not self._workers + self._helpers, wait_seconds)
         if not ended:
-            _LOGGER.warning("a read is still under way %s s after the pool's close; it goes on alone", wait_seconds)
+            _LOGGER.warning("a read is still under way %g s after the pool's close; it goes on alone", wait_seconds)
         self.directory.close()
         self.dropped.put(None)
 

@@ -27,6 +27,9 @@ T = TypeVar("T")
 
 TIB = 1024**4
 
+CLOSE_SECONDS = 10.0
+"""Longest wait for reads under way at the end: a file of 64 MiB at 8 MiB/s gets through."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagingStatistics:
@@ -90,9 +93,9 @@ class CachePool:
     nor for the queue: what isn't begun is read at once, what is being read is joined. Room is set aside before a read
     where the store knows the size, and where it doesn't, as much as files usually take. Files larger than
     ``max_bytes`` are read when they are asked for. Where there was no room, the handles that are left after such a
-    read queue again, at the tail. A read that fails gives its error to every handle of the file; when the last of
-    them has it, or is gone, a new handle reads anew. When the disk can't be written, data is served all the same, with
-    one warning.
+    read queue again, at the tail: a file is read once more then, because its bytes may be kept nowhere. A read that
+    fails gives its error to every handle of the file; when the last of them has it, or is gone, a new handle reads
+    anew. When the disk can't be written, data is served all the same, with one warning.
 
     Every process has its own files, threads and figures, and each its own bounds: with 8 loader workers, 8 times
     ``max_bytes`` is what they take together. After a fork the child's first use starts afresh, and handles that came
@@ -201,17 +204,21 @@ class CachePool:
             timeout_seconds=self._timeout_seconds,
         )
 
-    def close(self) -> None:
+    def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
         """End the pool; idempotent.
 
-        What is queued is cancelled and what is staged removed, with the directory. Reads under way are waited for, at
-        most ``timeout_seconds``, and serve those who joined them. A handle that isn't picked up yet reads its store
-        itself when it is asked; one from ``to_cache`` raises CacheError. New handles are refused.
+        What is queued is cancelled and what is staged removed, with the directory. Reads under way serve those who
+        joined them. A handle that isn't picked up yet reads its store itself when it is asked; one from ``to_cache``
+        raises CacheError. New handles are refused.
+
+        Args:
+            wait_seconds: Longest wait for reads under way to end; None for no limit. One that takes longer, or hangs,
+                goes on in its thread with a warning, and leaves nothing on disk.
         """
         self._closed = True
         engine = self._engines.get(os.getpid())
         if engine is not None:
-            engine.close(self._timeout_seconds)
+            engine.close(wait_seconds)
 
     def statistics(self) -> StagingStatistics:
         """A snapshot. What was dropped before the call is counted as gone."""

@@ -3,7 +3,8 @@
 A request that is answered in time pays for no task and no timer of its own. The timer of its exchange says when it is
 late. Then the wait for its head is interrupted, which loses nothing, and taken up again in a task group, beside the
 second request. Whichever head comes first and fits wins; the other request is cancelled and awaited, and its connection
-closed. The memory for the body is handed out only after that, so a loser has nowhere to write to.
+closed. The memory for the body is handed out only after that, so a loser has nowhere to write to. What it was answered
+counts nevertheless: a refusal is one, whoever wins.
 
 aiohttp waits for a head in ``ClientResponse.start``, which does nothing else; that is the one inner part relied on.
 Were it another one day, no request would ever be late.
@@ -22,11 +23,11 @@ from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.fetch.transports.faults import FOREIGN
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     import aiohttp
 
-    from asyncfetch.fetch.hosts import Host, Turn
+    from asyncfetch.fetch.hosts import Turn
 
 __all__ = ["Overtaken", "Race", "race_where_useful"]
 
@@ -40,21 +41,23 @@ class Overtaken(Exception):
 
 
 def race_where_useful(
-    host: Host,
+    turn: Turn,
     fits: Callable[[aiohttp.ClientResponse], bool],
     second: Callable[[Turn, Race[T]], Awaitable[T]],
 ) -> Race[T] | None:
-    """A race for a request to ``host`` that goes out now; None where there would be no second request anyway."""
-    host.hedging.sent()
-    patience = host.hedging.patience_seconds
-    return Race(host, patience, fits, second) if patience is not None and host.hedging.may_hedge() else None
+    """A race for a request that goes out now, in this turn; None where there would be no second one anyway."""
+    hedging = turn.host.hedging
+    hedging.sent()
+    patience = hedging.patience_seconds
+    return Race(turn, patience, fits, second) if patience is not None and hedging.may_hedge() else None
 
 
 class Race(Generic[T]):
     """One request that may be overtaken by a second one.
 
     Args:
-        host: Whose gate and budget the second one needs; it waits for neither.
+        turn: The first one's. The second one needs another at its host, and some of the host's budget; it waits for
+            neither.
         patience_seconds: After which the first one is late.
         fits: Whether an answer can be taken, by its head.
         second: Makes the second request, for a turn of its own and for this race, and returns what it brought. When its
@@ -65,19 +68,21 @@ class Race(Generic[T]):
         "_failure",
         "_first_scope",
         "_fits",
-        "_host",
         "_in_time",
         "_outcome",
         "_second",
+        "_turn",
         "_waits",
         "_winner",
+        "first_answer",
+        "first_failure",
         "give_up_first",
         "patience_seconds",
     )
 
     def __init__(
         self,
-        host: Host,
+        turn: Turn,
         patience_seconds: float,
         fits: Callable[[aiohttp.ClientResponse], bool],
         second: Callable[[Turn, Race[T]], Awaitable[T]],
@@ -85,7 +90,11 @@ class Race(Generic[T]):
         self.patience_seconds = patience_seconds
         self.give_up_first: Callable[[], None]
         """Closes the first one's connection; set by its exchange."""
-        self._host = host
+        self.first_answer: tuple[int, Mapping[str, str]] | None = None
+        """Status and headers of the first one's answer, where that didn't fit."""
+        self.first_failure: Exception | None = None
+        """What the first one ended with instead of an answer."""
+        self._turn = turn
         self._fits = fits
         self._second = second
         self._in_time = asyncio.timeout(None)
@@ -127,8 +136,9 @@ class Race(Generic[T]):
         if not self._fits(response):
             raise AttemptFailed(InvalidResponse, "the answer to the second request doesn't fit")
         self._winner = SECOND
-        self._host.counts.hedge_wins += 1
+        self._turn.host.counts.hedge_wins += 1
         self.give_up_first()
+        self._turn.vacate()
         self._first_scope.cancel()
 
     def outcome(self) -> T:
@@ -160,6 +170,10 @@ class Race(Generic[T]):
         finally:
             del self._first_scope, self.give_up_first, self._second  # what they lead to leads here: cycles, too
         if self._winner == SECOND:
+            if response is not None:
+                self.first_answer = response.status, response.headers
+            if failure is not None:
+                self.first_failure = failure.with_traceback(None)  # with it, a cycle
             raise Overtaken
         try:
             if failure is not None:
@@ -173,7 +187,7 @@ class Race(Generic[T]):
         with scope:
             # An answer that lay there already when the loop found it late ends the race here.
             await anyio.lowlevel.checkpoint()
-            host = self._host
+            host = self._turn.host
             turn = host.turn()
             if not (host.hedging.may_hedge() and turn.enter_nowait()):
                 return
@@ -184,6 +198,8 @@ class Race(Generic[T]):
             except (AttemptFailed, AsyncFetchError) as error:
                 if self._winner == SECOND:
                     self._failure = error
+                elif isinstance(error, AttemptFailed):
+                    turn.failed(error)
             finally:
                 host.hedging.ended(won=self._winner == SECOND)
                 turn.leave(succeeded=self._winner == SECOND and self._failure is None)

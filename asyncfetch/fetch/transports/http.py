@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 import anyio.to_thread
-from multidict import CIMultiDict
 
 from asyncfetch.errors import ConfigError, InvalidResponse, ObjectChanged, redact_url
 from asyncfetch.fetch.addresses import WebUrls
 from asyncfetch.fetch.bandwidth import Allowance, Bandwidth
 from asyncfetch.fetch.hosts import Host, Route, Turn
-from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.redirects import REDIRECTS, host_name, next_url, origin_of, static_headers
-from asyncfetch.fetch.responses import Delivery, check_response, refusal
+from asyncfetch.fetch.responses import Delivery, refusal
 from asyncfetch.fetch.retry import AttemptFailed, Retries, Verdict, cause_of, giving_up, pause_seconds
 from asyncfetch.fetch.transports.direct import is_possible
 from asyncfetch.fetch.transports.environment import Environment, read_environment
@@ -26,6 +24,7 @@ from asyncfetch.fetch.transports.exchange import Exchange, PooledConnectionDied,
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
 from asyncfetch.fetch.transports.hedging import Overtaken, race_where_useful
 from asyncfetch.fetch.transports.lines import Lines
+from asyncfetch.fetch.transports.visit import Visit, own_headers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
@@ -67,25 +66,6 @@ class Reply:
     body: bytes = field(default=b"", repr=False)
     target: URL | None = field(default=None, repr=False)
     """Where it redirects to: another origin; None where it doesn't."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Visit:
-    """One attempt at one address."""
-
-    download: Download
-    book: AddressBook
-    address: Address
-
-    def headers(self, host: Host) -> dict[str, str]:
-        """What a request to the host asks, on the way to the bytes."""
-        headers = _own_headers(host, self.address)
-        headers["Range"] = self.download.next_request().header()
-        # To every hop: a server that redirects must ignore preconditions (RFC 9110, section 13.2.1).
-        etag = strong_etag(self.download.known) if self.address.etag is None else None
-        if etag is not None:
-            headers["If-Match"] = etag
-        return headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +162,7 @@ class HttpTransport:
         for addresses_left in reversed(range(MAX_ADDRESSES_PER_ATTEMPT)):
             address = await book.resolve(download.url)
             try:
-                visit = _Visit(download, book, address)
+                visit = Visit(download, book, address)
                 await self._follow(visit, is_retry=is_retry, needs_new_connection=needs_new_connection)
             except AttemptFailed as failure:
                 if not addresses_left or not book.reject(download.url, address, failure):
@@ -190,7 +170,7 @@ class HttpTransport:
             else:
                 return
 
-    async def _follow(self, visit: _Visit, *, is_retry: bool, needs_new_connection: bool) -> None:
+    async def _follow(self, visit: Visit, *, is_retry: bool, needs_new_connection: bool) -> None:
         """Follows redirects to the server that has the bytes, and takes them from it."""
         url = visit.address.url
         for hop in range(self._config.max_redirects + 1):
@@ -231,7 +211,7 @@ class HttpTransport:
             host = self._host(url)
             take = partial(self._take_reply, url, book, max_bytes)
             # The answer is small, as text is, and paid for as it comes.
-            question = _Question(url, _own_headers(host, address), take, method=method, body=body, answer_bytes=1)
+            question = _Question(url, own_headers(host, address), take, method=method, body=body, answer_bytes=1)
             reply = await self._hop(host, question)
             if reply.target is None or origin_of(reply.target) != origin_of(url):
                 return reply
@@ -308,7 +288,7 @@ class HttpTransport:
             def second(turn: Turn, race: Race[T]) -> Awaitable[T]:
                 return self._exchange(session, turn, question, False, allowance, race)
 
-            race = race_where_useful(host, question.fits, second)
+            race = race_where_useful(turn, question.fits, second)
         exchange = Exchange(
             self._config.timeouts,
             name,
@@ -333,6 +313,7 @@ class HttpTransport:
             except Overtaken:
                 assert race is not None
                 host.hedging.answered(exchange.waited())
+                self._count_first(race, turn, name)
                 return race.outcome()
             except FOREIGN as error:
                 proxy = host.route.proxy
@@ -344,11 +325,22 @@ class HttpTransport:
             if response.status in REDIRECTS:
                 turn.tally.counts.redirects += 1
             if overtaking is not None:
+                if response.status >= 400:
+                    raise self._refusal(response.status, response.headers)
                 await overtaking.claim(response)
             return await question.take(turn, exchange, response)
 
+    def _count_first(self, race: Race[T], turn: Turn, name: str) -> None:
+        """Counts the failure of a first request that the second one made good."""
+        if race.first_failure is not None:
+            turn.failed(as_failure(race.first_failure, name))
+        elif race.first_answer is not None:
+            status, headers = race.first_answer
+            unfit = AttemptFailed(InvalidResponse, "the answer to the first request doesn't fit")
+            turn.failed(self._refusal(status, headers) if status >= 400 else unfit)
+
     async def _take_bytes(
-        self, visit: _Visit, url: URL, turn: Turn, exchange: Exchange, response: aiohttp.ClientResponse
+        self, visit: Visit, url: URL, turn: Turn, exchange: Exchange, response: aiohttp.ClientResponse
     ) -> URL | None:
         """Checks the answer and takes its bytes; None when they have landed, else the url that it redirects to."""
         download = visit.download
@@ -357,7 +349,7 @@ class HttpTransport:
         if status in REDIRECTS or status >= 400:
             headers = visit.book.explain(status, headers, await exchange.drain())
         try:
-            delivery = _judge(visit, url, status, headers)
+            delivery = visit.judge(url, status, headers)
         except AttemptFailed as failure:
             self._note_answer(failure, status, headers)
             raise
@@ -381,10 +373,10 @@ class HttpTransport:
         return None
 
     @staticmethod
-    def _fits(visit: _Visit, url: URL, response: aiohttp.ClientResponse) -> bool:
+    def _fits(visit: Visit, url: URL, response: aiohttp.ClientResponse) -> bool:
         """Whether ``_take_bytes`` would take an answer, by its head alone."""
         try:
-            _judge(visit, url, response.status, response.headers)
+            visit.judge(url, response.status, response.headers)
         except AttemptFailed:
             return False
         return True
@@ -404,6 +396,11 @@ class HttpTransport:
         except AttemptFailed as failure:
             self._note_answer(failure, status, headers)
             raise
+
+    def _refusal(self, status: int, headers: Mapping[str, str]) -> AttemptFailed:
+        failure = refusal(status)
+        self._note_answer(failure, status, headers)
+        return failure
 
     def _note_answer(self, failure: AttemptFailed, status: int, headers: Mapping[str, str]) -> None:
         """Adds to the failure what the server said beside the status."""
@@ -441,36 +438,8 @@ class HttpTransport:
         return Route(headers, redirected_headers, proxy.url, proxy.headers)
 
 
-def _judge(visit: _Visit, url: URL, status: int, headers: Mapping[str, str]) -> Delivery | URL:
-    """What an answer brings, or the url that it redirects to; AttemptFailed where it isn't to be taken."""
-    if status in REDIRECTS:
-        return next_url(url, headers.get("Location"))
-    download, etag = visit.download, visit.address.etag
-    if etag is not None and status < 400:
-        headers = _with_etag(headers, etag)
-    return check_response(download.next_request(), status, headers, url=download.url, known=download.known)
-
-
-def _own_headers(host: Host, address: Address) -> dict[str, str]:
-    """What a request to the host carries whatever it asks for: secrets of its own origin, and no other's."""
-    if host.origin != origin_of(address.url):
-        return dict(host.route.redirected_headers)
-    headers = dict(host.route.headers if address.is_named else host.route.redirected_headers)
-    if address.headers:
-        replaced = {name.lower() for name in address.headers}
-        headers = {name: value for name, value in headers.items() if name.lower() not in replaced}
-        headers |= {name: value for name, value in address.headers.items() if value is not None}
-    return headers
-
-
 async def _told(pieces: Iterable[bytes | memoryview], exchange: Exchange) -> AsyncIterator[bytes | memoryview]:
     """The pieces, of which the exchange is told as they go out: the answer is waited for from the last one on."""
     for piece in pieces:
         yield piece
         exchange.moved()
-
-
-def _with_etag(headers: Mapping[str, str], etag: str) -> Mapping[str, str]:
-    changed = CIMultiDict(headers)
-    changed["ETag"] = etag
-    return changed

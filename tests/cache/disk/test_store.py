@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +19,7 @@ from asyncfetch.ranges import ObjectInfo
 from tests.cache.disk.conftest import CONTENT, DAMAGES, MIB, VERSION, Tier, flip_a_bit, get, put
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 WHOLE = len(CONTENT)
 FILE_BYTES = MIB + 4096
@@ -293,16 +295,19 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two 
 
 
 @pytest.fixture
-def reachable(tmp_path: Path) -> None:
-    """For everyone, from the root down."""
-    for folder in [tmp_path, *tmp_path.parents]:
-        if folder.stat().st_uid == os.geteuid():
-            folder.chmod(folder.stat().st_mode | 0o055)
+def reachable() -> Iterator[Tier]:
+    """A tier that every user gets to: pytest keeps its own directories, and what is above them, to one."""
+    with tempfile.TemporaryDirectory() as parent:
+        os.chmod(parent, 0o755)
+        tier = Tier(Path(parent) / "tier", [])
+        yield tier
+        for store in tier.stores:
+            store.close()
 
 
 @needs_root
-@pytest.mark.usefixtures("reachable")
-def test_another_users_directory_is_refused_with_both_names(tier: Tier) -> None:
+def test_another_users_directory_is_refused_with_both_names(reachable: Tier) -> None:
+    tier = reachable
     put(tier.open(), 0, 100)
     refused = as_nobody(tier.directory)
     assert "refused:" in refused
@@ -313,8 +318,8 @@ def test_another_users_directory_is_refused_with_both_names(tier: Tier) -> None:
 
 
 @needs_root
-@pytest.mark.usefixtures("reachable")
-def test_a_shared_directory_serves_both_and_what_may_not_be_read_is_a_miss(tier: Tier) -> None:
+def test_a_shared_directory_serves_both_and_what_may_not_be_read_is_a_miss(reachable: Tier) -> None:
+    tier = reachable
     old = os.umask(0)
     try:
         tier.directory.mkdir(mode=0o777)

@@ -161,6 +161,24 @@ def test_s10_close_refuses_new_handles_and_is_idempotent(make_pool: MakePool) ->
     assert "closed" in repr(pool)
 
 
+def test_s10_close_waits_for_a_read_that_hangs_no_longer_than_told(
+    make_pool: MakePool, parent: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = GatedStore(TEN)
+    store.hold("a")
+    pool = make_pool()
+    kept, lazy = pool.get_lazy(store, "b"), pool.get_lazy(store, "a")
+    until(lambda: is_staged(pool, 1))
+    got = InThread(lazy.get)
+    until(lambda: joined(pool) == 1)
+    InThread(lambda: pool.close(wait_seconds=0.05)).result(2)
+    assert "still under way 0.05 s after" in caplog.text
+    assert list(parent.iterdir()) == []
+    store.let("a")
+    assert (got.result(), kept.get()) == (TEN["a"], TEN["b"])
+    assert list(parent.iterdir()) == []
+
+
 def test_s12_handles_are_equal_by_store_and_name(make_pool: MakePool) -> None:
     pool = make_pool()
     store, other = GatedStore(TEN), GatedStore(TEN)

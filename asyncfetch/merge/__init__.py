@@ -1,0 +1,18 @@
+"""Joining LeRobot datasets to one.
+
+    apply         merge_datasets: what is refused, where it is built, how it takes its place
+    sources       what is read of each dataset beforehand
+    validate      what datasets must have in common
+    plan          which file, frame and task everything gets
+    segments      where a video can be cut
+    videos        one video of many segments, times in whole ticks
+    codecs        what a sample description says
+    build         every file written once
+    tables, statistics, info     what is in the other files
+
+Sources are read with the engine, so they may lie wherever it reads from.
+"""
+
+from asyncfetch.merge.apply import MergeReport, merge_datasets
+
+__all__ = ["MergeReport", "merge_datasets"]

@@ -1,0 +1,145 @@
+"""The tables of a merged dataset: rows with their new numbers, tasks and episodes. Blocks: for use in a thread."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.lerobot.columns import is_list, to_column, to_integers
+from asyncfetch.lerobot.parquet import require_pyarrow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+    from pyarrow import Schema, Table
+
+    from asyncfetch.lerobot.info import Feature
+    from asyncfetch.merge.plan import MergePlan, PlannedEpisode
+
+__all__ = ["column_type", "episode_rows", "numbers_of", "open_writer", "rows_schema", "write_episodes", "write_tasks"]
+
+_COMPRESSION = "snappy"
+"""LeRobot's."""
+_EPISODES_PER_GROUP = 100
+"""Rows of meta/episodes that share a row group; LeRobot's recorder has 10, which its flushes ask for."""
+
+
+def column_type(feature: Feature, stored: Any) -> Any:  # noqa: ANN401  (pyarrow's types know no lists)
+    """The type that the feature's column gets: the stored one, but a vector as a list of fixed size."""
+    pa = require_pyarrow()
+    if feature.kind == "value" and len(feature.shape) == 1 and feature.shape != (1,) and is_list(stored):
+        return pa.list_(pa.field("element", stored.value_type), feature.shape[0])
+    return stored
+
+
+def rows_schema(plan: MergePlan) -> pa.Schema:
+    """The schema of the data files, with the ``huggingface`` metadata of the first source that has some."""
+    pa = require_pyarrow()
+    schemas = [file.schema for source in plan.sources for file in source.data_files.values()]
+    if not schemas:
+        empty: Schema = pa.schema([])
+        return empty
+    metadata = next((one.metadata for one in schemas if b"huggingface" in (one.metadata or {})), {})
+    fields = []
+    for key, feature in plan.sources[0].metadata.features.items():
+        if feature.has_column:
+            if key not in schemas[0].names:
+                raise FormatError(f"the rows of {redact_url(plan.sources[0].url)} have no column {key}")
+            field = schemas[0].field(key)
+            fields.append(field.with_type(column_type(feature, field.type)))
+    kept = {b"huggingface": metadata[b"huggingface"]} if metadata else None
+    schema: Schema = pa.schema(fields, metadata=kept)
+    return schema
+
+
+def episode_rows(table: pa.Table, planned: PlannedEpisode, task_map: Mapping[int, int], schema: pa.Schema) -> pa.Table:
+    """The episode's rows out of its file's ``table``, in order, with their new numbers.
+
+    Raises:
+        FormatError: They aren't there, or name a task that isn't.
+    """
+    pa = require_pyarrow()
+    episode = planned.episode
+    where = f"{redact_url(episode.data_url)}: episode {episode.index}"
+    episodes = to_integers(table["episode_index"], "episode_index", episode.data_url)
+    indices = to_integers(table["index"], "index", episode.data_url)
+    rows = np.flatnonzero((episodes == episode.index) & (indices >= episode.from_index) & (indices < episode.to_index))
+    rows = rows[np.argsort(indices[rows], kind="stable")]
+    if not np.array_equal(indices[rows], np.arange(episode.from_index, episode.to_index)):
+        raise FormatError(
+            f"{where} has {len(rows)} rows with index in [{episode.from_index}, {episode.to_index}); "
+            f"there must be one for each of its {episode.length} frames"
+        )
+    own = table.take(pa.array(rows))
+    tasks = to_integers(own["task_index"], "task_index", episode.data_url)
+    if unknown := sorted(set(tasks.tolist()) - task_map.keys()):
+        raise FormatError(f"{where} has task_index {unknown}, which meta/tasks.parquet doesn't number")
+    numbers = {
+        "episode_index": np.full(len(rows), planned.index),
+        "index": np.arange(len(rows)) + planned.from_index,
+        "task_index": np.array([task_map[task] for task in tasks.tolist()], np.int64),
+    }
+    columns = [
+        pa.chunked_array([pa.array(numbers[field.name]).cast(field.type)])
+        if field.name in numbers
+        else own[field.name].cast(field.type)
+        for field in schema
+    ]
+    renumbered: Table = pa.table(columns, schema=schema)
+    return renumbered
+
+
+def numbers_of(rows: pa.Table, features: Iterable[Feature], url: str) -> dict[str, NDArray[Any]]:
+    """The columns that statistics are taken of, by feature."""
+    return {feature.key: to_column(rows[feature.key], feature, url) for feature in features if feature.kind == "value"}
+
+
+def open_writer(path: Path, schema: pa.Schema) -> Any:  # noqa: ANN401  (pyarrow has no types)
+    """A parquet writer; its ``write_table`` writes row groups."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return require_pyarrow().parquet.ParquetWriter(path, schema, compression=_COMPRESSION)
+
+
+def write_tasks(path: Path, tasks: Sequence[str]) -> None:
+    """tasks.parquet: the task is the index of a pandas frame, hence the second column."""
+    pa = require_pyarrow()
+    index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+    column = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
+    header = {"name": None, "field_name": None, "pandas_type": "unicode", "numpy_type": "object"}
+    pandas = {
+        "index_columns": ["task"],
+        "column_indexes": [{**header, "metadata": {"encoding": "UTF-8"}}],
+        "columns": [{**column, "metadata": None}, index],
+        "attributes": {},
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.3.3",
+    }
+    columns = {"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())}
+    table = pa.table(columns).replace_schema_metadata({"pandas": json.dumps(pandas)})
+    with open_writer(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_episodes(path: Path, columns: Mapping[str, Sequence[Any]], first: int, stop: int) -> None:
+    """Rows [first, stop) of meta/episodes. ``columns`` has the values of all episodes, None for null."""
+    pa = require_pyarrow()
+    table = pa.table({name: pa.array(values[first:stop], _episode_type(pa, name)) for name, values in columns.items()})
+    with open_writer(path, table.schema) as writer:
+        writer.write_table(table, row_group_size=_EPISODES_PER_GROUP)
+
+
+def _episode_type(pa: Any, name: str) -> Any:  # noqa: ANN401
+    """The type LeRobot gives the column; None where the values tell."""
+    if name == "tasks":
+        return pa.list_(pa.field("element", pa.string()))
+    if name.endswith("_timestamp"):
+        return pa.float64()
+    if name.endswith("/count"):
+        return pa.list_(pa.field("element", pa.int64()))
+    return None if name.startswith("stats/") else pa.int64()

@@ -1,0 +1,85 @@
+"""Whether datasets can be one. Pure: it looks at what was read of all of them, and lists everything that disagrees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from asyncfetch.errors import MergeError, redact_url
+from asyncfetch.merge.tables import column_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from asyncfetch.lerobot.info import Feature
+    from asyncfetch.merge.sources import Source
+
+__all__ = ["check_agreement", "refuse"]
+
+_DEPTH_KEYS = ("depth_unit", "video.depth_min", "video.depth_max", "video.shift", "video.use_log")
+"""What of a video feature's ``info`` changes the meaning of its pixels. The rest describes the encoder, or one file."""
+
+
+def check_agreement(sources: Sequence[Source]) -> None:
+    """Refuse sources that disagree in what one dataset has only one of.
+
+    Encoder settings, per-feature ``fps`` and the probed numbers of ``info`` may differ: the files themselves are
+    compared.
+
+    Raises:
+        MergeError: With every disagreement, each against the first source.
+    """
+    first = sources[0]
+    problems = [problem for other in sources[1:] for problem in _differences(first, other)]
+    problems += [problem for camera in first.metadata.cameras for problem in _different_pictures(sources, camera)]
+    refuse(problems)
+
+
+def refuse(problems: Sequence[str], cause: BaseException | None = None) -> None:
+    """Raise a MergeError that lists the problems, if there are any."""
+    if problems:
+        count = f"{len(problems)} reason{'s' if len(problems) > 1 else ''}"
+        raise MergeError(f"can't merge, for {count}:\n" + "\n".join(f"- {problem}" for problem in problems)) from cause
+
+
+def _differences(first: Source, other: Source) -> Iterator[str]:
+    def compare(what: str, one: object, another: object) -> Iterator[str]:
+        if one != another:
+            yield (
+                f"{what} is {one!r:.200} in {redact_url(first.url)}, but {another!r:.200} in {redact_url(other.url)}"
+            )
+
+    one, another = first.metadata, other.metadata
+    yield from compare("fps", one.info.fps, another.info.fps)
+    yield from compare("robot_type", one.info.robot_type, another.info.robot_type)
+    yield from compare("the set of features", sorted(one.features), sorted(another.features))
+    for key, feature in one.features.items():
+        if key in another.features:
+            for name, value in _meaning(feature).items():
+                yield from compare(f"{name} of feature {key}", value, _meaning(another.features[key])[name])
+    types, other_types = _column_types(first), _column_types(other)
+    for key in types.keys() & other_types.keys():
+        yield from compare(f"the stored type of feature {key}", types[key], other_types[key])
+
+
+def _meaning(feature: Feature) -> dict[str, Any]:
+    settings = {key: feature.info.get(key) for key in _DEPTH_KEYS} if feature.is_depth else {}
+    return {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names, "kind": feature.kind, **settings}
+
+
+def _column_types(source: Source) -> dict[str, str]:
+    columns = [feature for feature in source.metadata.features.values() if feature.has_column]
+    return {
+        feature.key: str(column_type(feature, file.schema.field(feature.key).type))
+        for file in source.data_files.values()
+        for feature in columns
+        if feature.key in file.schema.names
+    }
+
+
+def _different_pictures(sources: Sequence[Source], camera: str) -> Iterator[str]:
+    files = [file for source in sources for file in source.pictures.get(camera, {}).items()]
+    for url, pictures in files[1:]:
+        first_url, first = files[0]
+        for name, one, another in zip(first._fields, first, pictures, strict=True):
+            if one != another:
+                yield f"{name} of {camera} is {one!r} in {redact_url(first_url)}, but {another!r} in {redact_url(url)}"

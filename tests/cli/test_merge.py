@@ -1,0 +1,47 @@
+"""``asyncfetch merge`` as a shell sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typer.testing import CliRunner
+
+from asyncfetch.cli.app import app
+from asyncfetch.errors import ConfigError
+from asyncfetch.testing import DatasetTruth, write_dataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+runner = CliRunner()
+
+
+def make(root: Path) -> DatasetTruth:
+    return write_dataset(root, episodes=(4, 5), codec="h264", width=96, height=64)
+
+
+def test_merge_says_what_it_wrote(tmp_path: Path) -> None:
+    truth = make(tmp_path / "one")
+    done = runner.invoke(app, ["merge", str(truth.root), str(truth.root), str(tmp_path / "out"), "--workers", "1"])
+    assert done.exit_code == 0
+    assert "4 episodes, 18 frames, 2 tasks" in done.stdout
+    assert (tmp_path / "out/meta/info.json").is_file()
+
+
+def test_a_dry_run_says_that_nothing_was_written(tmp_path: Path) -> None:
+    truth = make(tmp_path / "one")
+    done = runner.invoke(app, ["merge", str(truth.root), str(tmp_path / "out"), "--dry-run"])
+    assert done.exit_code == 0
+    assert "nothing written" in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+def test_fewer_than_one_worker_is_refused(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["merge", str(tmp_path), str(tmp_path / "out"), "--workers", "0"])
+    assert isinstance(done.exception, ConfigError)
+
+
+def test_one_path_is_too_few(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["merge", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "at least one dataset" in done.output
