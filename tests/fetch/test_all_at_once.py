@@ -125,7 +125,7 @@ async def test_right_bytes_and_nothing_left_behind(kind: str, loops: int) -> Non
             max_requests_per_host=16,
             hedge=HedgeConfig(quantile=0.5, max_share=0.5),
             retry=RetryConfig(attempts=30, initial_seconds=0.001, maximum_seconds=0.01),
-            timeouts=TimeoutConfig(connect_seconds=10, first_byte_seconds=10, stall_seconds=10),
+            timeouts=TimeoutConfig(connect_seconds=10, first_byte_seconds=10, stall_seconds=2),
             part_bytes=5 << 20,
             trust_env=False,
             **settings,  # type: ignore[arg-type]
