@@ -6,13 +6,14 @@ import asyncio
 import logging
 import os
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import anyio
 import pytest
 from aiohttp.client_proto import ResponseHandler
 
+from asyncfetch.config import TimeoutConfig
 from asyncfetch.errors import ConnectionFailed
 from asyncfetch.fetch.transports import direct
 
@@ -218,3 +219,28 @@ async def test_another_aiohttp_is_noticed_and_told_once(
         f"aiohttp {aiohttp.__version__} has changed inside"
     ]
     direct._warn.cache_clear()
+
+
+async def test_a_connection_that_ends_just_before_its_body_is_taken_over_ends_the_body(
+    fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio's TLS tells a connection's end in the next round of the loop to who was its protocol in this one."""
+    receive = direct.receive
+
+    async def receive_from_the_dead(response: aiohttp.ClientResponse, *args: Any) -> None:  # noqa: ANN401
+        monkeypatch.setattr(direct, "receive", receive)
+        assert response.connection is not None
+        tls: Any = response.connection.transport
+        if not hasattr(tls, "_ssl_protocol"):
+            pytest.skip("it reaches into asyncio's own TLS")
+        raw = tls._ssl_protocol._transport
+        tls._ssl_protocol.connection_lost(ConnectionResetError())
+        raw.abort()
+        await receive(response, *args)
+
+    monkeypatch.setattr(direct, "receive", receive_from_the_dead)
+    url = tls_server.put("/x", CONTENT)
+    async with fetcher_with(ca_file=ca_file, timeouts=TimeoutConfig(stall_seconds=30)) as fetcher:
+        with anyio.fail_after(5):
+            assert await fetcher.fetch(url, 0, 1_000_000) == CONTENT[:1_000_000]
+        assert fetcher.statistics().retries == 1

@@ -110,6 +110,9 @@ async def receive(
     if connection is None or connection.protocol is None or connection.transport is None:
         raise aiohttp.ClientPayloadError(f"it ended after {filled} of {len(view)} bytes")
     handler, transport = connection.protocol, connection.transport
+    if transport.is_closing():
+        # Over TLS the loop may have bound the connection's end to the handler already: the rest would never hear of it.
+        raise aiohttp.ClientPayloadError(f"the connection ended after {filled} of {len(view)} bytes")
     rest = rest_of(handler, view[filled:], transport) if rest_of else Rest(handler, view[filled:], landed)
     transport.set_protocol(rest)
     try:
