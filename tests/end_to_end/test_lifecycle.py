@@ -27,7 +27,8 @@ END_SECONDS = 2.5
 """A second, and what an interpreter with torch in it takes to end on a busy machine."""
 
 PRELUDE = """
-import anyio, gc, itertools, os, sys, threading, time, warnings
+import anyio, gc, itertools, os, signal, sys, threading, time, warnings
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
 import asyncfetch as af
 from torch.utils.data import DataLoader
 warnings.filterwarnings("ignore", message=".*use of fork")
@@ -195,7 +196,10 @@ def test_an_interrupt_ends_it_within_a_second(slow_server: Served, case: Interru
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    try:
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
     assert time.monotonic() - asked < END_SECONDS
     assert process.returncode in {-signal.SIGINT, 1}, errors
     assert "KeyboardInterrupt" in errors

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import pytest
 
 PRELUDE = """
-import os, sys, threading, anyio, time
+import os, signal, sys, threading, anyio, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
 from contextlib import asynccontextmanager
 from asyncfetch.runtime.iterate import iterate
 from asyncfetch.runtime.loop_thread import LoopThread
@@ -127,7 +128,10 @@ def test_a_process_ends_within_a_second_as_it_should(case: Case) -> None:
         output = process.stdout.readline()
         asked_to_end = time.monotonic()
         process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=15)
+    try:
+        rest, errors = process.communicate(timeout=15)
+    finally:
+        process.kill()
     ended = time.monotonic()
     assert (process.returncode, output + rest) == (case.exit_code, case.output), errors
     if case.exit_code == 0:
