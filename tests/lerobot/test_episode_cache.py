@@ -163,7 +163,7 @@ class ClipsBefore:
             self.count += 1
 
 
-@pytest.mark.parametrize("how", ["sample", "ready", "hurry"])
+@pytest.mark.parametrize("how", ["sample", "ready"])
 @pytest.mark.parametrize("prefetched", [23, 24])
 async def test_an_episode_that_somebody_waits_for_overtakes_those_that_are_prefetched(
     many_files: DatasetTruth, how: str, prefetched: int
@@ -177,13 +177,8 @@ async def test_an_episode_that_somebody_waits_for_overtakes_those_that_are_prefe
         await before.any_came.wait()
         if how == "sample":
             await dataset.sample(23, 0)
-        elif how == "ready":
-            await dataset.ready(23)
         else:
-            dataset.prefetch(23)
-            await anyio.wait_all_tasks_blocked()
-            dataset.hurry(23)
-            await before.own_came.wait()
+            await dataset.ready(23)
         assert before.count < 24
         await gather(*(partial(dataset.ready, episode) for episode in range(24)))
         assert len(served.requests("/videos/")) == 2 * 24 * CAMERAS
