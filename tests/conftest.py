@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiofastnet
+import anyio
 import pytest
 import uvloop
 from blockbuster import blockbuster_ctx
@@ -14,7 +16,7 @@ from blockbuster import blockbuster_ctx
 from asyncfetch.testing import DatasetTruth, RangeServer, write_dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from asyncfetch.testing.clips import Codec
 
@@ -45,6 +47,23 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
     if is_everywhere:
         factories["aiofastnet"] = aiofastnet.loop_factory()
     return factories
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """On uvloop, which swallows what a signal handler raises, a test's time limit has to cancel it from inside."""
+    if isinstance(item, pytest.Function) and "uvloop" in item.name and inspect.iscoroutinefunction(item.obj):
+        marker = item.get_closest_marker("timeout")
+        seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
+        item.obj = _within(item.obj, seconds)
+
+
+def _within(test: Callable[..., Awaitable[None]], seconds: float) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(test)
+    async def limited(*args: Any, **fixtures: Any) -> None:  # noqa: ANN401 - any test's
+        with anyio.fail_after(seconds):
+            await test(*args, **fixtures)
+
+    return limited
 
 
 @pytest.fixture(autouse=True)
