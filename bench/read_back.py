@@ -186,7 +186,7 @@ def measure_reader(directory: Path, repeats: int) -> list[Row]:
     """The same on a loop, since they were written, over reading a plain file in a thread."""
     own, warm = anyio.run(_reader, directory, repeats)
     return [
-        Row.of("a ByteCache's fetch from the tier / a plain file in a thread, each into its own memory", "x", own, "1.2"),
+        Row.of("ByteCache.fetch from the tier / a plain file in a thread, each into its own memory", "x", own, "1.2"),
         Row.of("into the same memory, on an event loop: the tier / a plain file in a thread", "x", warm, "1.2"),
     ]
 
