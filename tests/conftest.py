@@ -93,6 +93,12 @@ def _loop_is_never_blocked(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def failed_loaders_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that failed joins its workers, which don't end then, for 5 s each before it terminates them."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
+
+
 @pytest.fixture(scope="session")
 def small_dataset(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
     """Four AV1 episodes of different lengths and two cameras, in files of one and of two episodes."""
