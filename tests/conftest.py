@@ -31,10 +31,10 @@ MAY_BLOCK = {
 loop that is there to be blocked."""
 
 
-ON_EVERY_LOOP = {"test_conformance.py", "test_direct.py", "test_engine_over_tls.py", "test_lifetime.py"}
+ON_EVERY_LOOP = {"test_conformance.py", "test_direct.py", "test_lifetime.py"}
 """Files of the engine's tests that run on loops other than asyncio's own, too: where bytes, connections and their ends
 meet the loop. What is decided elsewhere is the same on all."""
-ON_UVLOOP = {"test_a_cancellation_at_any_moment", "test_faults_over_tls"}
+ON_UVLOOP = {"test_a_cancellation_at_any_moment", "test_a_fault_in_the_middle_of_a_body_is_read_over"}
 """Tests of other files that run on uvloop, too. Not on aiofastnet: they have a second loop, in whose thread the garbage
 collector may find a test server's streams, and aiofastnet's transports object to that."""
 
