@@ -79,3 +79,19 @@ def test_own_ranges_come_once_and_then_from_the_cache() -> None:
 def test_every_example_is_tested() -> None:
     tested = {"quickstart.py", "async_pipeline.py", "dataloader.py", "own_ranges.py"}
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+
+
+@pytest.mark.timeout(120)
+def test_a_policy_that_was_stopped_goes_on_with_the_same_losses(served: tuple[str, ...], tmp_path: Path) -> None:
+    def train(*arguments: str | os.PathLike[str]) -> list[str]:
+        return run("train_policy.py", *served, *arguments).splitlines()
+
+    whole = train("--steps", "200")
+    assert len(whole) == 10
+    first, last = (float(line.split()[-1]) for line in (whole[0], whole[-1]))
+    assert last < first / 2
+    checkpoint = tmp_path / "policy.pt"
+    stopped = train("--steps", "200", "--stop-after", "90", "--checkpoint", checkpoint)
+    resumed = train("--steps", "200", "--checkpoint", checkpoint, "--num-workers", "2", "--plot", tmp_path / "loss.png")
+    assert stopped + resumed == whole
+    assert (tmp_path / "loss.png").stat().st_size > 0
