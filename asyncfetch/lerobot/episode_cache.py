@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from asyncfetch.cache.space import SpaceQueue
@@ -52,10 +52,8 @@ __all__ = ["EpisodeCache", "EpisodeCacheStatistics", "HeldEpisode"]
 T = TypeVar("T")
 
 PREPARED_AT_ONCE = 32
-"""Episodes whose rows and indexes are read side by side. With all of a pool at once the first clip waits for the last
-index, and the network for the processor."""
-INDEX_SHARE = 8
-"""An eighth of the requests to a host is left to rows and indexes: they are small, and the clips behind them wait."""
+"""Rows, or indexes, of so many episodes are read side by side. With all of a pool at once the first clip waits for the
+last index, and the network for the processor."""
 OBJECTS_BYTES = 2048
 """About what the Python objects of one kept episode take beside its arrays; so that empty ones count too."""
 
@@ -77,15 +75,11 @@ class EpisodeCacheStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Kept(Generic[T]):
     """What stays of an episode between two reads, beside the bytes of its clips."""
 
-    rows: EpisodeRows
-    planned: Mapping[str, PlannedClip]
-
-    @property
-    def nbytes(self) -> int:
-        return OBJECTS_BYTES + self.rows.nbytes + sum(clip.plan_nbytes for clip in self.planned.values())
+    value: T
+    nbytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -181,7 +175,6 @@ class EpisodeCache:
         metadata: Of the dataset.
         depth_unit: Unit of depth cameras' frames.
         max_kept_bytes: Bound on rows and plans kept between reads. What is held comes on top.
-        max_requests: To the host of the dataset.
     """
 
     def __init__(
@@ -196,7 +189,6 @@ class EpisodeCache:
         metadata: Metadata,
         depth_unit: DepthUnit,
         max_kept_bytes: int,
-        max_requests: int,
     ) -> None:
         self._clips = clips
         self._rows = rows
@@ -208,18 +200,19 @@ class EpisodeCache:
         self._flights: SingleFlight[_Entry, None] = SingleFlight(group)
         self._room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(clips.max_bytes))
         self._preparing = Gate(PREPARED_AT_ONCE)
-        self._fetching_clips = Gate(max(1, max_requests - max_requests // INDEX_SHARE))
+        self._small_reads = Caller()
         self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
         self._held: dict[int, _Entry] = {}
-        self._known: SharedLRU[int, _Known] = SharedLRU(max_kept_bytes)
+        self._plans: SharedLRU[int, _Kept[Mapping[str, PlannedClip]]] = SharedLRU(max_kept_bytes // 2)
+        self._tables: SharedLRU[int, _Kept[EpisodeRows]] = SharedLRU(max_kept_bytes // 2)
         self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
         clips.on_evict(self._drop_decoder)
 
     async def clip_bytes(self, episode: Episode) -> int:
-        """Memory that the clips of the episode take. Fetches the indexes of its files and its rows where needed."""
+        """Memory that the clips of the episode take. Fetches the indexes of its files where needed."""
         with calling(self._caller(episode)):
-            return _clip_bytes((await self._prepare(episode)).planned)
+            return _clip_bytes(await self._plan(episode))
 
     def hurry(self, episode: Episode) -> None:
         """Somebody waits for the episode now, if it is on its way: what it still has to ask for goes first."""
@@ -289,19 +282,20 @@ class EpisodeCache:
 
     def _revive(self, episode: Episode) -> _Entry | None:
         """An entry made of what is kept, if that is everything."""
-        known = self._known.get_nowait(episode.index)
-        if known is None:
+        plan, rows = self._plans.get_nowait(episode.index), self._tables.get_nowait(episode.index)
+        if plan is None or rows is None:
             return None
         leases: dict[str, Lease] = {}
-        for camera, clip in known.planned.items():
-            plan = clip.plan
-            lease = self._clips.try_lease(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
+        for camera, clip in plan.value.items():
+            lease = self._clips.try_lease(
+                clip.url, clip.plan.start, clip.plan.stop, headroom_bytes=clip.plan.header_bytes
+            )
             if lease is None:
                 _release(leases)
                 return None
             leases[camera] = lease
         entry = self._held[episode.index] = _Entry(episode)
-        self._fill(entry, known, leases)
+        self._fill(entry, rows.value, plan.value, leases)
         return entry
 
     async def _load(self, entry: _Entry) -> None:
@@ -309,8 +303,7 @@ class EpisodeCache:
         while entry.rows is None:
             generation = self._generation
             try:
-                known = await self._prepare(entry.episode)
-                leases = await self._lease_clips(entry.episode, known.planned)
+                rows, planned, leases = await self._fetch(entry.episode)
             except ObjectChanged:
                 raise
             except AsyncFetchError:
@@ -321,28 +314,48 @@ class EpisodeCache:
             if generation != self._generation or entry.rows is not None:
                 _release(leases)
                 continue
-            self._fill(entry, known, leases)
+            self._fill(entry, rows, planned, leases)
 
-    async def _prepare(self, episode: Episode) -> _Known:
-        """Rows, and the plan of the clips: small things, which would otherwise queue up behind the clips."""
-        return await self._known.get(episode.index, partial(self._fetch_known, episode))
-
-    async def _fetch_known(self, episode: Episode) -> _Known:
-        planned: dict[str, PlannedClip] = {}
+    async def _fetch(self, episode: Episode) -> tuple[EpisodeRows, Mapping[str, PlannedClip], dict[str, Lease]]:
+        """Where everything lies, and then all of it at once."""
         rows: list[EpisodeRows] = []
-
-        async def plan() -> None:
-            planned.update(await self._plan(episode))
+        leases: dict[str, Lease] = {}
+        planned = await self._plan(episode)
 
         async def read_rows() -> None:
-            rows.append(await self._watch(self._rows.rows(episode)))
+            rows.append((await self._tables.get(episode.index, partial(self._read_rows, episode))).value)
 
-        async with self._preparing.place():
-            await gather(plan, read_rows)
-        return _Known(rows[0], planned)
+        async def lease_clips() -> None:
+            leases.update(await self._lease_clips(episode, planned))
+
+        try:
+            await gather(read_rows, lease_clips)
+        except BaseException:
+            _release(leases)
+            raise
+        return rows[0], planned, leases
 
     async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
-        return await self._watch(self._indexes.plan(episode, fps=self._fps))
+        return (await self._plans.get(episode.index, partial(self._make_plan, episode))).value
+
+    async def _make_plan(self, episode: Episode) -> _Kept[Mapping[str, PlannedClip]]:
+        planned: dict[str, PlannedClip] = {}
+
+        async def plan_clips() -> None:
+            planned.update(await self._watch(self._indexes.plan(episode, fps=self._fps)))
+
+        async def locate_rows() -> None:
+            await self._watch(self._rows.locate(episode))
+
+        async with self._preparing.place():
+            with calling(self._small_reads):
+                await gather(plan_clips, locate_rows)
+        return _Kept(planned, OBJECTS_BYTES + sum(clip.plan_nbytes for clip in planned.values()))
+
+    async def _read_rows(self, episode: Episode) -> _Kept[EpisodeRows]:
+        with calling(self._small_reads):
+            rows = await self._watch(self._rows.rows(episode))
+        return _Kept(rows, OBJECTS_BYTES + rows.nbytes)
 
     async def _lease_clips(self, episode: Episode, planned: Mapping[str, PlannedClip]) -> dict[str, Lease]:
         """A lease of each camera's clip."""
@@ -350,10 +363,9 @@ class EpisodeCache:
 
         async def lease(camera: str, clip: PlannedClip) -> None:
             plan = clip.plan
-            async with self._fetching_clips.place():
-                leases[camera] = await self._watch(
-                    self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
-                )
+            leases[camera] = await self._watch(
+                self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
+            )
             plan.write_header(leases[camera].buffer)
 
         needed_bytes, max_bytes = _clip_bytes(planned), self._clips.max_bytes
@@ -386,12 +398,19 @@ class EpisodeCache:
         self._indexes.clear()
         self._rows.clear()
         self._decoders.clear()
-        self._known.clear()
+        self._plans.clear()
+        self._tables.clear()
         self._held = {index: entry for index, entry in self._held.items() if entry.rows is None}
 
-    def _fill(self, entry: _Entry, known: _Known, leases: Mapping[str, Lease]) -> None:
+    def _fill(
+        self,
+        entry: _Entry,
+        rows: EpisodeRows,
+        planned: Mapping[str, PlannedClip],
+        leases: Mapping[str, Lease],
+    ) -> None:
         entry.generation = self._generation
-        entry.rows = known.rows
+        entry.rows = rows
         entry.leases = leases
         entry.clips = {
             camera: clip.over(
@@ -399,7 +418,7 @@ class EpisodeCache:
                 name=f"{camera} of episode {entry.episode.index} in {redact_url(clip.url)}",
                 depth=self._depth[camera],
             )
-            for camera, clip in known.planned.items()
+            for camera, clip in planned.items()
         }
 
     def decoder(self, entry: _Entry, camera: str, frames: Sequence[int]) -> FrameDecoder:
@@ -419,7 +438,8 @@ class EpisodeCache:
 
     def statistics(self) -> EpisodeCacheStatistics:
         """A snapshot."""
-        return EpisodeCacheStatistics(self._hits, self._misses, len(self._held), len(self._known), self._known.nbytes)
+        kept_bytes = self._plans.nbytes + self._tables.nbytes
+        return EpisodeCacheStatistics(self._hits, self._misses, len(self._held), len(self._tables), kept_bytes)
 
 
 def _clip_bytes(planned: Mapping[str, PlannedClip]) -> int:
