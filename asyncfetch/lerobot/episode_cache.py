@@ -1,15 +1,20 @@
 """Episodes in memory: all cameras and rows of an episode at once, each byte fetched once.
 
+First comes the episode's plan: the indexes of its videos, and the footer of its table, which say where everything lies.
+Then all of it is asked for at once, so that an episode takes two requests one after the other.
+
 An episode is *held* while somebody reads it: its clips are leased in the byte cache, which then can't evict them. Idle,
 its rows and the plan of its clips are kept for a while, and the bytes of its clips as long as the byte cache has room:
 the next read is then a hit without a request, whether the decoders are still there or not.
 
-Three things could go wrong where many ask at once, and don't:
+Four things could go wrong where many ask at once, and don't:
 
 - Episodes that each hold one camera's clip could wait for ever for the room of the other one. So room for all clips of
   an episode is set aside before the first is asked for.
 - What somebody waits for could stand behind all that was prefetched. So an episode has one caller at all gates, however
   many want it, which is promoted as soon as one of them doesn't only read ahead.
+- Plans and rows, which are small but for pictures, could stand behind the clips of others. So they are urgent at the
+  host, whose gate keeps places for what is, even where they are read ahead.
 - A video may be replaced. A plan made from the index of the old one cuts the new one at the wrong places. So once
   anything turns out to be replaced, which is rare, all indexes and plans are thrown away, and what was planned before
   is planned again.
@@ -51,9 +56,9 @@ __all__ = ["EpisodeCache", "EpisodeCacheStatistics", "HeldEpisode"]
 
 T = TypeVar("T")
 
-PREPARED_AT_ONCE = 32
-"""Rows, or indexes, of so many episodes are read side by side. With all of a pool at once the first clip waits for the
-last index, and the network for the processor."""
+PLANNED_AT_ONCE = 32
+"""Episodes that are planned side by side. With all of a pool at once the first clip waits for the last index, and the
+network for the processor."""
 OBJECTS_BYTES = 2048
 """About what the Python objects of one kept episode take beside its arrays; so that empty ones count too."""
 
@@ -199,8 +204,9 @@ class EpisodeCache:
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
         self._flights: SingleFlight[_Entry, None] = SingleFlight(group)
         self._room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(clips.max_bytes))
-        self._preparing = Gate(PREPARED_AT_ONCE)
+        self._planning = Gate(PLANNED_AT_ONCE)
         self._small_reads = Caller()
+        self._rows_are_small = all(feature.kind != "image" for feature in metadata.features.values())
         self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
         self._held: dict[int, _Entry] = {}
         self._plans: SharedLRU[int, _Kept[Mapping[str, PlannedClip]]] = SharedLRU(max_kept_bytes // 2)
@@ -347,13 +353,13 @@ class EpisodeCache:
         async def locate_rows() -> None:
             await self._watch(self._rows.locate(episode))
 
-        async with self._preparing.place():
+        async with self._planning.place():
             with calling(self._small_reads):
                 await gather(plan_clips, locate_rows)
         return _Kept(planned, OBJECTS_BYTES + sum(clip.plan_nbytes for clip in planned.values()))
 
     async def _read_rows(self, episode: Episode) -> _Kept[EpisodeRows]:
-        with calling(self._small_reads):
+        with calling(self._small_reads if self._rows_are_small else current_caller()):
             rows = await self._watch(self._rows.rows(episode))
         return _Kept(rows, OBJECTS_BYTES + rows.nbytes)
 

@@ -143,7 +143,7 @@ def many_files(library: Library) -> DatasetTruth:
 async def test_the_first_clips_are_fetched_before_the_last_indexes(
     many_files: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episode_cache, "PREPARED_AT_ONCE", 8)
+    monkeypatch.setattr(episode_cache, "PLANNED_AT_ONCE", 8)
     async with serve(many_files, first_byte_seconds=0.05) as served:
         await gather(*(partial(served.dataset.ready, episode) for episode in range(24)))
         indexes = [request for request in served.requests("/videos/") if request.start == 0]
@@ -154,7 +154,7 @@ async def test_the_first_clips_are_fetched_before_the_last_indexes(
 async def test_rows_and_indexes_read_ahead_never_wait_for_clips(
     many_files: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episode_cache, "PREPARED_AT_ONCE", 8)
+    monkeypatch.setattr(episode_cache, "PLANNED_AT_ONCE", 8)
     asked: set[str] = set()
     all_asked = anyio.Event()
 
