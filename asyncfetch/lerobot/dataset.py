@@ -147,6 +147,7 @@ class LeRobotDataset:
             metadata=metadata,
             depth_unit=self.depth_unit,
             max_kept_bytes=small_bytes,
+            max_requests=config.fetch.max_requests_per_host,
         )
 
     async def __aexit__(

@@ -13,8 +13,8 @@ Four things could go wrong where many ask at once, and don't:
   an episode is set aside before the first is asked for.
 - What somebody waits for could stand behind all that was prefetched. So an episode has one caller at all gates, however
   many want it, which is promoted as soon as one of them doesn't only read ahead.
-- Plans and rows, which are small but for pictures, could stand behind the clips of others. So they are urgent at the
-  host, whose gate keeps places for what is, even where they are read ahead.
+- Plans and rows, which are small but for pictures, could stand behind clips. So they are urgent at the host, even
+  where they are read ahead, and clips never take all requests.
 - A video may be replaced. A plan made from the index of the old one cuts the new one at the wrong places. So once
   anything turns out to be replaced, which is rare, all indexes and plans are thrown away, and what was planned before
   is planned again.
@@ -59,6 +59,9 @@ T = TypeVar("T")
 PLANNED_AT_ONCE = 32
 """Episodes that are planned side by side. With all of a pool at once the first clip waits for the last index, and the
 network for the processor."""
+SMALL_SHARE = 8
+"""An eighth of the requests to a host is left to plans and rows: the clips that somebody waits for are urgent too, and
+of no use before their rows."""
 OBJECTS_BYTES = 2048
 """About what the Python objects of one kept episode take beside its arrays; so that empty ones count too."""
 
@@ -180,6 +183,7 @@ class EpisodeCache:
         metadata: Of the dataset.
         depth_unit: Unit of depth cameras' frames.
         max_kept_bytes: Bound on rows and plans kept between reads. What is held comes on top.
+        max_requests: To the host of the dataset.
     """
 
     def __init__(
@@ -194,6 +198,7 @@ class EpisodeCache:
         metadata: Metadata,
         depth_unit: DepthUnit,
         max_kept_bytes: int,
+        max_requests: int,
     ) -> None:
         self._clips = clips
         self._rows = rows
@@ -205,6 +210,7 @@ class EpisodeCache:
         self._flights: SingleFlight[_Entry, None] = SingleFlight(group)
         self._room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(clips.max_bytes))
         self._planning = Gate(PLANNED_AT_ONCE)
+        self._fetching_clips = Gate(max(1, max_requests - max_requests // SMALL_SHARE))
         self._small_reads = Caller()
         self._rows_are_small = all(feature.kind != "image" for feature in metadata.features.values())
         self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
@@ -369,9 +375,10 @@ class EpisodeCache:
 
         async def lease(camera: str, clip: PlannedClip) -> None:
             plan = clip.plan
-            leases[camera] = await self._watch(
-                self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
-            )
+            async with self._fetching_clips.place():
+                leases[camera] = await self._watch(
+                    self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
+                )
             plan.write_header(leases[camera].buffer)
 
         needed_bytes, max_bytes = _clip_bytes(planned), self._clips.max_bytes
