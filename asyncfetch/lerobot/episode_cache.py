@@ -77,9 +77,9 @@ class EpisodeCacheStatistics:
     held: int
     """Episodes that somebody is reading or waiting for."""
     kept: int
-    """Episodes whose rows and plans are kept, held ones included."""
+    """Episodes whose rows are kept, held ones included; their plans are bounded likewise, but kept apart."""
     kept_bytes: int
-    """Memory of those rows and plans."""
+    """Memory of the rows and plans that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class EpisodeCache:
         clips.on_evict(self._drop_decoder)
 
     async def clip_bytes(self, episode: Episode) -> int:
-        """Memory that the clips of the episode take. Fetches the indexes of its files where needed."""
+        """Memory that the clips of the episode take. Fetches what its plan is made from where needed."""
         with calling(self._caller(episode)):
             return _clip_bytes(await self._plan(episode))
 
