@@ -11,6 +11,7 @@ through torchcodec over an fsspec file. All in one run, interleaved; the table s
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import statistics
@@ -113,6 +114,7 @@ class Row:
 def stream_cold(setting: Setting, cameras: int) -> Streamed:
     """Read a fresh stream by a plain loop."""
     stream = af.Stream(setting.url, config=setting.config)
+    gc.collect()  # else one run or another pays 0.2 s for the 300,000 objects of torch and what earlier runs left
     started = time.perf_counter()
     first = ended = 0.0
     samples = 0
@@ -170,6 +172,7 @@ async def preload(dataset: af.LeRobotDataset, episodes: set[int]) -> None:
 
 async def time_pipeline(dataset: af.LeRobotDataset, samples: int) -> float:
     """Frames a second of the first samples of a stream of an open dataset."""
+    gc.collect()
     started = time.perf_counter()
     async with af.Stream(dataset).samples() as stream:
         remaining = samples

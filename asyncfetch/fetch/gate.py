@@ -188,6 +188,12 @@ class Gate:
         """How many wait for their turn."""
         return len(self._urgent) + len(self._ahead)
 
+    @property
+    def free(self) -> int:
+        """How many places the current caller could have now."""
+        caller = _current.get(None)
+        return max(0, self._room(urgent=caller is None or caller.urgent))
+
     async def enter(self) -> bool:
         """Waits for the current caller's turn; at once, without a checkpoint, where there is room.
 
@@ -234,9 +240,16 @@ class Gate:
         """A turn for a block: ``async with gate.place():``."""
         return Place(self)
 
-    def _has_room(self, *, urgent: bool) -> bool:
+    def _room(self, *, urgent: bool) -> int:
+        """Places for one as urgent; none, or less than none where the limit was lowered."""
+        room = self._limit - self.in_use
+        if urgent:
+            return room
         reserved = self._limit // EVERY if self._reserves else 0
-        return self.in_use < self._limit and (urgent or self._ahead_in_use < self._limit - reserved)
+        return min(room, self._limit - reserved - self._ahead_in_use)
+
+    def _has_room(self, *, urgent: bool) -> bool:
+        return self._room(urgent=urgent) > 0
 
     def _let_in(self, *, urgent: bool) -> None:
         self.in_use += 1

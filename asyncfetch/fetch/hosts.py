@@ -98,6 +98,11 @@ class Host:
         return self._gate.limit
 
     @property
+    def free(self) -> int:
+        """Requests that the current caller could make now without a wait at the gate."""
+        return self._gate.free
+
+    @property
     def waiting(self) -> int:
         """Requests that wait at the gate, or behind it for the end of a pause."""
         return self._gate.waiting + self._pausing

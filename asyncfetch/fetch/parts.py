@@ -80,7 +80,7 @@ class PartSizes:
             length,
             bytes_per_second=rate,
             first_byte_seconds=host.times.first_byte.snapshot().p50_seconds,
-            free=max(0, host.limit - host.in_flight - host.waiting) // company,
+            free=host.free // company,
             in_flight=host.in_flight,
             part_bytes=config.part_bytes,
             min_part_bytes=min(config.min_part_bytes, config.part_bytes),

@@ -382,7 +382,7 @@ class LeRobotDataset:
         self._episodes.hurry(self._episode(episode))
 
     async def clip_bytes(self, episode: int) -> int:
-        """Memory that the clips of an episode take; fetches its rows and its videos' indexes where needed.
+        """Memory that the clips of an episode take; fetches its videos' indexes and its table's footer where needed.
 
         Raises:
             CacheError: They are larger than their cache.

@@ -1,15 +1,20 @@
 """Episodes in memory: all cameras and rows of an episode at once, each byte fetched once.
 
+First comes the episode's plan: the indexes of its videos, and the footer of its table, which say where everything lies.
+Then all of it is asked for at once, so that an episode takes two requests one after the other.
+
 An episode is *held* while somebody reads it: its clips are leased in the byte cache, which then can't evict them. Idle,
 its rows and the plan of its clips are kept for a while, and the bytes of its clips as long as the byte cache has room:
 the next read is then a hit without a request, whether the decoders are still there or not.
 
-Three things could go wrong where many ask at once, and don't:
+Four things could go wrong where many ask at once, and don't:
 
 - Episodes that each hold one camera's clip could wait for ever for the room of the other one. So room for all clips of
   an episode is set aside before the first is asked for.
 - What somebody waits for could stand behind all that was prefetched. So an episode has one caller at all gates, however
   many want it, which is promoted as soon as one of them doesn't only read ahead.
+- Plans and rows, which are small but for pictures, could stand behind clips. So they are urgent at the host, even
+  where they are read ahead, and clips never take all requests.
 - A video may be replaced. A plan made from the index of the old one cuts the new one at the wrong places. So once
   anything turns out to be replaced, which is rare, all indexes and plans are thrown away, and what was planned before
   is planned again.
@@ -19,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from asyncfetch.cache.space import SpaceQueue
@@ -51,11 +56,12 @@ __all__ = ["EpisodeCache", "EpisodeCacheStatistics", "HeldEpisode"]
 
 T = TypeVar("T")
 
-PREPARED_AT_ONCE = 32
-"""Episodes whose rows and indexes are read side by side. With all of a pool at once the first clip waits for the last
-index, and the network for the processor."""
-INDEX_SHARE = 8
-"""An eighth of the requests to a host is left to rows and indexes: they are small, and the clips behind them wait."""
+PLANNED_AT_ONCE = 32
+"""Episodes that are planned side by side. With all of a pool at once the first clip waits for the last index, and the
+network for the processor."""
+SMALL_SHARE = 8
+"""An eighth of the requests to a host is left to plans and rows: the clips that somebody waits for are urgent too, and
+of no use before their rows."""
 OBJECTS_BYTES = 2048
 """About what the Python objects of one kept episode take beside its arrays; so that empty ones count too."""
 
@@ -71,21 +77,17 @@ class EpisodeCacheStatistics:
     held: int
     """Episodes that somebody is reading or waiting for."""
     kept: int
-    """Episodes whose rows and plans are kept, held ones included."""
+    """Episodes whose rows are kept, held ones included; their plans are bounded likewise, but kept apart."""
     kept_bytes: int
-    """Memory of those rows and plans."""
+    """Memory of the rows and plans that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Kept(Generic[T]):
     """What stays of an episode between two reads, beside the bytes of its clips."""
 
-    rows: EpisodeRows
-    planned: Mapping[str, PlannedClip]
-
-    @property
-    def nbytes(self) -> int:
-        return OBJECTS_BYTES + self.rows.nbytes + sum(clip.plan_nbytes for clip in self.planned.values())
+    value: T
+    nbytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -207,19 +209,22 @@ class EpisodeCache:
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
         self._flights: SingleFlight[_Entry, None] = SingleFlight(group)
         self._room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(clips.max_bytes))
-        self._preparing = Gate(PREPARED_AT_ONCE)
-        self._fetching_clips = Gate(max(1, max_requests - max_requests // INDEX_SHARE))
+        self._planning = Gate(PLANNED_AT_ONCE)
+        self._fetching_clips = Gate(max(1, max_requests - max_requests // SMALL_SHARE))
+        self._small_reads = Caller()
+        self._rows_are_small = all(feature.kind != "image" for feature in metadata.features.values())
         self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
         self._held: dict[int, _Entry] = {}
-        self._known: SharedLRU[int, _Known] = SharedLRU(max_kept_bytes)
+        self._plans: SharedLRU[int, _Kept[Mapping[str, PlannedClip]]] = SharedLRU(max_kept_bytes // 2)
+        self._tables: SharedLRU[int, _Kept[EpisodeRows]] = SharedLRU(max_kept_bytes // 2)
         self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
         clips.on_evict(self._drop_decoder)
 
     async def clip_bytes(self, episode: Episode) -> int:
-        """Memory that the clips of the episode take. Fetches the indexes of its files and its rows where needed."""
+        """Memory that the clips of the episode take. Fetches what its plan is made from where needed."""
         with calling(self._caller(episode)):
-            return _clip_bytes((await self._prepare(episode)).planned)
+            return _clip_bytes(await self._plan(episode))
 
     def hurry(self, episode: Episode) -> None:
         """Somebody waits for the episode now, if it is on its way: what it still has to ask for goes first."""
@@ -289,19 +294,20 @@ class EpisodeCache:
 
     def _revive(self, episode: Episode) -> _Entry | None:
         """An entry made of what is kept, if that is everything."""
-        known = self._known.get_nowait(episode.index)
-        if known is None:
+        plan, rows = self._plans.get_nowait(episode.index), self._tables.get_nowait(episode.index)
+        if plan is None or rows is None:
             return None
         leases: dict[str, Lease] = {}
-        for camera, clip in known.planned.items():
-            plan = clip.plan
-            lease = self._clips.try_lease(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
+        for camera, clip in plan.value.items():
+            lease = self._clips.try_lease(
+                clip.url, clip.plan.start, clip.plan.stop, headroom_bytes=clip.plan.header_bytes
+            )
             if lease is None:
                 _release(leases)
                 return None
             leases[camera] = lease
         entry = self._held[episode.index] = _Entry(episode)
-        self._fill(entry, known, leases)
+        self._fill(entry, rows.value, plan.value, leases)
         return entry
 
     async def _load(self, entry: _Entry) -> None:
@@ -309,8 +315,7 @@ class EpisodeCache:
         while entry.rows is None:
             generation = self._generation
             try:
-                known = await self._prepare(entry.episode)
-                leases = await self._lease_clips(entry.episode, known.planned)
+                rows, planned, leases = await self._fetch(entry.episode)
             except ObjectChanged:
                 raise
             except AsyncFetchError:
@@ -321,28 +326,48 @@ class EpisodeCache:
             if generation != self._generation or entry.rows is not None:
                 _release(leases)
                 continue
-            self._fill(entry, known, leases)
+            self._fill(entry, rows, planned, leases)
 
-    async def _prepare(self, episode: Episode) -> _Known:
-        """Rows, and the plan of the clips: small things, which would otherwise queue up behind the clips."""
-        return await self._known.get(episode.index, partial(self._fetch_known, episode))
-
-    async def _fetch_known(self, episode: Episode) -> _Known:
-        planned: dict[str, PlannedClip] = {}
+    async def _fetch(self, episode: Episode) -> tuple[EpisodeRows, Mapping[str, PlannedClip], dict[str, Lease]]:
+        """Where everything lies, and then all of it at once."""
         rows: list[EpisodeRows] = []
-
-        async def plan() -> None:
-            planned.update(await self._plan(episode))
+        leases: dict[str, Lease] = {}
+        planned = await self._plan(episode)
 
         async def read_rows() -> None:
-            rows.append(await self._watch(self._rows.rows(episode)))
+            rows.append((await self._tables.get(episode.index, partial(self._read_rows, episode))).value)
 
-        async with self._preparing.place():
-            await gather(plan, read_rows)
-        return _Known(rows[0], planned)
+        async def lease_clips() -> None:
+            leases.update(await self._lease_clips(episode, planned))
+
+        try:
+            await gather(read_rows, lease_clips)
+        except BaseException:
+            _release(leases)
+            raise
+        return rows[0], planned, leases
 
     async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
-        return await self._watch(self._indexes.plan(episode, fps=self._fps))
+        return (await self._plans.get(episode.index, partial(self._make_plan, episode))).value
+
+    async def _make_plan(self, episode: Episode) -> _Kept[Mapping[str, PlannedClip]]:
+        planned: dict[str, PlannedClip] = {}
+
+        async def plan_clips() -> None:
+            planned.update(await self._watch(self._indexes.plan(episode, fps=self._fps)))
+
+        async def locate_rows() -> None:
+            await self._watch(self._rows.locate(episode))
+
+        async with self._planning.place():
+            with calling(self._small_reads):
+                await gather(plan_clips, locate_rows)
+        return _Kept(planned, OBJECTS_BYTES + sum(clip.plan_nbytes for clip in planned.values()))
+
+    async def _read_rows(self, episode: Episode) -> _Kept[EpisodeRows]:
+        with calling(self._small_reads if self._rows_are_small else current_caller()):
+            rows = await self._watch(self._rows.rows(episode))
+        return _Kept(rows, OBJECTS_BYTES + rows.nbytes)
 
     async def _lease_clips(self, episode: Episode, planned: Mapping[str, PlannedClip]) -> dict[str, Lease]:
         """A lease of each camera's clip."""
@@ -386,12 +411,19 @@ class EpisodeCache:
         self._indexes.clear()
         self._rows.clear()
         self._decoders.clear()
-        self._known.clear()
+        self._plans.clear()
+        self._tables.clear()
         self._held = {index: entry for index, entry in self._held.items() if entry.rows is None}
 
-    def _fill(self, entry: _Entry, known: _Known, leases: Mapping[str, Lease]) -> None:
+    def _fill(
+        self,
+        entry: _Entry,
+        rows: EpisodeRows,
+        planned: Mapping[str, PlannedClip],
+        leases: Mapping[str, Lease],
+    ) -> None:
         entry.generation = self._generation
-        entry.rows = known.rows
+        entry.rows = rows
         entry.leases = leases
         entry.clips = {
             camera: clip.over(
@@ -399,7 +431,7 @@ class EpisodeCache:
                 name=f"{camera} of episode {entry.episode.index} in {redact_url(clip.url)}",
                 depth=self._depth[camera],
             )
-            for camera, clip in known.planned.items()
+            for camera, clip in planned.items()
         }
 
     def decoder(self, entry: _Entry, camera: str, frames: Sequence[int]) -> FrameDecoder:
@@ -419,7 +451,8 @@ class EpisodeCache:
 
     def statistics(self) -> EpisodeCacheStatistics:
         """A snapshot."""
-        return EpisodeCacheStatistics(self._hits, self._misses, len(self._held), len(self._known), self._known.nbytes)
+        kept_bytes = self._plans.nbytes + self._tables.nbytes
+        return EpisodeCacheStatistics(self._hits, self._misses, len(self._held), len(self._tables), kept_bytes)
 
 
 def _clip_bytes(planned: Mapping[str, PlannedClip]) -> int:

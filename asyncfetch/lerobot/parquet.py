@@ -164,9 +164,7 @@ async def read_columns(
         FetchError: A range could not be fetched.
         FormatError: A column isn't there, or the file is damaged.
     """
-    # A row group without rows has no pages: its offsets mean nothing.
-    filled = await run(lambda: [group for group in groups if file.metadata.row_group(group).num_rows])
-    chunks = await run(partial(file.chunks, filled, columns))
+    filled, chunks = await run(partial(_plan, file, groups, columns))
     ranges = [
         ByteRange(file.url, start, min(stop, file.tail_start)) for start, stop in chunks if start < file.tail_start
     ]
@@ -175,6 +173,12 @@ async def read_columns(
     source = _SparseFile(file.url, [*pieces, (file.tail_start, file.tail)], file.data_stop)
     table: pa.Table = await run(partial(_decode, file, source, filled, columns))
     return table
+
+
+def _plan(file: TableFile, groups: Sequence[int], columns: Collection[str]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The groups that have rows, and their chunks. One without rows has no pages: its offsets mean nothing."""
+    filled = [group for group in groups if file.metadata.row_group(group).num_rows]
+    return filled, file.chunks(filled, columns)
 
 
 def _footer_bytes(tail: memoryview, url: str, size: int) -> int:

@@ -191,6 +191,11 @@ class RowReader:
         groups = await gather(*reads)
         return await self._run(partial(_select, groups, episode, self._features, self.metadata.tasks))
 
+    async def locate(self, episode: Episode) -> None:
+        """Fetch what tells where the episode's rows lie, so that ``rows`` asks for them alone; errors as there."""
+        if episode.length:
+            await self._file(episode)
+
     def clear(self) -> None:
         """Forget what is kept and what is on its way: a file was replaced."""
         self._files.clear()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, InvalidResponse
 from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.fetch.hosts import Host, Hosts, Route
 from asyncfetch.fetch.parts import MAX_SERVERS, MIN_TELLING_BYTES, REMEMBERED_BODIES, PartSizes, StreamRate
 from asyncfetch.ranges import (
@@ -148,6 +149,16 @@ def test_requests_that_are_about_to_be_made_share_what_is_free() -> None:
     sizes.came_from(URL, make_host(limit=64))
     counts = [count_of(4 * MIB, sizes.choose("http://h/another", 4 * MIB, company)) for company in (1, 16, 64)]
     assert counts == [11, 4, 1]
+
+
+def test_what_is_read_ahead_is_not_cut_for_the_sake_of_reserved_requests() -> None:
+    sizes, host = PartSizes(FetchConfig()), make_host(limit=8)
+    sizes.came_from(URL, host)
+    with calling(Caller(urgent=False)):
+        for _ in range(6):
+            assert host.turn().enter_nowait()
+        assert sizes.choose(URL, 4 * MIB, 1) == 8 * MIB  # one request is free, and one that it can't have
+    assert count_of(4 * MIB, sizes.choose(URL, 4 * MIB, 1)) == 2
 
 
 def test_a_server_that_nothing_is_known_of_has_parts_of_the_configured_length() -> None:

@@ -141,6 +141,20 @@ async def test_a_promotion_opens_what_was_reserved() -> None:
         assert gate.in_use == 8
 
 
+async def test_what_is_reserved_is_free_for_what_is_urgent_alone() -> None:
+    gate = Gate(16, reserves=True)
+    ahead = Caller(urgent=False)
+    async with Visits(gate) as visits:
+        for entered, free_ahead, free_urgent in [(0, 14, 16), (10, 4, 6), (14, 0, 2), (16, 0, 2)]:
+            while len(visits.entered) + gate.waiting < entered:
+                await visits.visit("ahead", ahead)
+            with calling(ahead):
+                assert gate.free == free_ahead
+            assert gate.free == free_urgent
+        gate.limit = 8
+        assert gate.free == 0
+
+
 async def test_a_limit_that_is_raised_lets_more_in_and_one_that_is_lowered_throws_nobody_out() -> None:
     gate = Gate(2)
     async with Visits(gate) as visits:

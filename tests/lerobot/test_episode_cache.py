@@ -37,11 +37,11 @@ from tests.lerobot.serving import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from asyncfetch.lerobot import LeRobotDataset
-    from asyncfetch.lerobot.episode_cache import _Known
     from asyncfetch.lerobot.episode_table import Episode
+    from asyncfetch.lerobot.video_index import PlannedClip
     from asyncfetch.testing import DatasetTruth, ServedRequest
     from tests.lerobot.serving import Library, Served
 
@@ -105,17 +105,33 @@ async def test_episodes_and_cameras_are_fetched_in_one_wave(truth: DatasetTruth)
     assert len(overlap.seen) == overlap.peak() == 4 * CAMERAS
 
 
-async def test_rows_are_fetched_beside_the_indexes_and_before_the_clips(truth: DatasetTruth) -> None:
-    """Small requests never queue up behind large ones."""
-    overlap = Overlap(lambda request: "/videos/" in request.path or "/data/" in request.path)
-    async with serve(truth, first_byte_seconds=0.1, fault=overlap) as served:
-        await served.dataset.ready(0)
-    first, *_, last = overlap.seen
-    beside = [request for request in overlap.seen if request.started < (first.finished or 0)]
-    assert {request.path.split("/")[1] for request in beside} == {"data", "videos"}
-    assert len(beside) == CAMERAS + 1
-    assert {request.path for request in overlap.seen[-CAMERAS:]} == {f"/{video_path(key)}" for key in (TOP, WRIST)}
-    assert last.start != 0
+def kind(request: ServedRequest) -> str:
+    """What is asked for, where no file comes whole with its first or last bytes."""
+    if "/videos/" in request.path:
+        return "index" if request.start == 0 else "clip"
+    if "/data/" in request.path:
+        return "footer" if request.start is not None and request.start < 0 else "rows"
+    return "metadata"
+
+
+@pytest.mark.parametrize(
+    ("withheld", "asked"),
+    [("index", "footer"), ("footer", "index"), ("clip", "rows"), ("rows", "clip")],
+)
+async def test_nothing_waits_for_what_it_does_not_depend_on(library: Library, withheld: str, asked: str) -> None:
+    """So an episode takes two requests one after the other: for where its rows and clips lie, and for these."""
+    truth = library(episodes=8, length=300, width=64, height=64, distinct_videos=1)
+    came = {name: anyio.Event() for name in ("metadata", "index", "footer", "rows", "clip")}
+
+    def withhold(request: ServedRequest) -> Fault | None:
+        came[kind(request)].set()
+        return Fault(first_byte_seconds=60.0) if kind(request) == withheld else None
+
+    async with serve(truth, fault=withhold) as served:
+        served.dataset.prefetch(0)
+        with anyio.fail_after(10):
+            await came[withheld].wait()
+            await came[asked].wait()
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +143,7 @@ def many_files(library: Library) -> DatasetTruth:
 async def test_the_first_clips_are_fetched_before_the_last_indexes(
     many_files: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episode_cache, "PREPARED_AT_ONCE", 8)
+    monkeypatch.setattr(episode_cache, "PLANNED_AT_ONCE", 8)
     async with serve(many_files, first_byte_seconds=0.05) as served:
         await gather(*(partial(served.dataset.ready, episode) for episode in range(24)))
         indexes = [request for request in served.requests("/videos/") if request.start == 0]
@@ -135,12 +151,27 @@ async def test_the_first_clips_are_fetched_before_the_last_indexes(
         assert min(clip.started for clip in clips(served)) < max(index.started for index in indexes)
 
 
-async def test_clips_leave_an_eighth_of_the_requests_to_rows_and_indexes(many_files: DatasetTruth) -> None:
-    overlap = Overlap(lambda request: "/videos/" in request.path and request.start != 0)
-    async with serve(many_files, first_byte_seconds=0.1, fault=overlap, max_requests_per_host=16) as served:
-        await gather(*(partial(served.dataset.ready, episode) for episode in range(24)))
-    assert len(overlap.seen) == 24 * CAMERAS
-    assert overlap.peak() == 14
+async def test_rows_and_indexes_read_ahead_never_wait_for_clips(
+    many_files: DatasetTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episode_cache, "PLANNED_AT_ONCE", 8)
+    asked: set[str] = set()
+    all_asked = anyio.Event()
+
+    def clips_never_come(request: ServedRequest) -> Fault | None:
+        if kind(request) == "clip":
+            return Fault(first_byte_seconds=60.0)
+        if kind(request) == "index":
+            asked.add(request.path)
+        if len(asked) == 24 * CAMERAS:
+            all_asked.set()
+        return None
+
+    async with serve(many_files, fault=clips_never_come, max_requests_per_host=16) as served:
+        for episode in range(24):
+            served.dataset.prefetch(episode)
+        with anyio.fail_after(10):
+            await all_asked.wait()
 
 
 class ClipsBefore:
@@ -345,7 +376,7 @@ async def test_episodes_do_not_wait_for_each_others_second_camera(truth: Dataset
     async with serve(truth, max_bytes=await budget(truth, 1.5)) as served:
         dataset = served.dataset
         for episode in range(3):
-            clip = (await dataset._episodes._prepare(dataset.episodes[episode])).planned[TOP]
+            clip = (await dataset._episodes._plan(dataset.episodes[episode]))[TOP]
             where = (clip.url, clip.plan.start, clip.plan.stop)
             (await dataset._clips.acquire(*where, headroom_bytes=clip.plan.header_bytes)).release()
         assert dataset.statistics().clips.entries == 3
@@ -548,17 +579,17 @@ async def test_a_clip_planned_before_the_change_is_planned_again(truth: DatasetT
         dataset = served.dataset
         await dataset.clip_bytes(0)
         content[video_path(TOP)] = other_video
-        prepare = dataset._episodes._prepare
+        plan = dataset._episodes._plan
 
-        async def prepare_then_change(episode: Episode) -> _Known:
-            known = await prepare(episode)
+        async def plan_then_change(episode: Episode) -> Mapping[str, PlannedClip]:
+            planned = await plan(episode)
             if episode.index == 1:
                 with pytest.raises(ObjectChanged):
                     await dataset.ready(0)
-                dataset._episodes._prepare = prepare  # type: ignore[method-assign]
-            return known
+                dataset._episodes._plan = plan  # type: ignore[method-assign]
+            return planned
 
-        dataset._episodes._prepare = prepare_then_change  # type: ignore[method-assign]
+        dataset._episodes._plan = plan_then_change  # type: ignore[method-assign]
         for frame in range(5):
             check_sample(await dataset.sample(1, frame), truth, 1, frame)
         assert in_use_bytes(dataset) == 0
