@@ -7,13 +7,24 @@ window.py       episodes held and fetched ahead, within a bound
 samples.py      one pass: decoded ahead, delivered in order
 session.py      a dataset on a loop in a thread, for synchronous iteration
 stream.py       Stream, which brings them together
+serving/        a stream read in another process
 """
 
 from __future__ import annotations
 
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.samples import PassStatistics, SamplePass
+from asyncfetch.stream.serving import ServedBatches, serve_samples
 from asyncfetch.stream.session import Session
 from asyncfetch.stream.stream import Samples, Stream
 
-__all__ = ["PassStatistics", "Placement", "SamplePass", "Samples", "Session", "Stream"]
+__all__ = [
+    "PassStatistics",
+    "Placement",
+    "SamplePass",
+    "Samples",
+    "ServedBatches",
+    "Session",
+    "Stream",
+    "serve_samples",
+]

@@ -1,0 +1,227 @@
+"""What the serving of samples is made of, without a second process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import deque, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+import asyncfetch as af
+from asyncfetch.stream.serving.memory import Slot, Slots, lease
+from asyncfetch.stream.serving.messages import failure
+from asyncfetch.stream.serving.packing import Packed, collate, unpack
+
+Pair = namedtuple("Pair", "first second")  # noqa: PYI024  what users have
+
+
+def there_and_back(batch: object) -> Any:  # noqa: ANN401
+    """What the other process gets."""
+    packed = Packed(batch)
+    memory = np.full(packed.nbytes + 1, 0xFF, np.uint8)
+    start, stop = packed.write(memory)
+    assert stop == packed.nbytes
+    assert memory[-1] == 0xFF
+    return unpack(memory, start, stop)
+
+
+def equal(one: Any, other: Any) -> bool:  # noqa: ANN401
+    """Also in type, dtype and shape."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return (
+            type(one) is type(other)
+            and len(one) == len(other)
+            and all(equal(*each) for each in zip(one, other, strict=True))
+        )
+    return bool(one == other)
+
+
+SAMPLES: list[list[Any]] = [
+    [{"image": torch.arange(6).reshape(1, 2, 3), "task": "a"}, {"image": torch.ones(1, 2, 3).long(), "task": "b"}],
+    [torch.tensor(1.5), torch.tensor(2.5), torch.tensor(-1.0)],
+    [{"nested": {"x": (torch.zeros(2), "s")}}, {"nested": {"x": (torch.ones(2), "t")}}],
+    [Pair(1, torch.zeros(0, 3)), Pair(2, torch.ones(0, 3))],
+    [[1, 2.5, True], [3, 4.5, False]],
+    [np.arange(4)[::-1], np.arange(4)],
+    [np.float32(1.5), np.float32(2)],
+    [1.0, 2],
+    ["one"],
+    [b"x", b"y"],
+    [{}, {}],
+    [torch.arange(12).reshape(3, 4).T, torch.arange(12).reshape(3, 4).T],
+    [torch.ones(2, requires_grad=True), torch.zeros(2)],
+]
+
+
+@pytest.mark.parametrize("samples", SAMPLES, ids=range(len(SAMPLES)))
+def test_a_batch_is_as_torch_collates_it(samples: list[Any]) -> None:
+    assert equal(there_and_back(collate(samples)), default_collate(samples))
+
+
+DTYPES = [torch.bfloat16, torch.float16, torch.bool, torch.complex64, torch.uint16, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_of_any_dtype_come_back_as_they_were(dtype: torch.dtype) -> None:
+    tensors = [torch.arange(6).to(dtype).reshape(2, 3), torch.zeros(2, 3).to(dtype)]
+    assert equal(there_and_back(collate(tensors)), torch.stack(tensors))
+
+
+@dataclass
+class Special:
+    """A user's own."""
+
+    tensor: torch.Tensor
+    name: str
+
+
+def test_leaves_that_torch_knows_nothing_about_become_lists() -> None:
+    special = Special(torch.arange(3), "a")
+    back = there_and_back(collate([{"x": None, "y": special}, {"x": 3, "y": special}]))
+    assert back["x"] == [None, 3]
+    assert [one.name for one in back["y"]] == ["a", "a"]
+    assert torch.equal(back["y"][1].tensor, special.tensor)
+
+
+def test_a_single_sample_comes_back_as_it_is() -> None:
+    sample = {"image": torch.rand(3, 4), "index": torch.tensor(7), "n": 3, "task": "x", "array": np.arange(3)}
+    back = there_and_back(sample)
+    assert torch.equal(back.pop("image"), sample.pop("image"))
+    assert back.pop("index").shape == ()
+    assert back.pop("array").tolist() == [0, 1, 2]
+    assert back == {"n": 3, "task": "x"}
+
+
+def test_tensors_are_views_of_the_memory_and_keep_it() -> None:
+    slot = Slots().take(1000)[0]
+    freed: deque[int] = deque()
+    packed = Packed(collate([{"x": torch.tensor([1.0])}, {"x": torch.tensor([2.0])}]))
+    start, stop = packed.write(slot.memory)
+    batch = unpack(lease(slot, freed), start, stop)
+    batch["x"][0] = 5  # it may be written to
+    assert slot.memory[:4].view(np.float32).tolist() == [5]
+    view = batch["x"][1:]
+    del batch
+    assert not freed
+    assert view.tolist() == [2]
+    del view
+    assert list(freed) == [slot.number]
+
+
+def test_a_batch_without_tensors_frees_its_memory_at_once() -> None:
+    slot, freed = Slots().take(1000)[0], deque[int]()
+    start, stop = Packed(["a", "b"]).write(slot.memory)
+    assert unpack(lease(slot, freed), start, stop) == ["a", "b"]
+    assert list(freed) == [slot.number]
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([{"x": torch.ones(2)}, {"x": torch.ones(3)}], r"samples\['x'\] .* shapes \(2,\) and \(3,\).*batch_size=None"),
+        ([{"x": torch.ones(2)}, {"x": torch.ones(2).int()}], r"samples\['x'\] .* dtypes"),
+        ([{"x": 1}, {"y": 1}], r"sample 0 .* sample 1 have keys \[.*x.*\] and \[.*y.*\]"),
+        ([[1], [1, 2]], "lengths 1 and 2"),
+        ([{"x": torch.ones(2)}, {"x": "no"}], r"samples\['x'\] .* types Tensor and str"),
+        ([1, None], "types int and NoneType"),
+        ([{"x": torch.ones(2).to_sparse()}] * 2, r"samples\['x'\] .*sparse.* CPU"),
+        ([{"x": torch.ones(2, device="meta")}] * 2, "meta"),
+    ],
+)
+def test_samples_that_can_not_be_a_batch_are_refused_by_name(samples: list[Any], message: str) -> None:
+    with pytest.raises(af.ConfigError, match=message):
+        collate(samples)
+
+
+def test_a_value_that_can_not_be_handed_over_is_refused() -> None:
+    with pytest.raises(af.ConfigError, match="transform return tensors"):
+        Packed({"x": iter([])} | {"y": (n for n in ())})
+
+
+# Slots.
+
+
+def test_a_slot_is_used_again_and_a_larger_batch_replaces_the_free_ones() -> None:
+    slots = Slots()
+    first, second = slots.take(100_000)[0], slots.take(100_000)[0]
+    assert first.number != second.number
+    slots.give_back([first.number, second.number])
+    again, dropped = slots.take(90_000)
+    assert (again.number, dropped) == (second.number, [])
+    larger, dropped = slots.take(200_000)
+    assert larger.nbytes >= 200_000
+    assert dropped == [first.number]
+    slots.give_back([larger.number])
+    assert slots.take(10)[0] is larger  # a batch at the end of an epoch is smaller
+
+
+def test_a_slot_has_no_name_and_its_memory_is_shared() -> None:
+    before = set(os.listdir("/dev/shm"))
+    slot = Slots().take(5000)[0]
+    other = Slot(slot.number, os.dup(slot.descriptor), slot.nbytes)
+    slot.memory[7] = 42
+    assert other.memory[7] == 42
+    assert set(os.listdir("/dev/shm")) == before
+    for each in (slot, other):
+        each.close_descriptor()
+    assert other.memory[7] == 42
+
+
+def test_more_memory_than_there_is_is_an_error_that_says_so() -> None:
+    with pytest.raises(af.WorkerError, match="lower batch_size or max_ahead"):
+        Slots().take(1 << 60)
+
+
+# Errors.
+
+
+class Unpicklable(Exception):
+    """Pickles, but not back."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def raised(error: BaseException) -> BaseException:
+    """As it arrives."""
+    try:
+        raise error
+    except BaseException as caught:  # noqa: BLE001
+        try:
+            failure(1, caught).raise_it()
+        except BaseException as arrived:  # noqa: BLE001
+            return arrived
+
+
+def test_our_errors_arrive_whole() -> None:
+    error = raised(af.NotFound("it isn't there", url="https://host/x", status=404))
+    assert isinstance(error, af.NotFound)
+    assert (error.url, error.status) == ("https://host/x", 404)
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyError("k"), SystemExit(3), KeyboardInterrupt()], ids=repr)
+def test_others_arrive_as_they_are_with_where_they_were_raised(error: BaseException) -> None:
+    arrived = raised(error)
+    assert type(arrived) is type(error)
+    assert arrived.args == error.args
+    assert "in raised" in arrived.__notes__[0]
+
+
+@pytest.mark.parametrize("error", [Unpicklable(1, 2), ValueError(lambda: 0)], ids=["not back", "not at all"])
+def test_one_that_does_not_pickle_arrives_as_its_type_message_and_traceback(error: Exception) -> None:
+    arrived = raised(error)
+    assert type(arrived) is af.WorkerError
+    assert f"{type(error).__name__} in the process" in str(arrived)
+    assert "in raised" in str(arrived)
+    assert str(error) in str(arrived)
+    pickle.loads(pickle.dumps(arrived))
