@@ -325,6 +325,13 @@ class StreamConfig:
     """Independent sequences of episodes that a shuffled order goes round; a power of two."""
     pool_episodes: int = 64
     """Episodes that frames are drawn from at a time, over all lanes; at least one a lane."""
+    group_frames: int | None = None
+    """Neighbouring frames of an episode that a shuffled order takes in a row as far as the episode goes, so that they
+    are decoded together. None means a group of pictures as the dataset states it (``video.g``, or LeRobot's default of
+    2); 1 draws each frame for itself, and then random access costs more than a third of the decoding."""
+    uneven_ends: Literal["uneven", "drop", "pad"] = "uneven"
+    """What becomes of the last samples of an epoch where they are fewer than the ranks: some ranks take one more, they
+    are dropped, or the other ranks repeat a sample. With "pad" every sample says whether it ``is_padding``."""
     prefetch_episodes: int = 8
     """Episodes fetched ahead of the pool."""
     decode_threads: int | None = None
@@ -347,6 +354,11 @@ class StreamConfig:
         _require(
             self.pool_episodes >= self.lanes,
             f"pool_episodes={self.pool_episodes} must be at least one a lane: lower lanes={self.lanes} too",
+        )
+        _require(self.group_frames is None or self.group_frames >= 1, "group_frames must be at least 1, or None")
+        _require(
+            self.uneven_ends in {"uneven", "drop", "pad"},
+            f"uneven_ends must be 'uneven', 'drop' or 'pad', not {self.uneven_ends!r}",
         )
         _require(self.prefetch_episodes >= 0, "prefetch_episodes must not be negative")
         _require(self.decode_threads is None or self.decode_threads >= 1, "decode_threads must be at least 1")

@@ -75,6 +75,10 @@ class DatasetStatistics:
     """From the loop's thread to a synchronous consumer that waits, for each few samples; of a Stream's statistics."""
 
 
+LEROBOT_GROUP_FRAMES = 2
+"""``g`` of LeRobot's encoder settings."""
+
+
 class LeRobotDataset:
     """An open dataset: metadata at once, samples on demand. Made by ``open_dataset``.
 
@@ -189,6 +193,21 @@ class LeRobotDataset:
     def features(self) -> Mapping[str, Feature]:
         """The features that are read, by key, in the dataset's order. Audio isn't."""
         return {key: feature for key, feature in self.metadata.features.items() if feature.kind != "audio"}
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal metadata, wherever it lies: frame rate, features that are read, tasks, lengths and places."""
+        return self.metadata.fingerprint
+
+    @property
+    def group_frames(self) -> int:
+        """Frames of a video's group of pictures, a key frame and what leans on it, as the dataset states it; nominal.
+
+        The largest of the cameras; LeRobot's default where it isn't said, and 1 without cameras.
+        """
+        infos = [self.metadata.features[camera].info for camera in self.cameras]
+        stated = [info.get("video.g") for info in infos]
+        return max((g if isinstance(g, int) and g > 0 else LEROBOT_GROUP_FRAMES for g in stated), default=1)
 
     @property
     def tasks(self) -> Mapping[int, str]:

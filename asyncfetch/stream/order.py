@@ -1,25 +1,28 @@
-"""The order of an epoch, as arithmetic: a pure function of (seed, epoch, lengths, lanes, pool), the same everywhere.
+"""The order of an epoch, as arithmetic: a pure function of (seed, epoch, lengths, lanes, pool, group).
 
-A shuffled epoch takes the episodes in the order of a keyed permutation. They are dealt to *lanes*; each lane holds a
-small pool of episodes and, when its turn comes, gives one frame of it, drawn without replacement. The global order goes
-round the lanes. A lane takes the next episode of the permutation when one of its own is used up, so that the lanes stay
-level to the end, and a lane that finds none left drops out of the round.
+A shuffled epoch takes the episodes in the order of a keyed permutation. They sit on *seats*, as many as the pool holds,
+which are shared out evenly among the *lanes*. The order goes in *cycles*: in each, every seat gives one frame of its
+episode, the lanes in turns, and each lane its seats from a place drawn anew. An episode that has given its last frame
+leaves its seat to the next of the permutation. So where an episode sits, and from which cycle to which, follows from
+lengths alone: the order is found at any position without going frame by frame through what is in front of it, and the
+lanes stay level to the end. A seat that finds no further episode drops out.
 
-Consumer k of K (a rank, or a loader's worker of a rank) takes positions k, k + K, ... of the global order. While K
-divides the lanes and none is dry, these are whole lanes, so that no episode is needed in two places; otherwise an
-episode may be, but every frame is still taken exactly once. So it is without shuffle: an order that is the same for
-every K and goes through an episode frame by frame needs each episode at all K consumers, which all fetch it.
+The frames of an episode come by *groups* of neighbours, the groups in a drawn order, the frames of a group ascending.
+With groups of one frame that is a plain shuffle. With those of a video's groups of pictures (a key frame, and what
+leans on it), the frames of one can be decoded by one pass over it; they are delivered a cycle apart.
 
-Memory: the frame orders of the episodes in the pool, 8 bytes a frame; nothing grows with the number of episodes. The
-random numbers are our own (splitmix64, a keyed Feistel network): numpy doesn't promise the same stream across versions,
-and a saved position must mean the same after an upgrade.
+Who takes which positions of the order is told by ``cursor``. Memory: the frame orders of the episodes in the pool, 8
+bytes a frame; nothing grows with the number of episodes. The random numbers are our own (splitmix64, a keyed Feistel
+network): numpy doesn't promise the same stream across versions, and a saved position must mean the same after an
+upgrade.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
-import itertools
-from dataclasses import dataclass
+import heapq
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,15 +30,19 @@ import numpy as np
 from asyncfetch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Order", "Step", "permute"]
+    from asyncfetch.stream.placement import Placement
+
+__all__ = ["Order", "Seating", "Step", "permute"]
 
 _MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
 _FEISTEL_ROUNDS = 4
 """Enough for a pseudo-random permutation that a distinguisher can't tell cheaply (Luby and Rackoff, 1988)."""
+_QUEUED_AT_ONCE = 1024
 
 
 class Step(NamedTuple):
@@ -45,8 +52,10 @@ class Step(NamedTuple):
     """Position in the selection of episodes that the order was made for."""
     frame: int
     """Frame in the episode, from 0."""
-    finished: tuple[int, ...]
+    finished: tuple[int, ...] = ()
     """Episodes that this consumer used and won't use after this step; each is named once, or never at the very end."""
+    is_padding: bool = False
+    """Whether it repeats a sample only to make ranks even."""
 
 
 def _mix(value: int) -> int:
@@ -69,47 +78,32 @@ def _key(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def permute(index: int, size: int, key: int) -> int:
-    """Where a keyed permutation of ``range(size)`` sends ``index``, in O(1) time and memory.
+def permute(indices: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
+    """Where a keyed permutation of ``range(size)`` sends each of ``indices``, in O(1) time and memory for each.
 
     A Feistel network over the next even power of two, walked until it lands inside (at most 4 tries on average).
     """
-    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    mask = (1 << half_bits) - 1
-    while True:
-        left, right = index >> half_bits, index & mask
+    half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    mask = np.uint64((1 << int(half_bits)) - 1)
+    values = indices.astype(np.uint64)
+    outside = np.ones(len(values), dtype=bool)
+    while outside.any():
+        left, right = values[outside] >> half_bits, values[outside] & mask
         for turn in range(_FEISTEL_ROUNDS):
-            left, right = right, left ^ (_mix(key + turn * 0x9E3779B97F4A7C15 + right & _MASK) & mask)
-        index = left << half_bits | right
-        if index < size:
-            return index
-
-
-def _shuffled_frames(length: int, key: int) -> NDArray[np.int64]:
-    numbers = np.arange(1, length + 1, dtype=np.uint64)
-    keys = _mix_array(numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key))
-    return np.argsort(keys, kind="stable")
-
-
-class _Drawn:
-    """An episode in a lane's pool, and how far its frames have been given out."""
-
-    __slots__ = ("episode", "frames", "given")
-
-    def __init__(self, episode: int, frames: NDArray[np.int64]) -> None:
-        self.episode, self.frames, self.given = episode, frames, 0
-
-    @property
-    def left(self) -> int:
-        return len(self.frames) - self.given
+            round_key = np.uint64((key + turn * _GOLDEN) & _MASK)
+            left, right = right, left ^ (_mix_array(right + round_key) & mask)
+        values[outside] = left << half_bits | right
+        outside = values >= np.uint64(size)
+    return values.astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
     """The order of one epoch.
 
-    Args and fields are what the order is a function of, and nothing else is. ``lanes`` and ``pool_episodes`` count for
-    a shuffled order only; the order of ``shuffle=False`` is that of the episodes and frames themselves.
+    Args and fields are what the order is a function of, and nothing else is. ``lanes``, ``pool_episodes`` and
+    ``group_frames`` count for a shuffled order only; the order of ``shuffle=False`` is that of the episodes and frames
+    themselves.
     """
 
     lengths: NDArray[np.integer[Any]]
@@ -120,94 +114,160 @@ class Order:
     lanes: int
     """Independent sequences that the order goes round."""
     pool_episodes: int
-    """Episodes open at a time over all lanes; at least one a lane."""
+    """Episodes open at a time over all lanes; at least one a lane, and what is over by the lanes isn't used."""
+    group_frames: int = 1
+    """Neighbouring frames that come in a row as far as their episode goes; counted from its first frame."""
+    _total: int = field(init=False)
 
     def __post_init__(self) -> None:
         if self.lanes < 1 or self.pool_episodes < self.lanes:
             message = f"an order needs lanes >= 1 and pool_episodes >= lanes, not {self.lanes} and {self.pool_episodes}"
             raise ConfigError(message)
+        if self.group_frames < 1:
+            raise ConfigError(f"group_frames must be at least 1, not {self.group_frames}")
+        object.__setattr__(self, "_total", int(self.lengths.sum()))
 
     def __len__(self) -> int:
-        return int(self.lengths.sum())
+        return self._total
 
-    def count(self, consumer: int, consumers: int) -> int:
-        """Samples of one consumer: the totals of any two differ by one at most."""
-        return (len(self) - consumer + consumers - 1) // consumers
+    def identity(self) -> dict[str, int | bool]:
+        """What it was made of beside the lengths and the epoch, as JSON."""
+        names = ("shuffle", "seed", "lanes", "pool_episodes", "group_frames") if self.shuffle else ("shuffle",)
+        return {name: getattr(self, name) for name in names}
 
-    def open_episodes(self, consumers: int) -> int:
-        """How many episodes a consumer draws from at a time, while every lane has some."""
-        if not self.shuffle:
-            return 1
-        return self.pool_episodes // consumers if self.lanes % consumers == 0 else self.pool_episodes
+    def open_episodes(self, placement: Placement) -> int:
+        """How many episodes a consumer draws from at a time, while every seat has one."""
+        return self.seats // placement.consumers if self.lanes % placement.period == 0 else self.seats
 
-    def steps(self, consumer: int = 0, consumers: int = 1) -> Iterator[Step]:
-        """The samples of one consumer, in order."""
-        if not 0 <= consumer < consumers:
-            raise ConfigError(f"consumer {consumer} isn't one of {consumers} consumers")
-        used: set[int] = set()
+    def seating(self, position: int = 0) -> Seating:
+        """Who sits where at this position. Takes a microsecond or two for each episode in front of it."""
+        seating = Seating(self)
+        while position >= seating.stop and seating.episodes:
+            seating.advance()
+        return seating
+
+    def steps(self, positions: Iterable[int], seating: Seating | None = None) -> Iterator[Step]:
+        """What comes at these positions of the order, which must ascend and be below its length.
+
+        ``seating`` is that of the first position, or of one in front of it, to save finding it; it stays as it is.
+        """
+        positions = iter(positions)
+        position = next(positions, None)
+        if position is None:
+            return
+        seating = self.seating(position) if seating is None else seating.copy()
+        visits: Sequence[int] = ()
+        visits_of: tuple[int, int] | None = None
+        used: dict[int, NDArray[np.int64]] = {}  # the frame orders of the open episodes that were used
+        step: Step | None = None
         finished: list[int] = []
-        for position, (episode, frame, last) in enumerate(self._draws()):
-            own = position % consumers == consumer
-            if own:
-                used.add(episode)
-            if last and episode in used:
-                used.remove(episode)
-                finished.append(episode)
-            if own:
-                yield Step(episode, frame, tuple(finished))
+        while position is not None:
+            while position >= seating.stop and seating.episodes:
+                finished += [episode for episode in seating.advance() if used.pop(episode, None) is not None]
+            if not seating.start <= position < seating.stop:
+                raise ConfigError(f"position {position} isn't one of the {len(self)} of this order, or doesn't ascend")
+            if step is not None:
+                yield step._replace(finished=tuple(finished))
                 finished.clear()
+            turn, place = divmod(position - seating.start, len(seating.episodes))
+            cycle = seating.cycle + turn
+            if visits_of != (seating.cycle, cycle):
+                visits, visits_of = self._visits(seating, cycle), (seating.cycle, cycle)
+            episode, since = seating.episodes[visits[place]]
+            if episode not in used:
+                used[episode] = self._frames(episode)
+            step = Step(episode, int(used[episode][cycle - since]))
+            position = next(positions, None)
+        if step is not None:
+            yield step
 
-    def episodes(self, consumer: int = 0, consumers: int = 1) -> Iterator[int]:
-        """The episodes that one consumer uses, each once, in the order of their first use."""
-        used: set[int] = set()
-        for step in self.steps(consumer, consumers):
-            if step.episode not in used:
-                used.add(step.episode)
-                yield step.episode
-            used.difference_update(step.finished)
+    @property
+    def seats(self) -> int:
+        """Episodes open at a time over all lanes."""
+        return self.pool_episodes // self.lanes * self.lanes if self.shuffle else 1
 
-    def _queue(self) -> Iterator[int]:
-        key = _key("episodes", self.seed, self.epoch)
+    def queue(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """(episode, length) of those that are taken start-th to stop-th, without the empty ones."""
         size = len(self.lengths)
-        for index in range(size):
-            episode = permute(index, size, key) if self.shuffle else index
-            if self.lengths[episode]:
-                yield episode
+        episodes = np.arange(start, min(stop, size))
+        if self.shuffle:
+            episodes = permute(episodes, size, _key("episodes", self.seed, self.epoch))
+        lengths = self.lengths[episodes]
+        return list(zip(episodes[lengths > 0].tolist(), lengths[lengths > 0].tolist(), strict=True))
 
-    def _open(self, episode: int) -> _Drawn:
-        length = int(self.lengths[episode])
+    def _visits(self, seating: Seating, cycle: int) -> Sequence[int]:
+        """The seats in the order in which they give their frames of this cycle."""
+        per_lane = self.seats // self.lanes if self.shuffle else 1
+        if per_lane == 1:
+            return sorted(seating.episodes)
+        key = np.uint64(_key("cycle", self.seed, self.epoch, cycle))
+        begin = (_mix_array(np.arange(self.lanes, dtype=np.uint64) + key) % np.uint64(per_lane)).astype(int)
+        rows = (np.arange(per_lane)[:, None] + begin) % per_lane
+        visits: list[int] = (rows * self.lanes + np.arange(self.lanes)).ravel().tolist()
+        taken = seating.episodes
+        return visits if len(taken) == len(visits) else [number for number in visits if number in taken]
+
+    def _frames(self, episode: int) -> NDArray[np.int64]:
+        """The order of an episode's frames."""
+        length, size = int(self.lengths[episode]), self.group_frames
         if not self.shuffle:
-            return _Drawn(episode, np.arange(length))
-        return _Drawn(episode, _shuffled_frames(length, _key("frames", self.seed, self.epoch, episode)))
-
-    def _draws(self) -> Iterator[tuple[int, int, bool]]:
-        """(episode, frame, whether it is the episode's last) of the global order."""
-        lanes, per_lane = (self.lanes, self.pool_episodes // self.lanes) if self.shuffle else (1, 1)
-        queue = map(self._open, self._queue())
-        pools: list[list[_Drawn]] = [[] for _ in range(lanes)]
-        for _, pool in itertools.product(range(per_lane), pools):  # breadth first: few episodes still spread
-            pool.extend(itertools.islice(queue, 1))
-        lanes_left = [(pool, _key("lane", self.seed, self.epoch, lane)) for lane, pool in enumerate(pools) if pool]
-        turn = 0
-        while lanes_left:
-            for pool, key in lanes_left:
-                drawn = pool[0] if len(pool) == 1 else _pick(pool, _mix(key + turn & _MASK))
-                frame = int(drawn.frames[drawn.given])
-                drawn.given += 1
-                last = not drawn.left
-                if last:
-                    pool.remove(drawn)
-                    pool.extend(itertools.islice(queue, 1))
-                yield drawn.episode, frame, last
-            lanes_left = [lane for lane in lanes_left if lane[0]]
-            turn += 1
+            return np.arange(length)
+        groups = np.arange(1, -(-length // size) + 1, dtype=np.uint64)
+        key = np.uint64(_key("frames", self.seed, self.epoch, episode))
+        drawn = np.argsort(_mix_array(groups * np.uint64(_GOLDEN) + key), kind="stable")
+        frames: NDArray[np.int64] = (drawn[:, None] * size + np.arange(size)).ravel()
+        return frames[frames < length]
 
 
-def _pick(pool: list[_Drawn], random: int) -> _Drawn:
-    """An episode with the chance of its frames left: every frame left in the pool is equally likely."""
-    place = random % sum(drawn.left for drawn in pool)  # the bias of a 64-bit modulo is below 2**-40 for any pool
-    for drawn in pool:
-        if place < drawn.left:
-            return drawn
-        place -= drawn.left
-    raise AssertionError("unreachable: place is below the sum")
+class Seating:
+    """A stretch of an order in which the same episodes sit on the same seats, and the way to the next such stretch."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._queued: Iterator[tuple[int, int]] = iter(())
+        self._asked = 0  # of the order's queue
+        self.start = 0
+        """Position of its first sample."""
+        self.cycle = 0
+        """Its first one."""
+        self.episodes: dict[int, tuple[int, int]] = {}
+        """On the seats that are taken: the episode, and the cycle in which it gave its first frame."""
+        self._ends: list[tuple[int, int]] = []  # (the cycle that its episode doesn't see any more, seat): a heap
+        for seat in range(order.seats):
+            self._take(seat)
+
+    @property
+    def stop(self) -> int:
+        """Position behind its last sample."""
+        return self.start + (self._ends[0][0] - self.cycle) * len(self.episodes) if self._ends else self.start
+
+    def advance(self) -> list[int]:
+        """Go to the next stretch; the episodes that gave their last frame in this one."""
+        self.start, self.cycle = self.stop, self._ends[0][0]
+        left: list[int] = []
+        seats: list[int] = []
+        while self._ends and self._ends[0][0] == self.cycle:
+            seat = heapq.heappop(self._ends)[1]
+            seats.append(seat)
+            left.append(self.episodes.pop(seat)[0])
+        for seat in seats:
+            self._take(seat)
+        return left
+
+    def _take(self, seat: int) -> None:
+        while (taken := next(self._queued, None)) is None:
+            if self._asked >= len(self._order.lengths):
+                return
+            self._queued = iter(self._order.queue(self._asked, self._asked + _QUEUED_AT_ONCE))
+            self._asked += _QUEUED_AT_ONCE
+        episode, length = taken
+        self.episodes[seat] = (episode, self.cycle)
+        heapq.heappush(self._ends, (self.cycle + length, seat))
+
+    def copy(self) -> Seating:
+        """One that goes its own way."""
+        twin = copy.copy(self)
+        twin._queued = copy.copy(self._queued)
+        twin.episodes = self.episodes.copy()
+        twin._ends = self._ends.copy()
+        return twin

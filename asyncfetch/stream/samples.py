@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
+from weakref import WeakKeyDictionary
 
 import anyio
+import anyio.to_thread
 
 from asyncfetch.errors import ClosedError
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.stream.jobs import Job, Parcel, Sizes, parcels
 from asyncfetch.stream.window import EpisodeWindow
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     from asyncfetch.lerobot import HeldEpisode, LeRobotDataset, Sample, SampleBuilder
     from asyncfetch.observe import Quantiles
     from asyncfetch.stream.order import Step
+    from asyncfetch.stream.plan import PassPlan
+    from asyncfetch.stream.state import State
 
-__all__ = ["PassStatistics", "SamplePass", "Transform"]
+__all__ = ["Delivery", "PassStatistics", "SamplePass", "Transform"]
 
 Transform = Callable[["Sample"], "Sample"]
 """Called in a decode thread on every sample; what it returns is delivered."""
@@ -49,20 +55,52 @@ class PassStatistics:
 STRETCH_STEPS = 500
 """Of the order that the look-ahead goes through at a time: about a millisecond."""
 
+Delivery = tuple[int, "Sample"]
+"""A sample, and how many its consumer has been given with it."""
 
-class _Chunk:
-    """Consecutive samples of the order, decoded by one call in a thread."""
 
-    __slots__ = ("error", "ready", "ready_at", "samples", "steps", "waits_for")
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """What a step came to in place of a sample, which may be anything that a transform returns."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps = steps
+    error: BaseException
+
+
+class _Decoding:
+    """A job under way in a thread, and then what came of it."""
+
+    __slots__ = ("ready", "ready_at", "results", "steps", "waits_for")
+
+    def __init__(self, job: Job) -> None:
+        self.steps = job.steps
         self.ready = anyio.Event()
         self.ready_at = 0.0
-        self.samples: list[Sample] = []
-        self.error: BaseException | None = None
+        self.results: list[Sample | _Failed] = []
+        """For each step; empty ones once they were delivered."""
         self.waits_for: int | None = None
         """The episode whose arrival it waits for."""
+
+    def end(self, results: list[Sample | _Failed]) -> None:
+        """Called once or, where it was given up before, twice."""
+        if not self.ready.is_set():
+            self.results = results
+            self.ready_at = time.perf_counter()
+            self.ready.set()
+
+
+class _Coming:
+    """A parcel that the consumer hasn't been given yet."""
+
+    __slots__ = ("decodings", "parcel")
+
+    def __init__(self, parcel: Parcel, decodings: list[_Decoding]) -> None:
+        self.parcel = parcel
+        self.decodings = decodings
+        """Of each step."""
+
+    @property
+    def is_ready(self) -> bool:
+        return all(decoding.ready.is_set() for decoding in self.decodings)
 
 
 class SamplePass:
@@ -74,12 +112,11 @@ class SamplePass:
 
     Args:
         dataset: Open dataset to read from.
-        steps: Gives the order's steps afresh at each call; used twice, for the samples and for the look-ahead.
-        selection: Episode index of each position that the order speaks of.
+        plan: What to read, in which order.
         builder: Makes the samples.
         transform: Applied to each sample in a decode thread.
-        chunk_samples: Samples decoded by one call.
-        ahead_chunks: Chunks decoded, or being decoded, ahead of the consumer.
+        sizes: How much is decoded at a time.
+        max_samples: Decoded, or being decoded, that the consumer hasn't been given yet.
         max_episodes: Episodes admitted at a time.
         on_end: Called when the consumer has come to the end.
     """
@@ -87,33 +124,35 @@ class SamplePass:
     def __init__(
         self,
         dataset: LeRobotDataset,
-        steps: Callable[[], Iterator[Step]],
-        selection: Sequence[int],
+        plan: PassPlan,
         *,
         builder: SampleBuilder,
         transform: Transform | None,
-        chunk_samples: int,
-        ahead_chunks: int,
+        sizes: Sizes,
+        max_samples: int,
         max_episodes: int,
         on_end: Callable[[], None],
     ) -> None:
         self._dataset = dataset
-        self._steps = steps
-        self._selection = selection
+        self._plan = plan
+        self._selection = plan.selection
         self._builder = builder
         self._transform = transform
-        self._chunk_samples = chunk_samples
-        self._room = anyio.Semaphore(ahead_chunks)
+        self._sizes = sizes
+        self._max_samples = max_samples
         self._max_episodes = max_episodes
         self._on_end = on_end
         self._turn = anyio.Lock(fast_acquire=True)
-        self._queue: deque[_Chunk] = deque()
+        self._queue: deque[_Coming] = deque()
         self._queued = anyio.Event()
-        self._produced_all = self._ended = False
+        self._undone: dict[_Decoding, None] = {}
+        self._undelivered = 0  # samples of all jobs that were started
+        self._freed = anyio.Event()
+        self._is_waiting_for_room = self._produced_all = self._ended = False
         self._failure: BaseException | None = None
-        self._current: deque[Sample] = deque()
+        self._current: deque[Delivery] = deque()
         self._closed = False
-        self._delivered = 0
+        self._given = plan.progress.delivered
         self._waits, self._hand_overs = Histogram(), Histogram()
         self._first_sample_seconds: float | None = None
 
@@ -121,14 +160,20 @@ class SamplePass:
         self._started_at = time.perf_counter()
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
-        self._window = EpisodeWindow(
-            self._dataset,
-            self._first_uses(),
-            self._group,
-            max_episodes=self._max_episodes,
-            on_full=self._fail_if_stuck,
-        )
-        self._group.start_soon(self._produce, name="produce samples")
+        try:
+            if self._plan.is_far:
+                await anyio.to_thread.run_sync(self._plan.find)
+            self._window = EpisodeWindow(
+                self._dataset,
+                self._first_uses(),
+                self._group,
+                max_episodes=self._max_episodes,
+                on_full=self._fail_if_stuck,
+            )
+            self._group.start_soon(self._produce, name="produce samples")
+        except BaseException as error:
+            await self._group.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     async def __aexit__(
@@ -140,8 +185,9 @@ class SamplePass:
         finally:
             self._window.close()
             self._queued.set()  # for tasks that still wait for a sample
-            for chunk in self._queue:
-                chunk.ready.set()
+            for coming in self._queue:
+                for decoding in coming.decodings:
+                    decoding.ready.set()
             self._queue.clear()
             self._current.clear()
 
@@ -151,18 +197,23 @@ class SamplePass:
     async def __anext__(self) -> Sample:
         async with self._turn:
             while not self._current:
-                self._current.extend(await self._next_chunk())
-            return self._current.popleft()
+                self._current.extend(await self._next_parcel())
+            self._plan.progress.delivered, sample = self._current.popleft()
+            return sample
 
-    async def next_chunk(self) -> list[Sample]:
-        """The next few samples as they were decoded together, for handing over to another thread.
+    async def next_parcel(self) -> list[Delivery]:
+        """The next few samples, for handing over to another thread, which is to note how many it delivered.
 
         Empty where an error comes next. Raises StopAsyncIteration at the end. Don't mix it with ``async for``.
         """
         async with self._turn:
-            return await self._next_chunk()
+            return await self._next_parcel()
 
-    async def _next_chunk(self) -> list[Sample]:
+    def state_dict(self) -> State:
+        """What was delivered of the epoch, this pass and those before it: for ``Stream.load_state_dict``."""
+        return self._plan.progress.state()
+
+    async def _next_parcel(self) -> list[Delivery]:
         """The next samples; none of them where an error is next."""
         self._check_open()
         if self._failure is not None:
@@ -177,34 +228,47 @@ class SamplePass:
                 self._ended = True
                 self._on_end()
             raise StopAsyncIteration
-        chunk = self._queue[0]
+        coming = self._queue[0]
         self._fail_if_stuck()
-        if not chunk.ready.is_set():
-            for step in chunk.steps:
+        for step, decoding in zip(coming.parcel.steps, coming.decodings, strict=True):
+            if not decoding.ready.is_set():
                 self._window.hurry(self._selection[step.episode])
-        await chunk.ready.wait()
+        for decoding in coming.decodings:
+            await decoding.ready.wait()
         self._check_open()
         self._queue.popleft()
-        self._room.release()
-        self._count(chunk, waiting_since)
-        self._failure = chunk.error
-        return chunk.samples
+        samples = self._take(coming)
+        self._count(len(samples), waiting_since, max(decoding.ready_at for decoding in coming.decodings))
+        return samples
+
+    def _take(self, coming: _Coming) -> list[Delivery]:
+        """The parcel's samples up to the first error, which is kept for the next call."""
+        samples: list[Delivery] = []
+        for (_, place), decoding in zip(coming.parcel.takes, coming.decodings, strict=True):
+            result, decoding.results[place] = decoding.results[place], {}
+            self._undelivered -= 1
+            if isinstance(result, _Failed):
+                self._failure = result.error
+                break
+            self._given += 1
+            samples.append((self._given, result))
+        self._freed.set()
+        return samples
 
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this pass was left: iterate inside of `async with stream.samples() as samples`")
 
-    def _count(self, chunk: _Chunk, waiting_since: float) -> None:
+    def _count(self, samples: int, waiting_since: float, ready_at: float) -> None:
         now = time.perf_counter()
         self._waits.record(now - waiting_since)
-        self._hand_overs.record(now - max(waiting_since, chunk.ready_at))
-        self._delivered += len(chunk.samples)
-        if self._first_sample_seconds is None:
+        self._hand_overs.record(now - max(waiting_since, ready_at))
+        if self._first_sample_seconds is None and samples:
             self._first_sample_seconds = now - self._started_at
 
     def _first_uses(self) -> Iterator[int | None]:
         used: set[int] = set()
-        for number, step in enumerate(self._steps()):
+        for number, step in enumerate(self._plan.steps()):
             if number % STRETCH_STEPS == 0:
                 yield None
             if step.episode not in used:
@@ -212,121 +276,127 @@ class SamplePass:
                 yield self._selection[step.episode]
             used.difference_update(step.finished)
 
-    def _chunks(self) -> Iterator[_Chunk]:
-        """The order, cut. A chunk ends where an episode does, so that none needs more clips at a time than the pool."""
-        steps: list[Step] = []
-        for step in self._steps():
-            steps.append(step)
-            if step.finished or len(steps) == self._chunk_samples:
-                yield _Chunk(steps)
-                steps = []
-        if steps:
-            yield _Chunk(steps)
-
     async def _produce(self) -> None:
-        for chunk in self._chunks():
-            if not self._room.value:
-                self._fail_if_stuck()
-            await self._room.acquire()
-            self._dispatch(chunk)
+        decodings: WeakKeyDictionary[Job, _Decoding] = WeakKeyDictionary()
+        for parcel in parcels(self._plan.steps(), self._sizes):
+            for job in parcel.starts:
+                await self._wait_for_room(len(job.steps))
+                decodings[job] = self._start(job)
+            self._queue.append(_Coming(parcel, [decodings[job] for job, _ in parcel.takes]))
+            for step in parcel.steps:
+                for episode in step.finished:
+                    self._window.finish(self._selection[episode])
+            self._queued.set()
+            self._queued = anyio.Event()
         self._produced_all = True
         self._queued.set()
         self._fail_if_stuck()
 
-    def _dispatch(self, chunk: _Chunk) -> None:
-        for step in chunk.steps:
-            self._window.use(self._selection[step.episode])
-        for step in chunk.steps:
-            for episode in step.finished:
-                self._window.finish(self._selection[episode])
-        self._queue.append(chunk)
-        self._queued.set()
-        self._queued = anyio.Event()
-        self._group.start_soon(self._decode, chunk, name="decode a chunk")
+    async def _wait_for_room(self, samples: int) -> None:
+        # What the consumer needs next is decoded in any case: then nothing else will give room back.
+        while self._queue and self._undelivered + samples > self._max_samples:
+            self._is_waiting_for_room = True
+            self._fail_if_stuck()
+            self._freed = anyio.Event()
+            await self._freed.wait()
+        self._is_waiting_for_room = False
 
-    async def _decode(self, chunk: _Chunk) -> None:
+    def _start(self, job: Job) -> _Decoding:
+        decoding = _Decoding(job)
+        for step in job.steps:
+            self._window.use(self._selection[step.episode])
+        self._undelivered += len(job.steps)
+        self._undone[decoding] = None
+        self._group.start_soon(self._decode, decoding, name="decode samples")
+        return decoding
+
+    async def _decode(self, decoding: _Decoding) -> None:
         try:
-            asked = await self._gather(chunk)
-            if asked:
-                chunk.samples, failure = await self._dataset.decode_pool.run(self._build, asked)
-                chunk.error = failure or chunk.error
+            episodes = await self._gather(decoding)
+            decoding.end(await self._dataset.decode_pool.run(self._build, decoding.steps, episodes))
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
-            chunk.error = error
+            decoding.end([_Failed(error)] * len(decoding.steps))
         finally:
-            for step in chunk.steps:
+            for step in decoding.steps:
                 self._window.done(self._selection[step.episode])
-        chunk.ready_at = time.perf_counter()
-        chunk.ready.set()
+            self._undone.pop(decoding, None)
         self._fail_if_stuck()
 
-    async def _gather(self, chunk: _Chunk) -> list[tuple[HeldEpisode, int]]:
-        """What the chunk is made of, up to the first episode that can't be had, whose error becomes the chunk's."""
-        asked: list[tuple[HeldEpisode, int]] = []
+    async def _gather(self, decoding: _Decoding) -> dict[int, HeldEpisode | Exception]:
+        """The episodes that the job reads, or why one can't be had."""
+        episodes: dict[int, HeldEpisode | Exception] = {}
         try:
-            for step in chunk.steps:
-                chunk.waits_for = self._selection[step.episode]
+            for episode in dict.fromkeys(step.episode for step in decoding.steps):
+                decoding.waits_for = self._selection[episode]
                 self._fail_if_stuck()
-                asked.append((await self._window.get(chunk.waits_for), step.frame))
-        except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
-            chunk.error = error
+                try:
+                    episodes[episode] = await self._window.get(decoding.waits_for)
+                except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
+                    episodes[episode] = error
         finally:
-            chunk.waits_for = None
-        return asked
+            decoding.waits_for = None
+        return episodes
 
-    def _build(self, asked: list[tuple[HeldEpisode, int]]) -> tuple[list[Sample], BaseException | None]:
-        """As many of the samples as come before the first error, and the error. Runs in a decode thread."""
-        samples, error = self._read(asked)
-        if self._transform is None:
-            return samples, error
-        transformed: list[Sample] = []
+    def _build(self, steps: Sequence[Step], episodes: Mapping[int, HeldEpisode | Exception]) -> list[Sample | _Failed]:
+        """What each step comes to. Runs in a decode thread."""
+        asked: list[tuple[HeldEpisode, int]] = []
+        for step in steps:
+            episode = episodes[step.episode]
+            if not isinstance(episode, Exception):
+                asked.append((episode, step.frame))
+        read = iter(self._read(asked))
+        results: list[Sample | _Failed] = []
+        for step in steps:
+            episode = episodes[step.episode]
+            result = _Failed(episode) if isinstance(episode, Exception) else next(read)
+            results.append(result if isinstance(result, _Failed) else self._finish(step, result))
+        return results
+
+    def _read(self, asked: list[tuple[HeldEpisode, int]]) -> Sequence[Sample | _Failed]:
         try:
-            for sample in samples:
-                transformed.append(self._transform(sample))  # noqa: PERF401  those before an error count
+            return self._builder.build(asked)
+        except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
+            return [_Failed(error)] if len(asked) == 1 else [self._read([one])[0] for one in asked]
+
+    def _finish(self, step: Step, sample: Sample) -> Sample | _Failed:
+        """What is the user's own about a sample."""
+        if self._plan.progress.ends == "pad":
+            import torch
+
+            sample["is_padding"] = torch.tensor(step.is_padding)
+        if self._transform is None:
+            return sample
+        try:
+            return self._transform(sample)
         except (StopIteration, StopAsyncIteration) as stop:  # raised by the iterator it would be a silent end: PEP 479
             failure = RuntimeError(f"the transform raised {type(stop).__name__}")
             failure.__cause__ = stop
-            return transformed, failure
+            return _Failed(failure)
         except BaseException as failure:  # noqa: BLE001  the user's own; raised by the iterator as it is
-            return transformed, failure
-        return transformed, error
-
-    def _read(self, asked: list[tuple[HeldEpisode, int]]) -> tuple[list[Sample], Exception | None]:
-        try:
-            return self._builder.build(asked), None
-        except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
-            if len(asked) == 1:
-                return [], error
-        samples: list[Sample] = []
-        for one in asked:
-            read, failure = self._read([one])
-            samples += read
-            if failure is not None:
-                return samples, failure
-        return samples, None
+            return _Failed(failure)
 
     def _fail_if_stuck(self) -> None:
         """Fail the pass where it would wait for ever: the consumer for an episode, and that for room nobody returns.
 
-        Room comes back when decoding ends, and decoding goes on while a chunk can start or the consumer takes one.
+        Room comes back when decoding ends, and decoding goes on while a job can start or the consumer takes a parcel.
         """
-        if not self._queue or self._queue[0].ready.is_set() or (self._room.value and not self._produced_all):
+        if not self._queue or self._queue[0].is_ready or not (self._is_waiting_for_room or self._produced_all):
             return
         first_error: Exception | None = None
-        for chunk in self._queue:
-            if chunk.ready.is_set():
-                continue
-            lacking = None if chunk.waits_for is None else self._window.lacks_room_for(chunk.waits_for)
+        for decoding in self._undone:
+            lacking = None if decoding.waits_for is None else self._window.lacks_room_for(decoding.waits_for)
             if lacking is None:
                 return
             first_error = first_error or lacking
-        self._queue[0].error = first_error
-        self._queue[0].ready.set()
+        for decoding in self._queue[0].decodings:
+            assert first_error is not None
+            decoding.end([_Failed(first_error)] * len(decoding.steps))
 
     def statistics(self) -> PassStatistics:
         """A snapshot; it may be taken in any thread."""
         wait = self._waits.snapshot()
         return PassStatistics(
-            samples=self._delivered,
+            samples=self._given - self._plan.begun,
             waited_seconds=wait.sum_seconds,
             wait=wait,
             hand_over=self._hand_overs.snapshot(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from contextlib import AsyncExitStack, nullcontext
 from functools import partial
@@ -11,26 +12,30 @@ from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError, redact_url
 from asyncfetch.lerobot import LeRobotDataset, open_dataset
 from asyncfetch.runtime import iterate
+from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.epochs import EpochCounter, Turn
+from asyncfetch.stream.jobs import Sizes
 from asyncfetch.stream.order import Order
 from asyncfetch.stream.placement import Placement, find_rank
-from asyncfetch.stream.samples import SamplePass, Transform
+from asyncfetch.stream.plan import PassPlan
+from asyncfetch.stream.samples import Delivery, SamplePass, Transform
 from asyncfetch.stream.session import Session
+from asyncfetch.stream.state import Progress, State, beginning, check_state, is_beginning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
     from asyncfetch.lerobot import DatasetStatistics, DepthUnit, ImageDtype, Sample, Windows
 
-__all__ = ["Samples", "Stream"]
+__all__ = ["Samples", "Stream", "StreamIterator"]
 
-CHUNK_BYTES = 16 * 1024 * 1024
-"""Decoded by one call in a thread: about eight samples of two 640x480 cameras, some 40 ms. Enough that what a chunk
-costs on the loop (0.3 ms) doesn't count."""
-CHUNK_MAX_SAMPLES = 64
-HANDED_OVER_CHUNKS = 3
+JOB_BYTES = 16 * 1024 * 1024
+"""Decoded by one call in a thread: about eight samples of two 640x480 cameras, some 40 ms. Enough that what a job costs
+on the loop (0.3 ms) doesn't count."""
+JOB_MAX_SAMPLES = 64
+HANDED_OVER_PARCELS = 3
 """Beside those decoded ahead: the consumer's own, and two between the loop and a synchronous consumer."""
 
 
@@ -90,6 +95,9 @@ class Stream:
         self.epochs = EpochCounter()
         """Which epoch comes next; a loader puts it into memory that its workers share."""
         self._session: Session | None = None
+        self._loaded: State | None = None
+        self._progress: Progress | None = None
+        """Of the latest pass, while it lasts."""
 
     @property
     def epoch(self) -> int:
@@ -112,6 +120,8 @@ class Stream:
             rank: This process among ``world_size``; None finds both, from torch.distributed or torchrun's variables.
             world_size: Processes that share the epoch.
 
+        Where a state was loaded, a pass of its epoch begins where the state was taken.
+
         Entering opens the dataset, where the source is a URL: FetchError, FormatError, DatasetError as it says. An
         error of a sample is raised by the iterator at that sample's place. Leaving stops everything.
         """
@@ -126,11 +136,11 @@ class Stream:
             rank, world_size = find_rank()
         return Placement(rank, world_size)
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> StreamIterator:
         """One pass, driven by a loop in a thread of its own, which stays for the next pass with its connections."""
         return self.iterate(self.placement())
 
-    def iterate(self, placement: Placement, *, epoch: int | None = None, loader: int | None = None) -> Iterator[Sample]:
+    def iterate(self, placement: Placement, *, epoch: int | None = None, loader: int | None = None) -> StreamIterator:
         """What iterating does, for one consumer of many.
 
         Args:
@@ -140,7 +150,9 @@ class Stream:
             loader: In a loader's worker the number that all workers of this loader have; see ``EpochCounter``.
         """
         session = self._open_session()
-        return self._iterate(session, session.dataset(), placement, partial(self._begin, placement, epoch, loader))
+        return StreamIterator(
+            self, session, session.dataset(), placement, partial(self._begin, placement, epoch, loader)
+        )
 
     def _begin(self, placement: Placement, epoch: int | None, loader: int | None) -> Turn:
         if epoch is not None:
@@ -149,14 +161,66 @@ class Stream:
             return self.epochs.begin()
         return self.epochs.begin_share(placement.worker, placement.workers, loader or 0)
 
-    def _iterate(
-        self, session: Session, dataset: LeRobotDataset, placement: Placement, begin: Callable[[], Turn]
-    ) -> Iterator[Sample]:
-        turn = begin()
-        # The pass itself is ahead of the consumer, so it doesn't count the epoch.
-        opened = Samples(self, lambda: nullcontext(dataset), epoch=turn.epoch, placement=placement, counts=False)
-        yield from iterate(session.thread, partial(_Chunks, opened), times=session.hand_over)
+    def plan(self, dataset: LeRobotDataset, placement: Placement, epoch: int) -> PassPlan:
+        """What one consumer reads in this epoch; the rest of it, where a state of it was loaded.
+
+        Raises:
+            EpisodeNotFound: ``episodes`` names one that isn't there.
+            StateMismatch: The state is of another dataset or order.
+        """
+        for episode in self.episodes or ():
+            dataset.episodes[episode]
+        selection = dataset.episodes.indices if self.episodes is None else self.episodes
+        lengths = dataset.episodes.lengths
+        order = Order(
+            lengths if self.episodes is None else lengths[list(self.episodes)],
+            shuffle=self.shuffle,
+            seed=self.seed,
+            epoch=epoch,
+            lanes=self.config.lanes,
+            pool_episodes=self.config.pool_episodes,
+            group_frames=self.config.group_frames or dataset.group_frames,
+        )
+        chosen = None if self.episodes is None else hashlib.sha256(str(self.episodes).encode()).hexdigest()
+        identity = {"dataset": dataset.fingerprint, "order": {"episodes": chosen, **order.identity()}}
+        progress = Progress(identity, epoch, len(order), Rest(), placement, self.config.uneven_ends)
+        if self._loaded is not None and self._loaded["epoch"] == epoch:
+            progress = progress.resumed(self._loaded)
+        self._progress = progress
+        return PassPlan(order, selection, progress)
+
+    def finish(self, turn: Turn, plan: PassPlan) -> None:
+        """A pass came to its end."""
         turn.finish()
+        if self._loaded is not None and self._loaded["epoch"] == turn.epoch:
+            self._loaded = None
+        if self._progress is plan.progress and plan.progress.placement.workers == 1:
+            self._progress = None
+
+    def state_dict(self) -> State:
+        """What the latest pass has delivered of its epoch, as small JSON; not what was only fetched ahead.
+
+        Behind a pass that came to its end, and before the first, it is the beginning of the next epoch. It tells of
+        this process's consumer alone: one rank, or one worker of its loader. To go on with another number of ranks or
+        workers, take it from each and put them together with ``asyncfetch.torch.merge_states``.
+        """
+        if self._progress is not None:
+            return self._progress.state()
+        return self._loaded or beginning(self.epoch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken: the next passes of its epoch give what was left of it, those behind it all.
+
+        With as many ranks and workers as before, order and batches are those of an uninterrupted run. With others, what
+        is left is shared anew. The state is compared with the dataset when the next pass begins.
+
+        Raises:
+            StateMismatch: It isn't a state, or one of a version that can't be read.
+        """
+        state = check_state(state)
+        self.epochs.set(state["epoch"])
+        self._loaded = None if is_beginning(state) else state
+        self._progress = None
 
     def _open_session(self) -> Session:
         if isinstance(self.source, LeRobotDataset):
@@ -194,13 +258,13 @@ class Stream:
         stream = self.__class__.__new__(self.__class__)
         stream.__dict__.update(self.__dict__)
         stream.config = self.config.shared_by(workers)
-        stream._session = None
+        stream._session = stream._progress = None
         return stream
 
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self.source, LeRobotDataset):
             raise TypeError("a stream of an open dataset can't be pickled: make it of the dataset's URL")
-        return self.__dict__ | {"_session": None}
+        return self.__dict__ | {"_session": None, "_progress": None}
 
     def __repr__(self) -> str:
         source = redact_url(self.source) if isinstance(self.source, str) else repr(self.source)
@@ -224,13 +288,14 @@ class Samples:
         *,
         epoch: int | None,
         placement: Placement,
-        counts: bool = True,
+        plan: PassPlan | None = None,
     ) -> None:
+        """``plan`` is one that was made, and whose end is somebody else's to notice."""
         self._stream = stream
         self._opener = opener
         self._epoch = epoch
         self._placement = placement
-        self._counts = counts
+        self._plan = plan
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> SamplePass:
@@ -246,39 +311,82 @@ class Samples:
         await self._stack.__aexit__(kind, error, at)
 
     def _start(self, dataset: LeRobotDataset) -> SamplePass:
-        stream, config, placement = self._stream, dataset.config, self._placement
+        stream, config = self._stream, dataset.config
         turn = stream.epochs.begin(self._epoch)
-        selection = dataset.episodes.indices if stream.episodes is None else stream.episodes
-        for episode in stream.episodes or ():
-            dataset.episodes[episode]  # EpisodeNotFound
-        lengths = dataset.episodes.lengths
-        order = Order(
-            lengths if stream.episodes is None else lengths[list(stream.episodes)],
-            shuffle=stream.shuffle,
-            seed=stream.seed,
-            epoch=turn.epoch,
-            lanes=config.lanes,
-            pool_episodes=config.pool_episodes,
-        )
+        plan = self._plan or stream.plan(dataset, self._placement, turn.epoch)
         builder = dataset.sample_builder(stream.windows)
-        fewest_chunks = 2 * dataset.decode_pool.threads + HANDED_OVER_CHUNKS  # so that every thread has work
-        chunk_bytes = min(CHUNK_BYTES, config.decoded_max_bytes // fewest_chunks)
-        chunk_samples = max(1, min(CHUNK_MAX_SAMPLES, chunk_bytes // builder.sample_bytes))
-        chunks = config.decoded_max_bytes // (chunk_samples * builder.sample_bytes) - HANDED_OVER_CHUNKS
+        decoded_samples = config.decoded_max_bytes // builder.sample_bytes
+        open_episodes = plan.order.open_episodes(self._placement)
+        sizes = Sizes.within(
+            decoded_samples,
+            group_frames=plan.order.group_frames,
+            open_episodes=open_episodes,
+            jobs=2 * dataset.decode_pool.threads + HANDED_OVER_PARCELS,  # so that every thread has work
+            max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),
+        )
         return SamplePass(
             dataset,
-            partial(order.steps, placement.consumer, placement.consumers),
-            selection,
+            plan,
             builder=builder,
             transform=stream.transform,
-            chunk_samples=chunk_samples,
-            ahead_chunks=max(1, chunks),
-            max_episodes=order.open_episodes(placement.consumers) + config.prefetch_episodes,
-            on_end=turn.finish if self._counts else lambda: None,
+            sizes=sizes,
+            max_samples=decoded_samples - HANDED_OVER_PARCELS * sizes.job_samples,
+            max_episodes=open_episodes + config.prefetch_episodes,
+            on_end=partial(stream.finish, turn, plan) if self._plan is None else lambda: None,
         )
 
 
-class _Chunks:
+class StreamIterator:
+    """The samples of one pass, driven by a loop in a thread. Closed, collected or at its end, it stops everything."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        session: Session,
+        dataset: LeRobotDataset,
+        placement: Placement,
+        begin: Callable[[], Turn],
+    ) -> None:
+        self._stream = stream
+        self._plans: list[PassPlan] = []  # one, from the first sample on
+        # No method of this object: it must be collected, and the pass with it, as soon as nobody iterates it any more.
+        self._deliveries = _deliver(stream, session, dataset, placement, begin, self._plans)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Sample:
+        delivered, sample = next(self._deliveries)
+        self._plans[0].progress.delivered = delivered
+        return sample
+
+    def state_dict(self) -> State:
+        """What this pass, and those before it, have delivered of the epoch: for ``Stream.load_state_dict``."""
+        return self._plans[0].progress.state() if self._plans else self._stream.state_dict()
+
+    def close(self) -> None:
+        """Stop, as an early ``break`` does."""
+        self._deliveries.close()
+
+
+def _deliver(
+    stream: Stream,
+    session: Session,
+    dataset: LeRobotDataset,
+    placement: Placement,
+    begin: Callable[[], Turn],
+    plans: list[PassPlan],
+) -> Generator[Delivery, None, None]:
+    turn = begin()
+    plan = stream.plan(dataset, placement, turn.epoch)
+    plans.append(plan)
+    # The pass itself is ahead of the consumer, so it doesn't count the epoch.
+    opened = Samples(stream, lambda: nullcontext(dataset), epoch=turn.epoch, placement=placement, plan=plan)
+    yield from iterate(session.thread, partial(_Parcels, opened), times=session.hand_over)
+    stream.finish(turn, plan)
+
+
+class _Parcels:
     """A pass as an async iterator of lists, for ``runtime.iterate``."""
 
     def __init__(self, opened: Samples) -> None:
@@ -293,8 +401,8 @@ class _Chunks:
     ) -> None:
         await self._opened.__aexit__(kind, error, at)
 
-    def __aiter__(self) -> _Chunks:
+    def __aiter__(self) -> _Parcels:
         return self
 
-    async def __anext__(self) -> list[Sample]:
-        return await self._samples.next_chunk()
+    async def __anext__(self) -> list[Delivery]:
+        return await self._samples.next_parcel()

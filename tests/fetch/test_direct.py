@@ -13,8 +13,8 @@ import anyio
 import pytest
 from aiohttp.client_proto import ResponseHandler
 
-from asyncfetch.config import TimeoutConfig
-from asyncfetch.errors import ConnectionFailed
+from asyncfetch.config import RetryConfig, TimeoutConfig
+from asyncfetch.errors import ConnectionFailed, FetchTimeout
 from asyncfetch.fetch.transports import direct
 
 if TYPE_CHECKING:
@@ -144,6 +144,17 @@ async def test_a_body_that_breaks_off_is_resumed(
     first, second = (request.headers["range"] for request in any_server.requests)
     assert first == "bytes=0-"
     assert second == "bytes=1000000-2999999" or end == "reset"  # which throws away what is under way
+
+
+async def test_a_limit_of_less_than_a_millisecond_is_kept(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
+) -> None:
+    """uvloop gives no timer for it, but a plain handle. So little is left of a limit where a check came too early."""
+    server.every = lambda _: step(silent="stall")
+    timeouts = TimeoutConfig(connect_seconds=0.0003, first_byte_seconds=0.0003)
+    async with fetcher_with(timeouts=timeouts, retry=RetryConfig(attempts=1)) as fetcher:
+        with pytest.raises(FetchTimeout, match=r"0\.0003 s"):
+            await fetcher.fetch(server.put("/x", b"content"))
 
 
 async def test_an_early_end_tells_both_lengths(

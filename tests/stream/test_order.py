@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -10,109 +10,141 @@ from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.stream.order import Order, permute
+from asyncfetch.stream.placement import Placement
 
 lengths_strategy = st.lists(st.integers(0, 40), max_size=24)
 lanes_strategy = st.sampled_from([1, 2, 4, 8])
 
 
-def order(
-    lengths: list[int], *, shuffle: bool = True, seed: int = 0, epoch: int = 0, lanes: int = 4, pool: int = 8
-) -> Order:
-    return Order(
-        np.array(lengths, dtype=np.int64), shuffle=shuffle, seed=seed, epoch=epoch, lanes=lanes, pool_episodes=pool
+@st.composite
+def orders(draw: st.DrawFn) -> Order:
+    lanes = draw(lanes_strategy)
+    return order(
+        draw(lengths_strategy),
+        shuffle=draw(st.booleans()),
+        seed=draw(st.integers(0, 9)),
+        lanes=lanes,
+        pool=lanes * draw(st.integers(1, 3)),
+        group=draw(st.integers(1, 5)),
     )
 
 
-def frames(lengths: list[int]) -> Counter[tuple[int, int]]:
-    return Counter((episode, frame) for episode, length in enumerate(lengths) for frame in range(length))
+def order(
+    lengths: list[int],
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    epoch: int = 0,
+    lanes: int = 4,
+    pool: int = 8,
+    group: int = 1,
+) -> Order:
+    return Order(
+        np.array(lengths, dtype=np.int64),
+        shuffle=shuffle,
+        seed=seed,
+        epoch=epoch,
+        lanes=lanes,
+        pool_episodes=pool,
+        group_frames=group,
+    )
+
+
+def drawn(whole: Order, start: int = 0, step: int = 1) -> list[tuple[int, int]]:
+    return [(one.episode, one.frame) for one in whole.steps(range(start, len(whole), step))]
 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
 def test_permute_is_a_bijection(size: int, key: int) -> None:
-    assert sorted(permute(index, size, key) for index in range(size)) == list(range(size))
+    assert sorted(permute(np.arange(size), size, key).tolist()) == list(range(size))
 
 
 def test_permute_of_ten_million_needs_no_table() -> None:
-    size = 10_000_000
-    assert len({permute(index, size, 7) for index in range(1000)}) == 1000
+    assert len(set(permute(np.arange(1000), 10_000_000, 7).tolist())) == 1000
 
 
-@given(
-    lengths=lengths_strategy,
-    lanes=lanes_strategy,
-    per_lane=st.integers(1, 3),
-    consumers=st.integers(1, 9),
-    shuffle=st.booleans(),
-)
-def test_consumers_together_take_every_frame_once(
-    lengths: list[int], lanes: int, per_lane: int, consumers: int, shuffle: bool
-) -> None:
-    whole = order(lengths, shuffle=shuffle, lanes=lanes, pool=lanes * per_lane)
-    taken = [[(step.episode, step.frame) for step in whole.steps(k, consumers)] for k in range(consumers)]
-    assert Counter(itertools.chain.from_iterable(taken)) == frames(lengths)
-    assert [len(part) for part in taken] == [whole.count(k, consumers) for k in range(consumers)]
+@given(whole=orders())
+def test_every_frame_comes_once(whole: Order) -> None:
+    frames = [(episode, frame) for episode, length in enumerate(whole.lengths) for frame in range(length)]
+    assert sorted(drawn(whole)) == frames
 
 
-@given(lengths=lengths_strategy, lanes=lanes_strategy, consumers=st.integers(1, 9))
-def test_the_global_order_is_the_same_for_every_number_of_consumers(
-    lengths: list[int], lanes: int, consumers: int
-) -> None:
-    whole = order(lengths, lanes=lanes, pool=2 * lanes)
-    alone = [(step.episode, step.frame) for step in whole.steps()]
-    for consumer in range(consumers):
-        part = [(step.episode, step.frame) for step in whole.steps(consumer, consumers)]
-        assert part == alone[consumer::consumers]
+@given(whole=orders(), start=st.integers(0, 100), step=st.integers(1, 9))
+def test_any_part_of_the_order_is_found_without_what_is_in_front_of_it(whole: Order, start: int, step: int) -> None:
+    assert drawn(whole, start, step) == drawn(whole)[start::step]
 
 
-@given(lengths=lengths_strategy, lanes=lanes_strategy, consumers=st.integers(1, 5), shuffle=st.booleans())
-def test_an_episode_is_finished_once_and_never_used_afterwards(
-    lengths: list[int], lanes: int, consumers: int, shuffle: bool
-) -> None:
-    whole = order(lengths, shuffle=shuffle, lanes=lanes, pool=lanes)
+@given(whole=orders(), start=st.integers(0, 100))
+def test_a_seating_serves_several_and_stays_as_it_is(whole: Order, start: int) -> None:
+    seating = whole.seating(start)
+    for _ in range(2):
+        steps = whole.steps(range(start, len(whole)), seating)
+        assert [(one.episode, one.frame) for one in steps] == drawn(whole)[start:]
+
+
+@given(whole=orders(), consumers=st.integers(1, 5))
+def test_an_episode_is_finished_once_and_never_used_afterwards(whole: Order, consumers: int) -> None:
     for consumer in range(consumers):
         gone: set[int] = set()
-        for step in whole.steps(consumer, consumers):
+        for step in whole.steps(range(consumer, len(whole), consumers)):
             assert step.episode not in gone
             assert not gone.intersection(step.finished)
             gone.update(step.finished)
 
 
-@given(lengths=lengths_strategy, lanes=lanes_strategy, consumers=st.integers(1, 5))
-def test_episodes_are_named_in_the_order_of_first_use(lengths: list[int], lanes: int, consumers: int) -> None:
-    whole = order(lengths, lanes=lanes, pool=lanes)
-    for consumer in range(consumers):
-        first_uses = dict.fromkeys(step.episode for step in whole.steps(consumer, consumers))
-        assert list(whole.episodes(consumer, consumers)) == list(first_uses)
-
-
-@given(lengths=lengths_strategy, lanes=lanes_strategy, per_lane=st.integers(1, 3))
-def test_no_more_episodes_are_open_than_the_pool_holds(lengths: list[int], lanes: int, per_lane: int) -> None:
-    whole = order(lengths, lanes=lanes, pool=lanes * per_lane)
+@given(whole=orders())
+def test_no_more_episodes_are_open_than_the_pool_holds(whole: Order) -> None:
     open_now: set[int] = set()
-    for step in whole.steps():
+    for step in whole.steps(range(len(whole))):
         open_now.add(step.episode)
-        assert len(open_now) <= lanes * per_lane
+        assert len(open_now) <= whole.seats
         open_now.difference_update(step.finished)
-    assert not open_now
+    assert len(open_now) <= whole.seats
 
 
-def test_whole_lanes_go_to_one_consumer_while_consumers_divide_the_lanes() -> None:
+@pytest.mark.parametrize(("lanes", "pool"), [(8, 8), (8, 24)])
+@pytest.mark.parametrize("consumers", [1, 2, 4, 8])
+def test_whole_lanes_go_to_one_consumer_while_consumers_divide_the_lanes(lanes: int, pool: int, consumers: int) -> None:
+    whole = order([30] * 64, lanes=lanes, pool=pool)
+    owners: defaultdict[int, set[int]] = defaultdict(set)
+    for consumer in range(consumers):
+        for episode, _ in drawn(whole, consumer, consumers)[: 600 // consumers]:
+            owners[episode].add(consumer)
+    assert all(len(owning) == 1 for owning in owners.values())
+    assert whole.open_episodes(Placement(0, consumers)) == pool // consumers
+
+
+def test_who_takes_blocks_keeps_whole_lanes_where_these_divide_the_lanes() -> None:
     whole = order([30] * 64, lanes=8, pool=8)
-    owners: dict[int, set[int]] = {}
-    for consumer in range(4):
-        for step in itertools.islice(whole.steps(consumer, 4), 200):
-            owners.setdefault(step.episode, set()).add(consumer)
-    assert all(len(consumers) == 1 for consumers in owners.values())
+    assert whole.open_episodes(Placement(0, 1, 0, 2, block_samples=4)) == 4
+    assert whole.open_episodes(Placement(0, 1, 0, 2, block_samples=8)) == 8
+    assert whole.open_episodes(Placement(0, 3)) == 8
+
+
+@given(lengths=lengths_strategy, group=st.integers(1, 6))
+def test_the_frames_of_a_group_come_in_a_row_as_far_as_their_episode_goes(lengths: list[int], group: int) -> None:
+    of_episode: defaultdict[int, list[int]] = defaultdict(list)
+    for episode, frame in drawn(order(lengths, group=group)):
+        of_episode[episode].append(frame)
+    for frames in of_episode.values():
+        groups = [list(run) for _, run in itertools.groupby(frames, lambda frame: frame // group)]
+        assert sorted(groups) == [
+            list(range(start, min(start + group, len(frames)))) for start in range(0, len(frames), group)
+        ]
+
+
+def test_groups_are_drawn() -> None:
+    frames = [frame for _, frame in drawn(order([40], lanes=1, pool=1, group=2))]
+    assert frames[::2] != sorted(frames[::2])
 
 
 def test_sequential_order_is_the_order_of_the_dataset() -> None:
-    steps = order([2, 0, 3], shuffle=False).steps()
-    assert [(step.episode, step.frame) for step in steps] == [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2)]
+    assert drawn(order([2, 0, 3], shuffle=False, group=2)) == [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2)]
 
 
 def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
     def first(seed: int, epoch: int) -> list[tuple[int, int]]:
-        return [(step.episode, step.frame) for step in order([20] * 30, seed=seed, epoch=epoch).steps()]
+        return drawn(order([20] * 30, seed=seed, epoch=epoch))
 
     assert first(0, 0) == first(0, 0)
     assert first(0, 0) != first(1, 0)
@@ -122,22 +154,45 @@ def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
 
 def test_the_order_is_frozen_across_releases() -> None:
     # A saved position means the same after an upgrade only while these values stay as they are.
-    steps = itertools.islice(order([5, 3, 4, 6], lanes=2, pool=4, seed=3, epoch=1).steps(), 6)
-    assert [(step.episode, step.frame) for step in steps] == [(0, 4), (2, 0), (3, 1), (1, 0), (0, 1), (1, 2)]
+    assert drawn(order([5, 3, 4, 6], lanes=2, pool=4, group=2, seed=3, epoch=1))[:9] == [
+        (0, 2),
+        (1, 0),
+        (3, 2),
+        (2, 0),
+        (0, 3),
+        (2, 1),
+        (3, 3),
+        (1, 1),
+        (0, 0),
+    ]
 
 
 def test_neighbours_come_from_as_many_episodes_as_there_are_lanes() -> None:
-    window = itertools.islice(order([100] * 200, lanes=64, pool=64).steps(), 64)
-    assert len({step.episode for step in window}) == 64
+    assert len({episode for episode, _ in drawn(order([100] * 200, lanes=64, pool=64))[:64]}) == 64
 
 
-def test_lanes_stay_level_to_the_end() -> None:
-    # When the first lane finds no further episode, the others hold what is left of one episode each.
+@pytest.mark.parametrize("per_lane", [1, 3])
+def test_lanes_stay_level_to_the_end(per_lane: int) -> None:
+    # When the first lane finds no further episode, the others hold what is left of their pools' episodes.
     lanes, longest = 8, 50
     lengths = [int(length) for length in np.random.default_rng(0).integers(10, longest, 100)]
-    episodes = [step.episode for step in order(lengths, lanes=lanes, pool=lanes).steps()]
-    level = next(at for at in range(0, len(episodes), lanes) if len(set(episodes[at : at + lanes])) < lanes)
-    assert len(episodes) - level <= lanes * longest
+    whole = order(lengths, lanes=lanes, pool=lanes * per_lane)
+    seating = whole.seating()
+    while len(seating.episodes) == whole.seats:
+        seating.advance()
+    assert len(whole) - seating.start <= whole.seats * longest
+
+
+def test_a_lane_gives_its_episodes_in_a_changing_order() -> None:
+    cycles = [tuple(episode for episode, _ in cycle) for cycle in zip(*[iter(drawn(order([50] * 8)))] * 8, strict=True)]
+    assert len(set(cycles)) > 1
+
+
+def test_ten_million_episodes_take_no_memory_of_their_own() -> None:
+    lengths = np.full(10_000_000, 150, dtype=np.int32)
+    whole = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=64, pool_episodes=64, group_frames=2)
+    steps = list(itertools.islice(whole.steps(range(len(whole))), 1000))
+    assert len({(step.episode, step.frame) for step in steps}) == 1000
 
 
 @pytest.mark.parametrize(("lanes", "pool"), [(0, 1), (4, 3)])
@@ -146,6 +201,12 @@ def test_a_pool_smaller_than_the_lanes_is_refused(lanes: int, pool: int) -> None
         order([1], lanes=lanes, pool=pool)
 
 
-def test_a_consumer_outside_of_the_consumers_is_refused() -> None:
-    with pytest.raises(ConfigError, match="consumer 2"):
-        next(order([1]).steps(2, 2))
+def test_a_group_of_no_frames_is_refused() -> None:
+    with pytest.raises(ConfigError, match="group_frames"):
+        order([1], group=0)
+
+
+@pytest.mark.parametrize("positions", [[3], [1, 0], [-1]])
+def test_positions_outside_of_the_order_or_not_ascending_are_refused(positions: list[int]) -> None:
+    with pytest.raises(ConfigError, match="position"):
+        list(order([2, 1], lanes=1, pool=1).steps(positions))

@@ -98,7 +98,7 @@ class Exchange:
             self.race.give_up_first = self.abandon
             # Mostly it is connected at once: so the first check is when it is late, and no timer is set anew.
             first_check_seconds = min(self._seconds, self.race.patience_seconds)
-        self._timer = self._loop.call_at(self._since + first_check_seconds, self._check)
+        self._check_at(self._since + first_check_seconds)
         return self
 
     def __exit__(
@@ -239,15 +239,20 @@ class Exchange:
     def _begin(self, phase: str, seconds: float) -> None:
         self._phase, self._seconds, self._since = phase, seconds, self._loop.time()
         due = self._since + min(seconds, self._patience_seconds)
-        if due < self._timer.when():
+        if due < self._due:
             self._timer.cancel()
-            self._timer = self._loop.call_at(due, self._check)
+            self._check_at(due)
+
+    def _check_at(self, due: float) -> None:
+        # Not to be read off the timer: below a millisecond uvloop's is a plain handle, which doesn't know.
+        self._due = due
+        self._timer = self._loop.call_at(due, self._check)
 
     def _check(self) -> None:
         # One timer for all phases and chunks: progress only notes the time, and a timer that comes too early is set
         # again. Setting it with every chunk of 16 KiB would cost a tenth of the whole fetch.
         now = self._loop.time()
-        if now - self._timer.when() > LOOP_LAG_SECONDS:
+        if now - self._due > LOOP_LAG_SECONDS:
             self._since = now
         if now >= self._since + self._seconds:
             self._scope.cancel()
@@ -255,7 +260,7 @@ class Exchange:
         if self.race is not None and now >= self._since + self._patience_seconds:
             self._patience_seconds = math.inf
             self.race.is_late()
-        self._timer = self._loop.call_at(self._since + min(self._seconds, self._patience_seconds), self._check)
+        self._check_at(self._since + min(self._seconds, self._patience_seconds))
 
     def _abort_unless_ended(self) -> None:
         if self.response is not None:

@@ -1,0 +1,107 @@
+"""What is left of an epoch, and who takes which part of it. Pure arithmetic on positions of an order.
+
+All that an epoch has given is told by how many samples each of its consumers was given: the order is the same for all,
+and each takes its positions ascending. So what is left is every position from some point on, and a few in front of it,
+of consumers that were slower than others. Who goes on, however many they are, share *that*, as they would share a whole
+epoch: in turns, or by batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from asyncfetch.errors import StateMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from asyncfetch.stream.placement import Placement
+
+__all__ = ["Ends", "Rest"]
+
+Ends = Literal["uneven", "drop", "pad"]
+"""What becomes of the last samples of an epoch, fewer than there are ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is left of an epoch; of a whole one, everything.
+
+    It is numbered: its samples are ``index`` 0, 1 ... in the order of their positions.
+    """
+
+    position: int = 0
+    """Everything from here on is left."""
+    missing: tuple[int, ...] = ()
+    """Positions in front of that which are left too, ascending."""
+
+    def left(self, total: int) -> int:
+        """How many samples, in an epoch of ``total``."""
+        return len(self.missing) + total - self.position
+
+    def shared(self, total: int, placement: Placement, ends: Ends) -> tuple[int, int]:
+        """How many samples one consumer takes, and how many of those are padding: repeated at the end."""
+        left, world = self.left(total), placement.world_size
+        given = {"uneven": left, "drop": left - left % world, "pad": left + -left % world}[ends]
+        return placement.count(given), max(0, placement.count(given) - placement.count(left))
+
+    def positions(self, total: int, placement: Placement, ends: Ends, *, skip: int = 0) -> Iterator[int]:
+        """The positions of one consumer, ascending, without those of its padding and its first ``skip``."""
+        taken, padded = self.shared(total, placement, ends)
+        known = len(self.missing)
+        for number in range(skip, taken - padded):
+            index = placement.index(number)
+            yield self.missing[index] if index < known else self.position + index - known
+
+    def after(self, delivered: Mapping[Placement, int], total: int) -> Rest:
+        """What is left when its consumers, all of them, were given so many samples each."""
+        left = self.left(total)
+        # All below the first sample that somebody lacks was delivered, and none from the last that somebody has on.
+        low = min(placement.index(count) for placement, count in delivered.items())
+        high = 1 + max(placement.index(count - 1) if count else -1 for placement, count in delivered.items())
+        low, high = min(low, left), min(high, left)
+        lacking = np.ones(max(0, high - low), dtype=bool)
+        for placement, count in delivered.items():
+            for number in range(placement.count(low), count):
+                if placement.index(number) < high:
+                    lacking[placement.index(number) - low] = False
+        indices = itertools.chain((np.flatnonzero(lacking) + low).tolist(), range(max(low, high), len(self.missing)))
+        known = len(self.missing)
+        missing = tuple(self.missing[index] if index < known else self.position + index - known for index in indices)
+        return Rest(self.position + max(0, max(low, high) - known), missing)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a state. ``missing`` as [start, stop, step], of which a slow consumer takes one or a few."""
+        return {"position": self.position, "missing": [list(run) for run in _runs(self.missing)]}
+
+    @classmethod
+    def of_json(cls, state: Mapping[str, Any], total: int) -> Rest:
+        """What ``as_json`` gave, of an epoch of ``total`` samples."""
+        try:
+            position = int(state["position"])
+            missing = tuple(sorted(itertools.chain.from_iterable(range(*run) for run in state["missing"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateMismatch(f"a state's rest of an epoch must have position and missing, not {state!r}") from error
+        within = 0 <= position <= total and missing[:1] >= (0,) * bool(missing) and missing[-1:] < (position,)
+        if not within or len(set(missing)) != len(missing):
+            raise StateMismatch(f"position={position} and missing={state['missing']} are none of {total} samples")
+        return cls(position, missing)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Ascending numbers as ranges with one step each, each as long as it gets."""
+    rest = list(numbers)
+    while rest:
+        first, step = rest[0], rest[1] - rest[0] if len(rest) > 1 else 1
+        run = [first]
+        place = 0
+        while (place := bisect_left(rest, run[-1] + step, place)) < len(rest) and rest[place] == run[-1] + step:
+            run.append(rest[place])
+        yield first, run[-1] + 1, step
+        taken = set(run)
+        rest = [number for number in rest if number not in taken]

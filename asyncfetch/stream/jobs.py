@@ -1,0 +1,154 @@
+"""Which samples are decoded by one call, and which are delivered together. Pure.
+
+Frames of one group of pictures are decoded together, by one pass over it, and delivered as the order says: one of each
+episode in turn. So a *job*, which a thread does in one call, is made of *runs*: what the next steps take of one group.
+Jobs are made in the order of their first use; a *parcel*, the next few samples in order, takes from several of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from asyncfetch.stream.order import Step
+
+__all__ = ["Job", "Parcel", "Sizes", "parcels"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is decoded at a time."""
+
+    group_frames: int
+    """Neighbouring frames that are cheaper to decode together."""
+    run_frames: int
+    """How many of them are, at most: the more, the more of them wait for their turn."""
+    job_samples: int
+    """Decoded by one call; it takes whole runs, so it may be a few more. And delivered together."""
+    open_episodes: int
+    """That the order goes round: as many steps lie between two frames of a run."""
+
+    @property
+    def waiting_samples(self) -> int:
+        """Decoded ahead of their turn, because their run was, at most."""
+        return (self.run_frames - 1) * self.open_episodes
+
+    @classmethod
+    def within(
+        cls, max_samples: int, *, group_frames: int, open_episodes: int, jobs: int, max_job_samples: int
+    ) -> Sizes:
+        """The longest runs, then the largest jobs, of which ``jobs`` fit ``max_samples`` beside what waits."""
+        run_frames = 1 + max(0, max_samples - jobs) // (open_episodes + jobs)
+        run_frames = max(1, min(run_frames, group_frames))
+        job_samples = (max_samples - (run_frames - 1) * open_episodes) // jobs
+        return cls(group_frames, run_frames, max(run_frames, min(job_samples, max_job_samples)), open_episodes)
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Job:
+    """Samples that are decoded by one call."""
+
+    steps: list[Step] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """Consecutive samples of the order."""
+
+    steps: list[Step] = field(default_factory=list)
+    takes: list[tuple[Job, int]] = field(default_factory=list)
+    """For each step the job that decodes it, and its place there."""
+    starts: list[Job] = field(default_factory=list)
+    """Those of the jobs that no parcel in front of it takes from."""
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """What one call is to decode of one group."""
+
+    first: int
+    """Number of its first step."""
+    steps: list[Step] = field(default_factory=list)
+    job: Job | None = None
+    offset: int = 0
+    """Of its steps in the job."""
+
+
+def parcels(steps: Iterable[Step], sizes: Sizes) -> Iterator[Parcel]:
+    """Cut an order into parcels and jobs.
+
+    Neither goes past a step behind which an episode isn't used any more: what comes then may need that one's memory.
+    """
+    ahead = _Ahead(steps, sizes)
+    parcel = Parcel()
+    for step, run, place in ahead:
+        if run.job is None:
+            parcel.starts.append(ahead.start_job())
+        assert run.job is not None
+        parcel.steps.append(step)
+        parcel.takes.append((run.job, run.offset + place))
+        if step.finished or len(parcel.steps) >= sizes.job_samples:
+            yield parcel
+            parcel = Parcel()
+    if parcel.steps:
+        yield parcel
+
+
+class _Ahead:
+    """The steps one by one, each with its run, which is looked for among the steps that follow."""
+
+    def __init__(self, steps: Iterable[Step], sizes: Sizes) -> None:
+        self._steps = iter(steps)
+        self._sizes = sizes
+        self._length = sizes.waiting_samples + sizes.job_samples + 1
+        self._entries: deque[tuple[Step, _Run, int]] = deque()
+        self._read = 0
+        self._open: dict[tuple[int, int], _Run] = {}
+        self._runs: deque[_Run] = deque()  # without a job, in the order of their first steps
+        self._ends: deque[int] = deque()  # numbers of the steps behind which an episode isn't used any more
+
+    def __iter__(self) -> Iterator[tuple[Step, _Run, int]]:
+        while True:
+            while len(self._entries) < self._length and self._read_one():
+                pass
+            if not self._entries:
+                return
+            yield self._entries.popleft()
+            if self._ends and self._ends[0] < self._read - len(self._entries):
+                self._ends.popleft()
+
+    def start_job(self) -> Job:
+        """A job of the next runs that have none."""
+        job = Job()
+        end = self._ends[0] if self._ends else self._read
+        while self._runs and self._runs[0].first <= end and len(job.steps) < self._sizes.job_samples:
+            run = self._runs.popleft()
+            run.job, run.offset = job, len(job.steps)
+            job.steps += run.steps
+            key = self._key(run.steps[0])
+            if self._open.get(key) is run:
+                del self._open[key]
+        return job
+
+    def _read_one(self) -> bool:
+        step = next(self._steps, None)
+        if step is None:
+            return False
+        key = self._key(step)
+        run = self._open.get(key)
+        if run is None or len(run.steps) >= self._sizes.run_frames:
+            run = self._open[key] = _Run(self._read)
+            self._runs.append(run)
+        self._entries.append((step, run, len(run.steps)))
+        run.steps.append(step)
+        if step.finished:
+            self._ends.append(self._read)
+        self._read += 1
+        return True
+
+    def _key(self, step: Step) -> tuple[int, int]:
+        return step.episode, step.frame // self._sizes.group_frames

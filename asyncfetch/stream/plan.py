@@ -1,0 +1,73 @@
+"""What one pass reads: the order, the part of it that is this consumer's, and how far that part has been delivered."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from asyncfetch.stream.placement import Placement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from asyncfetch.stream.order import Order, Seating, Step
+    from asyncfetch.stream.state import Progress
+
+__all__ = ["PassPlan"]
+
+
+class PassPlan:
+    """The steps that are left for one consumer.
+
+    Args:
+        order: Of the epoch.
+        selection: Episode index of each position that the order speaks of.
+        progress: Where the pass begins; counts on from there.
+    """
+
+    def __init__(self, order: Order, selection: Sequence[int], progress: Progress) -> None:
+        self.order = order
+        self.selection = selection
+        self.progress = progress
+        self.begun = progress.delivered
+        """Samples that the consumer was given before."""
+        self._seating: Seating | None = None
+
+    def __len__(self) -> int:
+        """Samples that the pass gives, padding included."""
+        progress = self.progress
+        return progress.rest.shared(progress.total, progress.placement, progress.ends)[0] - self.begun
+
+    @property
+    def is_far(self) -> bool:
+        """Whether its first step takes long to find: call ``find`` in a thread before."""
+        return self._seating is None and self._first() > 0
+
+    def find(self) -> None:
+        """Find the first step, some microseconds for each episode in front of it."""
+        self._seating = self.order.seating(self._first())
+
+    def steps(self) -> Iterator[Step]:
+        """All of them, in order; it may be called again."""
+        last: Step | None = None
+        for step in self.order.steps(self._positions(self.begun), self._seating):
+            last = step
+            yield step
+        progress = self.progress
+        taken, padding = progress.rest.shared(progress.total, progress.placement, progress.ends)
+        padding = min(padding, taken - self.begun)
+        if padding and last is None:
+            # Too few are left for each rank to have one: it repeats another's.
+            everybody = progress.rest.positions(progress.total, Placement(), "uneven")
+            position = next(everybody, None)
+            last = None if position is None else next(self.order.steps([position]))
+        if last is not None:
+            for _ in range(padding):
+                yield last._replace(finished=(), is_padding=True)
+
+    def _positions(self, skip: int) -> Iterator[int]:
+        progress = self.progress
+        return progress.rest.positions(progress.total, progress.placement, progress.ends, skip=skip)
+
+    def _first(self) -> int:
+        return next(islice(self._positions(self.begun), 1), 0)

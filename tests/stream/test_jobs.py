@@ -1,0 +1,103 @@
+"""What is decoded by one call, and what is delivered together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncfetch.stream.jobs import Job, Sizes, parcels
+from asyncfetch.stream.order import Order, Step
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[list[Step], Sizes]:
+    lanes = draw(st.sampled_from([1, 2, 4]))
+    group = draw(st.integers(1, 6))
+    lengths = np.array(draw(st.lists(st.integers(0, 30), max_size=12)), dtype=np.int64)
+    order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=lanes, pool_episodes=lanes, group_frames=group)
+    consumers = draw(st.integers(1, 3))
+    steps = list(order.steps(range(0, len(order), consumers)))
+    run_frames = draw(st.integers(1, group))
+    return steps, Sizes(group, run_frames, max(run_frames, draw(st.integers(1, 8))), lanes)
+
+
+@given(case=cases())
+def test_parcels_are_the_order_and_jobs_hold_each_step_once(case: tuple[list[Step], Sizes]) -> None:
+    steps, sizes = case
+    cut = list(parcels(steps, sizes))
+    assert [step for parcel in cut for step in parcel.steps] == steps
+    assert [job.steps[place] for parcel in cut for job, place in parcel.takes] == steps
+    jobs = [job for parcel in cut for job in parcel.starts]
+    assert sum(len(job.steps) for job in jobs) == len(steps)
+
+
+@given(case=cases())
+def test_a_job_is_started_by_the_first_parcel_that_takes_from_it(case: tuple[list[Step], Sizes]) -> None:
+    steps, sizes = case
+    started: set[Job] = set()
+    for parcel in parcels(steps, sizes):
+        assert {job for job, _ in parcel.takes} - started == set(parcel.starts)
+        started.update(parcel.starts)
+
+
+@given(case=cases())
+def test_what_waits_for_its_turn_is_bounded(case: tuple[list[Step], Sizes]) -> None:
+    steps, sizes = case
+    undelivered = 0
+    for parcel in parcels(steps, sizes):
+        undelivered += sum(len(job.steps) for job in parcel.starts)
+        # The last job was begun for one sample, and its last run may make it longer.
+        assert undelivered <= sizes.waiting_samples + len(parcel.steps) + sizes.job_samples + sizes.run_frames
+        undelivered -= len(parcel.steps)
+    assert undelivered == 0
+
+
+@given(case=cases())
+def test_nothing_is_decoded_with_what_may_need_the_memory_of_its_episode(case: tuple[list[Step], Sizes]) -> None:
+    """A job waits for all its episodes; one of them mustn't wait for another's end, which comes behind a step of it."""
+    steps, sizes = case
+    number = {(step.episode, step.frame): place for place, step in enumerate(steps)}
+    first_use = {step.episode: number[step.episode, step.frame] for step in reversed(steps)}
+    ends = [place for place, step in enumerate(steps) if step.finished]
+    for parcel in parcels(steps, sizes):
+        assert not any(step.finished for step in parcel.steps[:-1])
+        for job in parcel.starts:
+            first = min(number[step.episode, step.frame] for step in job.steps)
+            end = next((place for place in ends if place >= first), len(steps))
+            assert all(first_use[step.episode] <= end for step in job.steps)
+
+
+def test_frames_of_a_group_are_decoded_by_one_job() -> None:
+    lengths = np.full(64, 30)
+    order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=8, pool_episodes=8, group_frames=5)
+    steps = list(order.steps(range(400)))[:200]
+    job_of = {
+        (job.steps[place].episode, job.steps[place].frame): job
+        for parcel in parcels(steps, Sizes(5, 5, 10, 8))
+        for job, place in parcel.takes
+    }
+    groups: dict[tuple[int, int], set[Job]] = {}
+    for (episode, frame), job in job_of.items():
+        groups.setdefault((episode, frame // 5), set()).add(job)
+    assert all(len(jobs) == 1 for jobs in groups.values())
+
+
+@pytest.mark.parametrize(
+    ("max_samples", "group", "open_episodes", "jobs", "run_frames", "job_samples"),
+    [
+        (145, 2, 64, 7, 2, 8),  # two 640x480 cameras in 256 MiB, 2 threads
+        (145, 2, 64, 35, 2, 2),  # 16 threads
+        (145, 1, 64, 7, 1, 8),
+        (60, 2, 64, 7, 1, 8),  # no room for frames that wait
+        (582, 30, 64, 7, 9, 9),
+        (582, 30, 16, 7, 26, 26),
+        (3, 2, 64, 7, 1, 1),
+    ],
+)
+def test_sizes_keep_groups_together_as_far_as_memory_goes(
+    max_samples: int, group: int, open_episodes: int, jobs: int, run_frames: int, job_samples: int
+) -> None:
+    sizes = Sizes.within(max_samples, group_frames=group, open_episodes=open_episodes, jobs=jobs, max_job_samples=8)
+    assert (sizes.run_frames, sizes.job_samples) == (run_frames, job_samples)
