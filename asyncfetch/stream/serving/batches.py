@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.runtime.fork import ForkGuard
-from asyncfetch.stream.serving.messages import AskStatistics, Begin, Ended, Failed, Filled, Statistics, Stop
+from asyncfetch.stream.serving.messages import AskStatistics, Begin, Failed, Filled, Statistics, Stop
 from asyncfetch.stream.serving.packing import unpack
 from asyncfetch.stream.serving.process import WorkerProcess
 from asyncfetch.stream.serving.worker import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from asyncfetch.lerobot import DatasetStatistics
-    from asyncfetch.stream.serving.messages import Answer, State
+    from asyncfetch.stream.serving.messages import Answer
+    from asyncfetch.stream.state import State
     from asyncfetch.stream.stream import Stream
 
 __all__ = ["ServedBatches", "serve_samples"]
@@ -122,7 +123,7 @@ class ServedBatches:
         worker = self._entered()
         turn = self._stream.epochs.begin()
         number = self._pass = next(self._numbers)
-        worker.send(Begin(number, turn.epoch, None))
+        worker.send(Begin(number, self._stream.start_of(turn.epoch)))
         try:
             while isinstance(message := self._receive(worker, number), Filled):
                 yield self._open(worker, message)
@@ -132,9 +133,8 @@ class ServedBatches:
             raise
         if isinstance(message, Failed):
             message.raise_it()
-        assert isinstance(message, Ended)
-        self._state = message.state
-        turn.finish()
+        self._state = None
+        self._stream.count(turn)
 
     def _receive(self, worker: WorkerProcess, number: int) -> Answer:
         self._guard.check()
@@ -146,9 +146,28 @@ class ServedBatches:
         batch, self._state = unpack(worker.take(message), message.start, message.stop)
         return batch
 
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return self._entered().pid
+
     def state_dict(self) -> State:
-        """Where the consumer is: behind the batch that it was given last, not what was made ahead."""
-        return {} if self._state is None else self._state
+        """What the consumer was given of the epoch, not what was made ahead; see ``Stream.state_dict``.
+
+        It needs no process: it may be taken when that has died, and when these batches are closed.
+        """
+        return self._stream.state_dict() if self._state is None else self._state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken, of these batches or of the stream read in another way.
+
+        It is loaded into the stream: see ``Stream.load_state_dict``.
+
+        Raises:
+            StateMismatch: It isn't a state; where it is one of another dataset or order, the next pass raises it.
+        """
+        self._stream.load_state_dict(state)
+        self._state = None
 
     def statistics(self) -> DatasetStatistics:
         """Of the process's engine and caches. Waits for the dataset to be open; raises what opening it did."""

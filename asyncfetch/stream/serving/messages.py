@@ -5,12 +5,13 @@ from __future__ import annotations
 import pickle
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from asyncfetch.errors import AsyncFetchError, WorkerError
 
 if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.stream.state import State
 
 __all__ = [
     "Answer",
@@ -21,15 +22,11 @@ __all__ = [
     "Failed",
     "Filled",
     "Ready",
-    "State",
     "Statistics",
     "Stop",
     "Taken",
     "failure",
 ]
-
-State = dict[str, Any]
-
 
 # To the worker.
 
@@ -40,9 +37,8 @@ class Begin:
 
     number: int
     """Of the pass, for what is said about it."""
-    epoch: int
-    state: State | None
-    """Where to start; None means at the beginning of the epoch."""
+    state: State
+    """Where to: an epoch, and how far into it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,6 @@ class Ended:
     """No more batches in this pass."""
 
     number: int
-    state: State
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ import numpy as np
 from asyncfetch.errors import ConfigError
 
 if TYPE_CHECKING:
+    from types import UnionType
+
     import torch
     from numpy.typing import NDArray
 
@@ -58,14 +60,17 @@ def collate(samples: Sequence[Any], where: str = "samples") -> Any:  # noqa: ANN
     if isinstance(first, str | bytes) or first is None:
         return list(samples)
     if isinstance(first, torch.Tensor | np.ndarray | np.generic):
+        _require_kind(samples, torch.Tensor | np.ndarray | np.generic, where)
         return _stack([_as_tensor(value, where) for value in samples], where)
     if isinstance(first, int | float):
-        _require_same([isinstance(value, int | float) for value in samples], "values that are numbers", where)
+        _require_kind(samples, int | float, where)
         return torch.tensor(samples, dtype=torch.float64 if isinstance(first, float) else None)
     if isinstance(first, Mapping):
-        _require_same([sorted(map(repr, sample)) for sample in samples], "keys", where)
+        _require_kind(samples, Mapping, where)
+        _require_same([set(sample) for sample in samples], "keys", where)
         return {key: collate([sample[key] for sample in samples], f"{where}[{key!r}]") for key in first}
     if isinstance(first, tuple | list):
+        _require_kind(samples, tuple | list, where)
         _require_same([len(sample) for sample in samples], "lengths", where)
         parts = [collate(part, f"{where}[{place}]") for place, part in enumerate(zip(*samples, strict=True))]
         return type(first)(*parts) if hasattr(first, "_fields") else parts
@@ -76,6 +81,10 @@ def _stack(tensors: Sequence[torch.Tensor], where: str) -> Stack:
     _require_same([tuple(tensor.shape) for tensor in tensors], "shapes", where)
     _require_same([tensor.dtype for tensor in tensors], "dtypes", where)
     return Stack(tensors, (len(tensors), *tensors[0].shape))
+
+
+def _require_kind(samples: Sequence[Any], kind: UnionType | type, where: str) -> None:
+    _require_same([type(samples[0] if isinstance(sample, kind) else sample) for sample in samples], "types", where)
 
 
 def _require_same(values: Sequence[Any], what: str, where: str) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot import LeRobotDataset, Sample
     from asyncfetch.stream.samples import SamplePass
-    from asyncfetch.stream.serving.messages import State
+    from asyncfetch.stream.state import State
     from asyncfetch.stream.stream import Samples, Stream
 
 __all__ = ["Plan", "serve"]
@@ -143,8 +143,8 @@ class _Worker:
         try:
             async with self._samples(begin) as samples:
                 while taken := await self._take(samples):
-                    await self._hand_over(begin.number, taken, state_of(samples))
-                await self._say(Ended(begin.number, state_of(samples)))
+                    await self._hand_over(begin.number, taken, samples.state_dict())
+            await self._say(Ended(begin.number))
         except BaseException as error:
             if was_cancelled():
                 raise
@@ -159,7 +159,8 @@ class _Worker:
     def _samples(self, begin: Begin) -> Samples:
         stream = copy.copy(self._stream)
         stream.source = self._opened()  # it stays open from pass to pass
-        return stream.samples(epoch=begin.epoch, rank=self._plan.rank, world_size=self._plan.world_size)
+        stream.load_state_dict(begin.state)
+        return stream.samples(rank=self._plan.rank, world_size=self._plan.world_size)
 
     async def _take(self, samples: SamplePass) -> list[Sample]:
         """The samples of the next batch; none at the end."""
@@ -241,8 +242,3 @@ class _Worker:
         except Exception as error:  # noqa: BLE001  raised where it was asked
             answer = failure(number, error)
         await self._say(answer)
-
-
-def state_of(samples: SamplePass) -> State:
-    """What was delivered so far, to go on from."""
-    return {}
