@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 BATCH = 32
 SKIPPED_SAMPLES = 320
 """At the start of each measurement: more than wait, decoded, behind the pause before it."""
+SLOTS = 8
+"""Batches after which the shared memory has been used before."""
 READY_SECONDS = 0.5
 """Enough to make a batch."""
 
@@ -113,7 +115,8 @@ def hand_over_microseconds(stream: af.Stream, batches: int) -> dict[str, float]:
     taking, copying = [], []
     with af.serve_samples(stream, BATCH, drop_last=True) as served:
         iterator = forever(served)
-        next(iterator)
+        for _ in range(SLOTS):
+            next(iterator)
         for _ in range(batches):
             time.sleep(READY_SECONDS)
             started = time.perf_counter()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +96,7 @@ def test_a_batch_is_what_a_loader_makes(truth: DatasetTruth, stream: af.Stream, 
 def test_an_early_break_leaves_it_usable_and_takes_the_epoch_again(
     truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches
 ) -> None:
-    for taken in (1, 3):
+    for taken in (1, 3, 2) * 4:
         for number, _ in enumerate(batches, 1):
             if number == taken:
                 break
@@ -312,6 +313,15 @@ def test_two_at_once_and_a_dataset_that_is_not_there(truth: DatasetTruth) -> Non
         assert indices(one) == alone(truth, 0)
 
 
+def test_it_outlives_the_thread_that_entered_it(truth: DatasetTruth) -> None:
+    batches = af.serve_samples(stream_of(truth), 4)
+    thread = threading.Thread(target=batches.__enter__)
+    thread.start()
+    thread.join()
+    assert indices(batches) == alone(truth, 0)
+    batches.close()
+
+
 # What is refused.
 
 
@@ -321,10 +331,11 @@ async def test_a_stream_of_an_open_dataset_is_refused(truth: DatasetTruth) -> No
             af.serve_samples(af.Stream(dataset))
 
 
+@pytest.mark.parametrize("value", [0, -1, 2.5])
 @pytest.mark.parametrize("name", ["batch_size", "max_ahead", "max_ahead_bytes"])
-def test_numbers_out_of_range_are_refused(truth: DatasetTruth, name: str) -> None:
-    options: Any = {name: 0}
-    with pytest.raises(af.ConfigError, match=f"{name} must be at least 1, not 0"):
+def test_numbers_out_of_range_are_refused(truth: DatasetTruth, name: str, value: float) -> None:
+    options: Any = {name: value}
+    with pytest.raises(af.ConfigError, match=f"{name} must be a whole number, at least 1, not {value}"):
         af.serve_samples(stream_of(truth), **options)
 
 
@@ -333,6 +344,12 @@ def test_a_transform_that_does_not_pickle_is_named_and_leaves_no_process(truth: 
     with pytest.raises(af.ConfigError, match=r"lambda.* top of a module"):
         af.serve_samples(stream_of(truth, transform=lambda sample: sample)).__enter__()
     assert multiprocessing.active_children() == before
+
+
+def test_a_process_that_may_have_no_children_is_told(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    with pytest.raises(af.ConfigError, match="without a DataLoader"):
+        af.serve_samples(stream_of(truth)).__enter__()
 
 
 def test_it_is_used_inside_of_its_block_and_once(truth: DatasetTruth) -> None:
@@ -415,26 +432,6 @@ ENDS = {
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
     """,
-    "an error of the consumer": """
-        if __name__ == "__main__":
-            try:
-                with serve() as batches:
-                    begin(batches)
-                    1 / 0
-            except ZeroDivisionError:
-                pass
-    """,
-    "the thread that entered it ends first": """
-        if __name__ == "__main__":
-            found = []
-            thread = threading.Thread(target=lambda: found.append(serve().__enter__()))
-            thread.start()
-            thread.join()
-            time.sleep(0.3)
-            [batches] = found
-            begin(batches)
-            assert sum(len(batch["index"]) for batch in batches) == 45
-    """,
 }
 
 
@@ -447,16 +444,16 @@ def test_the_process_ends_and_nothing_is_said(truth: DatasetTruth, tmp_path: Pat
     assert_gone(pid)
 
 
-@pytest.mark.parametrize("is_forked", [False, True], ids=["alone", "with a forked child"])
-def test_it_dies_with_its_parent_whatever_kills_that(truth: DatasetTruth, tmp_path: Path, is_forked: bool) -> None:
-    """A forked child of the parent has a copy of the parent's end of the connection, which so doesn't end."""
-    fork = "if os.fork() == 0: time.sleep(30); os._exit(0)" if is_forked else "pass"
-    body = f"""
+def test_it_dies_with_its_parent_whatever_kills_that(truth: DatasetTruth, tmp_path: Path) -> None:
+    """Also where a child forked from the parent has a copy of the connection, which so doesn't end."""
+    body = """
     if __name__ == "__main__":
         batches = serve().__enter__()
         iterator = iter(batches)
         next(iterator)
-        {fork}
+        if os.fork() == 0:
+            time.sleep(30)
+            os._exit(0)
         print(batches.pid, flush=True)
         time.sleep(30)
     """

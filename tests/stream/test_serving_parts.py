@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 from collections import deque, namedtuple
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,9 +18,13 @@ import torch
 from torch.utils.data import default_collate
 
 import asyncfetch as af
+from asyncfetch.stream.serving.channel import Channel
 from asyncfetch.stream.serving.memory import Slot, Slots, lease
 from asyncfetch.stream.serving.messages import failure
 from asyncfetch.stream.serving.packing import Packed, collate, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Pair = namedtuple("Pair", "first second")  # noqa: PYI024  what users have
 
@@ -199,6 +206,80 @@ def test_no_memory_is_an_error_that_says_so_and_leaves_no_descriptor(monkeypatch
     with pytest.raises(af.WorkerError, match=r"no 1\d\d,\d* bytes .* lower batch_size or max_ahead"):
         Slots().take(100_000)
     assert os.listdir("/proc/self/fd") == before
+
+
+# The channel.
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+class Interrupts:
+    """Interrupts whoever receives it."""
+
+    def __reduce__(self) -> Any:  # noqa: ANN401
+        return interrupt, ()
+
+
+@pytest.fixture
+def channels() -> Iterator[tuple[Channel, Channel]]:
+    """Both ends in this process; its parent stands for the other one."""
+    ends = [Channel(connection, os.getppid()) for connection in multiprocessing.Pipe()]
+    yield ends[0], ends[1]
+    for end in ends:
+        end.close()
+
+
+def test_messages_and_descriptors_arrive_in_order(channels: tuple[Channel, Channel]) -> None:
+    here, there = channels
+    here.send("one")
+    slot = Slots().take(10)[0]
+    here.send("two", slot.descriptor)
+    here.send("three")
+    assert there.receive() == ("one", None)
+    message, descriptor = there.receive()
+    assert descriptor is not None
+    other = Slot(1, descriptor, slot.nbytes)
+    slot.memory[3] = 9
+    assert (message, other.memory[3]) == ("two", 9)
+    assert there.receive() == ("three", None)
+    for each in (slot, other):
+        each.close_descriptor()
+
+
+def test_what_was_said_before_the_end_is_received_and_then_the_end(channels: tuple[Channel, Channel]) -> None:
+    here, there = channels
+    here.send("last")
+    here.close()
+    here.close()
+    here.send("too late")
+    assert there.receive() == ("last", None)
+    for _ in range(2):
+        with pytest.raises(EOFError):
+            there.receive()
+    there.send("to nobody")
+
+
+def test_the_end_of_the_other_process_is_seen_though_its_connection_lasts() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    connection, copy = multiprocessing.Pipe()
+    channel = Channel(connection, child.pid)
+    with pytest.raises(EOFError):
+        channel.receive()
+    channel.close()
+    copy.close()
+    child.wait()
+
+
+def test_an_interrupt_in_the_middle_of_a_message_closes_the_channel(channels: tuple[Channel, Channel]) -> None:
+    here, there = channels
+    here.send(Interrupts())
+    with pytest.raises(KeyboardInterrupt):
+        there.receive()
+    assert there.is_closed
+    with pytest.raises(EOFError):
+        there.receive()
 
 
 # Errors.

@@ -77,9 +77,12 @@ class ServedBatches:
     def __init__(
         self, stream: Stream, *, batch_size: int | None, drop_last: bool, max_ahead: int, max_ahead_bytes: int
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("max_ahead", max_ahead), ("max_ahead_bytes", max_ahead_bytes)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
+        numbers: dict[str, object] = {"max_ahead": max_ahead, "max_ahead_bytes": max_ahead_bytes}
+        if batch_size is not None:
+            numbers["batch_size"] = batch_size
+        for name, value in numbers.items():
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a whole number, at least 1, not {value!r}")
         if not isinstance(stream.source, str):
             raise ConfigError(
                 "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "

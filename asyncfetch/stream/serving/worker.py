@@ -105,6 +105,8 @@ class _Worker:
         self._tried_to_open = anyio.Event()
         self._dataset: LeRobotDataset | None = None
         self._failure: BaseException | None = None
+        """Of opening it."""
+        self._failure_is_told = False
         self._wanted: Begin | None = None
         self._number = 0
         self._pass = anyio.CancelScope()
@@ -117,19 +119,21 @@ class _Worker:
         threading.Thread(target=self._listen, name="asyncfetch listener", daemon=True).start()
         with self._everything:
             async with anyio.create_task_group() as self._tasks, AsyncExitStack() as stack:
-                await self._in_thread(partial(self._channel.send, Ready()))
+                await self._say(Ready())
+                await self._open(stack)
                 while True:
-                    if self._dataset is None:
-                        await self._open(stack)
                     while self._wanted is None:
                         await self._changed.wait()
                     begin, self._wanted = self._wanted, None
                     self._number = begin.number
+                    if self._failure_is_told:
+                        await self._open(stack)
                     with anyio.CancelScope() as self._pass:
                         await self._serve(begin)
 
     async def _open(self, stack: AsyncExitStack) -> None:
         """Open the dataset; an error is for those who ask for something that needs it."""
+        self._failure_is_told = False
         try:
             self._dataset = await stack.enter_async_context(self._stream._opener()())
         except BaseException as error:
@@ -153,6 +157,7 @@ class _Worker:
     def _opened(self) -> LeRobotDataset:
         if self._dataset is None:
             assert self._failure is not None
+            self._failure_is_told = True  # the next pass tries again
             raise self._failure
         return self._dataset
 
@@ -177,7 +182,11 @@ class _Worker:
         while self._is_full(batch.nbytes):
             await self._changed.wait()
         self._ahead.append(batch.nbytes)
-        await self._in_thread(partial(self._write, number, batch))
+        try:
+            await self._in_thread(partial(self._write, number, batch))
+        except BaseException:
+            self._ahead.pop()  # cancelled before it began, or failed: the consumer will never take it
+            raise
 
     def _is_full(self, nbytes: int) -> bool:
         """Whether a batch of so many bytes has to wait; where none is ahead, one of any size goes."""
@@ -189,7 +198,11 @@ class _Worker:
 
     def _write(self, number: int, batch: Packed) -> None:
         slot, dropped = self._slots.take(batch.nbytes)
-        start, stop = batch.write(slot.memory)
+        try:
+            start, stop = batch.write(slot.memory)
+        except BaseException:
+            self._slots.give_back([slot.number])
+            raise
         is_new = slot.descriptor >= 0
         filled = Filled(number, slot.number, slot.nbytes if is_new else 0, start, stop, dropped)
         self._channel.send(filled, slot.descriptor if is_new else None)
