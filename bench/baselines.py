@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import LeRobotDataset
     from asyncfetch.stream.order import Step
 
-__all__ = ["decode_bare", "read_by_file"]
+__all__ = ["decode_bare", "read_by_file", "runs_of"]
 
 
 @dataclass
@@ -41,25 +41,34 @@ class _Opened:
             self.decoder.get_frame_at(int(self.clip.frame_index[frame]))
 
 
-def decode_bare(clips: Mapping[int, Mapping[str, Clip]], steps: Sequence[Step], threads: int) -> float:
-    """Frames a second of bare torchcodec over clips in memory, in the order of ``steps``.
+def runs_of(steps: Iterable[Step], group_frames: int) -> list[list[Step]]:
+    """The steps that share a group of pictures, together, in the order of their first use."""
+    runs: dict[tuple[int, int], list[Step]] = {}
+    for step in steps:
+        runs.setdefault((step.episode, step.frame // group_frames), []).append(step)
+    return list(runs.values())
+
+
+def decode_bare(clips: Mapping[int, Mapping[str, Clip]], runs: Sequence[Sequence[Step]], threads: int) -> float:
+    """Frames a second of bare torchcodec over clips in memory, run by run, each by one thread.
 
     A decoder stays open for each clip, as the pipeline's do; opening it counts, as it does there.
     """
     opened = {episode: [_Opened(clip) for clip in cameras.values()] for episode, cameras in clips.items()}
-    remaining = iter(steps)
+    remaining = iter(runs)
     lock = threading.Lock()
 
     def work() -> int:
         frames = 0
         while True:
             with lock:
-                step = next(remaining, None)
-            if step is None:
+                run = next(remaining, None)
+            if run is None:
                 return frames
-            for camera in opened[step.episode]:
-                camera.read(step.frame)
-                frames += 1
+            for camera in opened[run[0].episode]:
+                for step in run:
+                    camera.read(step.frame)
+                    frames += 1
 
     started = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:

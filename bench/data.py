@@ -16,12 +16,12 @@ EPISODES, LENGTH = 200, 150
 """Enough that a pool of 64 episodes is refilled within a run of ten seconds."""
 
 
-def bench_dataset(root: Path | None = None) -> Path:
-    """A LeRobot dataset: two cameras, 640x480 AV1 at ``-g 2``, 8-10 kB a frame; made at the first call.
+def bench_dataset(root: Path | None = None, *, width: int = 640, height: int = 480, gop: int = 2) -> Path:
+    """A LeRobot dataset: two cameras, AV1, 8-10 kB a frame of 640x480 at ``-g 2``; made at the first call.
 
     It lies in ``.bench/`` of the checkout or in ``root``. Only 16 episodes are encoded, the others repeat them.
     """
-    path = (root or Path(__file__).parent.parent / ".bench") / "av1-640x480-g2"
+    path = (root or Path(__file__).parent.parent / ".bench") / f"av1-{width}x{height}-g{gop}"
     if path.exists():
         return path
     making = path.with_name(f"{path.name}.{os.getpid()}")
@@ -31,10 +31,10 @@ def bench_dataset(root: Path | None = None) -> Path:
             making,
             episodes=EPISODES,
             length=LENGTH,
-            width=640,
-            height=480,
+            width=width,
+            height=height,
             codec="av1",
-            gop=2,
+            gop=gop,
             episodes_per_video_file=8,
             texture=TEXTURE,
             distinct_videos=16,

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 import asyncfetch as af
 from asyncfetch.config import usable_cpus
 from asyncfetch.stream.order import Order, Step
-from bench.baselines import decode_bare, read_by_file
+from bench.baselines import decode_bare, read_by_file, runs_of
 from bench.data import bench_dataset
 from bench.nginx import NginxServer
 from bench.parts import hand_over_microseconds, header_milliseconds
@@ -54,14 +54,16 @@ class Setting:
 
     def steps(self, dataset: af.LeRobotDataset) -> Iterator[Step]:
         """The order of the first epoch of a stream of this setting."""
-        return Order(
+        order = Order(
             dataset.episodes.lengths,
             shuffle=True,
             seed=0,
             epoch=0,
             lanes=self.config.lanes,
             pool_episodes=self.config.pool_episodes,
-        ).steps()
+            group_frames=dataset.group_frames,
+        )
+        return order.steps(range(len(order)))
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ async def read_resident(setting: Setting, samples: int) -> Resident:
             }
             clips = {episode: {key: one.clip(key) for key in dataset.cameras} for episode, one in held.items()}
             threads = dataset.decode_pool.statistics().threads
-            bare = await anyio.to_thread.run_sync(decode_bare, clips, steps, threads)
+            runs = runs_of(steps, dataset.group_frames)
+            bare = await anyio.to_thread.run_sync(decode_bare, clips, runs, threads)
     return Resident(pipeline, bare, 1e3 * busy / (samples * len(clips[steps[0].episode])))
 
 

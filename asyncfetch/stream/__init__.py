@@ -1,6 +1,8 @@
 """Samples in order: what comes when, what is fetched ahead, who takes which part.
 
 order.py        the order of an epoch, a pure function
+cursor.py       what is left of it, and who takes which part; state.py: the same as JSON
+plan.py, jobs.py  what one pass reads, and what of it is decoded together
 placement.py    which part of it this process takes
 epochs.py       which epoch comes next
 window.py       episodes held and fetched ahead, within a bound

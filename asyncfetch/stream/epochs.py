@@ -65,6 +65,12 @@ class EpochCounter:
         """Epoch of the next pass."""
         return self._next(self._newest_notes())
 
+    def shared(self) -> int | None:
+        """Epoch of the latest pass that workers share, begun after the latest ``set``; None where there was none."""
+        notes = self._newest_notes()
+        notes = notes[(notes["settings"] == self._set[0]) & (notes["turn"] > 0)]
+        return int(notes["epoch"].max()) if len(notes) else None
+
     def set(self, epoch: int) -> None:
         """All passes begun from now on take this epoch, until one of them is finished."""
         if epoch < 0:

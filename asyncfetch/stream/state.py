@@ -15,7 +15,7 @@ from asyncfetch.errors import StateMismatch
 from asyncfetch.stream.cursor import Ends, Rest
 from asyncfetch.stream.placement import Placement
 
-__all__ = ["Progress", "State", "check_state", "merge_states"]
+__all__ = ["Progress", "State", "beginning", "check_state", "is_beginning", "merge_shares", "merge_states"]
 
 FORMAT = "asyncfetch stream state"
 VERSION = 1
@@ -127,21 +127,28 @@ def merge_states(states: Sequence[Any]) -> State:
     begun = [state for state in found if not is_beginning(state)]
     if not begun:
         return found[0]
-    first = begun[0]
-    delivered: dict[Placement, int] = {}
-    for state in begun:
-        for name in ("dataset", "order", "rest"):
-            if state[name] != first[name]:
-                raise StateMismatch(f"the states differ in {name}: {first[name]} and {state[name]}")
-        for placement, count in _delivered(state["shares"]).items():
-            delivered[placement] = max(count, delivered.get(placement, 0))
+    merged = merge_shares(begun)
+    delivered = _delivered(merged["shares"])
     everyone = _everyone(next(iter(delivered)))
     if len(begun) < len(found):  # who was given nothing yet doesn't know of how many it is one
         delivered = dict.fromkeys(everyone, 0) | delivered
     if delivered.keys() != set(everyone):
         different = sorted(map(str, delivered.keys() ^ set(everyone)))
         raise StateMismatch(f"give one state of each rank of one pass: {', '.join(different)} don't fit or are missing")
-    return dict(first) | {"shares": _shares(delivered)}
+    return merged | {"shares": _shares(delivered)}
+
+
+def merge_shares(states: Sequence[State]) -> State:
+    """One state of several consumers of one pass, not of all."""
+    first = states[0]
+    delivered: dict[Placement, int] = {}
+    for state in states:
+        for name in ("dataset", "order", "rest"):
+            if state[name] != first[name]:
+                raise StateMismatch(f"the states differ in {name}: {first[name]} and {state[name]}")
+        for placement, count in _delivered(state["shares"]).items():
+            delivered[placement] = max(count, delivered.get(placement, 0))
+    return first | {"shares": _shares(delivered)}
 
 
 def _states_in(value: Any) -> list[Mapping[str, Any]]:  # noqa: ANN401

@@ -186,8 +186,24 @@ class Stream:
         progress = Progress(identity, epoch, len(order), Rest(), placement, self.config.uneven_ends)
         if self._loaded is not None and self._loaded["epoch"] == epoch:
             progress = progress.resumed(self._loaded)
-        self._progress = progress
         return PassPlan(order, selection, progress)
+
+    def begin(self, dataset: LeRobotDataset, placement: Placement, epoch: int) -> PassPlan:
+        """``plan`` of the pass that ``state_dict`` speaks of from now on."""
+        plan = self.plan(dataset, placement, epoch)
+        self._progress = plan.progress
+        return plan
+
+    def count(self, placement: Placement) -> int:
+        """How many samples a consumer takes of a whole epoch. Opens the dataset where no pass has."""
+        dataset = self._open_session().dataset()
+        lengths = dataset.episodes.lengths
+        total = int((lengths if self.episodes is None else lengths[list(self.episodes)]).sum())
+        return Rest().shared(total, placement, self.config.uneven_ends)[0]
+
+    def planned(self, placement: Placement, epoch: int) -> PassPlan:
+        """``plan`` of the dataset that the synchronous iteration reads."""
+        return self.plan(self._open_session().dataset(), placement, epoch)
 
     def finish(self, turn: Turn, plan: PassPlan) -> None:
         """A pass came to its end."""
@@ -226,7 +242,8 @@ class Stream:
             StateMismatch: It isn't a state, or one of a version that can't be read.
         """
         state = check_state(state)
-        self.epochs.set(state["epoch"])
+        if self.epochs.current() != state["epoch"]:  # the workers of a loader load it each
+            self.epochs.set(state["epoch"])
         self._loaded = None if is_beginning(state) else state
         self._progress = None
 
@@ -321,7 +338,7 @@ class Samples:
     def _start(self, dataset: LeRobotDataset) -> SamplePass:
         stream, config = self._stream, dataset.config
         turn = stream.epochs.begin(self._epoch)
-        plan = self._plan or stream.plan(dataset, self._placement, turn.epoch)
+        plan = self._plan or stream.begin(dataset, self._placement, turn.epoch)
         builder = dataset.sample_builder(stream.windows)
         decoded_samples = config.decoded_max_bytes // builder.sample_bytes
         open_episodes = plan.order.open_episodes(self._placement)
@@ -355,7 +372,7 @@ class StreamIterator:
         placement: Placement,
         begin: Callable[[], Turn],
     ) -> None:
-        self._stream = stream
+        self._stream, self._dataset, self._placement = stream, dataset, placement
         self._plans: list[PassPlan] = []  # one, from the first sample on
         # No method of this object: it must be collected, and the pass with it, as soon as nobody iterates it any more.
         self._deliveries = _deliver(stream, session, dataset, placement, begin, self._plans)
@@ -370,7 +387,8 @@ class StreamIterator:
 
     def state_dict(self) -> State:
         """What this pass, and those before it, have delivered of the epoch: for ``Stream.load_state_dict``."""
-        return self._plans[0].progress.state() if self._plans else self._stream.state_dict()
+        plan = self._plans[0] if self._plans else self._stream.plan(self._dataset, self._placement, self._stream.epoch)
+        return plan.progress.state()
 
     def close(self) -> None:
         """Stop, as an early ``break`` does."""
@@ -386,7 +404,7 @@ def _deliver(
     plans: list[PassPlan],
 ) -> Generator[Delivery, None, None]:
     turn = begin()
-    plan = stream.plan(dataset, placement, turn.epoch)
+    plan = stream.begin(dataset, placement, turn.epoch)
     plans.append(plan)
     # The pass itself is ahead of the consumer, so it doesn't count the epoch.
     opened = Samples(stream, lambda: nullcontext(dataset), epoch=turn.epoch, placement=placement, plan=plan)

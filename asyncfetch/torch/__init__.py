@@ -1,7 +1,10 @@
 """The bridge to torch's DataLoader.
 
 dataset.py    StreamDataset: iterates a Stream; FrameDataset: dataset[i]
+collate.py    collate: samples as a batch
 bridge.py     AsyncIterableDataset: any async iterator of your own
+
+States, and putting those of several ranks together, are the stream's: ``merge_states`` is here for who looks for it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ try:
 except ImportError as error:
     raise MissingDependency('asyncfetch.torch needs torch: pip install "asyncfetch[lerobot]"') from error
 
+from asyncfetch.stream.state import merge_states
 from asyncfetch.torch.bridge import AsyncIterableDataset
+from asyncfetch.torch.collate import collate
 from asyncfetch.torch.dataset import FrameDataset, StreamDataset
 
-__all__ = ["AsyncIterableDataset", "FrameDataset", "StreamDataset"]
+__all__ = ["AsyncIterableDataset", "FrameDataset", "StreamDataset", "collate", "merge_states"]

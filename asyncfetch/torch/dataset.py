@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,12 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from asyncfetch.config import StreamConfig
-from asyncfetch.errors import ConfigError, redact_url
+from asyncfetch.errors import ConfigError, StateMismatch, redact_url
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Placement, Session, Stream
+from asyncfetch.stream.state import State, merge_shares
+from asyncfetch.torch.collate import collate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["FrameDataset", "StreamDataset"]
 
 
-class StreamDataset(IterableDataset["Sample"]):
+class StreamDataset(IterableDataset[Any]):
     """A ``Stream`` for ``torch.utils.data.DataLoader``, with any number of workers, started by fork or spawn.
 
     Every frame comes exactly once an epoch over all ranks and workers. The stream's byte bounds, host limits and
@@ -36,15 +39,32 @@ class StreamDataset(IterableDataset["Sample"]):
     has ended; with workers, when each of them has come to the end of its share. They read ``prefetch_factor`` batches
     ahead of the trainer: behind a ``break`` among the last of these, the epoch may count as finished.
 
+    Resuming: ``state_dict`` says what was delivered in this process, and ``load_state_dict``, called before the loader
+    is iterated, lets it go on from there. Without workers that is all of a rank; torchdata's ``StatefulDataLoader``
+    calls them in its workers. For a plain loader with workers, count its batches and ask ``state_after``. States of
+    several ranks are put together by ``merge_states``.
+
     Args:
         stream: What to read. ``set_epoch`` on it, or here, reaches the workers of a running loader when it is iterated
             again.
+        batch_size: Samples of a batch that the dataset makes itself, with ``collate``; give the loader
+            ``batch_size=None`` then. The batches, and their order, are the same for every number of workers. None gives
+            single samples, for the loader to put into batches: then each worker makes batches of its own share.
+        drop_last: Whether a last batch that is smaller is left out.
+
+    ``len`` counts this rank's samples, or batches, of a whole epoch; it opens the dataset. ``len(loader)`` is right
+    where this makes the batches or there are no workers; else each worker may end with a smaller batch, and there are
+    more of them than that.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, batch_size: int | None = None, *, drop_last: bool = False) -> None:
         if not isinstance(stream.source, str):
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
+        if batch_size is not None and batch_size < 1:
+            raise ConfigError(f"batch_size must be at least 1, or None, not {batch_size}")
         self.stream = stream
+        self.batch_size = batch_size
+        self.drop_last = drop_last
         # Workers count epochs in this memory, whether they were forked or spawned.
         self._epochs = torch.from_numpy(stream.epochs.memory.copy()).share_memory_()  # type: ignore[no-untyped-call]
         stream.epochs.share(self._epochs.numpy())
@@ -55,16 +75,78 @@ class StreamDataset(IterableDataset["Sample"]):
         """Set the epoch of the next pass, in persistent workers too."""
         self.stream.set_epoch(epoch)
 
-    def __iter__(self) -> Iterator[Sample]:
+    def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         if worker is None:
-            return iter(self.stream)
-        if self._workers_stream is None:
-            self._workers_stream = self.stream.shared_by(worker.num_workers)
+            samples = iter(self.stream)
+        else:
+            if self._workers_stream is None:
+                self._workers_stream = self.stream.shared_by(worker.num_workers)
+            # A loader draws one seed, and gives each of its workers that and the worker's number.
+            loader = worker.seed - worker.id
+            samples = self._workers_stream.iterate(self._placement(worker.id, worker.num_workers), loader=loader)
+        return samples if self.batch_size is None else _batches(samples, self.batch_size, drop_last=self.drop_last)
+
+    def _placement(self, worker: int, workers: int) -> Placement:
         rank = self._rank or self.stream.placement()
-        placement = Placement(rank.rank, rank.world_size, worker.id, worker.num_workers)
-        # A loader draws one seed, and gives each of its workers that and the worker's number.
-        return self._workers_stream.iterate(placement, loader=worker.seed - worker.id)
+        return Placement(rank.rank, rank.world_size, worker, workers, self.batch_size or 1)
+
+    def __len__(self) -> int:
+        samples = self.stream.count(self._placement(0, 1))
+        if self.batch_size is None:
+            return samples
+        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+
+    def state_dict(self) -> State:
+        """What this process was given of the epoch; see ``Stream.state_dict``.
+
+        Raises:
+            StateMismatch: Workers read it, of which this process knows nothing: ask ``state_after``.
+        """
+        if get_worker_info() is None and self.stream.epochs.shared() is not None:
+            raise StateMismatch(
+                "a loader's workers read this dataset, and only they know how far they are: use "
+                "StreamDataset.state_after(batches, batch_size=..., num_workers=...), or torchdata's StatefulDataLoader"
+            )
+        return (self._workers_stream or self.stream).state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on where ``state`` was taken: see ``Stream.load_state_dict``. Before the loader makes its workers."""
+        self.stream.load_state_dict(state)
+        self._workers_stream = None
+
+    def state_after(self, batches: int, *, batch_size: int | None = None, num_workers: int = 0) -> State:
+        """This rank's state where a plain ``DataLoader`` has given so many batches of the epoch.
+
+        Exact for loaders that keep their batches in order, as they do by default.
+
+        Args:
+            batches: Since the epoch began, or since it was gone on with; of this epoch only.
+            batch_size: The loader's; None where it has none, or where this dataset makes the batches.
+            num_workers: The loader's.
+
+        Raises:
+            ConfigError: So many batches aren't in an epoch.
+        """
+        size = self.batch_size or batch_size or 1
+        epoch = self.stream.epochs.shared()
+        epoch = self.stream.epoch if epoch is None else epoch
+        # Batches made here are those of the rank, whoever makes them.
+        workers = max(1, num_workers) if self.batch_size is None else 1
+        progresses = [self.stream.planned(self._placement(worker, workers), epoch) for worker in range(workers)]
+        left = [-(-len(plan) // size) for plan in progresses]
+        if not 0 <= batches <= sum(left):
+            raise ConfigError(f"batches={batches} isn't among the {sum(left)} of what this rank takes of epoch {epoch}")
+        given = [0] * workers
+        turn = 0
+        for _ in range(batches):
+            while given[turn % workers] == left[turn % workers]:
+                turn += 1
+            given[turn % workers] += 1
+            turn += 1
+        for plan, count in zip(progresses, given, strict=True):
+            plan.progress.delivered += min(count * size, len(plan))
+        return merge_shares([plan.progress.state() for plan in progresses])
 
     def statistics(self) -> DatasetStatistics | None:
         """Of this process: the worker's share where a worker asks."""
@@ -79,6 +161,12 @@ class StreamDataset(IterableDataset["Sample"]):
 
     def __repr__(self) -> str:
         return f"StreamDataset({self.stream!r})"
+
+
+def _batches(samples: Iterator[Sample], size: int, *, drop_last: bool) -> Iterator[Any]:
+    while batch := list(itertools.islice(samples, size)):
+        if len(batch) == size or not drop_last:
+            yield collate(batch)
 
 
 class FrameDataset(Dataset["Sample"]):

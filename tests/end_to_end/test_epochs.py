@@ -46,7 +46,7 @@ def test_a_finished_pass_is_an_epoch_and_each_has_its_order(stream: af.Stream) -
 def test_a_synchronous_pass_that_is_left_early_is_no_epoch(stream: af.Stream, taken: int) -> None:
     iterator = iter(stream)
     assert len(list(itertools.islice(iterator, taken))) == taken
-    iterator.close()  # type: ignore[attr-defined]
+    iterator.close()
     assert stream.epoch == 0
 
 

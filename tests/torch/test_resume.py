@@ -1,0 +1,240 @@
+"""An epoch that was stopped anywhere goes on with just what was left of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import asyncfetch as af
+from asyncfetch.errors import ConfigError, StateMismatch
+from asyncfetch.stream import Placement
+from asyncfetch.stream.state import beginning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from asyncfetch.stream.state import State
+    from asyncfetch.testing import DatasetTruth
+
+Key = tuple[int, int]
+TOTAL = 30
+"""Frames of the dataset."""
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
+any_moment = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+
+
+def make_stream(truth: DatasetTruth, **arguments: Any) -> af.Stream:  # noqa: ANN401
+    config = af.StreamConfig(lanes=4, pool_episodes=4, **arguments.pop("config", {}))
+    return af.Stream(str(truth.root), features=[], config=config, **arguments)
+
+
+def keys_of(samples: Iterable[Any]) -> list[Key]:
+    return [(int(sample["episode_index"]), int(sample["frame_index"])) for sample in samples]
+
+
+def keys_of_batches(batches: Iterable[Any]) -> list[list[Key]]:
+    return [list(zip(batch["episode_index"].tolist(), batch["frame_index"].tolist(), strict=True)) for batch in batches]
+
+
+def saved(state: State) -> State:
+    copied: State = json.loads(json.dumps(state))
+    assert copied == state
+    return copied
+
+
+@pytest.fixture
+def stream(truth: DatasetTruth) -> Any:  # noqa: ANN401
+    stream = make_stream(truth)
+    yield stream
+    stream.close()
+
+
+@pytest.fixture
+def other(truth: DatasetTruth) -> Any:  # noqa: ANN401
+    """The same in a process of another day."""
+    stream = make_stream(truth)
+    yield stream
+    stream.close()
+
+
+@any_moment
+@given(taken=st.integers(0, TOTAL), again=st.integers(0, TOTAL), epoch=st.integers(0, 2))
+def test_it_goes_on_in_the_same_order(stream: af.Stream, other: af.Stream, taken: int, again: int, epoch: int) -> None:
+    stream.load_state_dict(beginning(epoch))
+    whole = keys_of(stream)
+    assert stream.epoch == epoch + 1
+    stream.load_state_dict(beginning(epoch))
+    first = keys_of(itertools.islice(iter(stream), taken))
+    other.load_state_dict(saved(stream.state_dict()))
+    second = keys_of(itertools.islice(iter(other), again))
+    stream.load_state_dict(saved(other.state_dict()))
+    if taken + again <= TOTAL:
+        assert first + second + keys_of(stream) == whole
+    else:
+        assert first + second == whole
+        assert other.epoch == stream.epoch == epoch + 1
+
+
+async def test_the_async_iterator_says_what_it_delivered_not_what_it_prefetched(
+    truth: DatasetTruth, stream: af.Stream
+) -> None:
+    async with af.open_dataset(str(truth.root), features=[], config=stream.config) as dataset:
+        source = af.Stream(dataset)
+        async with source.samples() as samples:
+            first = keys_of([await anext(samples) for _ in range(7)])
+            state = saved(samples.state_dict())
+            assert source.state_dict() == state
+        source.load_state_dict(state)
+        async with source.samples() as samples:
+            rest = keys_of([sample async for sample in samples])
+            assert samples.statistics().samples == TOTAL - 7
+        async with source.samples(epoch=0) as samples:
+            assert first + rest == keys_of([sample async for sample in samples])
+        assert source.epoch == 1
+
+
+@any_moment
+@given(data=st.data(), worlds=st.lists(st.integers(1, 5), min_size=1, max_size=3))
+def test_over_any_world_sizes_just_what_was_left_comes(
+    truth: DatasetTruth, stream: af.Stream, data: st.DataObject, worlds: list[int]
+) -> None:
+    taken: list[Key] = []
+    state: State | None = None
+    for world_size in worlds:
+        states = []
+        for rank in range(world_size):
+            stream.load_state_dict(state or beginning(0))
+            samples = stream.iterate(Placement(rank, world_size))
+            taken += keys_of(itertools.islice(samples, data.draw(st.integers(0, 8))))
+            states.append(samples.state_dict())
+            samples.close()
+        state = saved(af.torch.merge_states(states))
+    stream.load_state_dict(state or beginning(0))
+    rest = keys_of(stream.iterate(Placement()))
+    assert sorted(taken + rest) == [(e, f) for e, length in enumerate(truth.lengths) for f in range(length)]
+
+
+def test_a_state_of_one_rank_goes_on_as_that_rank_alone(stream: af.Stream) -> None:
+    whole = keys_of(stream.iterate(Placement(1, 2), epoch=0))
+    first = stream.iterate(Placement(1, 2))
+    begun = keys_of(itertools.islice(first, 4))
+    state = first.state_dict()
+    stream.load_state_dict(state)
+    assert begun + keys_of(stream.iterate(Placement(1, 2))) == whole
+    for placement in (Placement(0, 2), Placement(), Placement(1, 3)):
+        stream.load_state_dict(state)
+        with pytest.raises(StateMismatch, match="merge_states"):
+            next(stream.iterate(placement))
+
+
+@pytest.mark.parametrize(
+    "different", [{"seed": 1}, {"shuffle": False}, {"episodes": [0, 1, 3]}, {"config": {"group_frames": 3}}]
+)
+def test_a_state_of_another_order_is_refused_with_both(
+    truth: DatasetTruth, stream: af.Stream, different: dict[str, Any]
+) -> None:
+    next(iter(stream))
+    state = stream.state_dict()
+    changed = make_stream(truth, **different)
+    changed.load_state_dict(state)
+    with pytest.raises(StateMismatch) as caught:
+        next(iter(changed))
+    assert str(state["order"]) in str(caught.value)
+    changed.close()
+
+
+def test_a_state_of_another_dataset_is_refused_with_both_fingerprints(
+    stream: af.Stream, small_dataset: DatasetTruth
+) -> None:
+    next(iter(stream))
+    state = stream.state_dict()
+    elsewhere = make_stream(small_dataset)
+    elsewhere.load_state_dict(state)
+    with pytest.raises(StateMismatch, match=state["dataset"]) as caught:
+        next(iter(elsewhere))
+    elsewhere.load_state_dict(beginning(0))
+    next(iter(elsewhere))
+    assert elsewhere.state_dict()["dataset"] in str(caught.value)
+    elsewhere.close()
+
+
+@pytest.mark.parametrize("change", [{"format": "x"}, {"version": 2}, {"epoch": -1}, {"epoch": "0"}, {"shares": {}}])
+def test_what_is_no_state_is_refused_at_once(stream: af.Stream, change: dict[str, Any]) -> None:
+    next(iter(stream))
+    with pytest.raises(StateMismatch):
+        stream.load_state_dict(stream.state_dict() | change)
+
+
+def test_an_epoch_that_was_gone_on_with_is_followed_by_a_whole_one(stream: af.Stream) -> None:
+    next(iter(stream))
+    stream.load_state_dict(stream.state_dict())
+    assert len(keys_of(stream)) == TOTAL - 1
+    assert stream.state_dict()["epoch"] == 1
+    assert len(keys_of(stream)) == TOTAL
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("size", [1, 4, 7])
+def test_batches_made_by_the_dataset_are_the_same_for_any_workers_and_go_on(
+    stream: af.Stream, other: af.Stream, workers: int, size: int
+) -> None:
+    alone = keys_of_batches(af.torch.StreamDataset(stream, batch_size=size))
+    stream.set_epoch(0)
+    dataset = af.torch.StreamDataset(stream, batch_size=size)
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+    assert len(loader) == len(alone)
+    assert keys_of_batches(itertools.islice(iter(loader), 3)) == alone[:3]
+    state = saved(dataset.state_after(3, num_workers=workers))
+    for count in (workers, 0, 2):
+        resumed = af.torch.StreamDataset(other, batch_size=size)
+        resumed.load_state_dict(state)
+        assert keys_of_batches(DataLoader(resumed, batch_size=None, num_workers=count)) == alone[3:]
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+@pytest.mark.parametrize("batches", [0, 1, 4, 6])
+def test_after_batches_of_a_plain_loader_just_what_was_left_comes(
+    truth: DatasetTruth, stream: af.Stream, other: af.Stream, workers: int, batches: int
+) -> None:
+    dataset = af.torch.StreamDataset(stream)
+    loader = iter(DataLoader(dataset, batch_size=4, num_workers=workers, collate_fn=af.torch.collate))
+    first = [key for batch in keys_of_batches(itertools.islice(loader, batches)) for key in batch]
+    resumed = af.torch.StreamDataset(other)
+    resumed.load_state_dict(saved(dataset.state_after(batches, batch_size=4, num_workers=workers)))
+    rest = keys_of(DataLoader(resumed, batch_size=None, num_workers=2))
+    assert sorted(first + rest) == [(e, f) for e, length in enumerate(truth.lengths) for f in range(length)]
+    with pytest.raises(ConfigError, match="batches=99"):
+        dataset.state_after(99, batch_size=4, num_workers=workers)
+
+
+def test_the_process_that_has_the_workers_does_not_guess(stream: af.Stream) -> None:
+    dataset = af.torch.StreamDataset(stream)
+    next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
+    with pytest.raises(StateMismatch, match="state_after"):
+        dataset.state_dict()
+
+
+@pytest.mark.parametrize("ends", ["uneven", "drop", "pad"])
+def test_ranks_are_even_where_asked(truth: DatasetTruth, ends: str) -> None:
+    stream = make_stream(truth, config={"uneven_ends": ends})
+    ranks = [list(stream.iterate(Placement(rank, 4), epoch=0)) for rank in range(4)]
+    counts = [len(rank) for rank in ranks]
+    assert counts == {"uneven": [8, 8, 7, 7], "drop": [7] * 4, "pad": [8] * 4}[ends]
+    assert counts == [stream.count(Placement(rank, 4)) for rank in range(4)]
+    marks = [bool(sample["is_padding"]) for rank in ranks for sample in rank if "is_padding" in sample]
+    assert sum(marks) == (2 if ends == "pad" else 0)
+    kept = [sample for rank in ranks for sample in rank if not sample.get("is_padding", False)]
+    assert len(set(keys_of(kept))) == len(kept)
+    stream.close()
+
+
+def test_a_rank_without_any_sample_repeats_anothers(truth: DatasetTruth) -> None:
+    stream = make_stream(truth, episodes=[2], config={"uneven_ends": "pad"})
+    assert [keys_of(stream.iterate(Placement(rank, 3), epoch=0)) for rank in range(3)] == [[(2, 0)]] * 3
+    stream.close()
