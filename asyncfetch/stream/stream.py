@@ -207,11 +207,11 @@ class Stream:
 
     def finish(self, turn: Turn, plan: PassPlan) -> None:
         """A pass came to its end."""
-        self.count(turn)
+        self.end_epoch(turn)
         if self._progress is plan.progress and plan.progress.placement.workers == 1:
             self._progress = None
 
-    def count(self, turn: Turn) -> None:
+    def end_epoch(self, turn: Turn) -> None:
         """An epoch was finished, here or in another process."""
         turn.finish()
         if self._loaded is not None and self._loaded["epoch"] == turn.epoch:

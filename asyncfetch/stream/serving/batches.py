@@ -39,9 +39,10 @@ def serve_samples(
     For trainers whose Python is busy: fetching, decoding and batching take none of this process's time, and no thread
     of this process. Order, epochs and state are the stream's own.
 
-    A batch is what torch's ``default_collate`` would make of the samples: tensors stacked along a new first dimension,
-    strings as lists. Its tensors are views of shared memory, so that nothing is copied here: that memory is used again
-    when the last of them is gone, and one that is kept keeps its batch. A ninth batch that is held is a copy.
+    A batch is what ``asyncfetch.torch.collate`` makes of the samples: tensors of one shape and dtype stacked along a
+    new first dimension, other values in lists. Its tensors are views of shared memory, so that nothing is copied here.
+    That memory is used again when the last of them is gone: one that is kept keeps its batch. Of a ninth batch that is
+    held the consumer gets a copy.
 
     The process is started by spawn, so a program that isn't a module of its own needs ``if __name__ == "__main__":``
     around this, and a transform must be a function at the top of a module. It ends with the ``with`` block, with this
@@ -137,7 +138,7 @@ class ServedBatches:
         if isinstance(message, Failed):
             message.raise_it()
         self._state = None
-        self._stream.count(turn)
+        self._stream.end_epoch(turn)
 
     def _receive(self, worker: WorkerProcess, number: int) -> Answer:
         self._guard.check()

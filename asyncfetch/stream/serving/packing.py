@@ -13,8 +13,6 @@ import numpy as np
 from asyncfetch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from types import UnionType
-
     import torch
     from numpy.typing import NDArray
 
@@ -45,68 +43,33 @@ class Stack:
             torch.stack([tensor.detach() for tensor in self.tensors], out=out)
 
 
-def collate(samples: Sequence[Any], where: str = "samples") -> Any:  # noqa: ANN401
-    """A batch as torch's ``default_collate`` makes it, but tensors are left as ``Stack``, and other leaves as lists.
+def collate(samples: Sequence[Any]) -> Any:  # noqa: ANN401
+    """A batch as ``asyncfetch.torch.collate`` makes it, with a ``Stack`` where that stacks.
 
-    Tensors, arrays and numbers are stacked along a new first dimension; mappings, lists and tuples are gone into;
-    strings, bytes, None and whatever else there is become a list with one item for each sample.
-
-    Raises:
-        ConfigError: Samples differ in type, keys, length, shape or dtype; the message says where.
+    By the first sample's keys: tensors of one shape and dtype together, other values in a list, with None for a sample
+    that lacks the key. Samples of a transform that aren't mappings become a list.
     """
-    import torch
-
-    first = samples[0]
-    if isinstance(first, str | bytes) or first is None:
+    if not all(isinstance(sample, Mapping) for sample in samples):
         return list(samples)
-    if isinstance(first, torch.Tensor | np.ndarray | np.generic):
-        _require_kind(samples, torch.Tensor | np.ndarray | np.generic, where)
-        return _stack([_as_tensor(value, where) for value in samples], where)
-    if isinstance(first, int | float):
-        _require_kind(samples, int | float, where)
-        return torch.tensor(samples, dtype=torch.float64 if isinstance(first, float) else None)
-    if isinstance(first, Mapping):
-        _require_kind(samples, Mapping, where)
-        _require_same([set(sample) for sample in samples], "keys", where)
-        return {key: collate([sample[key] for sample in samples], f"{where}[{key!r}]") for key in first}
-    if isinstance(first, tuple | list):
-        _require_kind(samples, tuple | list, where)
-        _require_same([len(sample) for sample in samples], "lengths", where)
-        parts = [collate(part, f"{where}[{place}]") for place, part in enumerate(zip(*samples, strict=True))]
-        return type(first)(*parts) if hasattr(first, "_fields") else parts
-    return list(samples)
+    return {key: _together([sample.get(key) for sample in samples]) for key in samples[0]}
 
 
-def _stack(tensors: Sequence[torch.Tensor], where: str) -> Stack:
-    _require_same([tuple(tensor.shape) for tensor in tensors], "shapes", where)
-    _require_same([tensor.dtype for tensor in tensors], "dtypes", where)
-    return Stack(tensors, (len(tensors), *tensors[0].shape))
-
-
-def _require_kind(samples: Sequence[Any], kind: UnionType | type, where: str) -> None:
-    _require_same([type(samples[0] if isinstance(sample, kind) else sample) for sample in samples], "types", where)
-
-
-def _require_same(values: Sequence[Any], what: str, where: str) -> None:
-    for place, value in enumerate(values):
-        if value != values[0]:
-            raise ConfigError(
-                f"{where} can't be stacked: sample 0 of the batch and sample {place} have {what} {values[0]} and"
-                f" {value}. Make them equal in the stream's transform, or take single samples with batch_size=None"
-            )
-
-
-def _as_tensor(value: Any, where: str) -> torch.Tensor:  # noqa: ANN401
+def _together(values: list[Any]) -> Stack | list[Any]:
     import torch
 
-    if not isinstance(value, torch.Tensor):
-        return torch.from_numpy(np.require(value, requirements=["C", "W"]))
-    if value.device.type != "cpu" or value.layout != torch.strided:
-        raise ConfigError(
-            f"{where} is a {value.layout} tensor on {value.device}, which shared memory can't hold: let the transform "
-            "return dense tensors on the CPU, and move batches to their device in the training process"
-        )
-    return value
+    first = values[0]
+    if not all(isinstance(value, torch.Tensor) and _is_plain(value) for value in values):
+        return values
+    if any((value.shape, value.dtype) != (first.shape, first.dtype) for value in values):
+        return values
+    return Stack(values, (len(values), *first.shape))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its values are bytes in this process's memory."""
+    import torch
+
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided
 
 
 class Packed:
@@ -155,7 +118,12 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, value: object) -> tuple[int, tuple[int, ...], torch.dtype] | None:
         if isinstance(value, self._tensor):
-            value = Stack([_as_tensor(value, "a value of a sample")], tuple(value.shape))
+            if not _is_plain(value):
+                raise ConfigError(
+                    f"a sample has a {value.layout} tensor on {value.device}, which shared memory can't hold: let the "
+                    "transform return dense tensors on the CPU, and move batches to their device in the trainer"
+                )
+            value = Stack([value], tuple(value.shape))
         if not isinstance(value, Stack):
             return None
         start = -(-self.stop // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
