@@ -8,7 +8,7 @@
     cache           which bytes are kept: ByteCache, DiskTier; staged between asking and consuming: CachePool
     decode          bytes to tensors: DecoderCache
     lerobot         LeRobot v3 datasets: open_dataset
-    stream          the order of an epoch, look-ahead: Stream
+    stream          the order of an epoch, look-ahead: Stream; the same in another process: serve_samples
     torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
     merge           LeRobot datasets joined to one: merge_datasets
     tensors         tensors that many processes read and few hold: TensorServer, TensorClient
@@ -67,13 +67,14 @@ if TYPE_CHECKING:
         StateMismatch,
         TensorError,
         Throttled,
+        WorkerError,
         WrongLoop,
     )
     from asyncfetch.fetch import Fetcher, FetchStatistics, RangeReader
     from asyncfetch.lerobot import LeRobotDataset, frames, open_dataset
     from asyncfetch.merge import MergeReport, merge_datasets
     from asyncfetch.ranges import ByteRange, ObjectInfo
-    from asyncfetch.stream import SamplePass, Stream
+    from asyncfetch.stream import SamplePass, ServedBatches, Stream, serve_samples
 
 __version__ = "0.1.0"
 
@@ -120,13 +121,14 @@ _HOMES = {
         "StateMismatch",
         "TensorError",
         "Throttled",
+        "WorkerError",
         "WrongLoop",
     ],
     "fetch": ["FetchStatistics", "Fetcher", "RangeReader"],
     "lerobot": ["LeRobotDataset", "frames", "open_dataset"],
     "merge": ["MergeReport", "merge_datasets"],
     "ranges": ["ByteRange", "ObjectInfo"],
-    "stream": ["SamplePass", "Stream"],
+    "stream": ["SamplePass", "ServedBatches", "Stream", "serve_samples"],
 }
 _ROOMS = ("tensors", "testing", "torch")
 _HOME = {name: room for room, names in _HOMES.items() for name in names}
@@ -174,6 +176,7 @@ __all__ = [
     "RetryConfig",
     "S3Config",
     "SamplePass",
+    "ServedBatches",
     "ShardNotFound",
     "SourceInfo",
     "StagingStatistics",
@@ -185,10 +188,12 @@ __all__ = [
     "Throttled",
     "TimeoutConfig",
     "UrlStore",
+    "WorkerError",
     "WrongLoop",
     "frames",
     "merge_datasets",
     "open_dataset",
+    "serve_samples",
     "tensors",
     "testing",
     "torch",

@@ -21,6 +21,7 @@
     ├── TensorError                                 a remote tensor could not be stored or read
     │   └── ShardNotFound (KeyError)                no such shard
     ├── MissingDependency (ImportError)             an extra isn't installed; the message has the command
+    ├── WorkerError (RuntimeError)                  a process that worked for this one has ended, or can't be had
     ├── ClosedError (RuntimeError)                  you closed it, then used it
     ├── WrongLoop (RuntimeError)                    bound to another event loop, thread or process
     └── StateMismatch (ValueError)                  a saved state belongs to something else
@@ -61,6 +62,7 @@ __all__ = [
     "StateMismatch",
     "TensorError",
     "Throttled",
+    "WorkerError",
     "WrongLoop",
     "redact_url",
 ]
@@ -247,6 +249,10 @@ class ShardNotFound(TensorError, KeyError):
 
 class MissingDependency(AsyncFetchError, ImportError):
     """An optional dependency isn't installed; the message has the command that installs it."""
+
+
+class WorkerError(AsyncFetchError, RuntimeError):
+    """A process that worked for this one has ended, or failed in a way that only its message could be brought here."""
 
 
 class ClosedError(AsyncFetchError, RuntimeError):

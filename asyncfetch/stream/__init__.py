@@ -11,6 +11,7 @@ quarantine.py   bad data
 passes.py       opening a pass, on a loop of the caller's or in a thread
 session.py      a dataset on a loop in a thread, for synchronous iteration
 stream.py       Stream, which brings them together
+serving/        a stream read in another process
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ from __future__ import annotations
 from asyncfetch.stream.passes import Samples, StreamIterator
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.samples import PassStatistics, SamplePass
+from asyncfetch.stream.serving import ServedBatches, serve_samples
 from asyncfetch.stream.session import Session
 from asyncfetch.stream.stream import Stream
 
-__all__ = ["PassStatistics", "Placement", "SamplePass", "Samples", "Session", "Stream", "StreamIterator"]
+__all__ = [
+    "PassStatistics",
+    "Placement",
+    "SamplePass",
+    "Samples",
+    "ServedBatches",
+    "Session",
+    "Stream",
+    "StreamIterator",
+    "serve_samples",
+]

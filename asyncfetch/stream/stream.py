@@ -206,11 +206,19 @@ class Stream:
 
     def finish(self, turn: Turn, plan: PassPlan) -> None:
         """A pass came to its end."""
+        self.end_epoch(turn)
+        if self._progress is plan.progress and plan.progress.placement.workers == 1:
+            self._progress = None
+
+    def end_epoch(self, turn: Turn) -> None:
+        """An epoch was finished, here or in another process."""
         turn.finish()
         if self._loaded is not None and self._loaded["epoch"] == turn.epoch:
             self._loaded = None
-        if self._progress is plan.progress and plan.progress.placement.workers == 1:
-            self._progress = None
+
+    def start_of(self, epoch: int) -> State:
+        """Where a pass of this epoch begins: where a loaded state of it was taken, or at the beginning."""
+        return self._loaded if self._loaded is not None and self._loaded["epoch"] == epoch else beginning(epoch)
 
     def state_dict(self) -> State:
         """What the latest pass has delivered of its epoch, as small JSON; not what was only fetched ahead.

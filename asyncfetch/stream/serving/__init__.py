@@ -1,0 +1,16 @@
+"""A stream read in a process beside the consumer's, batches handed over in shared memory.
+
+batches.py      serve_samples: the consumer's iterator
+process.py      the worker's process as the consumer sees it
+worker.py       what runs in it
+channel.py      what they say to each other, and noticing that one has ended
+messages.py     the words
+memory.py       slots of shared memory
+packing.py      samples to a batch in a slot, and back
+"""
+
+from __future__ import annotations
+
+from asyncfetch.stream.serving.batches import ServedBatches, serve_samples
+
+__all__ = ["ServedBatches", "serve_samples"]

@@ -1,0 +1,79 @@
+"""One end of the line between the consumer's process and the worker's."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from multiprocessing.connection import wait
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+__all__ = ["Channel"]
+
+
+class Channel:
+    """Messages, some of them with a descriptor; and the other process's end, noticed at once.
+
+    That end is seen in two ways. The connection ends, unless a process that was forked from the other one has a copy of
+    it. And the other's pidfd becomes readable, which nothing can delay; it is Linux's. PR_SET_PDEATHSIG would do
+    neither: it kills a child when the thread ends that started it.
+
+    Two threads may send and receive, one each.
+
+    Args:
+        connection: Becomes the channel's.
+        peer: Id of the other process, a child or the parent of this one.
+    """
+
+    def __init__(self, connection: Connection, peer: int) -> None:
+        self._connection = connection
+        self._peer: int | None = None
+        if hasattr(os, "pidfd_open"):
+            with suppress(OSError):  # a kernel or a sandbox without it, or nobody of that id any more
+                self._peer = os.pidfd_open(peer)
+
+    def send(self, message: object, descriptor: int | None = None) -> None:
+        """Say something. Does nothing where nobody is left to hear it: who receives will notice."""
+        with suppress(OSError):
+            self._connection.send((message, descriptor is not None))
+            if descriptor is not None:
+                send_handle(self._connection, descriptor, None)  # only Windows asks for a process
+
+    def receive(self) -> tuple[Any, int | None]:
+        """Wait for the next message, and the descriptor that came with it, which becomes the caller's.
+
+        Interrupted while it waits it loses nothing; in the middle of a message it closes the channel.
+
+        Raises:
+            EOFError: The other process has ended, after all it said, or this channel is closed.
+        """
+        if self.is_closed or self._connection not in wait(self._ends()):
+            raise EOFError
+        try:
+            message, has_descriptor = self._connection.recv()
+            return message, recv_handle(self._connection) if has_descriptor else None
+        except (OSError, RuntimeError) as error:  # ended in the middle of a word
+            raise EOFError from error
+        except EOFError:
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_closed(self) -> bool:
+        """At this end."""
+        return self._connection.closed
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._connection.close()
+        if self._peer is not None:
+            os.close(self._peer)
+            self._peer = None
+
+    def _ends(self) -> list[Any]:
+        return [self._connection] if self._peer is None else [self._connection, self._peer]

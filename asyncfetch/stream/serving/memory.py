@@ -1,0 +1,132 @@
+"""Memory that two processes share, in slots that go round, without a name that anybody could leave behind.
+
+A slot is a file without a name: memfd, where the system has it, which /dev/shm's size doesn't bound. The worker makes
+it and sends its descriptor along with the first batch in it. When neither process is left, however it ended, so is the
+memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncfetch.errors import WorkerError
+from asyncfetch.runtime.memory_pool import block_bytes
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+__all__ = ["Slot", "Slots", "lease"]
+
+
+class Slot:
+    """Memory that is mapped into this process; unmapped when the last view of it is gone.
+
+    Args:
+        number: Its name in messages.
+        descriptor: Of the file, which becomes the slot's.
+        nbytes: Of the file.
+    """
+
+    __slots__ = ("descriptor", "memory", "number")
+
+    def __init__(self, number: int, descriptor: int, nbytes: int) -> None:
+        self.number = number
+        self.descriptor = descriptor
+        """-1 where it is closed; the mapping doesn't need it."""
+        # Pages that aren't there at their first touch cost more than what is written to them.
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(descriptor, nbytes, flags=flags), np.uint8)
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.memory.nbytes
+
+    def close_descriptor(self) -> None:
+        """Once it has been sent, or received and mapped."""
+        os.close(self.descriptor)
+        self.descriptor = -1
+
+
+class Slots:
+    """The worker's side: which slots are free. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slots: dict[int, Slot] = {}
+        self._free: list[Slot] = []
+        self._made = 0
+
+    def take(self, nbytes: int) -> tuple[Slot, list[int]]:
+        """A slot of at least so many bytes, and the numbers of those that are gone because they were smaller.
+
+        A new one has its descriptor. Bigger batches than before replace free slots instead of adding to them.
+
+        Raises:
+            WorkerError: The system has no memory for it.
+        """
+        with self._lock:
+            for place in reversed(range(len(self._free))):  # the one used last may still be in the processor's caches
+                if self._free[place].nbytes >= nbytes:
+                    return self._free.pop(place), []
+            dropped, self._free = [slot.number for slot in self._free], []
+            for number in dropped:
+                del self._slots[number]
+            self._made += 1
+            slot = self._slots[self._made] = _make(self._made, block_bytes(max(nbytes, mmap.PAGESIZE)))
+        return slot, dropped
+
+    def give_back(self, numbers: Iterable[int]) -> None:
+        """The consumer's last views of these are gone."""
+        with self._lock:
+            self._free += [self._slots[number] for number in numbers]
+
+
+def _make(number: int, nbytes: int) -> Slot:
+    descriptor = _anonymous_file()
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, nbytes)  # what isn't there at its first touch kills the process
+        else:
+            os.ftruncate(descriptor, nbytes)
+        return Slot(number, descriptor, nbytes)
+    except OSError as error:
+        os.close(descriptor)
+        raise WorkerError(
+            f"the system has no {nbytes:,} bytes of shared memory for a batch ({error}): lower batch_size or max_ahead"
+        ) from error
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("asyncfetch-batch", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class _Lease:
+    """What every view of a batch's memory refers to in the end."""
+
+    __slots__ = ("__array_interface__", "_freed", "_slot")
+
+    def __init__(self, slot: Slot, freed: deque[int]) -> None:
+        self._slot = slot
+        self._freed = freed
+        self.__array_interface__ = slot.memory.__array_interface__
+
+    def __del__(self) -> None:
+        self._freed.append(self._slot.number)  # it may run in any thread, in the middle of anything
+
+
+def lease(slot: Slot, freed: deque[int]) -> NDArray[np.uint8]:
+    """The consumer's side: the slot's memory, whose number is appended to ``freed`` when its last view is gone."""
+    return np.asarray(_Lease(slot, freed))

@@ -1,0 +1,258 @@
+"""The process that does the work: reads the stream and writes batches into shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import sys
+import threading
+from collections import deque
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import parent_process
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from asyncfetch.runtime.cancellation import was_cancelled
+from asyncfetch.runtime.loop_thread import STOP_SECONDS
+from asyncfetch.stream.serving.channel import Channel
+from asyncfetch.stream.serving.memory import Slots
+from asyncfetch.stream.serving.messages import (
+    AskStatistics,
+    Begin,
+    Close,
+    Ended,
+    Filled,
+    Ready,
+    Statistics,
+    Stop,
+    Taken,
+    failure,
+)
+from asyncfetch.stream.serving.packing import Packed, collate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from multiprocessing.connection import Connection
+
+    from anyio.abc import TaskGroup
+
+    from asyncfetch.lerobot import LeRobotDataset, Sample
+    from asyncfetch.stream.passes import Samples
+    from asyncfetch.stream.samples import SamplePass
+    from asyncfetch.stream.state import State
+    from asyncfetch.stream.stream import Stream
+
+__all__ = ["Plan", "serve"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is made of the samples, and for whom."""
+
+    rank: int
+    world_size: int
+    batch_size: int | None
+    drop_last: bool
+    max_ahead: int
+    max_ahead_bytes: int
+
+
+def serve(stream: Stream, plan: Plan, connection: Connection) -> None:
+    """The process's main function. It was started with SIGINT and SIGTERM blocked, and leaves them to its parent."""
+    with suppress(ImportError):  # the stream says what is missing
+        import torch
+
+        torch.set_num_threads(1)  # the decode threads fill the cores; torch's own would fight them for each
+    parent = parent_process()
+    assert parent is not None
+    assert parent.pid is not None
+    channel = Channel(connection, parent.pid)
+    if os.getppid() == parent.pid:  # else it is dead already, and the channel may watch a stranger
+        anyio.run(_run, stream, plan, channel)
+    for file in (sys.stdout, sys.stderr):
+        file.flush()
+    os._exit(0)  # everything is closed; an interpreter with torch in it takes another second to take itself apart
+
+
+async def _run(stream: Stream, plan: Plan, channel: Channel) -> None:
+    await _Worker(stream, plan, channel).run()
+
+
+class _Worker:
+    """Serves one pass at a time, over one open dataset. Made on the loop.
+
+    The main task reads the stream. A thread writes batches and announces them, one at a time. Another thread listens,
+    and sees to it that the process ends soon after its parent, whatever the loop is doing.
+    """
+
+    _loop: asyncio.AbstractEventLoop
+    _tasks: TaskGroup
+
+    def __init__(self, stream: Stream, plan: Plan, channel: Channel) -> None:
+        self._stream = stream
+        self._plan = plan
+        self._channel = channel
+        self._slots = Slots()
+        self._one_at_a_time = anyio.CapacityLimiter(1)
+        self._everything = anyio.CancelScope()
+        self._changed = anyio.Event()
+        self._tried_to_open = anyio.Event()
+        self._dataset: LeRobotDataset | None = None
+        self._failure: BaseException | None = None
+        """Of opening it."""
+        self._failure_is_told = False
+        self._wanted: Begin | None = None
+        self._number = 0
+        self._pass = anyio.CancelScope()
+        self._ahead: deque[int] = deque()
+        """Bytes of each batch that the consumer hasn't taken."""
+
+    async def run(self) -> None:
+        """Until the parent says so, or ends."""
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._listen, name="asyncfetch listener", daemon=True).start()
+        with self._everything:
+            async with anyio.create_task_group() as self._tasks, AsyncExitStack() as stack:
+                await self._say(Ready())
+                await self._open(stack)
+                while True:
+                    while self._wanted is None:
+                        await self._changed.wait()
+                    begin, self._wanted = self._wanted, None
+                    self._number = begin.number
+                    if self._failure_is_told:
+                        await self._open(stack)
+                    with anyio.CancelScope() as self._pass:
+                        await self._serve(begin)
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        """Open the dataset; an error is for those who ask for something that needs it."""
+        self._failure_is_told = False
+        try:
+            self._dataset = await stack.enter_async_context(self._stream._opener()())
+        except BaseException as error:
+            if was_cancelled():
+                raise
+            self._failure = error
+        self._tried_to_open.set()
+
+    async def _serve(self, begin: Begin) -> None:
+        """One pass. Whatever goes wrong is told at its place, and ends the pass."""
+        try:
+            async with self._samples(begin) as samples:
+                while taken := await self._take(samples):
+                    await self._hand_over(begin.number, taken, samples.state_dict())
+            await self._say(Ended(begin.number))
+        except BaseException as error:
+            if was_cancelled():
+                raise
+            await self._say(failure(begin.number, error))
+
+    def _opened(self) -> LeRobotDataset:
+        if self._dataset is None:
+            assert self._failure is not None
+            self._failure_is_told = True  # the next pass tries again
+            raise self._failure
+        return self._dataset
+
+    def _samples(self, begin: Begin) -> Samples:
+        stream = copy.copy(self._stream)
+        stream.source = self._opened()  # it stays open from pass to pass
+        stream.load_state_dict(begin.state)
+        return stream.samples(rank=self._plan.rank, world_size=self._plan.world_size)
+
+    async def _take(self, samples: SamplePass) -> list[Sample]:
+        """The samples of the next batch; none at the end."""
+        size = self._plan.batch_size or 1
+        taken: list[Sample] = []
+        async for sample in samples:
+            taken.append(sample)
+            if len(taken) == size:
+                return taken
+        return [] if self._plan.drop_last else taken
+
+    async def _hand_over(self, number: int, taken: list[Sample], state: State) -> None:
+        batch = await self._in_thread(partial(self._pack, taken, state))
+        while self._is_full(batch.nbytes):
+            await self._changed.wait()
+        self._ahead.append(batch.nbytes)
+        try:
+            await self._in_thread(partial(self._write, number, batch))
+        except BaseException:
+            self._ahead.pop()  # cancelled before it began, or failed: the consumer will never take it
+            raise
+
+    def _is_full(self, nbytes: int) -> bool:
+        """Whether a batch of so many bytes has to wait; where none is ahead, one of any size goes."""
+        plan, ahead = self._plan, self._ahead
+        return len(ahead) >= plan.max_ahead or (bool(ahead) and sum(ahead) + nbytes > plan.max_ahead_bytes)
+
+    def _pack(self, taken: list[Sample], state: State) -> Packed:
+        return Packed((taken[0] if self._plan.batch_size is None else collate(taken), state))
+
+    def _write(self, number: int, batch: Packed) -> None:
+        slot, dropped = self._slots.take(batch.nbytes)
+        try:
+            start, stop = batch.write(slot.memory)
+        except BaseException:
+            self._slots.give_back([slot.number])
+            raise
+        is_new = slot.descriptor >= 0
+        filled = Filled(number, slot.number, slot.nbytes if is_new else 0, start, stop, dropped)
+        self._channel.send(filled, slot.descriptor if is_new else None)
+        if is_new:
+            slot.close_descriptor()
+
+    async def _say(self, message: object) -> None:
+        await self._in_thread(partial(self._channel.send, message))
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        """One at a time, in order; once it has begun a cancellation waits for its end."""
+        return await anyio.to_thread.run_sync(call, limiter=self._one_at_a_time)
+
+    def _listen(self) -> None:
+        """In a thread of its own."""
+        with suppress(EOFError, RuntimeError):  # the parent is gone, or the loop is closed
+            while True:
+                message, _ = self._channel.receive()
+                if isinstance(message, Taken):
+                    self._slots.give_back(message.freed)
+                self._loop.call_soon_threadsafe(self._heed, message)
+                if isinstance(message, Close):
+                    break
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._everything.cancel)
+        threading.Event().wait(STOP_SECONDS)
+        os._exit(0)  # something doesn't let go: a transform that computes, or a decoder
+
+    def _heed(self, message: object) -> None:
+        match message:
+            case Begin():
+                self._wanted = message
+                self._pass.cancel()
+            case Stop(number):
+                if self._wanted is not None and self._wanted.number == number:
+                    self._wanted = None
+                elif self._number == number:
+                    self._pass.cancel()
+            case Taken():
+                self._ahead.popleft()
+            case AskStatistics(number):
+                self._tasks.start_soon(self._tell_statistics, number)
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _tell_statistics(self, number: int) -> None:
+        await self._tried_to_open.wait()
+        try:
+            answer: object = Statistics(number, self._opened().statistics())
+        except Exception as error:  # noqa: BLE001  raised where it was asked
+            answer = failure(number, error)
+        await self._say(answer)

@@ -1,0 +1,165 @@
+"""What a process of its own brings a trainer whose Python is busy, and what handing its batches over costs.
+
+    python -m bench.serving
+
+One local dataset read in three ways: the async iterator, ``for sample in stream``, and ``serve_samples``. Each beside a
+consumer that does nothing else, and beside one that computes in Python for a while at every batch. All consumers get
+batches of the same size; in the trainer's process torch's ``default_collate`` makes them. Interleaved; medians over the
+repeats. Then the time that ``next`` takes for a batch that is ready, and what a copy of it would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch.utils.data import default_collate
+
+import asyncfetch as af
+from bench.data import bench_dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+BATCH = 32
+SKIPPED_SAMPLES = 320
+"""At the start of each measurement: more than wait, decoded, behind the pause before it."""
+SLOTS = 8
+"""Batches after which the shared memory has been used before."""
+READY_SECONDS = 0.5
+"""Enough to make a batch."""
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """What it does with a batch, and for how long it goes on."""
+
+    busy_seconds: float
+    measured_seconds: float
+
+    def rate(self, batches: Iterator[Any]) -> float:
+        """Samples a second that it takes."""
+        for _ in range(SKIPPED_SAMPLES // BATCH):
+            self._use(next(batches))
+        taken, started = 0, time.perf_counter()
+        while time.perf_counter() - started < self.measured_seconds:
+            self._use(next(batches))
+            taken += BATCH
+        return taken / (time.perf_counter() - started)
+
+    async def rate_of(self, stream: af.Stream) -> float:
+        """The same of the stream's async iterator, on this loop."""
+        async with stream.samples() as samples:
+            started, taken = 0.0, -SKIPPED_SAMPLES
+            while taken <= 0 or time.perf_counter() - started < self.measured_seconds:
+                if taken == 0:
+                    started = time.perf_counter()
+                self._use(default_collate([await anext(samples) for _ in range(BATCH)]))
+                taken += BATCH
+            return taken / (time.perf_counter() - started)
+
+    def _use(self, _: object) -> None:
+        end = time.perf_counter() + self.busy_seconds
+        while time.perf_counter() < end:
+            pass
+
+
+def forever(epochs: Iterable[Any]) -> Iterator[Any]:
+    """Epoch after epoch."""
+    while True:
+        yield from epochs
+
+
+def collated(samples: Iterator[Any]) -> Iterator[Any]:
+    """In batches."""
+    while True:
+        yield default_collate(list(itertools.islice(samples, BATCH)))
+
+
+def measure(
+    stream: Callable[[], af.Stream], repeats: int, consumers: dict[str, Consumer]
+) -> dict[str, dict[str, float]]:
+    """Samples a second by way and consumer."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    with ExitStack() as stack:
+        served = forever(stack.enter_context(af.serve_samples(stream(), BATCH, drop_last=True)))
+        here = stream()
+        stack.callback(here.close)
+        batches = collated(forever(here))
+        ways: dict[str, Callable[[Consumer], float]] = {
+            "async iterator": lambda consumer: anyio.run(consumer.rate_of, stream()),
+            "for sample in stream": lambda consumer: consumer.rate(batches),
+            "serve_samples": lambda consumer: consumer.rate(served),
+        }
+        order = list(itertools.product(ways, consumers))
+        for _ in track(range(repeats), "ways", console=Console(stderr=True), transient=True):
+            for way, name in random.sample(order, len(order)):  # none always comes first
+                rates.setdefault((way, name), []).append(ways[way](consumers[name]))
+    return {way: {name: statistics.median(rates[way, name]) for name in consumers} for way in ways}
+
+
+def hand_over_microseconds(stream: af.Stream, batches: int) -> dict[str, float]:
+    """Medians for one batch that is ready: taking it, and copying it, which isn't done; and its size."""
+    taking, copying = [], []
+    with af.serve_samples(stream, BATCH, drop_last=True) as served:
+        iterator = forever(served)
+        for _ in range(SLOTS):
+            next(iterator)
+        for _ in range(batches):
+            time.sleep(READY_SECONDS)
+            started = time.perf_counter()
+            batch = next(iterator)
+            taking.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            copied = [value.clone() for value in batch.values() if isinstance(value, torch.Tensor)]
+            copying.append(time.perf_counter() - started)
+    return {
+        "take": 1e6 * statistics.median(taking),
+        "copy": 1e6 * statistics.median(copying),
+        "mebibytes": sum(tensor.nbytes for tensor in copied) / 2**20,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--busy-milliseconds", type=float, default=20.0, help="of Python at each batch")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    root = str(bench_dataset())
+    consumers = {
+        "idle": Consumer(0.0, arguments.seconds),
+        "busy": Consumer(arguments.busy_milliseconds / 1e3, arguments.seconds),
+    }
+    rates = measure(lambda: af.Stream(root), arguments.repeats, consumers)
+    hand_over = hand_over_microseconds(af.Stream(root), 4 * arguments.repeats)
+    if arguments.json:
+        print(json.dumps({"samples_per_second": rates, "hand_over_microseconds": hand_over}))
+        return
+    table = Table("way", "idle consumer, samples/s", f"busy for {arguments.busy_milliseconds:g} ms a batch")
+    for way, by_consumer in rates.items():
+        table.add_row(way, *(f"{rate:,.0f}" for rate in by_consumer.values()))
+    Console().print(table)
+    print(
+        f"a batch of {hand_over['mebibytes']:.0f} MiB that is ready: {hand_over['take']:,.0f} us to take it; a copy of "
+        f"it would take {hand_over['copy']:,.0f} us"
+    )
+
+
+if __name__ == "__main__":
+    main()
