@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torchcodec.decoders  # noqa: F401  at collection: this takes seconds, which aren't the first test's
 
-from asyncfetch.config import FetchConfig, RetryConfig, StreamConfig
+from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, StreamConfig
 from asyncfetch.lerobot import LeRobotDataset, open_dataset
 from asyncfetch.testing import DatasetTruth, RangeServer, read_identity, write_dataset
 
@@ -70,13 +70,14 @@ async def serve(
 ) -> AsyncIterator[Served]:
     """A dataset over HTTPS on a server of its own; failed requests are not tried again.
 
-    Without ``joins``, near ranges don't come by one request: for tests that count those.
+    Without ``joins`` each range is asked for by one request of its own: for tests that count those.
     """
     async with RangeServer(content, fault=fault, first_byte_seconds=first_byte_seconds) as server:
         fetch = FetchConfig(
             max_requests_per_host=max_requests_per_host,
             learn_limit=False,
             max_span_bytes=FetchConfig().max_span_bytes if joins else 0,
+            hedge=HedgeConfig() if joins else None,
             ca_file=server.ca_file,
             trust_env=False,
             retry=RetryConfig(attempts=1),

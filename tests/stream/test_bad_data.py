@@ -136,7 +136,9 @@ def test_a_transforms_own_error_is_never_left_out(broken: str) -> None:
 def test_a_host_that_goes_down_is_no_bad_data(truth: DatasetTruth) -> None:
     with RangeServer(truth.root) as server:
         fetch = af.FetchConfig(ca_file=server.ca_file, retry=af.RetryConfig(attempts=1))
-        config = af.StreamConfig(lanes=1, pool_episodes=1, prefetch_episodes=0, on_error="skip", fetch=fetch)
+        config = af.StreamConfig(
+            lanes=1, pool_episodes=1, prefetch_episodes=0, decoded_max_bytes=1, on_error="skip", fetch=fetch
+        )
         stream = af.Stream(server.url, config=config, shuffle=False)
         samples = iter(stream)
         next(samples)
