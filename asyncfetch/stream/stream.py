@@ -98,6 +98,8 @@ class Stream:
         self._loaded: State | None = None
         self._progress: Progress | None = None
         """Of the latest pass, while it lasts."""
+        self._waiting: tuple[LeRobotDataset, Placement] | None = None
+        """What the latest synchronous pass will read, and as whom, until it takes its epoch."""
 
     @property
     def epoch(self) -> int:
@@ -150,9 +152,17 @@ class Stream:
             loader: In a loader's worker the number that all workers of this loader have; see ``EpochCounter``.
         """
         session = self._open_session()
-        return StreamIterator(
-            self, session, session.dataset(), placement, partial(self._begin, placement, epoch, loader)
-        )
+        dataset = session.dataset()
+        begin = partial(self._begin, placement, epoch, loader)
+        self._progress, self._waiting = None, (dataset, placement) if epoch is None else None
+        if loader is not None and self._loaded_of(self.epoch) and not self.plan(dataset, placement, self.epoch):
+            # A StatefulDataLoader that was loaded at an epoch's end makes workers for it, and at once those of the next
+            # epoch, which must find it finished: so this isn't left to the first sample that is asked for.
+            turn = begin()
+            self.begin(dataset, placement, turn.epoch)
+            turn.finish()
+            return StreamIterator(self, session, dataset, placement, lambda: turn)
+        return StreamIterator(self, session, dataset, placement, begin)
 
     def _begin(self, placement: Placement, epoch: int | None, loader: int | None) -> Turn:
         if epoch is not None:
@@ -184,14 +194,15 @@ class Stream:
         chosen = None if self.episodes is None else hashlib.sha256(str(self.episodes).encode()).hexdigest()
         identity = {"dataset": dataset.fingerprint, "order": {"episodes": chosen, **order.identity()}}
         progress = Progress(identity, epoch, len(order), Rest(), placement, self.config.uneven_ends)
-        if self._loaded is not None and self._loaded["epoch"] == epoch:
-            progress = progress.resumed(self._loaded)
+        loaded = self._loaded_of(epoch)
+        if loaded is not None:
+            progress = progress.resumed(loaded)
         return PassPlan(order, selection, progress)
 
     def begin(self, dataset: LeRobotDataset, placement: Placement, epoch: int) -> PassPlan:
         """``plan`` of the pass that ``state_dict`` speaks of from now on."""
         plan = self.plan(dataset, placement, epoch)
-        self._progress = plan.progress
+        self._progress, self._waiting = plan.progress, None
         return plan
 
     def count(self, placement: Placement) -> int:
@@ -208,10 +219,13 @@ class Stream:
     def finish(self, turn: Turn, plan: PassPlan) -> None:
         """A pass came to its end."""
         turn.finish()
-        if self._loaded is not None and self._loaded["epoch"] == turn.epoch:
+        if self._loaded_of(turn.epoch):
             self._loaded = None
-        if self._progress is plan.progress and plan.progress.placement.workers == 1:
+        if self._progress is plan.progress and not turn.is_share:
             self._progress = None
+
+    def _loaded_of(self, epoch: int) -> State | None:
+        return self._loaded if self._loaded is not None and self._loaded["epoch"] == epoch else None
 
     def state_dict(self) -> State:
         """What the latest pass has delivered of its epoch, as small JSON; not what was only fetched ahead.
@@ -220,9 +234,11 @@ class Stream:
         this process's consumer alone: one rank, or one worker of its loader. To go on with another number of ranks or
         workers, take it from each and put them together with ``asyncfetch.torch.merge_states``.
         """
+        if self._waiting is not None:
+            return self.plan(*self._waiting, self.epoch).progress.state()
         if self._progress is not None:
             return self._progress.state()
-        return self._loaded or beginning(self.epoch)
+        return self._loaded_of(self.epoch) or beginning(self.epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken: the next passes of its epoch give what was left of it, those behind it all.
@@ -237,7 +253,7 @@ class Stream:
         if self.epochs.current() != state["epoch"]:  # the workers of a loader load it each
             self.epochs.set(state["epoch"])
         self._loaded = None if is_beginning(state) else state
-        self._progress = None
+        self._progress = self._waiting = None
 
     def _open_session(self) -> Session:
         if isinstance(self.source, LeRobotDataset):
@@ -266,6 +282,7 @@ class Stream:
 
     def close(self) -> None:
         """End the loop thread of the synchronous iteration, if there is one. The stream can be iterated again."""
+        self._waiting = None
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -275,13 +292,13 @@ class Stream:
         stream = self.__class__.__new__(self.__class__)
         stream.__dict__.update(self.__dict__)
         stream.config = self.config.shared_by(workers)
-        stream._session = stream._progress = None
+        stream._session = stream._progress = stream._waiting = None
         return stream
 
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self.source, LeRobotDataset):
             raise TypeError("a stream of an open dataset can't be pickled: make it of the dataset's URL")
-        return self.__dict__ | {"_session": None, "_progress": None}
+        return self.__dict__ | {"_session": None, "_progress": None, "_waiting": None}
 
     def __repr__(self) -> str:
         source = redact_url(self.source) if isinstance(self.source, str) else repr(self.source)
@@ -330,7 +347,7 @@ class Samples:
     def _start(self, dataset: LeRobotDataset) -> SamplePass:
         stream, config = self._stream, dataset.config
         turn = stream.epochs.begin(self._epoch)
-        plan = self._plan or stream.begin(dataset, self._placement, turn.epoch)
+        plan = stream.begin(dataset, self._placement, turn.epoch) if self._plan is None else self._plan
         builder = dataset.sample_builder(stream.windows)
         decoded_samples = config.decoded_max_bytes // builder.sample_bytes
         open_episodes = plan.order.open_episodes(self._placement)
