@@ -157,7 +157,7 @@ def test_a_child_of_a_process_with_a_live_loop_reads_for_itself(served: Served, 
     whole = indices_of(stream)
     stream.set_epoch(0)
     given = []
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     for number, sample in enumerate(stream):
         given.append(int(sample["index"]))
         if number == 20:
@@ -176,7 +176,7 @@ def test_a_child_of_a_process_with_a_live_loop_reads_for_itself(served: Served, 
     stream.close()
 
 
-def place(sample: dict[str, Any]) -> tuple[int, int]:
+def place(sample: Any) -> tuple[int, int]:  # noqa: ANN401
     worker = get_worker_info()
     assert worker is not None
     return worker.id, int(sample["index"])
