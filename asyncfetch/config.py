@@ -27,6 +27,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 DecoderBackend = Literal["auto", "torchcodec", "pyav"]
+OnError = Literal["raise", "skip", "replace"]
 
 V = TypeVar("V")
 
@@ -332,6 +333,11 @@ class StreamConfig:
     uneven_ends: Literal["uneven", "drop", "pad"] = "uneven"
     """What becomes of the last samples of an epoch where they are fewer than the ranks: some ranks take one more, they
     are dropped, or the other ranks repeat a sample. With "pad" every sample says whether it ``is_padding``."""
+    on_error: OnError = "raise"
+    """What becomes of a sample whose data are bad: a broken or missing file, a frame that isn't there. "raise" raises
+    the error at the sample's place; "skip" leaves it out, so ranks may get unequally many; "replace" gives a copy of
+    the good sample before it. ``Stream.quarantine`` lists what was left out or replaced. A host that is down always
+    raises, and so do a transform's own errors."""
     prefetch_episodes: int = 8
     """Episodes fetched ahead of the pool."""
     decode_threads: int | None = None
@@ -359,6 +365,10 @@ class StreamConfig:
         _require(
             self.uneven_ends in {"uneven", "drop", "pad"},
             f"uneven_ends must be 'uneven', 'drop' or 'pad', not {self.uneven_ends!r}",
+        )
+        _require(
+            self.on_error in {"raise", "skip", "replace"},
+            f"on_error must be 'raise', 'skip' or 'replace', not {self.on_error!r}",
         )
         _require(self.prefetch_episodes >= 0, "prefetch_episodes must not be negative")
         _require(self.decode_threads is None or self.decode_threads >= 1, "decode_threads must be at least 1")

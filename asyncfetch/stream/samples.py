@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from asyncfetch.errors import ClosedError
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.stream.building import Failed
 from asyncfetch.stream.jobs import Job, Parcel, Sizes, parcels
+from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes
 from asyncfetch.stream.window import EpisodeWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from asyncfetch.lerobot import HeldEpisode, LeRobotDataset, Sample, SampleBuilder
+    from asyncfetch.config import OnError
+    from asyncfetch.lerobot import HeldEpisode, LeRobotDataset, Sample
     from asyncfetch.observe import Quantiles
-    from asyncfetch.stream.order import Step
+    from asyncfetch.stream.building import JobBuilder
     from asyncfetch.stream.plan import PassPlan
     from asyncfetch.stream.state import State
 
-__all__ = ["Delivery", "PassStatistics", "SamplePass", "Transform"]
-
-Transform = Callable[["Sample"], "Sample"]
-"""Called in a decode thread on every sample; what it returns is delivered."""
+__all__ = ["Delivery", "PassStatistics", "SamplePass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,6 @@ Delivery = tuple[int, "Sample"]
 """A sample, and how many its consumer has been given with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """What a step came to in place of a sample, which may be anything that a transform returns."""
-
-    error: BaseException
-
-
 class _Decoding:
     """A job under way in a thread, and then what came of it."""
 
@@ -75,12 +68,12 @@ class _Decoding:
         self.steps = job.steps
         self.ready = anyio.Event()
         self.ready_at = 0.0
-        self.results: list[Sample | _Failed] = []
+        self.results: list[Sample | Failed] = []
         """For each step; empty ones once they were delivered."""
         self.waits_for: int | None = None
         """The episode whose arrival it waits for."""
 
-    def end(self, results: list[Sample | _Failed]) -> None:
+    def end(self, results: list[Sample | Failed]) -> None:
         """Called once or, where it was given up before, twice."""
         if not self.ready.is_set():
             self.results = results
@@ -113,11 +106,14 @@ class SamplePass:
     Args:
         dataset: Open dataset to read from.
         plan: What to read, in which order.
-        builder: Makes the samples.
-        transform: Applied to each sample in a decode thread.
+        builder: Makes the samples of a job, in a decode thread.
         sizes: How much is decoded at a time.
         max_samples: Decoded, or being decoded, that the consumer hasn't been given yet.
         max_episodes: Episodes admitted at a time.
+        on_error: As in StreamConfig.
+        quarantine: Where to note what is left out or replaced.
+        beyond: Of the pass that will follow on the same dataset, if one will: its first episodes are prefetched while
+            the last ones of this pass are used.
         on_end: Called when the consumer has come to the end.
     """
 
@@ -126,21 +122,27 @@ class SamplePass:
         dataset: LeRobotDataset,
         plan: PassPlan,
         *,
-        builder: SampleBuilder,
-        transform: Transform | None,
+        builder: JobBuilder,
         sizes: Sizes,
         max_samples: int,
         max_episodes: int,
+        on_error: OnError,
+        quarantine: Quarantine,
+        beyond: PassPlan | None,
         on_end: Callable[[], None],
     ) -> None:
         self._dataset = dataset
         self._plan = plan
         self._selection = plan.selection
         self._builder = builder
-        self._transform = transform
         self._sizes = sizes
         self._max_samples = max_samples
         self._max_episodes = max_episodes
+        self._on_error = on_error
+        self._quarantine = quarantine
+        self._substitutes = Substitutes()
+        self._first_bad: Exception | None = None
+        self._beyond = beyond
         self._on_end = on_end
         self._turn = anyio.Lock(fast_acquire=True)
         self._queue: deque[_Coming] = deque()
@@ -152,7 +154,8 @@ class SamplePass:
         self._failure: BaseException | None = None
         self._current: deque[Delivery] = deque()
         self._closed = False
-        self._given = plan.progress.delivered
+        self._given = plan.progress.delivered  # of the consumer's part of the epoch
+        self._delivered = 0  # by this pass
         self._waits, self._hand_overs = Histogram(), Histogram()
         self._first_sample_seconds: float | None = None
 
@@ -165,12 +168,14 @@ class SamplePass:
                 await anyio.to_thread.run_sync(self._plan.find)
             self._window = EpisodeWindow(
                 self._dataset,
-                self._first_uses(),
+                _first_uses(self._plan),
                 self._group,
                 max_episodes=self._max_episodes,
                 on_full=self._fail_if_stuck,
             )
             self._group.start_soon(self._produce, name="produce samples")
+            if self._beyond is not None:
+                self._group.start_soon(self._look_beyond, self._beyond, name="prefetch the next epoch")
         except BaseException as error:
             await self._group.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -226,6 +231,8 @@ class SamplePass:
         if self._ended or not self._queue:
             if not self._ended:
                 self._ended = True
+                if self._first_bad is not None and not self._delivered:
+                    raise self._first_bad  # not one sample is good: that is no matter of leaving some out
                 self._on_end()
             raise StopAsyncIteration
         coming = self._queue[0]
@@ -242,16 +249,27 @@ class SamplePass:
         return samples
 
     def _take(self, coming: _Coming) -> list[Delivery]:
-        """The parcel's samples up to the first error, which is kept for the next call."""
+        """The parcel's samples up to the first error that isn't left out, which is kept for the next call."""
         samples: list[Delivery] = []
-        for (_, place), decoding in zip(coming.parcel.takes, coming.decodings, strict=True):
+        for step, (_, place), decoding in zip(coming.parcel.steps, coming.parcel.takes, coming.decodings, strict=True):
             result, decoding.results[place] = decoding.results[place], {}
             self._undelivered -= 1
-            if isinstance(result, _Failed):
+            if not isinstance(result, Failed):
+                given = self._substitutes.good(result) if self._on_error == "replace" else [result]
+            elif self._on_error == "raise" or not isinstance(result.error, BAD_DATA):
                 self._failure = result.error
                 break
-            self._given += 1
-            samples.append((self._given, result))
+            else:
+                self._quarantine.add(self._dataset, self._selection[step.episode], result.error)
+                self._first_bad = self._first_bad or result.error
+                given = self._substitutes.bad() if self._on_error == "replace" else []
+                self._given += self._on_error == "skip"
+            for sample in given:
+                self._given += 1
+                samples.append((self._given, sample))
+        if self._on_error == "replace":
+            self._substitutes.keep()
+        self._delivered += len(samples)
         self._freed.set()
         return samples
 
@@ -266,15 +284,18 @@ class SamplePass:
         if self._first_sample_seconds is None and samples:
             self._first_sample_seconds = now - self._started_at
 
-    def _first_uses(self) -> Iterator[int | None]:
-        used: set[int] = set()
-        for number, step in enumerate(self._plan.steps()):
-            if number % STRETCH_STEPS == 0:
-                yield None
-            if step.episode not in used:
-                used.add(step.episode)
-                yield self._selection[step.episode]
-            used.difference_update(step.finished)
+    async def _look_beyond(self, beyond: PassPlan) -> None:
+        """As many episodes of the next epoch as those of this one leave room for: its start then finds them here."""
+        prefetched = 0
+        for episode in _first_uses(beyond):
+            if prefetched == self._max_episodes:
+                return
+            if episode is None:
+                await anyio.lowlevel.checkpoint()
+                continue
+            await self._window.drained_to(self._max_episodes - prefetched - 1)
+            self._dataset.prefetch(episode)
+            prefetched += 1
 
     async def _produce(self) -> None:
         decodings: WeakKeyDictionary[Job, _Decoding] = WeakKeyDictionary()
@@ -313,9 +334,9 @@ class SamplePass:
     async def _decode(self, decoding: _Decoding) -> None:
         try:
             episodes = await self._gather(decoding)
-            decoding.end(await self._dataset.decode_pool.run(self._build, decoding.steps, episodes))
+            decoding.end(await self._dataset.decode_pool.run(self._builder.build, decoding.steps, episodes))
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
-            decoding.end([_Failed(error)] * len(decoding.steps))
+            decoding.end([Failed(error)] * len(decoding.steps))
         finally:
             for step in decoding.steps:
                 self._window.done(self._selection[step.episode])
@@ -337,44 +358,6 @@ class SamplePass:
             decoding.waits_for = None
         return episodes
 
-    def _build(self, steps: Sequence[Step], episodes: Mapping[int, HeldEpisode | Exception]) -> list[Sample | _Failed]:
-        """What each step comes to. Runs in a decode thread."""
-        asked: list[tuple[HeldEpisode, int]] = []
-        for step in steps:
-            episode = episodes[step.episode]
-            if not isinstance(episode, Exception):
-                asked.append((episode, step.frame))
-        read = iter(self._read(asked))
-        results: list[Sample | _Failed] = []
-        for step in steps:
-            episode = episodes[step.episode]
-            result = _Failed(episode) if isinstance(episode, Exception) else next(read)
-            results.append(result if isinstance(result, _Failed) else self._finish(step, result))
-        return results
-
-    def _read(self, asked: list[tuple[HeldEpisode, int]]) -> Sequence[Sample | _Failed]:
-        try:
-            return self._builder.build(asked)
-        except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
-            return [_Failed(error)] if len(asked) == 1 else [self._read([one])[0] for one in asked]
-
-    def _finish(self, step: Step, sample: Sample) -> Sample | _Failed:
-        """What is the user's own about a sample."""
-        if self._plan.progress.ends == "pad":
-            import torch
-
-            sample["is_padding"] = torch.tensor(step.is_padding)
-        if self._transform is None:
-            return sample
-        try:
-            return self._transform(sample)
-        except (StopIteration, StopAsyncIteration) as stop:  # raised by the iterator it would be a silent end: PEP 479
-            failure = RuntimeError(f"the transform raised {type(stop).__name__}")
-            failure.__cause__ = stop
-            return _Failed(failure)
-        except BaseException as failure:  # noqa: BLE001  the user's own; raised by the iterator as it is
-            return _Failed(failure)
-
     def _fail_if_stuck(self) -> None:
         """Fail the pass where it would wait for ever: the consumer for an episode, and that for room nobody returns.
 
@@ -390,16 +373,28 @@ class SamplePass:
             first_error = first_error or lacking
         for decoding in self._queue[0].decodings:
             assert first_error is not None
-            decoding.end([_Failed(first_error)] * len(decoding.steps))
+            decoding.end([Failed(first_error)] * len(decoding.steps))
 
     def statistics(self) -> PassStatistics:
         """A snapshot; it may be taken in any thread."""
         wait = self._waits.snapshot()
         return PassStatistics(
-            samples=self._given - self._plan.begun,
+            samples=self._delivered,
             waited_seconds=wait.sum_seconds,
             wait=wait,
             hand_over=self._hand_overs.snapshot(),
             first_sample_seconds=self._first_sample_seconds,
             open_episodes=self._window.open_episodes,
         )
+
+
+def _first_uses(plan: PassPlan) -> Iterator[int | None]:
+    """The episodes in the order of their first use; None now and then where they are far apart."""
+    used: set[int] = set()
+    for number, step in enumerate(plan.steps()):
+        if number % STRETCH_STEPS == 0:
+            yield None
+        if step.episode not in used:
+            used.add(step.episode)
+            yield plan.selection[step.episode]
+        used.difference_update(step.finished)

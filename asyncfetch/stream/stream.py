@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError, redact_url
 from asyncfetch.lerobot import LeRobotDataset, open_dataset
-from asyncfetch.runtime import iterate
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.epochs import EpochCounter, Turn
-from asyncfetch.stream.jobs import Sizes
 from asyncfetch.stream.order import Order
+from asyncfetch.stream.passes import Samples, StreamIterator
 from asyncfetch.stream.placement import Placement, find_rank
 from asyncfetch.stream.plan import PassPlan
-from asyncfetch.stream.samples import Delivery, SamplePass, Transform
+from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.session import Session
 from asyncfetch.stream.state import Progress, State, beginning, check_state, is_beginning
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
-    from types import TracebackType
 
-    from asyncfetch.lerobot import DatasetStatistics, DepthUnit, ImageDtype, Sample, Windows
+    from asyncfetch.lerobot import DatasetStatistics, DepthUnit, ImageDtype, Windows
+    from asyncfetch.stream.building import Transform
 
-__all__ = ["Samples", "Stream", "StreamIterator"]
-
-JOB_BYTES = 16 * 1024 * 1024
-"""Decoded by one call in a thread: about eight samples of two 640x480 cameras, some 40 ms. Enough that what a job costs
-on the loop (0.3 ms) doesn't count."""
-JOB_MAX_SAMPLES = 64
-HANDED_OVER_PARCELS = 3
-"""Beside those decoded ahead: the consumer's own, and two between the loop and a synchronous consumer."""
+__all__ = ["Stream"]
 
 
 class Stream:
@@ -100,6 +92,9 @@ class Stream:
         """Of the latest pass, while it lasts."""
         self._waiting: tuple[LeRobotDataset, Placement] | None = None
         """What the latest synchronous pass will read, and as whom, until it takes its epoch."""
+        self.quarantine = Quarantine()
+        """What ``on_error`` left out or replaced, in this process."""
+        self._passes = 0
 
     @property
     def epoch(self) -> int:
@@ -127,7 +122,9 @@ class Stream:
         Entering opens the dataset, where the source is a URL: FetchError, FormatError, DatasetError as it says. An
         error of a sample is raised by the iterator at that sample's place. Leaving stops everything.
         """
-        return Samples(self, self._opener(), epoch=epoch, placement=self.placement(rank, world_size))
+        placement = self.placement(rank, world_size)
+        stays_open = isinstance(self.source, LeRobotDataset)
+        return Samples(self, self._opener(), epoch=epoch, placement=placement, is_followed=stays_open and epoch is None)
 
     @staticmethod
     def placement(rank: int | None = None, world_size: int | None = None) -> Placement:
@@ -153,16 +150,18 @@ class Stream:
         """
         session = self._open_session()
         dataset = session.dataset()
-        begin = partial(self._begin, placement, epoch, loader)
+        # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
+        is_followed = epoch is None and (loader is None or self._passes > 0)
+        iterator = partial(StreamIterator, self, session, dataset, placement, is_followed=is_followed)
         self._progress, self._waiting = None, (dataset, placement) if epoch is None else None
         if loader is not None and self._loaded_of(self.epoch) and not self.plan(dataset, placement, self.epoch):
             # A StatefulDataLoader that was loaded at an epoch's end makes workers for it, and at once those of the next
             # epoch, which must find it finished: so this isn't left to the first sample that is asked for.
-            turn = begin()
+            turn = self._begin(placement, epoch, loader)
             self.begin(dataset, placement, turn.epoch)
             turn.finish()
-            return StreamIterator(self, session, dataset, placement, lambda: turn)
-        return StreamIterator(self, session, dataset, placement, begin)
+            return iterator(lambda: turn)
+        return iterator(partial(self._begin, placement, epoch, loader))
 
     def _begin(self, placement: Placement, epoch: int | None, loader: int | None) -> Turn:
         if epoch is not None:
@@ -203,6 +202,7 @@ class Stream:
         """``plan`` of the pass that ``state_dict`` speaks of from now on."""
         plan = self.plan(dataset, placement, epoch)
         self._progress, self._waiting = plan.progress, None
+        self._passes += 1
         return plan
 
     def count(self, placement: Placement) -> int:
@@ -310,138 +310,3 @@ def _distinct(episodes: Sequence[int]) -> tuple[int, ...]:
     if len(set(chosen)) != len(chosen):
         raise ConfigError("episodes must not name an episode twice: every frame comes once an epoch")
     return chosen
-
-
-class Samples:
-    """A pass that isn't open yet; entering it gives the ``SamplePass``."""
-
-    def __init__(
-        self,
-        stream: Stream,
-        opener: Callable[[], AbstractAsyncContextManager[LeRobotDataset]],
-        *,
-        epoch: int | None,
-        placement: Placement,
-        plan: PassPlan | None = None,
-    ) -> None:
-        """``plan`` is one that was made, and whose end is somebody else's to notice."""
-        self._stream = stream
-        self._opener = opener
-        self._epoch = epoch
-        self._placement = placement
-        self._plan = plan
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> SamplePass:
-        async with AsyncExitStack() as stack:
-            dataset = await stack.enter_async_context(self._opener())
-            samples = await stack.enter_async_context(self._start(dataset))
-            self._stack = stack.pop_all()
-        return samples
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self._stack.__aexit__(kind, error, at)
-
-    def _start(self, dataset: LeRobotDataset) -> SamplePass:
-        stream, config = self._stream, dataset.config
-        turn = stream.epochs.begin(self._epoch)
-        plan = stream.begin(dataset, self._placement, turn.epoch) if self._plan is None else self._plan
-        builder = dataset.sample_builder(stream.windows)
-        decoded_samples = config.decoded_max_bytes // builder.sample_bytes
-        open_episodes = plan.order.open_episodes(self._placement)
-        sizes = Sizes.within(
-            decoded_samples,
-            group_frames=plan.order.group_frames,
-            open_episodes=open_episodes,
-            jobs=2 * dataset.decode_pool.threads + HANDED_OVER_PARCELS,  # so that every thread has work
-            max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),
-        )
-        return SamplePass(
-            dataset,
-            plan,
-            builder=builder,
-            transform=stream.transform,
-            sizes=sizes,
-            max_samples=decoded_samples - HANDED_OVER_PARCELS * sizes.job_samples,
-            max_episodes=open_episodes + config.prefetch_episodes,
-            on_end=partial(stream.finish, turn, plan) if self._plan is None else lambda: None,
-        )
-
-
-class StreamIterator:
-    """The samples of one pass, driven by a loop in a thread. Closed, collected or at its end, it stops everything."""
-
-    def __init__(
-        self,
-        stream: Stream,
-        session: Session,
-        dataset: LeRobotDataset,
-        placement: Placement,
-        begin: Callable[[], Turn],
-    ) -> None:
-        self._stream, self._dataset, self._placement = stream, dataset, placement
-        self._plans: list[PassPlan] = []  # one, from the first sample on
-        # No method of this object: it must be collected, and the pass with it, as soon as nobody iterates it any more.
-        self._deliveries = _deliver(stream, session, dataset, placement, begin, self._plans)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Sample:
-        delivered, sample = next(self._deliveries)
-        self._plans[0].progress.delivered = delivered
-        return sample
-
-    def __length_hint__(self) -> int:
-        """Samples that are yet to come, padding included; 0 before the first."""
-        return sum(len(plan) - (plan.progress.delivered - plan.begun) for plan in self._plans)
-
-    def state_dict(self) -> State:
-        """What this pass, and those before it, have delivered of the epoch: for ``Stream.load_state_dict``."""
-        plan = self._plans[0] if self._plans else self._stream.plan(self._dataset, self._placement, self._stream.epoch)
-        return plan.progress.state()
-
-    def close(self) -> None:
-        """Stop, as an early ``break`` does."""
-        self._deliveries.close()
-
-
-def _deliver(
-    stream: Stream,
-    session: Session,
-    dataset: LeRobotDataset,
-    placement: Placement,
-    begin: Callable[[], Turn],
-    plans: list[PassPlan],
-) -> Generator[Delivery, None, None]:
-    turn = begin()
-    plan = stream.begin(dataset, placement, turn.epoch)
-    plans.append(plan)
-    # The pass itself is ahead of the consumer, so it doesn't count the epoch.
-    opened = Samples(stream, lambda: nullcontext(dataset), epoch=turn.epoch, placement=placement, plan=plan)
-    yield from iterate(session.thread, partial(_Parcels, opened), times=session.hand_over)
-    stream.finish(turn, plan)
-
-
-class _Parcels:
-    """A pass as an async iterator of lists, for ``runtime.iterate``."""
-
-    def __init__(self, opened: Samples) -> None:
-        self._opened = opened
-
-    async def __aenter__(self) -> Self:
-        self._samples = await self._opened.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self._opened.__aexit__(kind, error, at)
-
-    def __aiter__(self) -> _Parcels:
-        return self
-
-    async def __anext__(self) -> list[Delivery]:
-        return await self._samples.next_parcel()

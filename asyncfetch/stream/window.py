@@ -126,6 +126,11 @@ class EpisodeWindow:
             slot.finished = True
             self._let_go(slot)
 
+    async def drained_to(self, episodes: int) -> None:
+        """Wait until the last episode is admitted and no more than so many are left."""
+        while not self._exhausted or len(self._slots) > episodes:
+            await self._freed.wait()
+
     def lacks_room_for(self, episode: int) -> CacheError | None:
         """Why the episode waits, if it waits for room: an error to raise where nothing will give any back."""
         slot = self._slots[episode]
@@ -161,7 +166,6 @@ class EpisodeWindow:
     async def _admit_ahead(self) -> None:
         while not self._exhausted:
             if len(self._slots) >= self._max_episodes:
-                self._freed = anyio.Event()
                 await self._freed.wait()
             elif not self._admit_next():
                 await anyio.lowlevel.checkpoint()  # others' turn: between two episodes there may be many steps
@@ -173,6 +177,7 @@ class EpisodeWindow:
             return False
         if isinstance(episode, _End):
             self._exhausted = True
+            self._wake()
             return True
         slot = self._slots[episode] = _Slot(episode, Caller(urgent=False, behind=self._caller))
         self._unpaid.append(slot)
@@ -210,4 +215,8 @@ class EpisodeWindow:
         del self._slots[slot.episode]
         if slot.granted.is_set():
             self._paid.give(slot.size_bytes or 0)
-        self._freed.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        freed, self._freed = self._freed, anyio.Event()
+        freed.set()

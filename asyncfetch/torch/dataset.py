@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from asyncfetch.lerobot import DatasetStatistics, ImageDtype, LeRobotDataset, Sample, Windows
-    from asyncfetch.stream.stream import StreamIterator
+    from asyncfetch.stream import StreamIterator
 
 __all__ = ["FrameDataset", "StreamDataset"]
 

@@ -205,7 +205,7 @@ def largest(clip_bytes: list[int]) -> int:
 async def test_a_sample_that_fits_beside_a_pass_is_served_and_one_that_does_not_fails_at_once(
     truth: DatasetTruth, clip_bytes: list[int], largest: int, shuffle: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncfetch.stream.stream.JOB_MAX_SAMPLES", 1)  # else one job is the whole pass
+    monkeypatch.setattr("asyncfetch.stream.passes.JOB_MAX_SAMPLES", 1)  # else one job is the whole pass
     others = [episode for episode, length in enumerate(truth.lengths) if length and episode != largest]
     needed = max(clip_bytes[episode] for episode in others)
     for room, fits in ((max(clip_bytes) + needed, True), (max(clip_bytes) + needed - 1, False)):

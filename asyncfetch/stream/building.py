@@ -1,0 +1,82 @@
+"""The samples of a job, made by one call in a decode thread; each fails for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from asyncfetch.lerobot import HeldEpisode, Sample, SampleBuilder
+    from asyncfetch.stream.order import Step
+
+__all__ = ["Failed", "JobBuilder", "Transform"]
+
+Transform = Callable[["Sample"], "Sample"]
+"""Called in a decode thread on every sample; what it returns is delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What a step came to in place of a sample, which may be anything that a transform returns."""
+
+    error: BaseException
+
+
+class JobBuilder:
+    """Makes samples.
+
+    Args:
+        samples: Reads them from episodes.
+        transform: The user's own.
+        marks_padding: Whether samples say if they are padding.
+    """
+
+    def __init__(self, samples: SampleBuilder, transform: Transform | None, *, marks_padding: bool) -> None:
+        self._samples = samples
+        self._transform = transform
+        self._marks_padding = marks_padding
+
+    def build(self, steps: Sequence[Step], episodes: Mapping[int, HeldEpisode | Exception]) -> list[Sample | Failed]:
+        """What each step comes to. Takes a while: call it in a thread.
+
+        Args:
+            steps: What to read.
+            episodes: By position in the selection, or why one can't be had.
+        """
+        asked: list[tuple[HeldEpisode, int]] = []
+        for step in steps:
+            episode = episodes[step.episode]
+            if not isinstance(episode, Exception):
+                asked.append((episode, step.frame))
+        read = iter(self._read(asked))
+        results: list[Sample | Failed] = []
+        for step in steps:
+            episode = episodes[step.episode]
+            result = Failed(episode) if isinstance(episode, Exception) else next(read)
+            results.append(result if isinstance(result, Failed) else self._finish(step, result))
+        return results
+
+    def _read(self, asked: list[tuple[HeldEpisode, int]]) -> Sequence[Sample | Failed]:
+        try:
+            return self._samples.build(asked)
+        except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
+            return [Failed(error)] if len(asked) == 1 else [self._read([one])[0] for one in asked]
+
+    def _finish(self, step: Step, sample: Sample) -> Sample | Failed:
+        if self._marks_padding:
+            import torch
+
+            sample["is_padding"] = torch.tensor(step.is_padding)
+        if self._transform is None:
+            return sample
+        try:
+            return self._transform(sample)
+        except (StopIteration, StopAsyncIteration) as stop:  # raised by the iterator it would be a silent end: PEP 479
+            failure = RuntimeError(f"the transform raised {type(stop).__name__}")
+            failure.__cause__ = stop
+            return Failed(failure)
+        except BaseException as failure:  # noqa: BLE001  the user's own; raised by the iterator as it is
+            return Failed(failure)

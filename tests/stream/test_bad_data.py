@@ -1,0 +1,172 @@
+"""Bad data: left out or replaced, the same each time, and listed."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import asyncfetch as af
+from asyncfetch.stream import Placement
+from asyncfetch.testing import RangeServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncfetch.testing import DatasetTruth
+
+TOP = "observation.images.top"
+BAD = range(15, 27)
+"""Frames of the episode whose video is gone."""
+
+
+@pytest.fixture
+def broken(truth: DatasetTruth, tmp_path: Path) -> str:
+    """The dataset without the video of episode 3."""
+    root = tmp_path / "broken"
+    shutil.copytree(truth.root, root)
+    next((root / f"videos/{TOP}").glob("*/file-003.mp4")).unlink()
+    return str(root)
+
+
+def make(source: str, on_error: str, **options: Any) -> af.Stream:  # noqa: ANN401
+    config = af.StreamConfig(lanes=2, pool_episodes=2, decode_threads=2, on_error=on_error)  # type: ignore[arg-type]
+    return af.Stream(source, config=config, features=[TOP], **options)
+
+
+def indices(samples: Any) -> list[int]:  # noqa: ANN401
+    return [int(sample["index"]) for sample in samples]
+
+
+def test_raised_by_default(broken: str) -> None:
+    stream = make(broken, "raise")
+    with pytest.raises(af.NotFound):
+        list(stream)
+    assert stream.quarantine.episodes() == ()
+    stream.close()
+
+
+def test_left_out_and_listed(broken: str, truth: DatasetTruth, caplog: pytest.LogCaptureFixture) -> None:
+    stream, whole = make(broken, "skip"), make(str(truth.root), "raise")
+    with caplog.at_level(logging.WARNING, logger="asyncfetch.stream"):
+        assert indices(stream) == [index for index in indices(whole) if index not in BAD]
+    (bad,) = stream.quarantine.episodes()
+    assert (bad.episode, bad.samples, stream.quarantine.samples) == (3, len(BAD), len(BAD))
+    assert bad.file.endswith("file-003.mp4")
+    assert bad.cause.startswith("NotFound: ")
+    assert len(caplog.records) == 1  # an episode, not a sample
+    assert stream.epoch == 1
+    for each in (stream, whole):
+        each.close()
+
+
+def test_replaced_by_the_good_sample_before_it(broken: str, truth: DatasetTruth) -> None:
+    stream, whole = make(broken, "replace"), make(str(truth.root), "raise")
+    samples = list(stream)
+    expected: list[int] = []
+    waiting = 0
+    for index in indices(whole):
+        if index not in BAD:
+            expected += [index] * (waiting + 1)
+            waiting = 0
+        elif expected:
+            expected.append(expected[-1])
+        else:
+            waiting += 1
+    assert indices(samples) == expected
+    assert len({sample[TOP].data_ptr() for sample in samples}) == len(expected)  # each is the consumer's own
+    assert stream.quarantine.samples == len(BAD)
+    for each in (stream, whole):
+        each.close()
+
+
+def test_where_the_first_ones_are_bad_they_are_replaced_by_the_first_good_one(broken: str) -> None:
+    stream = make(broken, "replace", shuffle=False, episodes=[3, 1])
+    assert indices(stream) == [5] * len(BAD) + list(range(5, 14))
+    stream.close()
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_where_nothing_is_good_the_error_is_raised(broken: str, on_error: str) -> None:
+    stream = make(broken, on_error, episodes=[3])
+    with pytest.raises(af.NotFound, match="file-003"):
+        list(stream)
+    assert stream.epoch == 0
+    stream.close()
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("taken", [3, 11, 17])
+def test_it_is_gone_on_with_as_if_it_had_not_been_stopped(broken: str, on_error: str, taken: int) -> None:
+    stream = make(broken, on_error, shuffle=False, episodes=[1, 3, 5, 0])
+    whole = indices(stream)
+    samples = stream.iterate(Placement(), epoch=0)
+    first = [int(next(samples)["index"]) for _ in range(taken)]
+    stream.load_state_dict(samples.state_dict())
+    rest = indices(stream)
+    assert len(first + rest) == len(whole)
+    if on_error == "skip":
+        assert first + rest == whole
+    stream.close()
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_ranks_agree_on_what_is_bad(broken: str, on_error: str) -> None:
+    streams = [make(broken, on_error) for _ in range(2)]
+    ranks = [indices(stream.iterate(Placement(rank, 2), epoch=0)) for rank, stream in enumerate(streams)]
+    assert not set(BAD) & {index for rank in ranks for index in rank}
+    assert sum(stream.quarantine.samples for stream in streams) == len(BAD)
+    for stream in streams:
+        stream.close()
+
+
+def test_a_transforms_own_error_is_never_left_out(broken: str) -> None:
+    def refuse(_: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("mine")
+
+    stream = make(broken, "skip", transform=refuse)
+    with pytest.raises(ValueError, match="mine"):
+        next(iter(stream))
+    stream.close()
+
+
+def test_a_host_that_goes_down_is_no_bad_data(truth: DatasetTruth) -> None:
+    with RangeServer(truth.root) as server:
+        fetch = af.FetchConfig(ca_file=server.ca_file, retry=af.RetryConfig(attempts=1))
+        config = af.StreamConfig(lanes=1, pool_episodes=1, prefetch_episodes=0, on_error="skip", fetch=fetch)
+        stream = af.Stream(server.url, config=config, shuffle=False)
+        samples = iter(stream)
+        next(samples)
+    with pytest.raises(af.ConnectionFailed):
+        list(samples)
+    assert stream.quarantine.samples == 0
+    stream.close()
+
+
+def test_the_list_stays_in_its_process(broken: str) -> None:
+    stream = make(broken, "skip")
+    list(stream)
+    assert pickle.loads(pickle.dumps(stream)).quarantine.episodes() == ()
+    stream.close()
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(af.ConfigError, match="on_error"):
+        make("x", "ignore")
+
+
+async def test_the_next_epoch_finds_its_first_episodes(truth: DatasetTruth) -> None:
+    config = af.StreamConfig(lanes=2, pool_episodes=2, prefetch_episodes=1)
+    async with af.open_dataset(str(truth.root), config=config) as dataset:
+        source = af.Stream(dataset, episodes=[0, 1, 3, 5])
+        async with source.samples() as samples:
+            assert len([sample async for sample in samples]) == 29
+        before = dataset.statistics().episodes
+        async with source.samples() as samples:
+            await anext(samples)
+            after = dataset.statistics().episodes
+    assert after.misses == before.misses
+    assert after.hits > before.hits
