@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +31,10 @@ MAY_BLOCK = {
 loop that is there to be blocked."""
 
 
-ON_EVERY_LOOP = {"test_conformance.py", "test_direct.py", "test_engine_over_tls.py", "test_lifetime.py"}
+ON_EVERY_LOOP = {"test_conformance.py", "test_direct.py", "test_lifetime.py"}
 """Files of the engine's tests that run on loops other than asyncio's own, too: where bytes, connections and their ends
 meet the loop. What is decided elsewhere is the same on all."""
-ON_UVLOOP = {"test_a_cancellation_at_any_moment", "test_faults_over_tls"}
+ON_UVLOOP = {"test_a_cancellation_at_any_moment", "test_a_fault_in_the_middle_of_a_body_is_read_over"}
 """Tests of other files that run on uvloop, too. Not on aiofastnet: they have a second loop, in whose thread the garbage
 collector may find a test server's streams, and aiofastnet's transports object to that."""
 
@@ -66,6 +67,15 @@ def _within(test: Callable[..., Awaitable[None]], seconds: float) -> Callable[..
     return limited
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _collections_are_short() -> None:
+    """Half a million objects, of libraries and of pytest, stay to the end. The hundreds of tests that collect garbage
+    to see what it tells needn't look through them: that was half the time of some files.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _loop_is_never_blocked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail an async test where asyncfetch calls, on the loop, what blocks: files, sleeps, locks, plain sockets.
@@ -81,6 +91,12 @@ def _loop_is_never_blocked(request: pytest.FixtureRequest) -> Iterator[None]:
             for file, names in MAY_BLOCK.items():
                 call.can_block_in(file, names)
         yield
+
+
+@pytest.fixture
+def failed_loaders_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that failed joins its workers, which don't end then, for 5 s each before it terminates them."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
 
 
 @pytest.fixture(scope="session")

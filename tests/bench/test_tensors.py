@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from bench import tensors
+
 ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
 
@@ -31,8 +33,12 @@ def test_put_localize_clear_takes_no_memory_on_either_side() -> None:
 
 
 @pytest.mark.timeout(90)
-def test_reading_is_measured_beside_a_plain_get_and_json() -> None:
-    rows = bench("--only", "reading", "--sizes", "64", "--repeats", "1")["rows"]
+def test_reading_is_measured_beside_a_plain_get_and_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tensors, "REPEAT_BYTES", MIB)
+    tensors.main(["--json", "--only", "reading", "--sizes", "64", "--repeats", "1"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
     by_way = {row["way"]: row for row in rows}
     assert by_way["plain GET"]["rate_to_get"] == 1
     assert by_way["base64 JSON"]["cpu_to_json"] == 1

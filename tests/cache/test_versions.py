@@ -12,71 +12,36 @@ from hypothesis import strategies as st
 from asyncfetch.cache import ByteCache
 from asyncfetch.errors import ObjectChanged
 from asyncfetch.ranges import ByteRange, ObjectInfo
+from tests.cache.conftest import PinningReader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-    from contextlib import AbstractAsyncContextManager
-
     from asyncfetch.fetch.reader import WritableBuffer
 
 URL = "https://data.example.org/a"
 SIZE = 100
 
 
-class VersionedObjects:
+class VersionedObjects(PinningReader):
     """A VersionedReader whose objects hold the number of their version, a hundred times."""
 
     def __init__(self) -> None:
+        super().__init__(SIZE)
         self.versions: dict[str, int] = {}
-        self.pinned: dict[str, ObjectInfo] = {}
         self.log: list[tuple[str, int, int]] = []
         self.gate: anyio.Event | None = None
 
     def info(self, url: str) -> ObjectInfo:
         return ObjectInfo(url, SIZE, f'"{self.versions.get(url.partition("?")[0], 0)}"')
 
-    def known(self, url: str) -> ObjectInfo | None:
-        return self.pinned.get(url)
-
     async def read_into(
         self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
     ) -> ObjectInfo:
         self.log.append((url, start, stop))
         info = self.info(url)
-        known = version or self.pinned.get(url)
+        known = version or self.known(url)
         buffer[:] = bytes([self.versions.get(url.partition("?")[0], 0)]) * (stop - start)
         await (self.gate.wait() if self.gate is not None else anyio.lowlevel.checkpoint())
-        if known is not None and known.etag != info.etag:
-            self.pinned.pop(url, None)
-            raise ObjectChanged("replaced", url=url)
-        self.pinned.setdefault(url, info)
-        return info
-
-    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
-        await self.read_into(url, start, stop, buffer)
-
-    async def stat(self, url: str) -> ObjectInfo:
-        await self.read_into(url, 0, 1, bytearray(1))
-        return self.pinned[url]
-
-    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
-        buffer = bytearray((SIZE if stop is None else stop) - start)
-        await self.read_into(url, start, start + len(buffer), buffer)
-        return memoryview(buffer)
-
-    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
-        raise NotImplementedError
-
-    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
-        raise NotImplementedError
-
-    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
-        raise NotImplementedError
-
-    def fetch_stream(
-        self, ranges: Iterable[ByteRange]
-    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
-        raise NotImplementedError
+        return self.pin(info, known)
 
 
 async def test_a_change_that_another_user_of_the_reader_met_drops_what_is_held() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -8,8 +9,9 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 import pytest
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
     from tests.decode.conftest import Video
 
 
+KEYS, SIZES = st.integers(0, 7), st.integers(0, 25)
+ERRORS = st.sampled_from([OSError, asyncio.CancelledError]).map(lambda kind: kind("no such video"))
+LIMIT_SECONDS = 10.0
+
+
 class Decoder:
     """Has what the cache asks for: a size, and that it can be referred to weakly."""
 
@@ -33,51 +40,138 @@ class Decoder:
         self.nbytes = nbytes
 
 
+class Opening:
+    """A call of ``open`` that ends when the test says so, and the calls of ``get`` that wait for it."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.answer: Future[Decoder] = Future()
+        self.calls: list[Future[Decoder]] = []
+        self.left: set[Future[Decoder]] = set()
+        """Of these, such as nobody looks at any more."""
+        self.is_kept = True
+        """Whether its decoder will be."""
+
+
 class CacheMachine(RuleBasedStateMachine):
-    """The cache against an ordered dictionary."""
+    """The cache against an ordered dictionary and a list of what is being opened."""
 
     MAX_SIZE, MAX_BYTES = 4, 20
+    MAX_CALLS = 12
 
     def __init__(self) -> None:
         super().__init__()
         self.cache: DecoderCache[Decoder] = DecoderCache(self.MAX_SIZE, self.MAX_BYTES)
         self.model: OrderedDict[int, Decoder] = OrderedDict()
+        self.openings: list[Opening] = []
+        self.threads = ThreadPoolExecutor(self.MAX_CALLS)
         self.hits = self.misses = 0
 
-    @rule(key=st.integers(0, 7), nbytes=st.integers(0, 25))
+    def teardown(self) -> None:
+        for opening in self.openings:
+            opening.answer.set_result(Decoder())
+        self.threads.shutdown()
+
+    # Calls that end before anything else happens.
+
+    @rule(key=KEYS, nbytes=SIZES)
     def get(self, key: int, nbytes: int) -> None:
+        if self.opening(key) is not None:
+            return
         fresh = Decoder(nbytes)
         found = self.cache.get(key, lambda: fresh)
         if key in self.model:
             self.hits += 1
             assert found is self.model[key]
             self.model.move_to_end(key)
+        else:
+            self.misses += 1
+            assert found is fresh
+            self.keep(key, fresh)
+
+    @rule(key=KEYS, error=ERRORS)
+    def fail(self, key: int, error: BaseException) -> None:
+        if key in self.model or self.opening(key) is not None:
             return
         self.misses += 1
-        assert found is fresh
-        if nbytes <= self.MAX_BYTES:
-            self.model[key] = fresh
-        while len(self.model) > self.MAX_SIZE or self.held_bytes() > self.MAX_BYTES:
-            self.model.popitem(last=False)
+        with pytest.raises(type(error)):
+            self.cache.get(key, functools.partial(raise_it, error))
 
-    @rule(key=st.integers(0, 7))
-    def fail(self, key: int) -> None:
+    # Calls that others come between.
+
+    @precondition(lambda self: sum(len(each.calls) for each in self.openings) < self.MAX_CALLS)
+    @rule(key=KEYS)
+    def ask(self, key: int) -> None:
         if key in self.model:
             return
-        self.misses += 1
-        with pytest.raises(ZeroDivisionError):
-            self.cache.get(key, lambda: Decoder(1 // 0))
+        opening = self.opening(key)
+        if opening is None:
+            self.misses += 1
+            opening = Opening(key)
+            self.openings.append(opening)
+        else:
+            self.hits += 1
+        opening.calls.append(self.threads.submit(self.cache.get, key, opening.answer.result))
+        wait_for(self.cache, self.hits + self.misses)
 
-    @rule(key=st.integers(0, 7))
+    @precondition(lambda self: self.openings)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """Whoever asked goes away. The thread goes on, for those who wait and for the cache."""
+        opening = data.draw(st.sampled_from(self.openings))
+        opening.left.add(data.draw(st.sampled_from(opening.calls)))
+
+    @precondition(lambda self: self.openings)
+    @rule(data=st.data(), nbytes=SIZES)
+    def succeed(self, data: st.DataObject, nbytes: int) -> None:
+        opening, fresh = self.take(data), Decoder(nbytes)
+        opening.answer.set_result(fresh)
+        wait(opening.calls, LIMIT_SECONDS)
+        assert all(call.result(0) is fresh for call in opening.calls if call not in opening.left)
+        if opening.is_kept:
+            self.keep(opening.key, fresh)
+
+    @precondition(lambda self: self.openings)
+    @rule(data=st.data(), error=ERRORS)
+    def fail_late(self, data: st.DataObject, error: BaseException) -> None:
+        opening = self.take(data)
+        opening.answer.set_exception(error)
+        wait(opening.calls, LIMIT_SECONDS)
+        assert all(call.exception(0) is error for call in opening.calls if call not in opening.left)
+
+    # What lets go.
+
+    @rule(key=KEYS)
     def discard(self, key: int) -> None:
         self.cache.discard(key)
         self.model.pop(key, None)
+        if (opening := self.opening(key)) is not None:
+            opening.is_kept = False
 
-    @precondition(lambda self: self.model)
+    @precondition(lambda self: self.model or self.openings)
     @rule()
     def clear(self) -> None:
         self.cache.clear()
         self.model.clear()
+        for opening in self.openings:
+            opening.is_kept = False
+
+    # The model.
+
+    def opening(self, key: int) -> Opening | None:
+        """That calls for the key join."""
+        return next((each for each in self.openings if each.key == key and each.is_kept), None)
+
+    def take(self, data: st.DataObject) -> Opening:
+        opening = data.draw(st.sampled_from(self.openings))
+        self.openings.remove(opening)
+        return opening
+
+    def keep(self, key: int, decoder: Decoder) -> None:
+        if decoder.nbytes <= self.MAX_BYTES:
+            self.model[key] = decoder
+        while len(self.model) > self.MAX_SIZE or self.held_bytes() > self.MAX_BYTES:
+            self.model.popitem(last=False)
 
     def held_bytes(self) -> int:
         return sum(decoder.nbytes for decoder in self.model.values())
@@ -87,6 +181,10 @@ class CacheMachine(RuleBasedStateMachine):
         now = self.cache.statistics()
         assert (now.size, now.nbytes) == (len(self.model), self.held_bytes())
         assert (now.hits, now.misses) == (self.hits, self.misses)
+
+
+def raise_it(error: BaseException) -> NoReturn:
+    raise error
 
 
 TestCache = CacheMachine.TestCase

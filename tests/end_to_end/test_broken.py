@@ -95,14 +95,13 @@ def read_loader(stream: af.Stream) -> list[Any]:
 
 Read = Callable[[af.Stream], list[Any]]
 directly = pytest.mark.parametrize("read", [read_async, read_sync], ids=["async", "sync"])
-# torch joins each worker of a failed loader for 5 s before it ends it, so these are few.
 ways = pytest.mark.parametrize("read", [read_async, read_sync, read_loader], ids=["async", "sync", "loader"])
 
 
 @pytest.fixture(autouse=True)
-def _loaders_end_in_their_own_test() -> Iterator[None]:
+def _loaders_end_in_their_own_test(failed_loaders_end_soon: None) -> Iterator[None]:
     yield
-    gc.collect()  # the error held the loader, and its end waits as said above
+    gc.collect()  # the error held the loader
 
 
 @directly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import hashlib
 import os
@@ -11,7 +12,6 @@ import socket
 import ssl
 import struct
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import unquote
 
@@ -19,6 +19,7 @@ import anyio.lowlevel
 import pytest
 import pytest_asyncio
 import trustme
+from botocore.loaders import JSONFileLoader
 
 from asyncfetch.config import FetchConfig, RetryConfig, TimeoutConfig
 from asyncfetch.fetch import Fetcher
@@ -27,7 +28,7 @@ from asyncfetch.fetch.transports.lines import Lines
 from asyncfetch.testing import Keys
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from pathlib import Path
 
 End = Literal["keep", "close", "reset", "stall", "half-close", "deaf"]
@@ -241,18 +242,29 @@ class FakeTime:
 
 
 FAST = TimeoutConfig(connect_seconds=2.0, first_byte_seconds=0.3, stall_seconds=0.3)
+"""For a fetcher on the server's own loop: it knows when that is late, and waits longer."""
+PATIENT = TimeoutConfig(connect_seconds=15, first_byte_seconds=15, stall_seconds=15)
+"""For one with loops besides the server's, which know nothing of how late that is on a busy machine."""
 
 
 def make_fetcher(time: FakeTime | None = None, **settings: object) -> Fetcher:
-    settings.setdefault("timeouts", FAST)
+    settings.setdefault("timeouts", FAST if settings.get("loops", 1) == 1 else PATIENT)
     settings.setdefault("trust_env", False)
     settings.setdefault("hedge", None)  # tests count requests, and a busy machine answers late
     config = FetchConfig(**settings)  # type: ignore[arg-type]
     return Fetcher(config, _clock=(time or FakeTime()).clock())
 
 
+@pytest.fixture(scope="session")
+def _botocore_reads_its_files_once() -> Iterator[None]:
+    """Each signer has a session of its own, which would parse a megabyte of JSON again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", staticmethod(functools.cache(JSONFileLoader().load_file)))
+        yield
+
+
 @pytest.fixture
-def aws_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def aws_keys(_botocore_reads_its_files_once: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The environment of somebody whose keys S3Server knows, and who has no other."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -308,7 +320,7 @@ def loops(way: str, request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def fetcher_with(direct_bodies: bool, loops: int) -> Callable[..., Fetcher]:
-    return partial(make_fetcher, direct_bodies=direct_bodies, loops=loops)
+    return functools.partial(make_fetcher, direct_bodies=direct_bodies, loops=loops)
 
 
 @pytest_asyncio.fixture

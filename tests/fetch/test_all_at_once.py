@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 CONTENT = random.Random(0).randbytes(12 << 20)
 SMALL_BYTES = 8 * 1024
 STORES = ["http", "https", "s3", "hub"]
-CALLS = 400
+CALLS = 200
 CONCURRENT = 48
 
 

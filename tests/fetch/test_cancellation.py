@@ -14,11 +14,11 @@ import anyio
 import psutil
 import pytest
 
-from asyncfetch.config import FetchConfig, S3Config, TimeoutConfig
+from asyncfetch.config import FetchConfig, S3Config
 from asyncfetch.fetch import Fetcher
 from asyncfetch.ranges import ByteRange
 from asyncfetch.testing import HubServer, S3Server
-from tests.fetch.conftest import Step
+from tests.fetch.conftest import PATIENT, Step
 from tests.fetch.fault_table import CONTENT
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tests.fetch.conftest import LyingServer
 
 START, STOP = 200_000, 500_000
-PATIENT = TimeoutConfig(connect_seconds=15, first_byte_seconds=15, stall_seconds=15)
 RANGES = [(0, 10), (500_000, 600_000), (1_900_000, 2_000_000)]
 
 

@@ -20,6 +20,7 @@ from asyncfetch.errors import (
     Throttled,
 )
 from asyncfetch.fetch.transports import exchange
+from tests.fetch.conftest import FAST
 from tests.fetch.fault_table import CONTENT, WIRE
 
 if TYPE_CHECKING:
@@ -47,17 +48,23 @@ def url(server: LyingServer) -> str:
     ("kind", "phase"), [({"silent": "stall"}, "first byte"), ({"cut": 5, "end": "stall"}, "next bytes")]
 )
 async def test_a_timeout_names_its_phase(
-    hasty: Fetcher, server: LyingServer, step: type[StepType], url: str, kind: Kind, phase: str
+    fetcher_with: Callable[..., Fetcher],
+    server: LyingServer,
+    step: type[StepType],
+    url: str,
+    kind: Kind,
+    phase: str,
 ) -> None:
     server.will(step(**kind))
-    with pytest.raises(FetchTimeout, match=f"{phase}.*0.3 s"):
-        await hasty.fetch(url, 10, 20)
+    async with fetcher_with(timeouts=FAST, retry=RetryConfig(attempts=1)) as fetcher:
+        with pytest.raises(FetchTimeout, match=f"{phase}.*0.3 s"):
+            await fetcher.fetch(url, 10, 20)
 
 
 async def test_a_slow_but_moving_body_is_left_alone(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, url: str
 ) -> None:
-    async with fetcher_with(timeouts=TimeoutConfig(first_byte_seconds=5, stall_seconds=0.2)) as fetcher:
+    async with fetcher_with(timeouts=TimeoutConfig(first_byte_seconds=5, stall_seconds=0.5)) as fetcher:
         drip = await anyio.create_tcp_listener(local_host="127.0.0.1")
 
         async def answer(stream: anyio.abc.SocketStream) -> None:
@@ -65,7 +72,7 @@ async def test_a_slow_but_moving_body_is_left_alone(
                 await stream.receive()
                 await stream.send(b"HTTP/1.1 206 x\r\nContent-Range: bytes 0-9/10\r\nContent-Length: 10\r\n\r\n")
                 for digit in b"0123456789":
-                    await anyio.sleep(0.05)
+                    await anyio.sleep(0.06)
                     await stream.send(bytes([digit]))
 
         async with drip, anyio.create_task_group() as group:

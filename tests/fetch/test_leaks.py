@@ -13,9 +13,8 @@ import anyio
 import psutil
 import pytest
 
-from asyncfetch.config import TimeoutConfig
 from asyncfetch.errors import FetchError
-from tests.fetch.conftest import Step
+from tests.fetch.conftest import PATIENT, Step
 from tests.fetch.fault_table import CONTENT
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ SWING = 1_000
 """Objects, or blocks of memory, by which what is held goes up and down: asyncio keeps up to some hundred timers that
 were cancelled, each with its context. Any one thing that stays by the request is more."""
 CONCURRENT = 32
-PATIENT = TimeoutConfig(connect_seconds=15, first_byte_seconds=15, stall_seconds=15)
 FAULTS = [
     None,
     Step(status=503),
@@ -83,6 +81,7 @@ async def ask(fetcher: Fetcher, server: LyingServer, url: str, requests: int) ->
     server.requests.clear()
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ROUNDS)
 async def test_nothing_stays_behind(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, time: FakeTime, kind: str

@@ -409,11 +409,11 @@ def test_the_first_byte_waits() -> None:
 
 
 def test_one_response_can_be_slower_than_the_others() -> None:
-    with RangeServer({"a": b"x"}, fault=FaultOnce("/a", Fault.slow(first_byte_seconds=0.1))) as server:
+    with RangeServer({"a": b"x"}, fault=FaultOnce("/a", Fault.slow(first_byte_seconds=0.5))) as server:
         ask(server, "/a")
         ask(server, "/a")
         slow, fast = ((request.finished or 0) - request.started for request in server.requests)
-        assert slow >= 0.1 > fast
+        assert slow >= 0.5 > fast
 
 
 async def test_the_rate_holds_for_each_of_many_streams() -> None:
@@ -430,7 +430,7 @@ async def test_the_rate_holds_for_each_of_many_streams() -> None:
         seconds = [(request.finished or 0) - request.started for request in server.requests]
         assert len(seconds) == 16
         assert min(seconds) >= 0.19  # never faster, but for the clock's grain
-        assert max(seconds) <= 1.0
+        assert max(seconds) < 16 * 0.2  # what they would take if they shared it
 
 
 # The log

@@ -212,6 +212,7 @@ def test_forked_workers_make_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(loader) == list(range(20))
 
 
+@pytest.mark.usefixtures("failed_loaders_end_soon")
 def test_an_error_in_a_forked_worker_is_raised_in_the_parent() -> None:
     loader = DataLoader(
         Dataset(lambda: count(3, af.NotFound("nothing there"))),

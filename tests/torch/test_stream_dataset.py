@@ -133,7 +133,7 @@ class _WithStatistics(af.torch.StreamDataset):
 def test_two_workers_never_exceed_the_ranks_limit_at_the_server(truth: DatasetTruth, limit: int) -> None:
     from asyncfetch.testing import RangeServer
 
-    with RangeServer(truth.root, first_byte_seconds=0.02) as server:
+    with RangeServer(truth.root, first_byte_seconds=0.1) as server:
         fetch = af.FetchConfig(ca_file=server.ca_file, max_requests_per_host=limit)
         stream = af.Stream(server.url, config=af.StreamConfig(fetch=fetch))
         loader = DataLoader(
@@ -151,7 +151,7 @@ def test_more_workers_than_a_limit_allows_are_refused_with_both_numbers(name: st
         config.shared_by(2)
 
 
-@pytest.mark.timeout(40)  # torch waits 5 s for each worker of a loader that failed
+@pytest.mark.usefixtures("failed_loaders_end_soon")
 @pytest.mark.parametrize("map_style", [False, True], ids=["stream", "frames"])
 def test_a_loader_of_too_many_workers_is_refused(truth: DatasetTruth, map_style: bool) -> None:
     root, config = str(truth.root), af.StreamConfig(decode_threads=1)

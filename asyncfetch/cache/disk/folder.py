@@ -198,7 +198,7 @@ class Folder:
             try:
                 os.rename(new.path, target)
             except FileNotFoundError:  # nobody made the folder yet, or an evictor took it away as it was empty
-                with suppress(FileNotFoundError):  # the one above it, just now
+                with suppress(FileNotFoundError, FileExistsError):  # the one above it, or this one, just now
                     os.makedirs(os.path.dirname(target), exist_ok=True)
             else:
                 return

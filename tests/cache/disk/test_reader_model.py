@@ -27,14 +27,11 @@ from asyncfetch.cache.disk import DiskReader, DiskTier
 from asyncfetch.cache.disk import layout as disk_layout
 from asyncfetch.errors import ConnectionFailed, ObjectChanged
 from asyncfetch.ranges import ObjectInfo
+from tests.cache.conftest import PinningReader
 from tests.cache.disk.conftest import DAMAGES, Tier
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
-    from contextlib import AbstractAsyncContextManager
-
     from asyncfetch.fetch.reader import WritableBuffer
-    from asyncfetch.ranges import ByteRange
 
 BLOCK = 8192
 SIZE = 4 * BLOCK
@@ -42,21 +39,18 @@ URLS = ["https://data.example.org/a", "https://data.example.org/b"]
 AMPLE = 1024 * 1024
 
 
-class Objects:
+class Objects(PinningReader):
     """A VersionedReader over the versions of two objects, whose requests fail when told."""
 
     def __init__(self) -> None:
+        super().__init__(SIZE)
         self.versions = dict.fromkeys(URLS, 0)
-        self.pinned: dict[str, ObjectInfo] = {}
         self.bodies: list[tuple[str, int, int]] = []
         self.fails_in = -1
         """How many requests go well before one that doesn't; below 0, all do."""
 
     def content(self, url: str, version: int) -> bytes:
         return np.random.default_rng([URLS.index(url), version]).bytes(SIZE)
-
-    def known(self, url: str) -> ObjectInfo | None:
-        return self.pinned.get(url)
 
     async def read_into(
         self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
@@ -74,36 +68,7 @@ class Objects:
             raise ConnectionFailed("gone", url=url)
         buffer[half:] = content[half:]
         await anyio.lowlevel.checkpoint()
-        known = version or self.pinned.get(url)
-        if known is not None and known.etag != info.etag:
-            self.pinned.pop(url, None)
-            raise ObjectChanged("replaced", url=url)
-        return self.pinned.setdefault(url, info)
-
-    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
-        await self.read_into(url, start, stop, buffer)
-
-    async def stat(self, url: str) -> ObjectInfo:
-        return await self.read_into(url, 0, 1, bytearray(1))
-
-    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
-        buffer = bytearray((SIZE if stop is None else stop) - start)
-        await self.read_into(url, start, start + len(buffer), buffer)
-        return memoryview(buffer)
-
-    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
-        raise NotImplementedError
-
-    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
-        raise NotImplementedError
-
-    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
-        raise NotImplementedError
-
-    def fetch_stream(
-        self, ranges: Iterable[ByteRange]
-    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
-        raise NotImplementedError
+        return self.pin(info, version or self.known(url))
 
 
 @dataclass(frozen=True)

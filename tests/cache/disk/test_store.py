@@ -175,6 +175,25 @@ def test_an_evictor_that_takes_empty_folders_away_stops_no_writer(tier: Tier, mo
     assert (len(taken), disk.statistics().failures, get(disk, 0, 100)) == (3, 0, [])
 
 
+def test_nor_one_that_takes_away_what_another_writer_has_just_made(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdir = os.mkdir
+    taken: list[str] = []
+
+    def mkdir_too_late(path: str, mode: int = 0o777) -> None:
+        mkdir(path, mode)
+        if VERSION.version in path and len(taken) < 3:
+            try:
+                mkdir(path, mode)
+            finally:
+                taken.append(path)
+                os.rmdir(path)
+
+    disk = tier.open()
+    monkeypatch.setattr(os, "mkdir", mkdir_too_late)
+    put(disk, 0, 100)
+    assert (len(taken), disk.statistics().failures, get(disk, 0, 100)) == (3, 0, [])
+
+
 def test_strangers_files_are_left_alone(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 0, MIB)

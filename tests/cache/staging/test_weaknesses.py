@@ -145,10 +145,8 @@ def test_w06_a_direct_read_holds_no_lock(make_pool: MakePool) -> None:
     lazy = pool.get_lazy(store, "b")
     got = InThread(lazy.get)
     store.wait_begun("b")
-    started = time.monotonic()
-    other = pool.get_lazy(store, "c")
+    other = pool.get_lazy(store, "c")  # with a lock held, neither would ever come back
     pool.statistics()
-    assert time.monotonic() - started < 0.05
     store.let("a", "b")
     assert (got.result(), busy.get(), other.get()) == (TEN["b"], TEN["a"], TEN["c"])
 
