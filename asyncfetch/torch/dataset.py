@@ -118,6 +118,8 @@ class StreamDataset(IterableDataset[Any]):
         """Go on where ``state`` was taken: see ``Stream.load_state_dict``. Before the loader makes its workers."""
         self.stream.load_state_dict(state)
         self._workers_stream = None
+        if get_worker_info() is None:  # what workers of earlier loaders are still doing doesn't count any more
+            self.stream.set_epoch(self.stream.epoch)
 
     def state_after(self, batches: int, *, batch_size: int | None = None, num_workers: int = 0) -> State:
         """This rank's state where a plain ``DataLoader`` has given so many batches of the epoch.

@@ -5,34 +5,42 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import asyncfetch as af
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from tests.end_to_end.conftest import Served
 
 pytestmark = [
     pytest.mark.timeout(120),
-    pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings(
+        "ignore:.*use of fork:DeprecationWarning",
+        "ignore:This DataLoader will create",
+        "ignore:'set_vital' is deprecated:UserWarning",  # torchdata's own call
+    ),
 ]
 
 START_SECONDS = 60
 """For processes that import torch, several a core on a busy machine."""
 
 PRELUDE = """
-import itertools, json, os, sys, time, warnings
+import json, os, sys, time, warnings
 warnings.filterwarnings("ignore")  # torch's and torchdata's about each other
 import torch.distributed, asyncfetch as af
 from torch.utils.data import DataLoader
@@ -54,67 +62,89 @@ if __name__ == "__main__":
     torch.distributed.init_process_group("gloo")
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     if states:
-        dataset.load_state_dict(af.torch.merge_states([json.load(open(state)) for state in states]))
+        dataset.load_state_dict(af.torch.merge_states([json.load(open(path)) for path in states]))
     loader = StatefulDataLoader(dataset, batch_size=3, num_workers=int(workers), collate_fn=af.torch.collate)
     stop = int(batches) + rank  # not all as far as each other
     indices = []
     for number, batch in enumerate(loader, 1):
-        if number <= stop:
-            indices += batch["index"].tolist()
-        if number == stop:
-            state = loader.state_dict()
-        if number == stop + 1:  # this one was given in vain
-            break
-    else:
+        if number > stop:
+            break  # this one was given in vain
+        indices += batch["index"].tolist()
         state = loader.state_dict()
-    write(f"{world_size}-{rank}.json", {"pid": os.getpid(), "indices": indices, "ended": number <= stop})
-    write(f"{world_size}-{rank}.state", state)
-    time.sleep(0 if number <= stop else 600)  # to be killed
+    write(f"{world_size}-{rank}.json", {"pid": os.getpid(), "indices": indices, "state": state})
+    time.sleep(600)  # to be killed
 """
 
 
-def launch(served: Served, folder: Path, world_size: int, script: str, *arguments: str) -> subprocess.Popen[str]:
-    """Ranks of a script by torchrun; they see its folder."""
+@contextmanager
+def launched(
+    served: Served, folder: Path, world_size: int, script: str, *arguments: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Ranks of a script, by torchrun, that may write to the folder; none of their processes stays."""
     (folder / "script.py").write_text(PRELUDE + textwrap.dedent(script))
     environment = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE"}}
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [*torchrun, str(folder / "script.py"), served.url, str(served.server.ca_file), str(folder), *arguments],
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                kill_family(process.pid)
+
+
+def kill_family(pid: int) -> None:
+    """Kill -9 of a process and all that it has started."""
+    process = psutil.Process(pid)
+    for each in [process, *process.children(recursive=True)]:
+        each.kill()
 
 
 def wait_for(paths: list[Path], process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not all(path.exists() for path in paths):
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
+        if process.poll() is not None:
             pytest.fail(process.communicate()[1])
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def test_ranks_that_are_killed_are_gone_on_with_by_four_and_by_one(served: Served, tmp_path: Path) -> None:
-    """With every rank of torchrun's at another batch when its state is written, and killed behind a later one."""
-    indices: list[int] = []
-    states: list[str] = []
-    for world_size, workers, batches in [(2, 2, 3), (4, 1, 1), (1, 2, 99)]:
-        process = launch(served, tmp_path, world_size, TRAIN, str(workers), str(batches), *states)
-        written = [tmp_path / f"{world_size}-{rank}.json" for rank in range(world_size)]
-        states = [str(path.with_suffix(".state")) for path in written]
-        wait_for([Path(state) for state in states], process)
-        reports = [json.loads(path.read_text()) for path in written]
+def test_ranks_that_are_killed_are_gone_on_with_by_one_and_by_four(served: Served, tmp_path: Path) -> None:
+    """With each rank of torchrun's at another batch when its state is written, and killed behind a later one."""
+    expected = list(range(len(served.keys)))
+    by_two, states_of_two = train_and_kill(served, tmp_path, 2, 2, 3)
+    assert sorted(by_two + rest_after(served, states_of_two)) == expected
+    paths = [str(path) for path in tmp_path.glob("2-*.json")]
+    by_four, states_of_four = train_and_kill(served, tmp_path, 4, 1, 1, *paths)
+    assert sorted(by_two + by_four + rest_after(served, states_of_four)) == expected
+
+
+def train_and_kill(
+    served: Served, folder: Path, world_size: int, workers: int, batches: int, *states: str
+) -> tuple[list[int], list[Any]]:
+    """The samples that ranks were given until they wrote their states, and these."""
+    saved = [folder / f"{world_size}-{rank}.json" for rank in range(world_size)]
+    with launched(served, folder, world_size, TRAIN, str(workers), str(batches), *states) as process:
+        wait_for(saved, process)
+        reports = [json.loads(path.read_text()) for path in saved]
         for report in reports:
-            if not report["ended"]:
-                os.kill(report["pid"], signal.SIGKILL)
-        errors = process.communicate(timeout=START_SECONDS)[1]
-        assert (process.returncode == 0) == (world_size == 1), errors
-        assert [report["ended"] for report in reports] == [world_size == 1] * world_size
-        indices += [index for report in reports for index in report["indices"]]
-    assert sorted(indices) == list(range(len(served.keys)))
+            kill_family(report["pid"])
+        assert process.wait(START_SECONDS) != 0
+    return [index for report in reports for index in report["indices"]], [report["state"] for report in reports]
+
+
+def rest_after(served: Served, states: list[Any]) -> list[int]:
+    """What one process is given, which goes on where others were."""
+    dataset = af.torch.StreamDataset(served.stream(features=[]))
+    dataset.load_state_dict(af.torch.merge_states(states))
+    loader = StatefulDataLoader(dataset, batch_size=3, num_workers=2, multiprocessing_context="fork")
+    return [int(index) for batch in loader for index in batch["index"]]
 
 
 def test_under_accelerate_a_loader_that_is_not_prepared_counts_every_frame_once(served: Served, tmp_path: Path) -> None:
@@ -129,8 +159,8 @@ def test_under_accelerate_a_loader_that_is_not_prepared_counts_every_frame_once(
             indices = [index for batch in loader for index in batch["index"].tolist()]
             write(f"{workers}-{accelerator.process_index}.json", indices)
     """
-    process = launch(served, tmp_path, 2, script)
-    errors = process.communicate(timeout=START_SECONDS)[1]
+    with launched(served, tmp_path, 2, script) as process:
+        errors = process.communicate(timeout=START_SECONDS)[1]
     assert process.returncode == 0, errors
     for workers in (0, 2):
         shares = [json.loads((tmp_path / f"{workers}-{rank}.json").read_text()) for rank in range(2)]

@@ -238,6 +238,10 @@ def test_the_process_that_has_the_workers_does_not_guess(stream: af.Stream) -> N
     next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
     with pytest.raises(StateMismatch, match="state_after"):
         dataset.state_dict()
+    state = dataset.state_after(1, num_workers=1)
+    dataset.load_state_dict(state)
+    assert dataset.state_dict() == state
+    assert len(keys_of(dataset)) == TOTAL - 1
 
 
 @pytest.mark.parametrize("ends", ["uneven", "drop", "pad"])
