@@ -41,6 +41,8 @@ class Turn:
     epoch: int
     finish: Callable[[], None]
     """To be called where the worker came to the end of its share."""
+    is_share: bool = False
+    """Whether it is a loader's worker's, who doesn't know how far the pass is where its share has ended."""
 
 
 class EpochCounter:
@@ -103,7 +105,7 @@ class EpochCounter:
         slot = 1 - int(self._newest[worker])
         self._notes[worker, slot] = (loader, turn, workers, settings, epoch, False)
         self._newest[worker] = slot
-        return Turn(int(epoch), partial(self._finish_share, worker, slot, (loader, turn)))
+        return Turn(int(epoch), partial(self._finish_share, worker, slot, (loader, turn)), is_share=True)
 
     def _finish_alone(self, epoch: int) -> None:
         if self.current() == epoch:

@@ -126,6 +126,10 @@ class StreamIterator:
         self._plans[0].progress.delivered = delivered
         return sample
 
+    def __length_hint__(self) -> int:
+        """Samples that are yet to come at most, padding included; 0 before the first."""
+        return sum(len(plan) - (plan.progress.delivered - plan.begun) for plan in self._plans)
+
     def state_dict(self) -> State:
         """What this pass, and those before it, have delivered of the epoch: for ``Stream.load_state_dict``."""
         plan = self._plans[0] if self._plans else self._stream.plan(self._dataset, self._placement, self._stream.epoch)

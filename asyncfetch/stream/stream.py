@@ -90,6 +90,8 @@ class Stream:
         self._loaded: State | None = None
         self._progress: Progress | None = None
         """Of the latest pass, while it lasts."""
+        self._waiting: tuple[LeRobotDataset, Placement] | None = None
+        """What the latest synchronous pass will read, and as whom, until it takes its epoch."""
         self.quarantine = Quarantine()
         """What ``on_error`` left out or replaced, in this process."""
         self._passes = 0
@@ -147,10 +149,19 @@ class Stream:
             loader: In a loader's worker the number that all workers of this loader have; see ``EpochCounter``.
         """
         session = self._open_session()
-        begin = partial(self._begin, placement, epoch, loader)
+        dataset = session.dataset()
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
         is_followed = epoch is None and (loader is None or self._passes > 0)
-        return StreamIterator(self, session, session.dataset(), placement, begin, is_followed=is_followed)
+        iterator = partial(StreamIterator, self, session, dataset, placement, is_followed=is_followed)
+        self._progress, self._waiting = None, (dataset, placement) if epoch is None else None
+        if loader is not None and self._loaded_of(self.epoch) and not self.plan(dataset, placement, self.epoch):
+            # A StatefulDataLoader that was loaded at an epoch's end makes workers for it, and at once those of the next
+            # epoch, which must find it finished: so this isn't left to the first sample that is asked for.
+            turn = self._begin(placement, epoch, loader)
+            self.begin(dataset, placement, turn.epoch)
+            turn.finish()
+            return iterator(lambda: turn)
+        return iterator(partial(self._begin, placement, epoch, loader))
 
     def _begin(self, placement: Placement, epoch: int | None, loader: int | None) -> Turn:
         if epoch is not None:
@@ -182,14 +193,15 @@ class Stream:
         chosen = None if self.episodes is None else hashlib.sha256(str(self.episodes).encode()).hexdigest()
         identity = {"dataset": dataset.fingerprint, "order": {"episodes": chosen, **order.identity()}}
         progress = Progress(identity, epoch, len(order), Rest(), placement, self.config.uneven_ends)
-        if self._loaded is not None and self._loaded["epoch"] == epoch:
-            progress = progress.resumed(self._loaded)
+        loaded = self._loaded_of(epoch)
+        if loaded is not None:
+            progress = progress.resumed(loaded)
         return PassPlan(order, selection, progress)
 
     def begin(self, dataset: LeRobotDataset, placement: Placement, epoch: int) -> PassPlan:
         """``plan`` of the pass that ``state_dict`` speaks of from now on."""
         plan = self.plan(dataset, placement, epoch)
-        self._progress = plan.progress
+        self._progress, self._waiting = plan.progress, None
         self._passes += 1
         return plan
 
@@ -207,18 +219,21 @@ class Stream:
     def finish(self, turn: Turn, plan: PassPlan) -> None:
         """A pass came to its end."""
         self.end_epoch(turn)
-        if self._progress is plan.progress and plan.progress.placement.workers == 1:
+        if self._progress is plan.progress and not turn.is_share:
             self._progress = None
 
     def end_epoch(self, turn: Turn) -> None:
         """An epoch was finished, here or in another process."""
         turn.finish()
-        if self._loaded is not None and self._loaded["epoch"] == turn.epoch:
+        if self._loaded_of(turn.epoch):
             self._loaded = None
 
     def start_of(self, epoch: int) -> State:
         """Where a pass of this epoch begins: where a loaded state of it was taken, or at the beginning."""
-        return self._loaded if self._loaded is not None and self._loaded["epoch"] == epoch else beginning(epoch)
+        return self._loaded_of(epoch) or beginning(epoch)
+
+    def _loaded_of(self, epoch: int) -> State | None:
+        return self._loaded if self._loaded is not None and self._loaded["epoch"] == epoch else None
 
     def state_dict(self) -> State:
         """What the latest pass has delivered of its epoch, as small JSON; not what was only fetched ahead.
@@ -227,9 +242,11 @@ class Stream:
         this process's consumer alone: one rank, or one worker of its loader. To go on with another number of ranks or
         workers, take it from each and put them together with ``asyncfetch.torch.merge_states``.
         """
+        if self._waiting is not None:
+            return self.plan(*self._waiting, self.epoch).progress.state()
         if self._progress is not None:
             return self._progress.state()
-        return self._loaded or beginning(self.epoch)
+        return self.start_of(self.epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken: the next passes of its epoch give what was left of it, those behind it all.
@@ -244,7 +261,7 @@ class Stream:
         if self.epochs.current() != state["epoch"]:  # the workers of a loader load it each
             self.epochs.set(state["epoch"])
         self._loaded = None if is_beginning(state) else state
-        self._progress = None
+        self._progress = self._waiting = None
 
     def _open_session(self) -> Session:
         if isinstance(self.source, LeRobotDataset):
@@ -273,6 +290,7 @@ class Stream:
 
     def close(self) -> None:
         """End the loop thread of the synchronous iteration, if there is one. The stream can be iterated again."""
+        self._waiting = None
         if self._session is not None:
             self._session.close()
             self._session = None
@@ -282,13 +300,13 @@ class Stream:
         stream = self.__class__.__new__(self.__class__)
         stream.__dict__.update(self.__dict__)
         stream.config = self.config.shared_by(workers)
-        stream._session = stream._progress = None
+        stream._session = stream._progress = stream._waiting = None
         return stream
 
     def __getstate__(self) -> dict[str, Any]:
         if isinstance(self.source, LeRobotDataset):
             raise TypeError("a stream of an open dataset can't be pickled: make it of the dataset's URL")
-        return self.__dict__ | {"_session": None, "_progress": None}
+        return self.__dict__ | {"_session": None, "_progress": None, "_waiting": None}
 
     def __repr__(self) -> str:
         source = redact_url(self.source) if isinstance(self.source, str) else repr(self.source)

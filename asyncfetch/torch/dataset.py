@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from asyncfetch.lerobot import DatasetStatistics, ImageDtype, LeRobotDataset, Sample, Windows
+    from asyncfetch.stream import StreamIterator
 
 __all__ = ["FrameDataset", "StreamDataset"]
 
@@ -38,6 +39,9 @@ class StreamDataset(IterableDataset[Any]):
     by the same epoch again, and ``set_epoch`` has the last word. Without workers, a pass is finished when its iterator
     has ended; with workers, when each of them has come to the end of its share. They read ``prefetch_factor`` batches
     ahead of the trainer: behind a ``break`` among the last of these, the epoch may count as finished.
+
+    It shards itself. Under Hugging Face accelerate use the loader without ``prepare``, which would share out once more
+    what is one rank's share already: of two processes, half of the frames never came.
 
     Resuming: ``state_dict`` says what was delivered in this process, and ``load_state_dict``, called before the loader
     is iterated, lets it go on from there. Without workers that is all of a rank; torchdata's ``StatefulDataLoader``
@@ -114,6 +118,8 @@ class StreamDataset(IterableDataset[Any]):
         """Go on where ``state`` was taken: see ``Stream.load_state_dict``. Before the loader makes its workers."""
         self.stream.load_state_dict(state)
         self._workers_stream = None
+        if get_worker_info() is None:  # what workers of earlier loaders are still doing doesn't count any more
+            self.stream.set_epoch(self.stream.epoch)
 
     def state_after(self, batches: int, *, batch_size: int | None = None, num_workers: int = 0) -> State:
         """This rank's state where a plain ``DataLoader`` has given so many batches of the epoch.
@@ -163,8 +169,10 @@ class StreamDataset(IterableDataset[Any]):
         return f"StreamDataset({self.stream!r})"
 
 
-def _batches(samples: Iterator[Sample], size: int, *, drop_last: bool) -> Iterator[Any]:
-    while batch := list(itertools.islice(samples, size)):
+def _batches(samples: StreamIterator, size: int, *, drop_last: bool) -> Iterator[Any]:
+    for first in samples:
+        # No more are asked for than there are: with its last batch a pass isn't finished, whatever the batch's size.
+        batch = [first, *itertools.islice(samples, min(size - 1, samples.__length_hint__()))]
         if len(batch) == size or not drop_last:
             yield collate(batch)
 

@@ -179,6 +179,26 @@ def test_an_epoch_that_was_gone_on_with_is_followed_by_a_whole_one(stream: af.St
     assert len(keys_of(stream)) == TOTAL
 
 
+def test_an_epoch_of_which_nothing_was_left_is_an_empty_pass_and_then_comes_the_next(
+    stream: af.Stream, other: af.Stream
+) -> None:
+    keys_of(itertools.islice(iter(stream), TOTAL))
+    other.load_state_dict(saved(stream.state_dict()))
+    assert keys_of(other) == []
+    assert other.state_dict() == beginning(1)
+    assert len(keys_of(other)) == TOTAL
+
+
+def test_a_state_says_what_comes_next_though_another_epochs_was_loaded(stream: af.Stream, other: af.Stream) -> None:
+    next(iter(stream))
+    other.load_state_dict(stream.state_dict())
+    other.set_epoch(3)
+    assert other.state_dict() == beginning(3)
+    unbegun = iter(other)
+    assert other.state_dict() == unbegun.state_dict()
+    assert other.state_dict()["epoch"] == 3
+
+
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("size", [1, 4, 7])
 def test_batches_made_by_the_dataset_are_the_same_for_any_workers_and_go_on(
@@ -218,6 +238,10 @@ def test_the_process_that_has_the_workers_does_not_guess(stream: af.Stream) -> N
     next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
     with pytest.raises(StateMismatch, match="state_after"):
         dataset.state_dict()
+    state = dataset.state_after(1, num_workers=1)
+    dataset.load_state_dict(state)
+    assert dataset.state_dict() == state
+    assert len(keys_of(dataset)) == TOTAL - 1
 
 
 @pytest.mark.parametrize("ends", ["uneven", "drop", "pad"])

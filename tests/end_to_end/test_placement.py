@@ -1,0 +1,244 @@
+"""Who reads what, with real processes: launched, killed, forked and spawned."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import asyncfetch as af
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.end_to_end.conftest import Served
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings(
+        "ignore:.*use of fork:DeprecationWarning",
+        "ignore:This DataLoader will create",
+        "ignore:'set_vital' is deprecated:UserWarning",  # torchdata's own call
+    ),
+]
+
+START_SECONDS = 60
+"""For processes that import torch, several a core on a busy machine."""
+
+PRELUDE = """
+import json, os, sys, time, warnings
+warnings.filterwarnings("ignore")  # torch's and torchdata's about each other
+import torch.distributed, asyncfetch as af
+from torch.utils.data import DataLoader
+url, ca_file, folder, *arguments = sys.argv[1:]
+config = af.StreamConfig(fetch=af.FetchConfig(ca_file=ca_file), lanes=4, pool_episodes=4)
+dataset = af.torch.StreamDataset(af.Stream(url, features=[], config=config))
+
+def write(name, value):
+    with open(os.path.join(folder, name + ".part"), "w") as file:
+        json.dump(value, file)
+    os.replace(file.name, os.path.join(folder, name))
+"""
+
+TRAIN = """
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+if __name__ == "__main__":
+    workers, batches, *states = arguments
+    torch.distributed.init_process_group("gloo")
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if states:
+        dataset.load_state_dict(af.torch.merge_states([json.load(open(path)) for path in states]))
+    loader = StatefulDataLoader(dataset, batch_size=3, num_workers=int(workers), collate_fn=af.torch.collate)
+    stop = int(batches) + rank  # not all as far as each other
+    indices = []
+    for number, batch in enumerate(loader, 1):
+        if number > stop:
+            break  # this one was given in vain
+        indices += batch["index"].tolist()
+        state = loader.state_dict()
+    write(f"{world_size}-{rank}.json", {"pid": os.getpid(), "indices": indices, "state": state})
+    time.sleep(600)  # to be killed
+"""
+
+
+@contextmanager
+def launched(
+    served: Served, folder: Path, world_size: int, script: str, *arguments: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Ranks of a script, by torchrun, that may write to the folder; none of their processes stays."""
+    (folder / "script.py").write_text(PRELUDE + textwrap.dedent(script))
+    environment = {key: value for key, value in os.environ.items() if key not in {"RANK", "WORLD_SIZE"}}
+    environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
+    with subprocess.Popen(
+        [*torchrun, str(folder / "script.py"), served.url, str(served.server.ca_file), str(folder), *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                kill_family(process.pid)
+
+
+def kill_family(pid: int) -> None:
+    """Kill -9 of a process and all that it has started."""
+    process = psutil.Process(pid)
+    for each in [process, *process.children(recursive=True)]:
+        each.kill()
+
+
+def wait_for(paths: list[Path], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not all(path.exists() for path in paths):
+        if process.poll() is not None:
+            pytest.fail(process.communicate()[1])
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_ranks_that_are_killed_are_gone_on_with_by_one_and_by_four(served: Served, tmp_path: Path) -> None:
+    """With each rank of torchrun's at another batch when its state is written, and killed behind a later one."""
+    expected = list(range(len(served.keys)))
+    by_two, states_of_two = train_and_kill(served, tmp_path, 2, 2, 3)
+    assert sorted(by_two + rest_after(served, states_of_two)) == expected
+    paths = [str(path) for path in tmp_path.glob("2-*.json")]
+    by_four, states_of_four = train_and_kill(served, tmp_path, 4, 1, 1, *paths)
+    assert sorted(by_two + by_four + rest_after(served, states_of_four)) == expected
+
+
+def train_and_kill(
+    served: Served, folder: Path, world_size: int, workers: int, batches: int, *states: str
+) -> tuple[list[int], list[Any]]:
+    """The samples that ranks were given until they wrote their states, and these."""
+    saved = [folder / f"{world_size}-{rank}.json" for rank in range(world_size)]
+    with launched(served, folder, world_size, TRAIN, str(workers), str(batches), *states) as process:
+        wait_for(saved, process)
+        reports = [json.loads(path.read_text()) for path in saved]
+        for report in reports:
+            kill_family(report["pid"])
+        assert process.wait(START_SECONDS) != 0
+    return [index for report in reports for index in report["indices"]], [report["state"] for report in reports]
+
+
+def rest_after(served: Served, states: list[Any]) -> list[int]:
+    """What one process is given, which goes on where others were."""
+    dataset = af.torch.StreamDataset(served.stream(features=[]))
+    dataset.load_state_dict(af.torch.merge_states(states))
+    loader = StatefulDataLoader(dataset, batch_size=3, num_workers=2, multiprocessing_context="fork")
+    return [int(index) for batch in loader for index in batch["index"]]
+
+
+def test_under_accelerate_a_loader_that_is_not_prepared_counts_every_frame_once(served: Served, tmp_path: Path) -> None:
+    script = """
+    from accelerate import Accelerator
+
+    if __name__ == "__main__":
+        accelerator = Accelerator(cpu=True)
+        assert accelerator.num_processes == 2
+        for workers in (0, 2):
+            loader = DataLoader(dataset, batch_size=4, num_workers=workers)
+            indices = [index for batch in loader for index in batch["index"].tolist()]
+            write(f"{workers}-{accelerator.process_index}.json", indices)
+    """
+    with launched(served, tmp_path, 2, script) as process:
+        errors = process.communicate(timeout=START_SECONDS)[1]
+    assert process.returncode == 0, errors
+    for workers in (0, 2):
+        shares = [json.loads((tmp_path / f"{workers}-{rank}.json").read_text()) for rank in range(2)]
+        assert sorted(shares[0] + shares[1]) == list(range(len(served.keys)))
+        assert len(shares[0]) == len(shares[1])
+
+
+def read_in_child(source: str, config: af.StreamConfig, inherited: af.Stream | None, results: Any) -> None:  # noqa: ANN401
+    """Epochs 0 by a stream of the child's own, by its loader, and by the parent's stream where there is one."""
+    results.send(indices_of(af.Stream(source, features=[], config=config)))
+    dataset = af.torch.StreamDataset(af.Stream(source, features=[], config=config))
+    results.send(indices_of(DataLoader(dataset, batch_size=None, num_workers=1)))
+    if inherited is not None:
+        results.send(indices_of(inherited))
+
+
+def indices_of(samples: Any) -> list[int]:  # noqa: ANN401
+    return [int(sample["index"]) for sample in samples]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_of_a_process_with_a_live_loop_reads_for_itself(served: Served, method: str) -> None:
+    stream = served.stream(features=[])
+    whole = indices_of(stream)
+    stream.set_epoch(0)
+    given = []
+    context: Any = multiprocessing.get_context(method)
+    for number, sample in enumerate(stream):
+        given.append(int(sample["index"]))
+        if number == 20:
+            receiver, sender = context.Pipe(duplex=False)
+            arguments = (served.url, served.config(), stream, sender)
+            child = context.Process(target=read_in_child, args=arguments)
+            child.start()
+            sender.close()
+        if number == 40:  # the child began in the middle of this loop, and this one goes on behind it
+            for _ in range(3):
+                assert receiver.poll(START_SECONDS)
+                assert receiver.recv() == whole
+            child.join(START_SECONDS)
+            assert child.exitcode == 0
+    assert given == whole
+    stream.close()
+
+
+def place(sample: Any) -> tuple[int, int]:  # noqa: ANN401
+    worker = get_worker_info()
+    assert worker is not None
+    return worker.id, int(sample["index"])
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    episodes=st.lists(st.sampled_from(range(12)), min_size=1, max_size=4, unique=True),
+    seed=st.integers(0, 2**32),
+    shuffle=st.booleans(),
+    world_size=st.integers(1, 3),
+    workers=st.integers(1, 4),
+)
+def test_no_worker_starves_and_every_frame_comes_once(
+    served: Served, episodes: list[int], seed: int, shuffle: bool, world_size: int, workers: int
+) -> None:
+    """All rows are in one file, and there are fewer episodes than workers in most examples."""
+    expected = sorted(index for index, (episode, _) in enumerate(served.keys) if episode in episodes)
+    indices: list[int] = []
+    shares: list[int] = []
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("WORLD_SIZE", str(world_size))
+        for rank in range(world_size):
+            environment.setenv("RANK", str(rank))
+            dataset = af.torch.StreamDataset(served.stream(features=[], episodes=episodes, seed=seed, shuffle=shuffle))
+            loader = DataLoader(
+                dataset, batch_size=None, num_workers=workers, multiprocessing_context="fork", collate_fn=place
+            )
+            given = list(loader)
+            assert len(given) == len(dataset)
+            indices += [index for _, index in given]
+            shares += [sum(worker == number for worker, _ in given) for number in range(workers)]
+            dataset.stream.close()
+    assert sorted(indices) == expected
+    assert max(shares) - min(shares) <= 1
