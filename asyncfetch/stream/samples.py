@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from asyncfetch.errors import ClosedError
+from asyncfetch.errors import CacheError, ClosedError, DatasetError
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.stream.building import Failed
@@ -294,7 +294,10 @@ class SamplePass:
                 await anyio.lowlevel.checkpoint()
                 continue
             await self._window.drained_to(self._max_episodes - prefetched - 1)
-            self._dataset.prefetch(episode)
+            try:
+                self._dataset.prefetch(episode)
+            except (CacheError, DatasetError):
+                return  # no matter for this pass: the next one meets it where it is
             prefetched += 1
 
     async def _produce(self) -> None:
