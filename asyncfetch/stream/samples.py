@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
@@ -12,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from asyncfetch.errors import ClosedError
+from asyncfetch.errors import CacheError, ClosedError, DatasetError
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.stream.building import Failed
@@ -231,7 +232,7 @@ class SamplePass:
         if self._ended or not self._queue:
             if not self._ended:
                 self._ended = True
-                if self._first_bad is not None and not self._delivered:
+                if self._first_bad is not None and not (self._delivered or self._plan.is_resumed):
                     raise self._first_bad  # not one sample is good: that is no matter of leaving some out
                 self._on_end()
             raise StopAsyncIteration
@@ -294,7 +295,8 @@ class SamplePass:
                 await anyio.lowlevel.checkpoint()
                 continue
             await self._window.drained_to(self._max_episodes - prefetched - 1)
-            self._dataset.prefetch(episode)
+            with suppress(DatasetError, CacheError):  # the next pass will find it, at its place
+                self._dataset.prefetch(episode)
             prefetched += 1
 
     async def _produce(self) -> None:
