@@ -316,6 +316,7 @@ class SamplePass:
         self._fail_if_stuck()
 
     async def _wait_for_room(self, samples: int) -> None:
+        await anyio.lowlevel.checkpoint()  # others' turn: there may be room for thousands of samples
         # What the consumer needs next is decoded in any case: then nothing else will give room back.
         while self._queue and self._undelivered + samples > self._max_samples:
             self._is_waiting_for_room = True
