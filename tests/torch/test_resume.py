@@ -291,3 +291,9 @@ def test_a_state_behind_padding_is_read_where_there_is_none(truth: DatasetTruth)
     assert list(stream.iterate(Placement(3, 4), epoch=0)) == []
     for each in (stream, padded):
         each.close()
+
+
+@pytest.mark.parametrize("state", [None, "x", [1], {}])
+def test_what_is_no_state_at_all_is_refused(stream: af.Stream, state: Any) -> None:  # noqa: ANN401
+    with pytest.raises(StateMismatch, match="isn't a state"):
+        stream.load_state_dict(state)
