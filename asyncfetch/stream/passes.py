@@ -30,6 +30,9 @@ JOB_BYTES = 16 * 1024 * 1024
 """Decoded by one call in a thread: about eight samples of two 640x480 cameras, some 40 ms. Enough that what a job costs
 on the loop (0.3 ms) doesn't count."""
 JOB_MAX_SAMPLES = 64
+AHEAD_JOBS = 64
+"""Decoded ahead at most, beside the samples that wait for their turn: small samples would fill the bound on bytes with
+hundreds of thousands, and open a thousand episodes for them. Those of pictures come to that bound first."""
 HANDED_OVER_PARCELS = 3
 """Beside those decoded ahead: the consumer's own, and two between the loop and a synchronous consumer."""
 
@@ -91,7 +94,10 @@ class Samples:
             plan,
             builder=JobBuilder(samples, stream.transform, marks_padding=plan.progress.ends == "pad"),
             sizes=sizes,
-            max_samples=decoded_samples - HANDED_OVER_PARCELS * sizes.job_samples,
+            max_samples=min(
+                decoded_samples - HANDED_OVER_PARCELS * sizes.job_samples,
+                sizes.waiting_samples + AHEAD_JOBS * sizes.job_samples,
+            ),
             max_episodes=open_episodes + config.prefetch_episodes,
             on_error=config.on_error,
             quarantine=stream.quarantine,

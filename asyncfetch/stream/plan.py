@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
+from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.placement import Placement
 
 if TYPE_CHECKING:
@@ -36,7 +37,12 @@ class PassPlan:
     def __len__(self) -> int:
         """Samples that the pass gives, padding included."""
         progress = self.progress
-        return progress.rest.shared(progress.total, progress.placement, progress.ends)[0] - self.begun
+        return max(0, progress.rest.shared(progress.total, progress.placement, progress.ends)[0] - self.begun)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether something of the epoch was delivered before."""
+        return self.begun > 0 or self.progress.rest != Rest()
 
     @property
     def is_far(self) -> bool:
@@ -57,10 +63,7 @@ class PassPlan:
         taken, padding = progress.rest.shared(progress.total, progress.placement, progress.ends)
         padding = min(padding, taken - self.begun)
         if padding and last is None:
-            # Too few are left for each rank to have one: it repeats another's.
-            everybody = progress.rest.positions(progress.total, Placement(), "uneven")
-            position = next(everybody, None)
-            last = None if position is None else next(self.order.steps([position]))
+            last = next(self.order.steps(self._repeated(), self._seating), None)
         if last is not None:
             for _ in range(padding):
                 yield last._replace(finished=(), is_padding=True)
@@ -69,5 +72,13 @@ class PassPlan:
         progress = self.progress
         return progress.rest.positions(progress.total, progress.placement, progress.ends, skip=skip)
 
+    def _repeated(self) -> Iterator[int]:
+        """What padding repeats where nothing else is left: the consumer's last sample or, if it has none, another's."""
+        progress = self.progress
+        taken, padding = progress.rest.shared(progress.total, progress.placement, progress.ends)
+        if taken > padding:
+            return self._positions(taken - padding - 1)
+        return islice(progress.rest.positions(progress.total, Placement(), "uneven"), 1)
+
     def _first(self) -> int:
-        return next(islice(self._positions(self.begun), 1), 0)
+        return next(chain(self._positions(self.begun), self._repeated()), 0) if len(self) else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
@@ -231,7 +232,7 @@ class SamplePass:
         if self._ended or not self._queue:
             if not self._ended:
                 self._ended = True
-                if self._first_bad is not None and not self._delivered:
+                if self._first_bad is not None and not (self._delivered or self._plan.is_resumed):
                     raise self._first_bad  # not one sample is good: that is no matter of leaving some out
                 self._on_end()
             raise StopAsyncIteration
@@ -294,11 +295,11 @@ class SamplePass:
                 await anyio.lowlevel.checkpoint()
                 continue
             await self._window.drained_to(self._max_episodes - prefetched - 1)
-            try:
-                self._dataset.prefetch(episode)
-            except (CacheError, DatasetError):
-                return  # no matter for this pass: the next one meets it where it is
             prefetched += 1
+            if episode in self._window:
+                continue  # it will be in memory behind this pass, too
+            with suppress(DatasetError, CacheError):  # the next pass will find it, at its place
+                self._dataset.prefetch(episode)
 
     async def _produce(self) -> None:
         decodings: WeakKeyDictionary[Job, _Decoding] = WeakKeyDictionary()
@@ -317,6 +318,7 @@ class SamplePass:
         self._fail_if_stuck()
 
     async def _wait_for_room(self, samples: int) -> None:
+        await anyio.lowlevel.checkpoint()  # others' turn: there may be room for thousands of samples
         # What the consumer needs next is decoded in any case: then nothing else will give room back.
         while self._queue and self._undelivered + samples > self._max_samples:
             self._is_waiting_for_room = True

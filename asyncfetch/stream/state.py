@@ -88,9 +88,9 @@ def is_beginning(state: Mapping[str, Any]) -> bool:
     return "shares" not in state
 
 
-def check_state(state: Mapping[str, Any]) -> State:
+def check_state(state: object) -> State:
     """The state, if this version can read it."""
-    if state.get("format") != FORMAT:
+    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         raise StateMismatch(f"this isn't a state of a stream: {str(state)[:200]}")
     if state.get("version") != VERSION:
         raise StateMismatch(f"the state is of version {state.get('version')}, and this asyncfetch reads {VERSION}")

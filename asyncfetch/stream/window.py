@@ -86,6 +86,10 @@ class EpisodeWindow:
         self._freed = anyio.Event()
         group.start_soon(self._admit_ahead, name="admit episodes")
 
+    def __contains__(self, episode: int) -> bool:
+        """Whether the episode is admitted and not yet let go of."""
+        return episode in self._slots
+
     @property
     def open_episodes(self) -> int:
         """Episodes admitted and not yet let go of."""

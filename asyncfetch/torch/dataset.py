@@ -128,7 +128,8 @@ class StreamDataset(IterableDataset[Any]):
     def state_after(self, batches: int, *, batch_size: int | None = None, num_workers: int = 0) -> State:
         """This rank's state where a plain ``DataLoader`` has given so many batches of the epoch.
 
-        Exact for loaders that keep their batches in order, as they do by default.
+        Exact for loaders that keep their batches in order, as they do by default. What ``on_error="skip"`` left out in
+        the workers isn't known here: as many samples as that may come again.
 
         Args:
             batches: Since the epoch began, or since it was gone on with; of this epoch only.

@@ -172,3 +172,27 @@ async def test_the_next_epoch_finds_its_first_episodes(truth: DatasetTruth) -> N
             after = dataset.statistics().episodes
     assert after.misses == before.misses
     assert after.hits > before.hits
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_a_rest_of_which_nothing_is_good_is_no_reason_to_stop(broken: str, on_error: str) -> None:
+    stream = make(broken, on_error, shuffle=False, episodes=[1, 3])
+    samples = iter(stream)
+    assert indices(next(samples) for _ in range(9)) == list(range(5, 14))
+    state = samples.state_dict()
+    samples.close()
+    stream.load_state_dict(state)
+    assert set(indices(stream)) <= {13}
+    assert stream.epoch == 1
+    stream.close()
+
+
+async def test_what_is_bad_about_the_next_epoch_does_not_end_this_one(
+    truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object, episode: int) -> None:
+        raise af.DatasetError(f"nobody knows where episode {episode} lies")
+
+    async with af.open_dataset(str(truth.root)) as dataset, af.Stream(dataset).samples() as samples:
+        monkeypatch.setattr(af.lerobot.LeRobotDataset, "prefetch", refuse)
+        assert len([sample async for sample in samples]) == sum(truth.lengths)

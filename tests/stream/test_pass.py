@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import shutil
 import threading
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ import torch
 
 import asyncfetch as af
 from asyncfetch.lerobot import LeRobotDataset
-from asyncfetch.testing import read_identity
+from asyncfetch.testing import read_identity, write_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -338,3 +339,23 @@ async def test_a_samples_tensors_are_its_own(
     assert len({value.untyped_storage().data_ptr() for _, value in tensors}) == len(tensors)
     for key, value in tensors:
         assert value.untyped_storage().nbytes() == value.nbytes, key
+
+
+async def test_small_samples_are_started_bit_by_bit_and_not_without_end(tmp_path: Path) -> None:
+    truth = await anyio.to_thread.run_sync(lambda: write_dataset(tmp_path / "x", episodes=300, length=40, cameras=()))
+    started = [0]
+    async with stream_of(truth).samples() as samples, anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            while True:
+                started.append(samples._undelivered)
+                await anyio.lowlevel.checkpoint()
+
+        group.start_soon(watch)
+        await anext(samples)
+        while not samples._is_waiting_for_room:
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    most = max(after - before for before, after in itertools.pairwise(started))
+    assert most <= 2 * 64  # a job or two a turn
+    assert max(started) <= 64 * 64  # of 12,000

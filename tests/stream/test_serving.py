@@ -145,6 +145,19 @@ def test_statistics_are_those_of_the_process_at_any_time(
     assert indices([head, *iterator]) == alone(truth, 0)  # they came in between, and took nothing
 
 
+def test_what_statistics_met_on_their_way_does_not_hold_up_the_next_pass(
+    truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches
+) -> None:
+    for _ in range(3):
+        iterator = iter(batches)
+        next(iterator)
+        kept = batches._worker._kept  # type: ignore[union-attr]
+        while len(kept) < 2:  # as many as may be ahead: the process makes them meanwhile
+            batches.statistics()
+        iterator.close()  # type: ignore[attr-defined]
+    assert indices(batches) == alone(truth, 0)
+
+
 def test_a_state_goes_on_behind_the_batch_that_was_given_last(
     truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches
 ) -> None:

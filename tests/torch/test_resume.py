@@ -262,3 +262,38 @@ def test_a_rank_without_any_sample_repeats_anothers(truth: DatasetTruth) -> None
     stream = make_stream(truth, episodes=[2], config={"uneven_ends": "pad"})
     assert [keys_of(stream.iterate(Placement(rank, 3), epoch=0)) for rank in range(3)] == [[(2, 0)]] * 3
     stream.close()
+
+
+@pytest.mark.parametrize("taken", range(9))
+def test_padding_is_gone_on_with(truth: DatasetTruth, taken: int) -> None:
+    for rank in range(4):
+        stream = make_stream(truth, config={"uneven_ends": "pad"})
+        whole = list(stream.iterate(Placement(rank, 4), epoch=0))
+        samples = stream.iterate(Placement(rank, 4), epoch=0)
+        given = list(itertools.islice(samples, taken))
+        state = samples.state_dict()
+        samples.close()
+        stream.load_state_dict(saved(state))
+        given += stream.iterate(Placement(rank, 4), epoch=0)
+        assert keys_of(given) == keys_of(whole)
+        assert [bool(sample["is_padding"]) for sample in given] == [bool(sample["is_padding"]) for sample in whole]
+        stream.close()
+
+
+def test_a_state_behind_padding_is_read_where_there_is_none(truth: DatasetTruth) -> None:
+    padded = make_stream(truth, config={"uneven_ends": "pad"})
+    samples = padded.iterate(Placement(3, 4), epoch=0)
+    assert len(list(itertools.islice(samples, 8))) == 8
+    stream = make_stream(truth, config={"uneven_ends": "drop"})
+    stream.load_state_dict(saved(samples.state_dict()))
+    samples.close()
+    assert len(stream.planned(Placement(3, 4), 0)) == 0
+    assert list(stream.iterate(Placement(3, 4), epoch=0)) == []
+    for each in (stream, padded):
+        each.close()
+
+
+@pytest.mark.parametrize("state", [None, "x", [1], {}])
+def test_what_is_no_state_at_all_is_refused(stream: af.Stream, state: Any) -> None:  # noqa: ANN401
+    with pytest.raises(StateMismatch, match="isn't a state"):
+        stream.load_state_dict(state)

@@ -82,22 +82,25 @@ class WorkerProcess:
     def receive(self, number: int, *, keep: int | None = None) -> Answer:
         """What the worker says next about the pass or the question of this number.
 
-        What is about ``keep`` meanwhile is kept, the rest thrown away.
+        What is about ``keep`` is kept for a later call, the rest thrown away.
 
         Raises:
             WorkerError: It has ended.
             ClosedError: This side has ended it.
         """
-        for place, message in enumerate(self._kept):
-            if message.number == number:
-                del self._kept[place]
+        for _ in range(len(self._kept)):
+            if (message := self._kept.popleft()).number == number:
                 return message
+            self._pass_over(message, keep)
         while (message := self._receive()).number != number:
-            if message.number == keep:
-                self._kept.append(message)
-            elif isinstance(message, Filled):
-                self.take(message)
+            self._pass_over(message, keep)
         return message
+
+    def _pass_over(self, message: Answer, keep: int | None) -> None:
+        if message.number == keep:
+            self._kept.append(message)
+        elif isinstance(message, Filled):
+            self.take(message)  # else it would count as ahead for ever
 
     def _receive(self) -> Answer:
         try:
