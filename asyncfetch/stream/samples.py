@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
@@ -295,8 +294,10 @@ class SamplePass:
                 await anyio.lowlevel.checkpoint()
                 continue
             await self._window.drained_to(self._max_episodes - prefetched - 1)
-            with suppress(DatasetError, CacheError):  # the next pass will find it, at its place
+            try:
                 self._dataset.prefetch(episode)
+            except (CacheError, DatasetError):
+                return  # no matter for this pass: the next one meets it where it is
             prefetched += 1
 
     async def _produce(self) -> None:

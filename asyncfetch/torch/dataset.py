@@ -69,8 +69,12 @@ class StreamDataset(IterableDataset[Any]):
         self.stream = stream
         self.batch_size = batch_size
         self.drop_last = drop_last
-        # Workers count epochs in this memory, whether they were forked or spawned.
-        self._epochs = torch.from_numpy(stream.epochs.memory.copy()).share_memory_()  # type: ignore[no-untyped-call]
+        # Workers count epochs in this memory, whether they were forked or spawned. It is shared from the beginning:
+        # share_memory_() would copy it by OpenMP's threads, which a forked child of a process that has used them lacks,
+        # and waits for without end.
+        storage = torch.UntypedStorage._new_shared(stream.epochs.memory.nbytes)  # type: ignore[no-untyped-call]
+        self._epochs = torch.empty(0, dtype=torch.int64).set_(storage)
+        self._epochs.numpy()[:] = stream.epochs.memory
         stream.epochs.share(self._epochs.numpy())
         self._workers_stream: Stream | None = None
         self._rank: Placement | None = None  # in a spawned worker, which knows nothing of torch.distributed
