@@ -312,6 +312,7 @@ class SamplePass:
                     self._window.finish(self._selection[episode])
             self._queued.set()
             self._queued = anyio.Event()
+        self._window.finish_all()
         self._produced_all = True
         self._queued.set()
         self._fail_if_stuck()
