@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
@@ -313,6 +312,7 @@ class SamplePass:
                     self._window.finish(self._selection[episode])
             self._queued.set()
             self._queued = anyio.Event()
+        self._window.finish_all()
         self._produced_all = True
         self._queued.set()
         self._fail_if_stuck()

@@ -130,6 +130,11 @@ class EpisodeWindow:
             slot.finished = True
             self._let_go(slot)
 
+    def finish_all(self) -> None:
+        """The order is through: it has no use for any episode behind those announced."""
+        for episode in tuple(self._slots):
+            self.finish(episode)
+
     async def drained_to(self, episodes: int) -> None:
         """Wait until the last episode is admitted and no more than so many are left."""
         while not self._exhausted or len(self._slots) > episodes:

@@ -7,6 +7,8 @@ import pickle
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 import asyncfetch as af
@@ -196,3 +198,21 @@ async def test_what_is_bad_about_the_next_epoch_does_not_end_this_one(
     async with af.open_dataset(str(truth.root)) as dataset, af.Stream(dataset).samples() as samples:
         monkeypatch.setattr(af.lerobot.LeRobotDataset, "prefetch", refuse)
         assert len([sample async for sample in samples]) == sum(truth.lengths)
+
+
+async def test_episodes_that_end_together_leave_their_room_to_the_next_epoch(
+    truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(af.lerobot.LeRobotDataset, "prefetch", lambda _, episode: asked.append(episode))
+    config = af.StreamConfig(lanes=4, pool_episodes=4, prefetch_episodes=0)
+    async with (
+        af.open_dataset(str(truth.root), config=config) as dataset,
+        af.Stream(dataset, episodes=[0, 1, 3, 4]).samples() as samples,
+    ):
+        assert len([sample async for sample in samples]) == 33
+        with anyio.fail_after(10):
+            while len(asked) < 4:
+                await anyio.lowlevel.checkpoint()
+        assert samples.statistics().open_episodes == 0
+    assert set(asked) == {0, 1, 3, 4}
