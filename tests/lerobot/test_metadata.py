@@ -369,7 +369,8 @@ async def test_a_footer_goes_with_its_table(reader: LocalReader) -> None:
         table = await open_table(reader, str(DATA / "h264" / EPISODES), run=anyio.to_thread.run_sync)
         assert table.metadata in footers()
         del table
-        await anyio.lowlevel.checkpoint()  # the loop refers to what it delivered last
+        await anyio.to_thread.run_sync(bool)  # the thread refers to its last result until it has a new one
+        await anyio.lowlevel.checkpoint()  # and the loop to what it delivered last
         assert not footers()
     finally:
         gc.enable()
