@@ -9,8 +9,7 @@ epoch: in turns, or by batches.
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -39,6 +38,8 @@ class Rest:
     """Everything from here on is left."""
     missing: tuple[int, ...] = ()
     """Positions in front of that which are left too, ascending."""
+    stride: int = field(default=1, compare=False)
+    """How far apart those of one consumer lie, mostly: what is left of each then takes little room in a state."""
 
     def left(self, total: int) -> int:
         """How many samples, in an epoch of ``total``."""
@@ -73,11 +74,12 @@ class Rest:
         indices = itertools.chain((np.flatnonzero(lacking) + low).tolist(), range(max(low, high), len(self.missing)))
         known = len(self.missing)
         missing = tuple(self.missing[index] if index < known else self.position + index - known for index in indices)
-        return Rest(self.position + max(0, max(low, high) - known), missing)
+        stride = max(placement.period for placement in delivered)
+        return Rest(self.position + max(0, max(low, high) - known), missing, stride)
 
     def as_json(self) -> dict[str, Any]:
         """For a state. ``missing`` as [start, stop, step], of which a slow consumer takes one or a few."""
-        return {"position": self.position, "missing": [list(run) for run in _runs(self.missing)]}
+        return {"position": self.position, "missing": _runs(self.missing, self.stride)}
 
     @classmethod
     def of_json(cls, state: Mapping[str, Any], total: int) -> Rest:
@@ -85,23 +87,24 @@ class Rest:
         try:
             position = int(state["position"])
             missing = tuple(sorted(itertools.chain.from_iterable(range(*run) for run in state["missing"])))
+            stride = max((int(step) for _, _, step in state["missing"]), default=1)
         except (KeyError, TypeError, ValueError) as error:
             raise StateMismatch(f"a state's rest of an epoch must have position and missing, not {state!r}") from error
         within = 0 <= position <= total and missing[:1] >= (0,) * bool(missing) and missing[-1:] < (position,)
         if not within or len(set(missing)) != len(missing):
             raise StateMismatch(f"position={position} and missing={state['missing']} are none of {total} samples")
-        return cls(position, missing)
+        return cls(position, missing, max(1, stride))
 
 
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Ascending numbers as ranges with one step each, each as long as it gets."""
-    rest = list(numbers)
-    while rest:
-        first, step = rest[0], rest[1] - rest[0] if len(rest) > 1 else 1
-        run = [first]
-        place = 0
-        while (place := bisect_left(rest, run[-1] + step, place)) < len(rest) and rest[place] == run[-1] + step:
-            run.append(rest[place])
-        yield first, run[-1] + 1, step
-        taken = set(run)
-        rest = [number for number in rest if number not in taken]
+def _runs(numbers: Sequence[int], stride: int) -> list[list[int]]:
+    """Ascending numbers as ranges [start, stop, stride]."""
+    runs: list[list[int]] = []
+    latest: dict[int, list[int]] = {}
+    for number in numbers:
+        run = latest.get(number % stride)
+        if run is not None and number == run[1] - 1 + stride:
+            run[1] = number + 1
+        else:
+            run = latest[number % stride] = [number, number + 1, stride]
+            runs.append(run)
+    return runs
