@@ -44,6 +44,10 @@ def slow(sample):
     time.sleep(0.005)
     return sample
 
+def slower(sample):  # so that an epoch takes seconds: Python loses an interrupt that comes while workers are forked
+    time.sleep(0.05)
+    return sample
+
 def forever(stream):
     while True:
         yield from stream
@@ -166,10 +170,10 @@ INTERRUPTED = [
         anyio.run(main)
         """,
     ),
-    Interrupted("a loader", f"for number, _ in enumerate(forever(loader_of(make(transform=slow)))): {FIRST}"),
+    Interrupted("a loader", f"for number, _ in enumerate(forever(loader_of(make(transform=slower)))): {FIRST}"),
     Interrupted(
         "a loader and its workers",
-        f"for number, _ in enumerate(forever(loader_of(make(transform=slow)))): {FIRST}",
+        f"for number, _ in enumerate(forever(loader_of(make(transform=slower)))): {FIRST}",
         True,
     ),
 ]
