@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 import asyncfetch as af
-from asyncfetch.stream.order import Order, Step
+from asyncfetch.stream import Placement
+from asyncfetch.stream.order import Step
 from bench.baselines import decode_bare
 from bench.data import bench_dataset
 from bench.throughput import preload, time_pipeline
@@ -52,18 +53,9 @@ class Row:
     """Fewest."""
 
 
-def order_of(dataset: af.LeRobotDataset, group_frames: int) -> list[Step]:
+def order_of(dataset: af.LeRobotDataset) -> list[Step]:
     """The first epoch of a stream of the dataset."""
-    order = Order(
-        dataset.episodes.lengths,
-        shuffle=True,
-        seed=0,
-        epoch=0,
-        lanes=dataset.config.lanes,
-        pool_episodes=dataset.config.pool_episodes,
-        group_frames=group_frames,
-    )
-    return list(order.steps(range(len(order))))
+    return list(af.Stream(dataset).plan(dataset, Placement(), epoch=0).steps())
 
 
 def groups_of_neighbours(steps: list[Step], gop: int) -> tuple[int, float]:
@@ -84,7 +76,7 @@ async def measure(path: Path, video: str, samples: int, repeats: int) -> Row:
             af.open_dataset(str(path), config=af.StreamConfig(max_bytes=8 << 30, group_frames=1))
         )
         gop = grouped.group_frames
-        orders = {grouped: order_of(grouped, gop), singly: order_of(singly, 1)}
+        orders = {grouped: order_of(grouped), singly: order_of(singly)}
         for dataset, steps in orders.items():
             await preload(dataset, {step.episode for step in steps})
         chosen = range(max(1, samples // int(grouped.episodes.lengths[0])))

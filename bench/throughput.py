@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 
 import asyncfetch as af
 from asyncfetch.config import usable_cpus
-from asyncfetch.stream.order import Order, Step
+from asyncfetch.stream import Placement
 from bench.baselines import decode_bare, read_by_file, runs_of
 from bench.data import bench_dataset
 from bench.nginx import NginxServer
@@ -38,6 +38,8 @@ from bench.parts import hand_over_microseconds, header_milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from asyncfetch.stream.order import Step
 
 MIB = 1024 * 1024
 LOOK_AHEAD = 10_000
@@ -55,16 +57,7 @@ class Setting:
 
     def steps(self, dataset: af.LeRobotDataset) -> Iterator[Step]:
         """The order of the first epoch of a stream of this setting."""
-        order = Order(
-            dataset.episodes.lengths,
-            shuffle=True,
-            seed=0,
-            epoch=0,
-            lanes=self.config.lanes,
-            pool_episodes=self.config.pool_episodes,
-            group_frames=dataset.group_frames,
-        )
-        return order.steps(range(len(order)))
+        return af.Stream(dataset).plan(dataset, Placement(), epoch=0).steps()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PassPlan"]
 
+STRETCH_STEPS = 500
+"""Of the order that a look-ahead goes through at a time: about a millisecond."""
+
 
 class PassPlan:
     """The steps that are left for one consumer.
@@ -67,6 +70,17 @@ class PassPlan:
         if last is not None:
             for _ in range(padding):
                 yield last._replace(finished=(), is_padding=True)
+
+    def first_uses(self) -> Iterator[int | None]:
+        """The episodes in the order of their first use; None now and then where they are far apart."""
+        used: set[int] = set()
+        for number, step in enumerate(self.steps()):
+            if number % STRETCH_STEPS == 0:
+                yield None
+            if step.episode not in used:
+                used.add(step.episode)
+                yield self.selection[step.episode]
+            used.difference_update(step.finished)
 
     def _positions(self, skip: int) -> Iterator[int]:
         progress = self.progress

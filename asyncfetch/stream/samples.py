@@ -22,7 +22,7 @@ from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes
 from asyncfetch.stream.window import EpisodeWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import TracebackType
 
     from asyncfetch.config import OnError
@@ -52,9 +52,6 @@ class PassStatistics:
     open_episodes: int
     """Episodes in memory or on their way."""
 
-
-STRETCH_STEPS = 500
-"""Of the order that the look-ahead goes through at a time: about a millisecond."""
 
 Delivery = tuple[int, "Sample"]
 """A sample, and how many its consumer has been given with it."""
@@ -169,7 +166,7 @@ class SamplePass:
                 await anyio.to_thread.run_sync(self._plan.find)
             self._window = EpisodeWindow(
                 self._dataset,
-                _first_uses(self._plan),
+                self._plan.first_uses(),
                 self._group,
                 max_episodes=self._max_episodes,
                 on_full=self._fail_if_stuck,
@@ -288,7 +285,7 @@ class SamplePass:
     async def _look_beyond(self, beyond: PassPlan) -> None:
         """As many episodes of the next epoch as those of this one leave room for: its start then finds them here."""
         prefetched = 0
-        for episode in _first_uses(beyond):
+        for episode in beyond.first_uses():
             if prefetched == self._max_episodes:
                 return
             if episode is None:
@@ -392,15 +389,3 @@ class SamplePass:
             first_sample_seconds=self._first_sample_seconds,
             open_episodes=self._window.open_episodes,
         )
-
-
-def _first_uses(plan: PassPlan) -> Iterator[int | None]:
-    """The episodes in the order of their first use; None now and then where they are far apart."""
-    used: set[int] = set()
-    for number, step in enumerate(plan.steps()):
-        if number % STRETCH_STEPS == 0:
-            yield None
-        if step.episode not in used:
-            used.add(step.episode)
-            yield plan.selection[step.episode]
-        used.difference_update(step.finished)
