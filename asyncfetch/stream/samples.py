@@ -198,11 +198,12 @@ class SamplePass:
         return self
 
     async def __anext__(self) -> Sample:
-        async with self._turn:
-            while not self._current:
-                self._current.extend(await self._next_parcel())
-            self._plan.progress.delivered, sample = self._current.popleft()
-            return sample
+        if not self._current:
+            async with self._turn:
+                while not self._current:
+                    self._current.extend(await self._next_parcel())
+        self._plan.progress.delivered, sample = self._current.popleft()
+        return sample
 
     async def next_parcel(self) -> list[Delivery]:
         """The next few samples, for handing over to another thread, which is to note how many it delivered.
@@ -239,7 +240,8 @@ class SamplePass:
             if not decoding.ready.is_set():
                 self._window.hurry(self._selection[step.episode])
         for decoding in coming.decodings:
-            await decoding.ready.wait()
+            if not decoding.ready.is_set():  # else it would still give the loop a turn, for each sample
+                await decoding.ready.wait()
         self._check_open()
         self._queue.popleft()
         samples = self._take(coming)
