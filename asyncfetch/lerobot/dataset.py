@@ -145,7 +145,7 @@ class LeRobotDataset:
             self._group,
             clips=self._clips,
             rows=RowReader(reader, metadata, max_bytes=tables_bytes - 2 * small_bytes, run=run),
-            indexes=VideoIndexes(reader, max_bytes=small_bytes, run=run),
+            indexes=VideoIndexes(reader, max_bytes=small_bytes, run=run, sharing=metadata.episodes.sharing_video_file),
             decoders=self._decoders,
             backend=config.decoder,
             metadata=metadata,

@@ -256,7 +256,7 @@ class SamplePass:
             self._undelivered -= 1
             if not isinstance(result, Failed):
                 given = self._substitutes.good(result) if self._on_error == "replace" else [result]
-            elif self._on_error == "raise" or not isinstance(result.error, BAD_DATA):
+            elif self._on_error == "raise" or result.by_transform or not isinstance(result.error, BAD_DATA):
                 self._failure = result.error
                 break
             else:

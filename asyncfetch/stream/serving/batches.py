@@ -12,6 +12,7 @@ from asyncfetch.stream.serving.messages import AskStatistics, Begin, Failed, Fil
 from asyncfetch.stream.serving.packing import unpack
 from asyncfetch.stream.serving.process import WorkerProcess
 from asyncfetch.stream.serving.worker import Plan
+from asyncfetch.stream.stream import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetStatistics
     from asyncfetch.stream.serving.messages import Answer
     from asyncfetch.stream.state import State
-    from asyncfetch.stream.stream import Stream
 
 __all__ = ["ServedBatches", "serve_samples"]
 
@@ -85,6 +85,8 @@ class ServedBatches:
         for name, value in numbers.items():
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number, at least 1, not {value!r}")
+        if not isinstance(stream, Stream):
+            raise ConfigError(f"serve_samples takes a Stream, not {stream!r:.80}; of a StreamDataset, its .stream")
         if not isinstance(stream.source, str):
             raise ConfigError(
                 "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
