@@ -107,7 +107,8 @@ class SamplePass:
         builder: Makes the samples of a job, in a decode thread.
         sizes: How much is decoded at a time.
         max_samples: Decoded, or being decoded, that the consumer hasn't been given yet.
-        max_episodes: Episodes admitted at a time.
+        max_episodes: That the order draws from at a time, and that are fetched ahead.
+        prefetch_episodes: Those of them that are fetched ahead.
         on_error: As in StreamConfig.
         quarantine: Where to note what is left out or replaced.
         beyond: Of the pass that will follow on the same dataset, if one will: its first episodes are prefetched while
@@ -124,6 +125,7 @@ class SamplePass:
         sizes: Sizes,
         max_samples: int,
         max_episodes: int,
+        prefetch_episodes: int,
         on_error: OnError,
         quarantine: Quarantine,
         beyond: PassPlan | None,
@@ -136,6 +138,7 @@ class SamplePass:
         self._sizes = sizes
         self._max_samples = max_samples
         self._max_episodes = max_episodes
+        self._prefetch_episodes = prefetch_episodes
         self._on_error = on_error
         self._quarantine = quarantine
         self._substitutes = Substitutes()
@@ -168,7 +171,7 @@ class SamplePass:
                 self._dataset,
                 self._plan.first_uses(),
                 self._group,
-                max_episodes=self._max_episodes,
+                prefetch_episodes=self._prefetch_episodes,
                 on_full=self._fail_if_stuck,
             )
             self._group.start_soon(self._produce, name="produce samples")

@@ -72,7 +72,7 @@ def test_nothing_is_decoded_with_what_may_need_the_memory_of_its_episode(case: t
 
 
 def test_no_run_is_cut_short_by_where_the_look_ahead_ends() -> None:
-    lengths = np.full(64, 30)
+    lengths = np.full(8, 240)
     order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=8, pool_episodes=8, group_frames=6)
     steps = list(order.steps(range(len(order))))
     for parcel in parcels(steps, Sizes(6, 3, 7, 8)):
