@@ -16,7 +16,7 @@ from asyncfetch.errors import ConfigError, StateMismatch, redact_url
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Placement, Session, Stream
-from asyncfetch.stream.state import State, merge_shares
+from asyncfetch.stream.state import State, check_state, merge_shares
 from asyncfetch.torch.collate import collate
 
 if TYPE_CHECKING:
@@ -122,10 +122,14 @@ class StreamDataset(IterableDataset[Any]):
 
     def load_state_dict(self, state: State) -> None:
         """Go on where ``state`` was taken: see ``Stream.load_state_dict``. Before the loader makes its workers."""
-        self.stream.load_state_dict(state)
         self._workers_stream = None
-        if get_worker_info() is None:  # what workers of earlier loaders are still doing doesn't count any more
+        if get_worker_info() is None:
+            self.stream.load_state_dict(state)
+            # What workers of earlier loaders are still doing doesn't count any more.
             self.stream.set_epoch(self.stream.epoch)
+        else:  # a StatefulDataLoader's, which goes on to the next epoch by itself
+            state = check_state(state)
+            self.stream.go_on(state, state["epoch"])
 
     def state_after(self, batches: int, *, batch_size: int | None = None, num_workers: int = 0) -> State:
         """This rank's state where a plain ``DataLoader`` has given so many batches of the epoch.
