@@ -93,7 +93,7 @@ class Stream:
         self._waiting: tuple[LeRobotDataset, Placement] | None = None
         """What the latest synchronous pass will read, and as whom, until it takes its epoch."""
         self.quarantine = Quarantine()
-        """What ``on_error`` left out or replaced, in this process."""
+        """What ``on_error`` left out or replaced, in this process and in those that read for it."""
         self._passes = 0
 
     @property
