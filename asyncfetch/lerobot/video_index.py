@@ -29,6 +29,8 @@ HEAD_BYTES = 16 * 1024
 FRAME_INDEX_BYTES = 8
 """Of an index for a frame, asked for beside that: AV1 has 6 at two frames a key frame, H.264 and HEVC up to 14, but
 rarely. What is asked for in vain is a thousandth of a frame; what is missing costs one request more."""
+LEAST_FRAME_BYTES = 256
+"""Of a video. A file that may be shorter than what is asked for of its head is asked for that alone."""
 MAX_INDEX_BYTES = 512 * 1024
 """Asked for on a guess, in one stream; a longer index costs one request more."""
 MAX_READS = 32
@@ -151,7 +153,7 @@ async def fetch_moov(
     """
     guess_bytes = min(HEAD_BYTES + frames * FRAME_INDEX_BYTES, MAX_INDEX_BYTES)
     tail = memoryview(b"")
-    if episodes == 1:
+    if episodes == 1 and frames * LEAST_FRAME_BYTES > HEAD_BYTES:
         (info, piece), (_, tail) = await gather(
             partial(reader.fetch_head, url, HEAD_BYTES), partial(reader.fetch_tail, url, guess_bytes)
         )

@@ -191,9 +191,10 @@ def test_an_episode_that_begins_on_two_seats_comes_in_two_parts() -> None:
 def test_episodes_of_one_length_are_needed_one_by_one(lanes: int, pool: int) -> None:
     length = 150
     steps = drawn(order([length] * 500, lanes=lanes, pool=pool))
-    seen: set[int] = set()
-    first_uses = [number for number, (episode, _) in enumerate(steps) if episode not in seen and not seen.add(episode)]
-    behind = first_uses[pool // 2 :]
+    first_uses: dict[int, int] = {}
+    for number, (episode, _) in enumerate(steps):
+        first_uses.setdefault(episode, number)
+    behind = list(first_uses.values())[pool // 2 :]
     # On average one in as many samples as an episode has; eight of them are fetched ahead.
     assert all(8 * length / 2 < later - number for number, later in zip(behind, behind[8:], strict=False))
 

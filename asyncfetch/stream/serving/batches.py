@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.runtime.fork import ForkGuard
-from asyncfetch.stream.serving.messages import AskStatistics, Begin, Failed, Filled, Statistics, Stop
+from asyncfetch.stream.serving.messages import AskStatistics, Begin, Ended, Failed, Filled, Statistics, Stop
 from asyncfetch.stream.serving.packing import unpack
 from asyncfetch.stream.serving.process import WorkerProcess
 from asyncfetch.stream.serving.worker import Plan
@@ -133,6 +133,7 @@ class ServedBatches:
         worker.send(Begin(number, self._stream.start_of(turn.epoch)))
         try:
             while isinstance(message := self._receive(worker, number), Filled):
+                self._stream.quarantine.extend(message.quarantined)
                 yield self._open(worker, message)
         except GeneratorExit:
             if not self._guard.in_child:
@@ -140,6 +141,8 @@ class ServedBatches:
             raise
         if isinstance(message, Failed):
             message.raise_it()
+        assert isinstance(message, Ended)
+        self._stream.quarantine.extend(message.quarantined)
         self._state = None
         self._stream.end_epoch(turn)
 
