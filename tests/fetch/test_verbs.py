@@ -111,7 +111,9 @@ async def test_fetch_into(fetcher: Fetcher, put: Callable[[str, bytes], str]) ->
 
 
 @pytest.mark.parametrize(
-    "buffer", [b"12345", bytearray(4), bytearray(6), memoryview(bytearray(10))[::2], "12345"], ids=str
+    "buffer",
+    [b"12345", bytearray(4), bytearray(6), memoryview(bytearray(10))[::2], "12345"],
+    ids=["read-only", "short", "long", "with gaps", "text"],
 )
 async def test_fetch_into_needs_a_writable_buffer_of_the_right_length(
     fetcher: Fetcher, put: Callable[[str, bytes], str], buffer: bytearray
