@@ -318,7 +318,10 @@ class Folder:
             except BlockingIOError:
                 yield False
             else:
-                yield True
+                try:
+                    yield True
+                finally:
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile has it open, for hours perhaps
         finally:
             os.close(descriptor)
 
