@@ -415,5 +415,5 @@ except KeyboardInterrupt: print("interrupted")
 store.let("a")
 print(lazy.get())
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=10, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=18, check=False)
     assert (ended.returncode, ended.stdout) == (0, "interrupted\nb'a'\n")
