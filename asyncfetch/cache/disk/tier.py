@@ -8,7 +8,7 @@ from pathlib import Path
 
 from asyncfetch.errors import ConfigError
 
-__all__ = ["DIRECTORY_VARIABLE", "DiskTier", "default_directory"]
+__all__ = ["DIRECTORY_VARIABLE", "DiskTier", "absolute_directory", "default_directory"]
 
 DIRECTORY_VARIABLE = "ASYNCFETCH_DISK_CACHE_DIR"
 
@@ -17,8 +17,19 @@ def default_directory() -> Path:
     """Where the command line looks for a tier that isn't named: the environment's, or the user's cache directory."""
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "asyncfetch" / "disk"
+        return absolute_directory(named)
+    return absolute_directory(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "asyncfetch" / "disk"
+
+
+def absolute_directory(directory: str | os.PathLike[str]) -> Path:
+    """Where it is, without asking the disk; ConfigError for a name that no directory can have."""
+    try:
+        path = Path(directory).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(f"the directory {os.fspath(directory)!r} begins with a user who has no home here") from error
+    if not os.fspath(directory) or "\0" in str(path):
+        raise ConfigError(f"{os.fspath(directory)!r} doesn't name a directory")
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +51,7 @@ class DiskTier:
     1 GiB is what a log or a checkpoint needs to say that the disk is full."""
 
     def __post_init__(self) -> None:
-        if not os.fspath(self.directory):
-            raise ConfigError("directory must name one, not be empty")
+        absolute_directory(self.directory)
         if self.max_bytes < 1:
             raise ConfigError(f"max_bytes must be at least 1, not {self.max_bytes}")
         if self.min_free_bytes < 0:
@@ -50,4 +60,4 @@ class DiskTier:
     @property
     def path(self) -> Path:
         """The directory, absolute."""
-        return Path(self.directory).expanduser().absolute()
+        return absolute_directory(self.directory)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncfetch.cache.disk import DiskStore, DiskTier, verify
+from asyncfetch.cache.disk import DiskStore, DiskTier, Folder, verify
 from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version
 from asyncfetch.errors import CacheError, ConfigError
 from asyncfetch.ranges import ObjectInfo
@@ -396,8 +396,19 @@ def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
 def test_bounds_that_cannot_be_meant_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         DiskTier("somewhere", **options)
-    with pytest.raises(ConfigError):
-        DiskTier("", 1)
+
+
+@pytest.mark.parametrize("directory", ["", "a\0b", "~nobody-of-this-name/cache"])
+def test_a_directory_that_cannot_be_meant_is_refused(directory: str) -> None:
+    with pytest.raises(ConfigError, match="director"):
+        DiskTier(directory, 1)
+
+
+def test_a_directory_that_is_no_tier_is_not_made_one_by_looking_at_it(tmp_path: Path) -> None:
+    (tmp_path / "v1/objects").mkdir(parents=True)
+    with pytest.raises(CacheError, match="no disk tier"):
+        Folder(tmp_path, create=False)
+    assert [*tmp_path.iterdir(), *(tmp_path / "v1").iterdir()] == [tmp_path / "v1", tmp_path / "v1/objects"]
 
 
 def test_a_tier_is_a_value_whose_path_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
