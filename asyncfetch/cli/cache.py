@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from asyncfetch.cache.disk import DIRECTORY_VARIABLE, Folder, absolute_directory, default_directory, verify
+from asyncfetch.cache.directories import absolute_directory
+from asyncfetch.cache.disk import DIRECTORY_VARIABLE, Folder, default_directory, verify
 from asyncfetch.cli.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from asyncfetch.cache.disk.folder import BlockFile, Folder, Removed, Survey
 from asyncfetch.cache.disk.reader import DiskReader
 from asyncfetch.cache.disk.store import DiskStatistics, DiskStore, verify
-from asyncfetch.cache.disk.tier import DIRECTORY_VARIABLE, DiskTier, absolute_directory, default_directory
+from asyncfetch.cache.disk.tier import DIRECTORY_VARIABLE, DiskTier, default_directory
 
 __all__ = [
     "DIRECTORY_VARIABLE",
@@ -26,7 +26,6 @@ __all__ = [
     "Folder",
     "Removed",
     "Survey",
-    "absolute_directory",
     "default_directory",
     "verify",
 ]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+from asyncfetch.cache.directories import absolute_directory
 from asyncfetch.errors import ConfigError
 
-__all__ = ["DIRECTORY_VARIABLE", "DiskTier", "absolute_directory", "default_directory"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["DIRECTORY_VARIABLE", "DiskTier", "default_directory"]
 
 DIRECTORY_VARIABLE = "ASYNCFETCH_DISK_CACHE_DIR"
 
@@ -19,17 +23,6 @@ def default_directory() -> Path:
     if named:
         return absolute_directory(named)
     return absolute_directory(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "asyncfetch" / "disk"
-
-
-def absolute_directory(directory: str | os.PathLike[str]) -> Path:
-    """Where it is, without asking the disk; ConfigError for a name that no directory can have."""
-    try:
-        path = Path(directory).expanduser().absolute()
-    except RuntimeError as error:
-        raise ConfigError(f"the directory {os.fspath(directory)!r} begins with a user who has no home here") from error
-    if not os.fspath(directory) or "\0" in str(path):
-        raise ConfigError(f"{os.fspath(directory)!r} doesn't name a directory")
-    return path
 
 
 @dataclass(frozen=True, slots=True)

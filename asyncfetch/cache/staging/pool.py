@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
 
+from asyncfetch.cache.directories import absolute_directory
 from asyncfetch.cache.staging.binding import Method, StoreBinding, Stored, ValueBinding, dumps
 from asyncfetch.cache.staging.directory import StagingDirectory
 from asyncfetch.cache.staging.engine import Engine
@@ -138,7 +139,7 @@ class CachePool:
             raise ConfigError(f"method of a cache pool must be 'raw' or 'pickle', not {method!r}")
         if timeout_seconds is not None and timeout_seconds <= 0:
             raise ConfigError(f"timeout_seconds must be positive, or None for no limit, not {timeout_seconds}")
-        self._parent = None if parent_dir is None else os.fspath(parent_dir)
+        self._parent = None if parent_dir is None else str(absolute_directory(parent_dir))
         self._settings = (parent_dir, workers, max_bytes, max_count, method, timeout_seconds)
         self._workers = workers
         self._max_bytes = max_bytes
