@@ -6,6 +6,7 @@ space           who gets room next
 range_stream    many ranges as they arrive
 versions        of which version of each object the entries are
 names           what an object is called, however its url is signed
+directories     what users call a directory
 disk            DiskTier: a directory below the memory, shared by processes and jobs
 staging         files on disk between asking and consuming: CachePool
 """

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from asyncfetch.cache.directories import absolute_directory
 from asyncfetch.cache.disk import DIRECTORY_VARIABLE, Folder, default_directory, verify
 from asyncfetch.cli.sizes import format_bytes, parse_bytes
 
@@ -104,7 +105,7 @@ def clear(directory: DirectoryOption = None, as_json: JsonOption = False) -> Non
 
 
 def _resolve(directory: Path | None) -> Path:
-    return (directory or default_directory()).expanduser().absolute()
+    return default_directory() if directory is None else absolute_directory(directory)
 
 
 @contextmanager

@@ -62,6 +62,13 @@ def test_path_is_the_option_else_the_environments_else_the_users(
     assert run("path", "--directory", "/else/where") == "/else/where\n"
 
 
+def test_a_directory_of_nobody_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASYNCFETCH_DISK_CACHE_DIR", "~nobody-of-this-name/cache")
+    ended = shell("cache", "path")
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert "begins with a user who has no home here" in ended.stderr
+
+
 def test_stats_are_for_people_or_machines(store: DiskStore) -> None:
     shown = run("stats", "-d", store.tier.path)
     assert "3.01 MiB" in shown

@@ -103,9 +103,11 @@ class Folder:
         self.directory = directory
         self._root = directory / "v1"
         self._objects, self._new, self._evicting = self._root / "objects", self._root / "new", self._root / "evicting"
-        if not create and not self._root.is_dir():
-            raise CacheError(f"there is no disk tier at {directory}: it has no folder {self._root.name}")
         try:
+            if not create and not (self._objects.is_dir() and (self._root / "used").is_file()):
+                raise CacheError(
+                    f"there is no disk tier at {directory}: it has no {self._root.name}/used beside objects"
+                )
             self._prepare()
             self._account = Account(self._root / "used")
             try:
@@ -231,15 +233,15 @@ class Folder:
 
     def survey(self) -> Survey:
         """Look at everything."""
-        objects = set()
-        files = total = 0
+        objects = files = total = 0
+        latest = ""
         times: list[int] = []
-        for file in self.files():
-            objects.add(file.version.object)
+        for file in self.files():  # an object's one after another
+            objects, latest = objects + (file.version.object != latest), file.version.object
             files, total = files + 1, total + file.cost_bytes
             times = [min([*times, file.used_at_ns]), max([*times, file.used_at_ns])]
         oldest, newest = times or (None, None)
-        return Survey(len(objects), files, total, self._unfinished_bytes(), oldest, newest)
+        return Survey(objects, files, total, self._unfinished_bytes(), oldest, newest)
 
     def count(self) -> int:
         """What there is, counted; sets the account right. Waits for those who evict."""
@@ -318,7 +320,10 @@ class Folder:
             except BlockingIOError:
                 yield False
             else:
-                yield True
+                try:
+                    yield True
+                finally:
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child forked meanwhile has it open, for hours perhaps
         finally:
             os.close(descriptor)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -97,5 +98,7 @@ def _locks_work(lock_file: Path) -> bool:
     else:
         return False
     finally:
+        with suppress(OSError):
+            fcntl.flock(one, fcntl.LOCK_UN)  # a child forked meanwhile has it open
         os.close(other)
         os.close(one)

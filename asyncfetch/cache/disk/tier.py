@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+from asyncfetch.cache.directories import absolute_directory
 from asyncfetch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["DIRECTORY_VARIABLE", "DiskTier", "default_directory"]
 
@@ -17,8 +21,8 @@ def default_directory() -> Path:
     """Where the command line looks for a tier that isn't named: the environment's, or the user's cache directory."""
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "asyncfetch" / "disk"
+        return absolute_directory(named)
+    return absolute_directory(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "asyncfetch" / "disk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,7 @@ class DiskTier:
     1 GiB is what a log or a checkpoint needs to say that the disk is full."""
 
     def __post_init__(self) -> None:
-        if not os.fspath(self.directory):
-            raise ConfigError("directory must name one, not be empty")
+        absolute_directory(self.directory)
         if self.max_bytes < 1:
             raise ConfigError(f"max_bytes must be at least 1, not {self.max_bytes}")
         if self.min_free_bytes < 0:
@@ -50,4 +53,4 @@ class DiskTier:
     @property
     def path(self) -> Path:
         """The directory, absolute."""
-        return Path(self.directory).expanduser().absolute()
+        return absolute_directory(self.directory)

@@ -20,7 +20,7 @@ __all__ = ["Binding", "Method", "StoreBinding", "Stored", "ValueBinding", "dumps
 Method = Literal["raw", "pickle"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Stored:
     """What a read brought, in the form that is staged."""
 

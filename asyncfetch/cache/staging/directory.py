@@ -80,6 +80,17 @@ class StagingDirectory:
         """Where files go; None before the first one and after the end."""
         return None if self._owned is None else self._owned.path
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is written any more."""
+        return self._closed
+
+    def close_at_exit(self) -> None:
+        """Close it when the process ends, unless that was done by then. To be called once, before the first file."""
+        atexit.register(self.close)
+        if (util := sys.modules.get("multiprocessing.util")) is not None:
+            self._finalizer = util.Finalize(None, self.close, exitpriority=10)  # its children leave without atexit
+
     def write(self, stored: Stored) -> StagedFile:
         """A new file, whole or not at all, under a name that is never used again; OSError where it can't be."""
         owned = self._open()
@@ -122,17 +133,12 @@ class StagingDirectory:
         parent = self.parent
         os.makedirs(parent, exist_ok=True)
         _sweep(parent)
-        made: _OwnedDirectory | None = _OwnedDirectory(parent)  # by several threads perhaps; the first one counts
-        with self._lock:
-            if self._owned is None and not self._closed:
-                self._owned, made = made, None
-                self._at_exit()
-            owned = self._owned
-        if made is not None:
-            made.remove()
-        if owned is None:
-            raise FileNotFoundError(f"the staging directory in {self.parent} was removed")
-        return owned
+        with self._lock:  # while it is made: an exit that came between would leave it lying there
+            if self._closed:
+                raise FileNotFoundError(f"the staging directory in {parent} was removed")
+            if self._owned is None:
+                self._owned = _OwnedDirectory(parent)
+            return self._owned
 
     def _lose(self, owned: _OwnedDirectory) -> None:
         """Somebody deleted it: the next write makes another one."""
@@ -141,12 +147,6 @@ class StagingDirectory:
                 return
             self._owned = None
         owned.remove()
-
-    def _at_exit(self) -> None:
-        self._not_at_exit()
-        atexit.register(self.close)
-        if (util := sys.modules.get("multiprocessing.util")) is not None:
-            self._finalizer = util.Finalize(None, self.close, exitpriority=10)  # its children leave without atexit
 
     def _not_at_exit(self) -> None:
         atexit.unregister(self.close)

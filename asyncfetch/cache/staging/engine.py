@@ -143,6 +143,7 @@ class Engine:
             is_first, self._has_janitor = not self._has_janitor, True
         if not is_first:
             return
+        self.directory.close_at_exit()
         try:
             threading.Thread(target=self._tidy, name="asyncfetch staging janitor", daemon=True).start()
         except RuntimeError as error:
@@ -156,6 +157,8 @@ class Engine:
         try:
             return self.directory.write(stored)
         except (OSError, MemoryError) as error:
+            if self.directory.is_closed:
+                return None
             with self.table() as table:
                 first = not self.write_failures
                 self.write_failures += 1

@@ -7,6 +7,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
 
+from asyncfetch.cache.directories import absolute_directory
 from asyncfetch.cache.staging.binding import Method, StoreBinding, Stored, ValueBinding, dumps
 from asyncfetch.cache.staging.directory import StagingDirectory
 from asyncfetch.cache.staging.engine import Engine
@@ -93,9 +94,10 @@ class CachePool:
     nor for the queue: what isn't begun is read at once, what is being read is joined. Room is set aside before a read
     where the store knows the size, and where it doesn't, as much as files usually take. Files larger than
     ``max_bytes`` are read when they are asked for. Where there was no room, the handles that are left after such a
-    read queue again, at the tail: a file is read once more then, because its bytes may be kept nowhere. A read that
-    fails gives its error to every handle of the file; when the last of them has it, or is gone, a new handle reads
-    anew. When the disk can't be written, data is served all the same, with one warning.
+    read queue again, at the tail: the file is read once more then, because its bytes may be kept nowhere, but not for
+    those who ask while somebody still decodes them. A read that fails gives its error to every handle of the file; when
+    the last of them has it, or is gone, a new handle reads anew. When the disk can't be written, data is served all the
+    same, with one warning.
 
     Every process has its own files, threads and figures, and each its own bounds: with 8 loader workers, 8 times
     ``max_bytes`` is what they take together. After a fork the child's first use starts afresh, and handles that came
@@ -137,7 +139,7 @@ class CachePool:
             raise ConfigError(f"method of a cache pool must be 'raw' or 'pickle', not {method!r}")
         if timeout_seconds is not None and timeout_seconds <= 0:
             raise ConfigError(f"timeout_seconds must be positive, or None for no limit, not {timeout_seconds}")
-        self._parent = None if parent_dir is None else os.fspath(parent_dir)
+        self._parent = None if parent_dir is None else str(absolute_directory(parent_dir))
         self._settings = (parent_dir, workers, max_bytes, max_count, method, timeout_seconds)
         self._workers = workers
         self._max_bytes = max_bytes

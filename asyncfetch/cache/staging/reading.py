@@ -26,6 +26,7 @@ class Reading:
     def __init__(self, engine: Engine, entry: Entry) -> None:
         self._engine = engine
         self._entry = entry
+        assert entry.flight is not None
         self._flight = entry.flight
         self._stored: Stored | None = None
 
@@ -50,17 +51,16 @@ class Reading:
         return self.read if reads else None
 
     def read(self) -> Step | None:
-        """Read, and serve those who wait."""
+        """Read, unless somebody has the bytes already, and serve those who wait."""
         try:
-            stored = self._entry.binding.read()
+            stored = self._flight.result() if self._flight.done() else self._entry.binding.read()
         except BaseException as error:  # noqa: BLE001 - likewise
             self._fail(error)
             return None
         with self._engine.table() as table:
-            writes = table.landed(self._entry, len(stored.data))
-        if self._flight is not None:
+            writes = table.landed(self._entry, stored)
+        if not self._flight.done():
             self._flight.set_result(stored)
-        self._flight = None
         if not writes:
             return None
         self._stored = stored
@@ -80,6 +80,5 @@ class Reading:
         del self._flight, self._entry
         with self._engine.table() as table:
             table.failed(entry)
-        if flight is not None:
-            flight.set_exception(error)
+        flight.set_exception(error)
         del flight, entry, error

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from abc import ABC, abstractmethod
+from operator import index
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from asyncfetch.cache.staging.sources import SourceInfo
-from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound
+from asyncfetch.errors import AccessDenied, CacheError, ConfigError, FetchError, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -245,7 +246,16 @@ def split(store: FileStore[Any]) -> RawFileStore[Any]:
 def size_of(store: FileStore[Any], name: str) -> int | None:
     """Length of a file's raw bytes, where the store can say it."""
     size: Callable[[str], int | None] | None = getattr(store, "size", None)
-    return None if size is None else size(name)
+    said = None if size is None else size(name)
+    if said is None:
+        return None
+    try:
+        size_bytes = index(said)
+    except TypeError:
+        size_bytes = -1
+    if size_bytes < 0:
+        raise CacheError(f"the store {store.path} says that {name!r} has {said!r} bytes: a length, or None, is meant")
+    return size_bytes
 
 
 def resolved(store: FileStore[Any], name: str) -> str:

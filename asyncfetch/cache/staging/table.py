@@ -13,6 +13,11 @@ Whoever asks for the value of what isn't begun (QUEUED, WAITING, BYPASSED) has i
 it; whoever asks meanwhile joins, and a read serves all who joined it. So nobody waits for room, and nobody waits for
 what waits for room.
 
+Nothing is read whose bytes are somewhere: on disk, on their way, or in the hands of those whom the last read served,
+until they have decoded them. Bytes are given up only where they can be kept nowhere, because there is no room or the
+disk can't be written; then those who are left queue again. No bounded pool can promise more: two files of its size,
+picked up by turns, are each read for every handle.
+
 An entry is one generation of a file: a handle refers to the entry, never to its key, so a late handle can't touch a
 newer one. Every method is called under the pool's lock and returns at once; what it returns says which I/O to do next.
 """
@@ -23,9 +28,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+from weakref import ref
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from asyncfetch.cache.staging.binding import Binding, Stored
     from asyncfetch.cache.staging.directory import StagedFile
@@ -57,12 +63,13 @@ class Entry:
         references: Handles that are not served yet.
         joined: Those of them that wait for the read under way.
         flight: What the read under way will bring; a failed one's error.
+        in_hand: The bytes of the last read, as long as somebody else holds on to them.
         size_bytes: Where it is known.
         reservation: Its room on disk.
         file: Where it lies, when it is STAGED.
     """
 
-    __slots__ = ("binding", "file", "flight", "joined", "phase", "references", "reservation", "size_bytes")
+    __slots__ = ("binding", "file", "flight", "in_hand", "joined", "phase", "references", "reservation", "size_bytes")
 
     def __init__(self, binding: Binding) -> None:
         self.binding = binding
@@ -70,6 +77,7 @@ class Entry:
         self.references = 0
         self.joined: set[Claim] = set()
         self.flight: Future[Stored] | None = None
+        self.in_hand: Callable[[], Stored | None] = _nothing
         self.size_bytes: int | None = None
         self.reservation: Reservation | None = None
         self.file: StagedFile | None = None
@@ -249,15 +257,18 @@ class Table:
             if entry.reservation is None:
                 self._set_aside(entry)
                 return False
-        self.reads += 1
-        self.direct_reads += entry.reservation is None
+        if entry.flight is not None and not entry.flight.done():
+            self.reads += 1
+            self.direct_reads += entry.reservation is None
         return True
 
-    def landed(self, entry: Entry, size_bytes: int) -> bool:
+    def landed(self, entry: Entry, stored: Stored) -> bool:
         """The bytes are in hand, and those who joined have them. Returns whether to write them for the others."""
+        size_bytes = len(stored.data)
         if entry.size_bytes is None:
             self._learn(size_bytes)
         entry.size_bytes = size_bytes
+        entry.in_hand = ref(stored)
         for claim in tuple(entry.joined):
             self._serve(claim)
         if not entry.references or self.closed:
@@ -300,8 +311,11 @@ class Table:
     # The steps.
 
     def _begin(self, entry: Entry) -> Future[Stored]:
+        """A read; one that has ended already where the bytes are in somebody's hands."""
         entry.phase = Phase.READING
         entry.flight = Future()
+        if (stored := entry.in_hand()) is not None:
+            entry.flight.set_result(stored)
         return entry.flight
 
     def _serve(self, claim: Claim) -> None:
@@ -377,6 +391,10 @@ class Table:
         """A maximum that falls off, so that one large file doesn't hold up small ones for ever."""
         usual = self._usual_bytes or 0
         self._usual_bytes = max(size_bytes, usual - (usual - size_bytes) // 8)
+
+
+def _nothing() -> None:
+    """In nobody's hands."""
 
 
 def _pop_first(order: dict[Entry, None]) -> Entry:

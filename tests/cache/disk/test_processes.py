@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncfetch.cache.disk import Folder, layout
 from bench.soak import MAX_BYTES, soak
-from tests.cache.disk.conftest import CONTENT, MIB, VERSION, get, put
+from tests.cache.disk.conftest import MIB, VERSION, get, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
-WHOLE = len(CONTENT)
+BLOCK = 8192
 
 
 def in_child(work: Callable[[], None]) -> int:
@@ -53,25 +54,29 @@ def kill_at_call(number: int) -> None:
     sys.setprofile(count)
 
 
-@pytest.mark.parametrize("max_bytes", [64 * MIB, 3 * (MIB + 4096)], ids=["with room", "while evicting"])
-def test_a_kill_at_any_call_loses_no_room_and_spoils_no_byte(tier: Tier, max_bytes: int) -> None:
+@pytest.mark.parametrize("max_bytes", [64 * BLOCK, 3 * (BLOCK + 4096)], ids=["with room", "while evicting"])
+def test_a_kill_at_any_call_loses_no_room_and_spoils_no_byte(
+    tier: Tier, max_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "BLOCK_BYTES", BLOCK)  # some 60 times through all of it: with less to write
+
     def write() -> None:
         disk = tier.open(max_bytes)
         kill_at_call(number)
-        put(disk, 0, 2 * MIB)
+        put(disk, 0, 2 * BLOCK)
 
     number, status = 0, -signal.SIGKILL
     while status == -signal.SIGKILL:
         shutil.rmtree(tier.directory, ignore_errors=True)
-        put(tier.open(max_bytes), 3 * MIB, 6 * MIB)
+        put(tier.open(max_bytes), 3 * BLOCK, 6 * BLOCK)
         status = in_child(write)
         survivor = tier.open(max_bytes)
         assert tier.unfinished() == []
         assert tier.on_disk_bytes() <= survivor.folder.used_bytes()
-        get(survivor, 0, WHOLE)
+        get(survivor, 0, 6 * BLOCK)
         assert survivor.statistics().damaged == 0
-        put(survivor, 0, 2 * MIB)
-        assert get(survivor, MIB, 2 * MIB) == []
+        put(survivor, 0, 2 * BLOCK)
+        assert get(survivor, BLOCK, 2 * BLOCK) == []
         assert tier.on_disk_bytes() <= max_bytes
         assert survivor.folder.count() == tier.on_disk_bytes()
         number += 1
@@ -97,6 +102,37 @@ def test_what_others_are_writing_is_not_swept(tier: Tier) -> None:
     finally:
         os.close(new.descriptor)
     assert (tier.unfinished(), writer.folder.used_bytes()) == ([], 0)
+
+
+def test_a_child_forked_while_somebody_evicts_stops_nobody_from_evicting_again(
+    tier: Tier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = os.pipe()
+    children: list[int] = []
+
+    def fork_first(folder: Folder) -> int:
+        if not children:
+            children.append(os.fork())
+            if not children[0]:  # a loader's worker, which stays
+                os.close(theirs)
+                os.read(ours, 1)
+                os._exit(0)
+        return sweep(folder)
+
+    sweep = Folder.sweep
+    disk = tier.open(3 * (MIB + 4096))
+    put(disk, 0, 3 * MIB)
+    monkeypatch.setattr(Folder, "sweep", fork_first)
+    try:
+        put(disk, 3 * MIB, 4 * MIB)
+        put(disk, 4 * MIB, 5 * MIB)
+        assert len(children) == 1
+        assert get(disk, 3 * MIB, 5 * MIB) == []
+    finally:
+        os.close(theirs)
+        os.close(ours)
+        for child in children:
+            os.waitpid(child, 0)
 
 
 def test_many_writers_count_right_together(tier: Tier) -> None:

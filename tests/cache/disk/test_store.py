@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncfetch.cache.disk import DiskStore, DiskTier, verify
+from asyncfetch.cache.disk import DiskStore, DiskTier, Folder, verify
 from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version
 from asyncfetch.errors import CacheError, ConfigError
 from asyncfetch.ranges import ObjectInfo
@@ -54,6 +54,34 @@ def test_it_is_found_again_after_a_restart_and_by_others(tier: Tier) -> None:
     put(tier.open(), 0, WHOLE)
     assert get(tier.open(), 0, WHOLE) == []
     assert tier.stores[1].folder.used_bytes() == tier.on_disk_bytes() == 6 * FILE_BYTES
+
+
+def test_what_has_to_come_from_the_disk_is_asked_for_at_once(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = tier.open()
+    put(disk, 0, 3 * MIB)
+    os.sync()
+    if not all(is_on_disk_alone(path) for path in tier.files()):
+        pytest.skip("this file system keeps everything in memory, or can't tell what is there")
+    asked: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, *_: asked.append(os.fstat(file).st_ino))
+    assert get(disk, 0, 3 * MIB) == []
+    assert asked[:3] == [path.stat().st_ino for path in tier.files()]
+    asked.clear()
+    assert get(disk, 0, 3 * MIB) == []
+    assert asked == []
+
+
+def is_on_disk_alone(path: Path) -> bool:
+    """Have the system forget a file; whether it did."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
 
 
 # Its bounds.
@@ -286,16 +314,15 @@ def test_a_failed_read_is_a_miss(tier: Tier, monkeypatch: pytest.MonkeyPatch) ->
 AS_NOBODY = """
 import os, sys
 sys.path[:0] = {path!r}
-import asyncfetch.cache.disk.store
-os.setgid(65534); os.setuid(65534)
 from asyncfetch.cache.disk import DiskStore, DiskTier
+from tests.cache.disk.conftest import VERSION, CONTENT
+os.setgid(65534); os.setuid(65534)  # who may not be allowed to read what is imported
 from asyncfetch.errors import CacheError
 try:
     store = DiskStore(DiskTier({directory!r}, {max_bytes}, min_free_bytes=0))
 except CacheError as error:
     print("refused:", error)
 else:
-    from tests.cache.disk.conftest import VERSION, CONTENT
     place = bytearray(100)
     print("missing", len(store.read(VERSION, 0, memoryview(place))), bytes(place) == CONTENT[:100])
     store.write(VERSION, 200, memoryview(CONTENT)[200:300])
@@ -369,8 +396,19 @@ def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
 def test_bounds_that_cannot_be_meant_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         DiskTier("somewhere", **options)
-    with pytest.raises(ConfigError):
-        DiskTier("", 1)
+
+
+@pytest.mark.parametrize("directory", ["", "a\0b", "~nobody-of-this-name/cache"])
+def test_a_directory_that_cannot_be_meant_is_refused(directory: str) -> None:
+    with pytest.raises(ConfigError, match="director"):
+        DiskTier(directory, 1)
+
+
+def test_a_directory_that_is_no_tier_is_not_made_one_by_looking_at_it(tmp_path: Path) -> None:
+    (tmp_path / "v1/objects").mkdir(parents=True)
+    with pytest.raises(CacheError, match="no disk tier"):
+        Folder(tmp_path, create=False)
+    assert [*tmp_path.iterdir(), *(tmp_path / "v1").iterdir()] == [tmp_path / "v1", tmp_path / "v1/objects"]
 
 
 def test_a_tier_is_a_value_whose_path_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -244,11 +244,33 @@ def test_a_decoder_that_raises_is_the_handle_s_own_affair(make_pool: MakePool) -
         ({"max_bytes": 0}, "max_bytes .* at least 1"),
         ({"max_count": -1}, "max_count .* at least 1"),
         ({"timeout_seconds": 0}, "timeout_seconds must be positive"),
+        ({"parent_dir": ""}, "'' doesn't name a directory"),
+        ({"parent_dir": "a\0b"}, "doesn't name a directory"),
+        ({"parent_dir": "~nobody-of-this-name/stage"}, "a user who has no home here"),
     ],
 )
 def test_a_setting_that_cannot_be_meant_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CachePool(**settings)
+
+
+@pytest.mark.parametrize("size", [-1, "ten", 1.5])
+def test_a_length_that_cannot_be_one_is_the_store_s_error(
+    make_pool: MakePool, monkeypatch: pytest.MonkeyPatch, size: object
+) -> None:
+    store = GatedStore(TEN)
+    store.hold("a")
+    pool = make_pool(workers=1)
+    busy, lazy = pool.get_lazy(store, "a"), pool.get_lazy(store, "b")
+    store.wait_begun("a")
+    monkeypatch.setattr(store, "size", lambda _: size)
+    store.let("a")
+    until(lambda: pool.statistics().queued == 0 and is_staged(pool, 1))
+    with pytest.raises(CacheError, match=rf"gated says that 'b' has {size!r} bytes"):
+        lazy.get()
+    assert busy.get() == TEN["a"]
+    del lazy
+    until(lambda: is_empty(pool))
 
 
 def test_figures_show_what_it_does(make_pool: MakePool) -> None:
@@ -415,5 +437,5 @@ except KeyboardInterrupt: print("interrupted")
 store.let("a")
 print(lazy.get())
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=10, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=18, check=False)
     assert (ended.returncode, ended.stdout) == (0, "interrupted\nb'a'\n")
