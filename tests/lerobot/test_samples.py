@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
+from asyncfetch.decode.torchcodec_decoder import TorchcodecDecoder
 from asyncfetch.errors import ConfigError, EpisodeNotFound, FormatError, FrameMissing
 from asyncfetch.lerobot import frames
 from asyncfetch.testing import read_identity
 from tests.lerobot.serving import DEFAULTS, DEPTH, SNAPSHOT, TOP, WRIST, check_sample, in_memory, serve, video_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from asyncfetch.testing import DatasetTruth
     from tests.lerobot.serving import Library
 
@@ -85,6 +89,35 @@ async def test_windows_repeat_the_ends_of_the_episode(truth: DatasetTruth, frame
     assert sample["observation.note"] == truth.column("observation.note", 1)[places].tolist()
     assert read_identity(sample[WRIST]) == truth.identity(1, frame, WRIST)
     assert {key for key in sample if key.endswith("_is_pad")} == {f"{key}_is_pad" for key in keys}
+
+
+async def test_a_long_window_is_one_call_a_camera_that_decodes_each_frame_once(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cameras = (TOP, WRIST, "observation.images.left", "observation.images.right")
+    truth = library(episodes=(100,), cameras=cameras, width=64, height=64)
+    calls: list[list[int]] = []
+    decode = TorchcodecDecoder._decode
+
+    def count(decoder: TorchcodecDecoder, asked: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
+        calls.append(ranks)
+        return decode(decoder, asked, ranks)
+
+    monkeypatch.setattr(TorchcodecDecoder, "_decode", count)
+    opened: list[int] = []
+    get_frame_at = VideoDecoder.get_frame_at
+    monkeypatch.setattr(
+        VideoDecoder, "get_frame_at", lambda self, rank: opened.append(rank) or get_frame_at(self, rank)
+    )
+    async with serve(truth) as served:
+        window = dict.fromkeys(cameras, frames(*range(-63, 1)))
+        sample = await served.dataset.sample(0, 80, windows=window)
+        assert [len(ranks) for ranks in calls] == [64] * len(cameras)
+        assert len(opened) == 64 * len(cameras)
+        await served.dataset.sample(0, 20, windows=window)  # 43 places repeat its first frame
+        assert len(opened) == (64 + 21) * len(cameras)
+    for camera in cameras:
+        assert [read_identity(picture).frame for picture in sample[camera]] == list(range(17, 81))
 
 
 async def test_windows_in_seconds(truth: DatasetTruth) -> None:

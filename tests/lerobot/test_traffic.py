@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow.parquet as pq
 
-from asyncfetch.config import FetchConfig
+from asyncfetch.config import FetchConfig, StreamConfig
 from asyncfetch.fetch import Fetcher
+from asyncfetch.lerobot import open_dataset
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.rows import RowReader
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.stream import Stream
 from asyncfetch.testing import Quirks, RangeServer
 from tests.lerobot.serving import all_frames, check_sample, in_memory, serve
 
@@ -38,6 +40,34 @@ async def test_a_shuffled_pass_fetches_little_more_than_it_needs(library: Librar
     # Clip spans with their files' indexes, and rows; what the metadata took comes on top of what was fetched only.
     needed_bytes = sum(len(data) for path, data in in_memory(truth).items() if path.startswith(("videos", "data")))
     assert needed_bytes <= fetched_bytes <= 1.05 * needed_bytes
+
+
+async def test_an_epoch_of_more_than_fits_in_memory_fetches_little_more_than_it_needs(library: Library) -> None:
+    truth = library(
+        episodes=12,
+        length=70,
+        width=320,
+        height=240,
+        texture=20.0,
+        crf=18,
+        distinct_videos=1,
+        episodes_per_video_file=3,
+    )
+    needed_bytes = sum(len(data) for path, data in in_memory(truth).items() if path.startswith(("videos", "data")))
+    max_bytes = 16 * MEGABYTE
+    async with RangeServer(truth.root) as server:
+        config = StreamConfig(
+            fetch=FetchConfig(ca_file=server.ca_file, trust_env=False),
+            max_bytes=max_bytes,
+            lanes=2,
+            pool_episodes=2,
+            prefetch_episodes=1,
+        )
+        async with open_dataset(server.url, config=config) as dataset, Stream(dataset).samples(epoch=0) as samples:
+            indices = {int(sample["index"]) async for sample in samples}
+        fetched_bytes = server.statistics().bytes_sent
+    assert len(indices) == truth.num_frames
+    assert max_bytes < needed_bytes <= fetched_bytes <= 1.05 * needed_bytes
 
 
 async def test_a_shared_row_group_is_fetched_once_though_the_budget_is_small(library: Library) -> None:
