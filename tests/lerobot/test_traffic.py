@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from asyncfetch.config import FetchConfig
 from asyncfetch.fetch import Fetcher
 from asyncfetch.lerobot.metadata import load_metadata
-from asyncfetch.lerobot.rows import RowReader
+from asyncfetch.lerobot.rows import RowCache, RowReader
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import Quirks, RangeServer
 from tests.lerobot.serving import all_frames, check_sample, in_memory, serve
@@ -64,7 +64,7 @@ async def test_rows_that_several_episodes_want_at_once_share_requests(library: L
         async with RangeServer(truth.root, tls=False) as server:
             async with Fetcher(FetchConfig(trust_env=False, max_span_bytes=max_span_bytes)) as fetcher:
                 metadata = await load_metadata(fetcher, server.url)
-                reader = RowReader(fetcher, metadata, max_bytes=64 * MEGABYTE, run=run_here)
+                reader = RowReader(fetcher, metadata, kept=RowCache(64 * MEGABYTE), run=run_here)
                 episodes = [metadata.episodes[index] for index in range(24)]
                 await gather(*(partial(reader.rows, episode) for episode in episodes))
             return sum(file.name in request.path and "data/" in request.path for request in server.requests)
