@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.placement import Placement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from asyncfetch.stream.order import Order, Seating, Step
+    from asyncfetch.stream.order import Step
     from asyncfetch.stream.state import Progress
 
-__all__ = ["PassPlan"]
+__all__ = ["EpisodeOrder", "PassPlan"]
 
 STRETCH_STEPS = 500
 """Of the order that a look-ahead goes through at a time: about a millisecond."""
+
+
+class EpisodeOrder(Protocol):
+    """The order of an epoch: see Order, and MixedOrder."""
+
+    @property
+    def group_frames(self) -> int:
+        """Neighbouring frames that are decoded together."""
+        ...
+
+    def open_episodes(self, placement: Placement) -> int:
+        """How many episodes a consumer draws from at a time."""
+        ...
+
+    def is_far(self, position: int) -> bool:
+        """Whether its seating there takes long to find."""
+        ...
+
+    def seating(self, position: int) -> Any:  # noqa: ANN401
+        """Where ``steps`` may begin."""
+        ...
+
+    def steps(self, positions: Iterable[int], seating: Any = None) -> Iterator[Step]:  # noqa: ANN401
+        """What comes at these positions, which ascend."""
+        ...
 
 
 class PassPlan:
@@ -29,13 +54,13 @@ class PassPlan:
         progress: Where the pass begins; counts on from there.
     """
 
-    def __init__(self, order: Order, selection: Sequence[int], progress: Progress) -> None:
+    def __init__(self, order: EpisodeOrder, selection: Sequence[int], progress: Progress) -> None:
         self.order = order
         self.selection = selection
         self.progress = progress
         self.begun = progress.delivered
         """Samples that the consumer was given before."""
-        self._seating: Seating | None = None
+        self._seating: Any = None
 
     def __len__(self) -> int:
         """Samples that the pass gives, padding included."""
@@ -50,7 +75,7 @@ class PassPlan:
     @property
     def is_far(self) -> bool:
         """Whether its first step takes long to find: call ``find`` in a thread before."""
-        return self._seating is None and self._first() > 0
+        return self._seating is None and len(self) > 0 and self.order.is_far(self._first())
 
     def find(self) -> None:
         """Find the first step, some microseconds for each episode in front of it."""

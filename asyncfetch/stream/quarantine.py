@@ -12,6 +12,7 @@ from asyncfetch.errors import DatasetError, DecodeError, NotFound, RangeNotSatis
 
 if TYPE_CHECKING:
     from asyncfetch.lerobot import LeRobotDataset
+    from asyncfetch.stream.source import Origin
 
 __all__ = ["BAD_DATA", "Quarantine", "Quarantined", "Substitutes"]
 
@@ -34,6 +35,8 @@ class Quarantined:
     """Type and message of the first error."""
     samples: int = 1
     """How many were left out or replaced."""
+    member: int = 0
+    """Of a mixture, whose episode it is."""
 
 
 class Quarantine:
@@ -41,7 +44,7 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._listed: dict[int, Quarantined] = {}
+        self._listed: dict[tuple[int, int], Quarantined] = {}
         self._samples = 0
 
     @property
@@ -54,18 +57,20 @@ class Quarantine:
         with self._lock:
             return tuple(self._listed.values())
 
-    def add(self, dataset: LeRobotDataset, episode: int, error: Exception) -> None:
+    def add(self, origin: Origin, error: Exception) -> None:
         """Note a sample; the first of an episode is logged, too."""
+        dataset, episode, member = origin
         with self._lock:
             self._samples += 1
-            known = self._listed.get(episode)
+            known = self._listed.get((member, episode))
             if known is not None:
-                self._listed[episode] = replace(known, samples=known.samples + 1)
+                self._listed[member, episode] = replace(known, samples=known.samples + 1)
                 return
             if len(self._listed) >= MAX_LISTED:
                 return
-            found = Quarantined(episode, _file(dataset, episode, error), f"{type(error).__name__}: {error}")
-            self._listed[episode] = found
+            cause = f"{type(error).__name__}: {error}"
+            found = Quarantined(episode, _file(dataset, episode, error), cause, member=member)
+            self._listed[member, episode] = found
         _log.warning("samples of episode %d can't be read, because of %s: %s", episode, found.file, found.cause)
 
     def __reduce__(self) -> tuple[type[Quarantine], tuple[()]]:
@@ -85,24 +90,34 @@ def _file(dataset: LeRobotDataset, episode: int, error: Exception) -> str:
 class Substitutes:
     """What comes in place of bad samples: a copy of the good one before it or, where there is none, behind it.
 
+    In a mixture that is one of the same member, but where the member has given none yet.
+
     So it depends on the order and on the data alone.
     """
 
     def __init__(self) -> None:
-        self._last: list[Any] = []
+        self._last: dict[int, Any] = {}
+        """The latest good sample of each member, those of the latest parcel behind the others."""
+        self._fresh: set[int] = set()
         self._waiting = 0
 
-    def good(self, sample: Any) -> list[Any]:  # noqa: ANN401 - what a transform returns
+    def good(self, sample: Any, member: int) -> list[Any]:  # noqa: ANN401 - what a transform returns
         """What to deliver where a sample is good."""
         waiting, self._waiting = self._waiting, 0
-        self._last = [sample]
+        self._last.pop(member, None)
+        self._last[member] = sample
+        self._fresh.add(member)
         return [*(copy.deepcopy(sample) for _ in range(waiting)), sample]
 
-    def bad(self) -> list[Any]:
+    def bad(self, member: int) -> list[Any]:
         """What to deliver where it isn't; nothing yet, as long as none was good."""
-        self._waiting += not self._last
-        return copy.deepcopy(self._last)
+        if not self._last:
+            self._waiting += 1
+            return []
+        return [copy.deepcopy(self._last[member] if member in self._last else next(reversed(self._last.values())))]
 
     def keep(self) -> None:
         """What was given out goes to the consumer now, who may change it."""
-        self._last = copy.deepcopy(self._last)
+        for member in self._fresh:
+            self._last[member] = copy.deepcopy(self._last[member])
+        self._fresh.clear()

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from asyncfetch.config import OnError
-    from asyncfetch.lerobot import HeldEpisode, LeRobotDataset, Sample
+    from asyncfetch.lerobot import HeldEpisode, Sample
     from asyncfetch.observe import Quantiles
-    from asyncfetch.stream.building import JobBuilder
+    from asyncfetch.stream.building import Builder
     from asyncfetch.stream.plan import PassPlan
+    from asyncfetch.stream.source import Origin, Readable
     from asyncfetch.stream.state import State
 
 __all__ = ["Delivery", "PassStatistics", "SamplePass"]
@@ -102,7 +103,7 @@ class SamplePass:
     awaits everything under way; a call that is already in a decode thread is waited for.
 
     Args:
-        dataset: Open dataset to read from.
+        dataset: What to read from, open.
         plan: What to read, in which order.
         builder: Makes the samples of a job, in a decode thread.
         sizes: How much is decoded at a time.
@@ -110,6 +111,7 @@ class SamplePass:
         max_episodes: Episodes admitted at a time.
         on_error: As in StreamConfig.
         quarantine: Where to note what is left out or replaced.
+        origin: Where an episode comes from.
         beyond: Of the pass that will follow on the same dataset, if one will: its first episodes are prefetched while
             the last ones of this pass are used.
         on_end: Called when the consumer has come to the end.
@@ -117,15 +119,16 @@ class SamplePass:
 
     def __init__(
         self,
-        dataset: LeRobotDataset,
+        dataset: Readable,
         plan: PassPlan,
         *,
-        builder: JobBuilder,
+        builder: Builder,
         sizes: Sizes,
         max_samples: int,
         max_episodes: int,
         on_error: OnError,
         quarantine: Quarantine,
+        origin: Callable[[int], Origin],
         beyond: PassPlan | None,
         on_end: Callable[[], None],
     ) -> None:
@@ -138,6 +141,7 @@ class SamplePass:
         self._max_episodes = max_episodes
         self._on_error = on_error
         self._quarantine = quarantine
+        self._origin = origin
         self._substitutes = Substitutes()
         self._first_bad: Exception | None = None
         self._beyond = beyond
@@ -250,17 +254,18 @@ class SamplePass:
         """The parcel's samples up to the first error that isn't left out, which is kept for the next call."""
         samples: list[Delivery] = []
         for step, (_, place), decoding in zip(coming.parcel.steps, coming.parcel.takes, coming.decodings, strict=True):
+            origin = self._origin(self._selection[step.episode])
             result, decoding.results[place] = decoding.results[place], {}
             self._undelivered -= 1
             if not isinstance(result, Failed):
-                given = self._substitutes.good(result) if self._on_error == "replace" else [result]
+                given = self._substitutes.good(result, origin.member) if self._on_error == "replace" else [result]
             elif self._on_error == "raise" or not isinstance(result.error, BAD_DATA):
                 self._failure = result.error
                 break
             else:
-                self._quarantine.add(self._dataset, self._selection[step.episode], result.error)
+                self._quarantine.add(origin, result.error)
                 self._first_bad = self._first_bad or result.error
-                given = self._substitutes.bad() if self._on_error == "replace" else []
+                given = self._substitutes.bad(origin.member) if self._on_error == "replace" else []
                 self._given += self._on_error == "skip"
             for sample in given:
                 self._given += 1
@@ -284,6 +289,8 @@ class SamplePass:
 
     async def _look_beyond(self, beyond: PassPlan) -> None:
         """As many episodes of the next epoch as those of this one leave room for: its start then finds them here."""
+        if beyond.is_far:
+            await anyio.to_thread.run_sync(beyond.find)
         prefetched = 0
         for episode in beyond.first_uses():
             if prefetched == self._max_episodes:

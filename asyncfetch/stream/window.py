@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncfetch.lerobot import HeldEpisode, LeRobotDataset
+    from asyncfetch.lerobot import HeldEpisode
+    from asyncfetch.stream.source import Readable
 
 __all__ = ["EpisodeWindow"]
 
@@ -56,7 +57,7 @@ class EpisodeWindow:
     """Fetches the episodes of one pass ahead of their use. Loop-bound; its tasks belong to the group it is given.
 
     Args:
-        dataset: Open dataset to read from.
+        dataset: What to read from, open.
         episodes: Episode indices, each once, in the order of their first use; None now and then where they are far
             apart, to let others have their turn.
         group: Owner of the fetching tasks; cancel it before ``close``.
@@ -66,7 +67,7 @@ class EpisodeWindow:
 
     def __init__(
         self,
-        dataset: LeRobotDataset,
+        dataset: Readable,
         episodes: Iterable[int | None],
         group: TaskGroup,
         *,

@@ -15,7 +15,7 @@ from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError, StateMismatch, redact_url
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.stream import Placement, Session, Stream
+from asyncfetch.stream import Placement, Session
 from asyncfetch.stream.state import State, merge_shares
 from asyncfetch.torch.collate import collate
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from asyncfetch.lerobot import DatasetStatistics, ImageDtype, LeRobotDataset, Sample, Windows
-    from asyncfetch.stream import StreamIterator
+    from asyncfetch.stream import SampleSource, StreamIterator
 
 __all__ = ["FrameDataset", "StreamDataset"]
 
@@ -61,12 +61,13 @@ class StreamDataset(IterableDataset[Any]):
     more of them than that.
     """
 
-    def __init__(self, stream: Stream, batch_size: int | None = None, *, drop_last: bool = False) -> None:
-        if not isinstance(stream.source, str):
+    def __init__(self, stream: SampleSource[Any], batch_size: int | None = None, *, drop_last: bool = False) -> None:
+        if stream.is_open:
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, or None, not {batch_size}")
         self.stream = stream
+        stream.set_batch_size(batch_size)
         self.batch_size = batch_size
         self.drop_last = drop_last
         # Workers count epochs in this memory, whether they were forked or spawned. It is shared from the beginning:
@@ -76,7 +77,7 @@ class StreamDataset(IterableDataset[Any]):
         self._epochs = torch.empty(0, dtype=torch.int64).set_(storage)
         self._epochs.numpy()[:] = stream.epochs.memory
         stream.epochs.share(self._epochs.numpy())
-        self._workers_stream: Stream | None = None
+        self._workers_stream: SampleSource[Any] | None = None
         self._rank: Placement | None = None  # in a spawned worker, which knows nothing of torch.distributed
 
     def set_epoch(self, epoch: int) -> None:
@@ -174,7 +175,7 @@ class StreamDataset(IterableDataset[Any]):
         return f"StreamDataset({self.stream!r})"
 
 
-def _batches(samples: StreamIterator, size: int, *, drop_last: bool) -> Iterator[Any]:
+def _batches(samples: StreamIterator[Any], size: int, *, drop_last: bool) -> Iterator[Any]:
     for first in samples:
         # No more are asked for than there are: with its last batch a pass isn't finished, whatever the batch's size.
         batch = [first, *itertools.islice(samples, min(size - 1, samples.__length_hint__()))]
@@ -213,7 +214,7 @@ class FrameDataset(Dataset["Sample"]):
         self.episodes = episodes
         self.config = config or StreamConfig()
         self._open = partial(open_dataset, source, features=features, image_dtype=image_dtype)
-        self._session: Session | None = None
+        self._session: Session[LeRobotDataset] | None = None
         self._ends: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
     def __len__(self) -> int:
@@ -227,7 +228,7 @@ class FrameDataset(Dataset["Sample"]):
         """The samples of several frames, read concurrently, in the asked order."""
         places = [self._locate(operator.index(index)) for index in indices]
         session = self._opened()
-        return session.thread.run(_read_all, session.dataset(), places, self.windows)
+        return session.thread.run(_read_all, session.opened(), places, self.windows)
 
     def _locate(self, index: int) -> tuple[int, int]:
         total = len(self)
@@ -240,15 +241,15 @@ class FrameDataset(Dataset["Sample"]):
         return int(self._selection()[number]), index - start
 
     def _selection(self) -> Any:  # noqa: ANN401
-        return self._opened().dataset().episodes.indices if self.episodes is None else self.episodes
+        return self._opened().opened().episodes.indices if self.episodes is None else self.episodes
 
     def _episode_ends(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         if self._ends is None:
-            table = self._opened().dataset().episodes
+            table = self._opened().opened().episodes
             self._ends = np.cumsum([table[int(episode)].length for episode in self._selection()], dtype=np.int64)
         return self._ends
 
-    def _opened(self) -> Session:
+    def _opened(self) -> Session[LeRobotDataset]:
         if self._session is None or not self._session.is_usable:
             worker = get_worker_info()
             config = self.config if worker is None else self.config.shared_by(worker.num_workers)

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot import DatasetStatistics
     from asyncfetch.stream.serving.messages import Answer
+    from asyncfetch.stream.source import SampleSource
     from asyncfetch.stream.state import State
-    from asyncfetch.stream.stream import Stream
 
 __all__ = ["ServedBatches", "serve_samples"]
 
 
 def serve_samples(
-    stream: Stream,
+    stream: SampleSource[Any],
     batch_size: int | None = 32,
     *,
     drop_last: bool = False,
@@ -77,7 +77,13 @@ class ServedBatches:
     """
 
     def __init__(
-        self, stream: Stream, *, batch_size: int | None, drop_last: bool, max_ahead: int, max_ahead_bytes: int
+        self,
+        stream: SampleSource[Any],
+        *,
+        batch_size: int | None,
+        drop_last: bool,
+        max_ahead: int,
+        max_ahead_bytes: int,
     ) -> None:
         numbers: dict[str, object] = {"max_ahead": max_ahead, "max_ahead_bytes": max_ahead_bytes}
         if batch_size is not None:
@@ -85,12 +91,13 @@ class ServedBatches:
         for name, value in numbers.items():
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number, at least 1, not {value!r}")
-        if not isinstance(stream.source, str):
+        if stream.is_open:
             raise ConfigError(
                 "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
                 "the stream of the dataset's URL"
             )
         self._stream = stream
+        stream.set_batch_size(batch_size)
         self._options = (batch_size, drop_last, max_ahead, max_ahead_bytes)
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None
