@@ -22,7 +22,7 @@ from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.mixed import MixedBuilder, MixedOrder, OpenMixture
 from asyncfetch.stream.mixing import Mixing, StopOn
 from asyncfetch.stream.plan import PassPlan
-from asyncfetch.stream.shapes import Missing, Shape, shapes
+from asyncfetch.stream.shapes import DATASET, Missing, Shape, shapes
 from asyncfetch.stream.source import Origin, SampleSource
 from asyncfetch.stream.state import Progress, is_beginning
 from asyncfetch.stream.stream import Stream
@@ -96,13 +96,13 @@ class Mixture(SampleSource[OpenMixture]):
         super().__init__()
         _check_streams(streams)
         self.schedule = _schedule(weights, len(streams))
-        if stop_on not in {"first", "all"} and (isinstance(stop_on, bool | str) or operator.index(stop_on) < 1):
+        if stop_on not in ("first", "all") and (isinstance(stop_on, bool | str) or operator.index(stop_on) < 1):
             raise ConfigError(f'stop_on must be "first", "all" or a number of samples from 1 on, not {stop_on!r}')
         if missing not in {"keep", "drop", "pad", "raise"}:
             raise ConfigError(f'missing must be "keep", "drop", "pad" or "raise", not {missing!r}')
         if block_samples is not None and block_samples < 1:
             raise ConfigError(f"block_samples must be at least 1, or None, not {block_samples}")
-        self.stop_on = stop_on
+        self.stop_on: StopOn = stop_on if isinstance(stop_on, str) else operator.index(stop_on)
         self.seed = seed
         self.keys = _renames(keys, len(streams))
         self.missing: Missing = missing
@@ -168,7 +168,9 @@ class Mixture(SampleSource[OpenMixture]):
         loaded = self._loaded_of(epoch)
         if loaded is not None:
             progress = progress.resumed(loaded)
-        return PassPlan(order, range(sys.maxsize), progress)  # the order names episodes as OpenMixture knows them
+        parted_by = DATASET if mixing.block_samples > 1 and not self._shapes(opened)[1] else None
+        # The order names episodes as OpenMixture knows them.
+        return PassPlan(order, range(sys.maxsize), progress, parted_by=parted_by)
 
     def builder(self, opened: OpenMixture) -> MixedBuilder:
         """See SampleSource."""

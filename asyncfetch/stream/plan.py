@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -52,12 +53,16 @@ class PassPlan:
         order: Of the epoch.
         selection: Episode index of each position that the order speaks of.
         progress: Where the pass begins; counts on from there.
+        parted_by: Key of what all samples of a batch have in common, if something is: they couldn't be stacked.
     """
 
-    def __init__(self, order: EpisodeOrder, selection: Sequence[int], progress: Progress) -> None:
+    def __init__(
+        self, order: EpisodeOrder, selection: Sequence[int], progress: Progress, *, parted_by: str | None = None
+    ) -> None:
         self.order = order
         self.selection = selection
         self.progress = progress
+        self.parted_by = parted_by
         self.begun = progress.delivered
         """Samples that the consumer was given before."""
         self._seating: Any = None
@@ -95,6 +100,16 @@ class PassPlan:
         if last is not None:
             for _ in range(padding):
                 yield last._replace(finished=(), is_padding=True)
+
+    def ends_batch(self, batch: Sequence[Any]) -> bool:
+        """Whether the last of these samples belongs to another batch than the others.
+
+        Only where a pass doesn't begin where a batch did, or some of one are left out.
+        """
+        key = self.parted_by
+        if key is None or not all(isinstance(sample, Mapping) and key in sample for sample in batch[-2:]):
+            return False
+        return len(batch) > 1 and bool(batch[-1][key] != batch[-2][key])
 
     def first_uses(self) -> Iterator[int | None]:
         """The episodes in the order of their first use; None now and then where they are far apart."""

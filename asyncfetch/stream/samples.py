@@ -6,7 +6,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -22,7 +22,7 @@ from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes
 from asyncfetch.stream.window import EpisodeWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from asyncfetch.config import OnError
@@ -155,6 +155,7 @@ class SamplePass:
         self._is_waiting_for_room = self._produced_all = self._ended = False
         self._failure: BaseException | None = None
         self._current: deque[Delivery] = deque()
+        self._latest: tuple[int, int, Sample] = (0, 0, {})
         self._closed = False
         self._given = plan.progress.delivered  # of the consumer's part of the epoch
         self._delivered = 0  # by this pass
@@ -170,6 +171,7 @@ class SamplePass:
                 await anyio.to_thread.run_sync(self._plan.find)
             self._window = EpisodeWindow(
                 self._dataset,
+                self._origin,
                 self._plan.first_uses(),
                 self._group,
                 max_episodes=self._max_episodes,
@@ -205,8 +207,21 @@ class SamplePass:
         async with self._turn:
             while not self._current:
                 self._current.extend(await self._next_parcel())
-            self._plan.progress.delivered, sample = self._current.popleft()
+            progress = self._plan.progress
+            before = progress.delivered
+            progress.delivered, sample = self._current.popleft()
+            self._latest = (before, progress.delivered, sample)
             return sample
+
+    def put_back(self) -> None:
+        """The sample that came last comes once more, as if it hadn't."""
+        before, number, sample = self._latest
+        self._plan.progress.delivered = before
+        self._current.appendleft((number, sample))
+
+    def ends_batch(self, batch: Sequence[Any]) -> bool:
+        """Whether the last of these samples belongs to another batch than the others."""
+        return self._plan.ends_batch(batch)
 
     async def next_parcel(self) -> list[Delivery]:
         """The next few samples, for handing over to another thread, which is to note how many it delivered.

@@ -177,8 +177,14 @@ class StreamDataset(IterableDataset[Any]):
 
 def _batches(samples: StreamIterator[Any], size: int, *, drop_last: bool) -> Iterator[Any]:
     for first in samples:
+        batch = [first]
         # No more are asked for than there are: with its last batch a pass isn't finished, whatever the batch's size.
-        batch = [first, *itertools.islice(samples, min(size - 1, samples.__length_hint__()))]
+        for sample in itertools.islice(samples, min(size - 1, samples.__length_hint__())):
+            batch.append(sample)
+            if samples.ends_batch(batch):
+                samples.put_back()
+                batch.pop()
+                break
         if len(batch) == size or not drop_last:
             yield collate(batch)
 

@@ -185,11 +185,52 @@ def test_batches_of_a_process_beside_this_one_are_the_same(truths: list[DatasetT
         given = list(itertools.islice(handed_over, 5))
         handed_over.load_state_dict(saved(handed_over.state_dict()))
         given += list(handed_over)
+    served.close()
     assert len(given) == len(batches)
     for left, right in zip(given, batches, strict=True):
         assert left.keys() == right.keys()
         assert len(set(left["dataset"].tolist())) == 1
         assert all(torch.equal(left[name], right[name]) for name in left if isinstance(left[name], torch.Tensor))
+
+
+def test_a_batch_ends_where_the_member_changes(truths: list[DatasetTruth]) -> None:
+    """Where an epoch is gone on with inside of a batch, or some of one is left out, and nothing of it is lost."""
+    mixed, taken = mixture(truths, block_samples=4), 6
+    whole = keys(mixed)
+    mixed.set_epoch(0)
+    assert keys(itertools.islice(iter(mixed), taken)) == whole[:taken]
+    state = mixed.state_dict()
+    mixed.close()
+    for read in (_read_here, _read_beside):
+        later = mixture(truths, block_samples=4)
+        later.load_state_dict(saved(state))
+        batches = read(later)
+        later.close()
+        assert {len(batch) for batch in batches[:-1]} == {2, 4}
+        assert all(len({member for member, *_ in batch}) == 1 for batch in batches)
+        assert whole[:taken] + list(itertools.chain(*batches)) == whole
+
+
+def _read_here(mixed: af.Mixture) -> list[list[Key]]:
+    """Stopped behind each batch, and gone on with."""
+    batches: list[list[Key]] = []
+    while True:
+        dataset = af.torch.StreamDataset(mixed, batch_size=4)
+        batch = next(iter(dataset), None)
+        if batch is None:
+            return batches
+        batches.append(_keys_of(batch))
+        mixed.load_state_dict(saved(dataset.state_dict()))
+
+
+def _read_beside(mixed: af.Mixture) -> list[list[Key]]:
+    with af.serve_samples(mixed, batch_size=4) as handed_over:
+        return [_keys_of(batch) for batch in handed_over]
+
+
+def _keys_of(batch: dict[str, torch.Tensor]) -> list[Key]:
+    names = ("dataset", "episode_index", "frame_index")
+    return list(zip(*(batch[name].tolist() for name in names), strict=True))
 
 
 def test_members_are_made_to_go_together(truths: list[DatasetTruth]) -> None:
@@ -203,9 +244,10 @@ def test_members_are_made_to_go_together(truths: list[DatasetTruth]) -> None:
     assert samples[1][wrist].dtype == torch.uint8
     assert not samples[1][wrist].any()
     assert samples[1][TOP].shape == (3, 64, 96)
-    stats = padded.stats
-    assert TOP in (stats[1] or {})
-    assert stats[1]["action"] == json.loads((truths[1].root / "meta/stats.json").read_text())["action"]
+    stats = padded.stats[1] or {}
+    assert TOP in stats
+    assert FRONT not in stats
+    assert stats["action"] == json.loads((truths[1].root / "meta/stats.json").read_text())["action"]
     padded.close()
     dropped = mixture(truths, missing="drop", stop_on=20)
     cameras = {name for sample in dropped for name in sample if name.startswith("observation.images")}

@@ -172,7 +172,13 @@ class _Worker:
         taken: list[Sample] = []
         async for sample in samples:
             taken.append(sample)
-            if len(taken) == size:
+            if samples.ends_batch(taken):
+                samples.put_back()
+                taken.pop()
+                if not self._plan.drop_last:
+                    return taken
+                taken = []
+            elif len(taken) == size:
                 return taken
         return [] if self._plan.drop_last else taken
 
