@@ -107,9 +107,8 @@ class SampleBuilder:
 
     def _field(self, feature: Feature) -> Field:
         if feature.kind in _PICTURES:
-            height, width, channels = feature.shape
             is_float = feature.is_depth or self._image_dtype == "float32"
-            return Field("float32" if is_float else "uint8", (channels, height, width))
+            return Field("float32" if is_float else "uint8", _channels_first(feature))
         if feature.kind == "value":
             return Field(feature.dtype, () if feature.shape == (1,) else feature.shape)
         return Field(feature.dtype)
@@ -165,6 +164,14 @@ class SampleBuilder:
         if feature.is_depth or self._image_dtype == "uint8":
             return images
         return images.float().div_(np.iinfo(str(images.dtype).removeprefix("torch.")).max)
+
+
+def _channels_first(feature: Feature) -> tuple[int, ...]:
+    """The shape of a picture, whose axes info.json may name in either order."""
+    shape, names = feature.shape, feature.names
+    if len(shape) != 3 or (isinstance(names, list) and names and str(names[0]).startswith("channel")):
+        return shape
+    return (shape[2], *shape[:2])
 
 
 def _pictures(held: HeldEpisode, feature: Feature, frames: Sequence[int]) -> list[torch.Tensor]:

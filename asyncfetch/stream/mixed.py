@@ -91,7 +91,7 @@ class MixedOrder:
         self, positions: Iterable[int], seating: Mapping[int, tuple[int, Seating]] | None = None
     ) -> Iterator[Step]:
         """What comes at these positions, which must ascend; see ``Order.steps``."""
-        walk = None
+        walk = members = None
         open_members: dict[int, _OpenMember] = {}
         step: Step | None = None
         for position in positions:
@@ -99,10 +99,13 @@ class MixedOrder:
             member, number = walk.at(position)
             cycle, place = divmod(number, self._lengths[member])
             finished: list[int] = []
+            if walk.members is not members:  # the schedule has changed, and may have taken some out
+                members = walk.members
+                for gone in open_members.keys() - members:
+                    finished += open_members.pop(gone).used()
             opened = open_members.get(member)
             if opened is None or opened.cycle != cycle:
-                if opened is not None:
-                    finished += [opened.name(episode) for episode in opened.visits.used()]
+                finished += [] if opened is None else opened.used()
                 opened = open_members[member] = self._enter(member, cycle, place, seating or {})
             left, episode, frame = opened.visits.at(place)
             finished += map(opened.name, left)
@@ -128,6 +131,10 @@ class _OpenMember:
     visits: Visits
     name: Callable[[int], int]
     """Of an episode, by its position in the member's order."""
+
+    def used(self) -> list[int]:
+        """The names of the episodes of which some frame was taken and that weren't finished."""
+        return [self.name(episode) for episode in self.visits.used()]
 
 
 class OpenMixture:

@@ -29,7 +29,7 @@ from asyncfetch.errors import ConfigError
 from asyncfetch.stream.order import draw_key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import KeysView, Sequence
 
 __all__ = ["MixedEpoch", "Mixing", "StopOn", "Walk"]
 
@@ -53,10 +53,12 @@ class _Turns:
         self._sum = sum(self._weights.values())
         drawn = sorted(self._weights, key=lambda member: draw_key("phase", seed, member))
         self._phases = {member: ((2 * rank + 1) << (_ONE_BITS - 1)) // len(drawn) for rank, member in enumerate(drawn)}
-        self._members = len(weights)
+        self._count_of_members = len(weights)
 
-    def __contains__(self, member: int) -> bool:
-        return member in self._weights
+    @property
+    def members(self) -> KeysView[int]:
+        """Those that have turns."""
+        return self._weights.keys()
 
     def due(self, member: int, turn: int) -> tuple[int, int]:
         """When the turn comes; what is smaller comes first."""
@@ -64,7 +66,7 @@ class _Turns:
 
     def counts_before(self, time: int, member: int) -> list[int]:
         """How many turns of each member are due before ``(time, member)``."""
-        return [self._count(other, time + (other < member)) for other in range(self._members)]
+        return [self._count(other, time + (other < member)) for other in range(self._count_of_members)]
 
     def counts(self, turns: int) -> list[int]:
         """How many of the first so many turns each member has."""
@@ -168,6 +170,8 @@ class Walk:
         return member, self._epoch.taken[member] + self._given[member] * self._epoch.block_samples + inside
 
     def _enter(self, stage: _Stage, turns: list[int]) -> None:
+        self.members = {member for each in (stage, *self._stages) for member in each.turns.members}
+        """Those that have a turn in this stage of the epoch or in a later one."""
         self._turns, self._turn = stage.turns, turns
         self._given = [before + more for before, more in zip(stage.given, turns, strict=True)]
         self._heap = stage.turns.walk(turns)
@@ -248,7 +252,7 @@ class Mixing:
             for member, length in enumerate(self.lengths)
             if length and (length - 1) // size >= stage.given[member]
         }
-        due = [stage.turns.due(member, turn) for member, turn in left.items() if member in stage.turns]
+        due = [stage.turns.due(member, turn) for member, turn in left.items() if member in stage.turns.members]
         if self.stop_on == "all" and len(due) < len(left):
             return None  # some have no turn in this stage
         if not due:

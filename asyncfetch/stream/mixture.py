@@ -24,7 +24,7 @@ from asyncfetch.stream.mixing import Mixing, StopOn
 from asyncfetch.stream.plan import PassPlan
 from asyncfetch.stream.shapes import DATASET, Missing, Shape, shapes
 from asyncfetch.stream.source import Origin, SampleSource
-from asyncfetch.stream.state import Progress, is_beginning
+from asyncfetch.stream.state import Progress
 from asyncfetch.stream.stream import Stream
 
 if TYPE_CHECKING:
@@ -133,8 +133,10 @@ class Mixture(SampleSource[OpenMixture]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See SampleSource."""
         super().load_state_dict(state)
-        if not is_beginning(state) and isinstance(state["order"], dict):
-            self._loaded_block = state["order"].get("block_samples")
+        order = state.get("order")
+        block = order.get("block_samples") if isinstance(order, Mapping) else None
+        if isinstance(block, int) and block >= 1:
+            self._loaded_block = block
 
     def shared_by(self, workers: int) -> Self:
         """See SampleSource."""
@@ -170,7 +172,7 @@ class Mixture(SampleSource[OpenMixture]):
             progress = progress.resumed(loaded)
         parted_by = DATASET if mixing.block_samples > 1 and not self._shapes(opened)[1] else None
         # The order names episodes as OpenMixture knows them.
-        return PassPlan(order, range(sys.maxsize), progress, parted_by=parted_by)
+        return PassPlan(order, range(sys.maxsize), progress, parted_by=parted_by, block_samples=mixing.block_samples)
 
     def builder(self, opened: OpenMixture) -> MixedBuilder:
         """See SampleSource."""

@@ -54,15 +54,23 @@ class PassPlan:
         selection: Episode index of each position that the order speaks of.
         progress: Where the pass begins; counts on from there.
         parted_by: Key of what all samples of a batch have in common, if something is: they couldn't be stacked.
+        block_samples: Of the order, that have it in common, counted from its beginning.
     """
 
     def __init__(
-        self, order: EpisodeOrder, selection: Sequence[int], progress: Progress, *, parted_by: str | None = None
+        self,
+        order: EpisodeOrder,
+        selection: Sequence[int],
+        progress: Progress,
+        *,
+        parted_by: str | None = None,
+        block_samples: int = 1,
     ) -> None:
         self.order = order
         self.selection = selection
         self.progress = progress
         self.parted_by = parted_by
+        self._block_samples = block_samples
         self.begun = progress.delivered
         """Samples that the consumer was given before."""
         self._seating: Any = None
@@ -100,6 +108,14 @@ class PassPlan:
         if last is not None:
             for _ in range(padding):
                 yield last._replace(finished=(), is_padding=True)
+
+    def has_even_batches(self, size: int) -> bool:
+        """Whether all batches of this size are whole, but for the last."""
+        if self.parted_by is None:
+            return True
+        rest, world_size = self.progress.rest, self.progress.placement.world_size
+        is_at_block = not rest.missing and rest.position % self._block_samples == 0
+        return is_at_block and self.begun % size == 0 and self._block_samples % (size * world_size) == 0
 
     def ends_batch(self, batch: Sequence[Any]) -> bool:
         """Whether the last of these samples belongs to another batch than the others.

@@ -1,4 +1,4 @@
-"""A Stream as torch datasets."""
+"""A Stream, or a Mixture of them, as torch datasets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["FrameDataset", "StreamDataset"]
 
 
 class StreamDataset(IterableDataset[Any]):
-    """A ``Stream`` for ``torch.utils.data.DataLoader``, with any number of workers, started by fork or spawn.
+    """A ``Stream`` or ``Mixture`` for ``torch.utils.data.DataLoader``, with any number of workers, forked or spawned.
 
     Every frame comes exactly once an epoch over all ranks and workers. The stream's byte bounds, host limits and
     threads are for the rank: its workers get equal shares of them, and say so in their statistics. Connections and
@@ -54,7 +54,8 @@ class StreamDataset(IterableDataset[Any]):
         batch_size: Samples of a batch that the dataset makes itself, with ``collate``; give the loader
             ``batch_size=None`` then. The batches, and their order, are the same for every number of workers. None gives
             single samples, for the loader to put into batches: then each worker makes batches of its own share.
-        drop_last: Whether a last batch that is smaller is left out.
+        drop_last: Whether a last batch that is smaller is left out. So is one of a mixture that ends early because the
+            next sample's member disagrees with its own, which happens where an epoch isn't gone on with behind a batch.
 
     ``len`` counts this rank's samples, or batches, of a whole epoch; it opens the dataset. ``len(loader)`` is right
     where this makes the batches or there are no workers; else each worker may end with a smaller batch, and there are
@@ -138,7 +139,7 @@ class StreamDataset(IterableDataset[Any]):
             num_workers: The loader's.
 
         Raises:
-            ConfigError: So many batches aren't in an epoch.
+            ConfigError: So many batches aren't in an epoch, or they aren't of one size.
         """
         size = self.batch_size or batch_size or 1
         epoch = self.stream.epochs.shared()
@@ -146,6 +147,11 @@ class StreamDataset(IterableDataset[Any]):
         # Batches made here are those of the rank, whoever makes them.
         workers = max(1, num_workers) if self.batch_size is None else 1
         progresses = [self.stream.planned(self._placement(worker, workers), epoch) for worker in range(workers)]
+        if self.batch_size is not None and not progresses[0].has_even_batches(size):
+            raise ConfigError(
+                "this epoch of a mixture was begun or gone on with inside of a batch, so batches end early where the "
+                "member changes, and how far so many of them are isn't known here: ask torchdata's StatefulDataLoader"
+            )
         left = [-(-len(plan) // size) for plan in progresses]
         if not 0 <= batches <= sum(left):
             raise ConfigError(f"batches={batches} isn't among the {sum(left)} of what this rank takes of epoch {epoch}")
