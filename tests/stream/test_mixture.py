@@ -201,6 +201,11 @@ def test_a_batch_ends_where_the_member_changes(truths: list[DatasetTruth]) -> No
     assert keys(itertools.islice(iter(mixed), taken)) == whole[:taken]
     state = mixed.state_dict()
     mixed.close()
+    uneven = mixture(truths, block_samples=4)
+    uneven.load_state_dict(saved(state))
+    with pytest.raises(ConfigError, match="StatefulDataLoader"):
+        af.torch.StreamDataset(uneven, batch_size=4).state_after(1)
+    uneven.close()
     for read in (_read_here, _read_beside):
         later = mixture(truths, block_samples=4)
         later.load_state_dict(saved(state))
