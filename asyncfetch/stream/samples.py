@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import HeldEpisode, Sample
     from asyncfetch.observe import Quantiles
     from asyncfetch.stream.building import Builder
+    from asyncfetch.stream.order import Step
     from asyncfetch.stream.plan import PassPlan
     from asyncfetch.stream.source import Origin, Readable
     from asyncfetch.stream.state import State
@@ -268,28 +269,32 @@ class SamplePass:
     def _take(self, coming: _Coming) -> list[Delivery]:
         """The parcel's samples up to the first error that isn't left out, which is kept for the next call."""
         samples: list[Delivery] = []
+        replaces = self._on_error == "replace"
         for step, (_, place), decoding in zip(coming.parcel.steps, coming.parcel.takes, coming.decodings, strict=True):
-            origin = self._origin(self._selection[step.episode])
             result, decoding.results[place] = decoding.results[place], {}
             self._undelivered -= 1
             if not isinstance(result, Failed):
-                given = self._substitutes.good(result, origin.member) if self._on_error == "replace" else [result]
+                given = self._substitutes.good(result, self._origin_of(step).member) if replaces else [result]
             elif self._on_error == "raise" or not isinstance(result.error, BAD_DATA):
                 self._failure = result.error
                 break
             else:
+                origin = self._origin_of(step)
                 self._quarantine.add(origin, result.error)
                 self._first_bad = self._first_bad or result.error
-                given = self._substitutes.bad(origin.member) if self._on_error == "replace" else []
-                self._given += self._on_error == "skip"
+                given = self._substitutes.bad(origin.member) if replaces else []
+                self._given += not replaces
             for sample in given:
                 self._given += 1
                 samples.append((self._given, sample))
-        if self._on_error == "replace":
+        if replaces:
             self._substitutes.keep()
         self._delivered += len(samples)
         self._freed.set()
         return samples
+
+    def _origin_of(self, step: Step) -> Origin:
+        return self._origin(self._selection[step.episode])
 
     def _check_open(self) -> None:
         if self._closed:

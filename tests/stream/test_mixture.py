@@ -301,6 +301,22 @@ def test_hundreds_of_members_share_one_engine(tmp_path: Path) -> None:
     mixed.close()
 
 
+def test_a_dataset_may_be_several_members(truths: list[DatasetTruth]) -> None:
+    """Read in different ways, though much of it is the same bytes; each has its own sample of every frame."""
+    root = str(truths[1].root)
+    streams = [member(root, image_dtype="float32"), member(root, features=["action"]), member(root, seed=3)]
+    mixed = af.Mixture(streams, [1, 1, 1], stop_on="all")
+    samples = {key(sample): sample for sample in mixed}
+    assert len(samples) == 3 * truths[1].num_frames
+    for (number, episode, frame), sample in samples.items():
+        assert torch.equal(sample["action"], samples[0, episode, frame]["action"])
+        if number != 1:
+            picture = sample[FRONT] if number == 2 else (sample[FRONT] * 255).round().to(torch.uint8)
+            assert read_identity(picture) == truths[1].identity(episode, frame, FRONT)
+    assert FRONT not in samples[1, 0, 0]
+    mixed.close()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
