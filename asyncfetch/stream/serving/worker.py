@@ -162,8 +162,8 @@ class _Worker:
         return self._dataset
 
     def _samples(self, begin: Begin) -> Samples[Any]:
+        self._stream.load_state_dict(begin.state)
         stream = self._stream.over(self._opened())  # it stays open from pass to pass
-        stream.load_state_dict(begin.state)
         return stream.samples(rank=self._plan.rank, world_size=self._plan.world_size)
 
     async def _take(self, samples: SamplePass) -> list[Sample]:
