@@ -1,9 +1,10 @@
 """What shuffling costs: frames a second from memory, in the order of a stream, beside decoding in sequence.
 
-Clips are in memory, so that decoding alone counts. In each repeat, by turns: bare torchcodec in sequence, a whole clip
-by one thread; a stream whose order takes a group of pictures together (``group_frames`` as the dataset states it); and
-one that draws each frame for itself (``group_frames=1``). Beside it the price: from how many groups and episodes 32
-consecutive samples come.
+Clips are in memory, so that decoding alone counts. In each repeat, by turns, a whole epoch of the same episodes from
+start to end, each way with decoders of its own to open: bare torchcodec in sequence, a whole clip by one thread; a
+stream whose order takes a group of pictures together (``group_frames`` as the dataset states it); and the beginning of
+an epoch that draws each frame for itself (``group_frames=1``), which takes long. Beside it the price: from how many
+groups and episodes 32 consecutive samples come.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from contextlib import AsyncExitStack, ExitStack
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,10 +30,13 @@ from bench.data import bench_dataset
 from bench.throughput import preload, time_pipeline
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 NEIGHBOURS = 32
 """Consecutive samples whose spread is told: a small batch."""
+SINGLY = 1500
+"""Samples that are drawn singly."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,10 @@ class Row:
     """Fewest."""
 
 
-def order_of(dataset: af.LeRobotDataset) -> list[Step]:
-    """The first epoch of a stream of the dataset."""
-    return list(af.Stream(dataset).plan(dataset, Placement(), epoch=0).steps())
+def order_of(dataset: af.LeRobotDataset, episodes: Sequence[int]) -> list[Step]:
+    """The first epoch of a stream of some episodes; a step's episode is its place among them."""
+    stream = af.Stream(dataset, episodes=episodes)
+    return list(stream.plan(dataset, Placement(), epoch=0).steps())
 
 
 def groups_of_neighbours(steps: list[Step], gop: int) -> tuple[int, float]:
@@ -67,32 +72,38 @@ def groups_of_neighbours(steps: list[Step], gop: int) -> tuple[int, float]:
     return min(counts), statistics.mean(counts)
 
 
-async def measure(path: Path, video: str, samples: int, repeats: int) -> Row:
+async def time_epoch(path: Path, config: af.StreamConfig, episodes: range, samples: int) -> float:
+    """Frames a second of so many samples of an epoch of some episodes, which were brought into memory before."""
+    async with af.open_dataset(str(path), config=config) as dataset:
+        await preload(dataset, set(episodes))
+        return await time_pipeline(dataset, samples, episodes=episodes)
+
+
+async def measure(path: Path, video: str, num_episodes: int, repeats: int) -> Row:
     """All ways by turns."""
-    async with AsyncExitStack() as stack:
-        config = af.StreamConfig(max_bytes=8 << 30)
-        grouped = await stack.enter_async_context(af.open_dataset(str(path), config=config))
-        singly = await stack.enter_async_context(
-            af.open_dataset(str(path), config=af.StreamConfig(max_bytes=8 << 30, group_frames=1))
-        )
-        gop = grouped.group_frames
-        orders = {grouped: order_of(grouped), singly: order_of(singly)}
-        for dataset, steps in orders.items():
-            await preload(dataset, {step.episode for step in steps})
-        chosen = range(max(1, samples // int(grouped.episodes.lengths[0])))
+    episodes = range(num_episodes)
+    config = af.StreamConfig(max_bytes=8 << 30)
+    config_singly = replace(config, group_frames=1)
+    sequential, together, apart = [], [], []
+    async with af.open_dataset(str(path), config=config) as dataset:
+        gop, order = dataset.group_frames, order_of(dataset, episodes)
+        await preload(dataset, set(episodes))
         with ExitStack() as held:
             clips = {
-                episode: {key: one.clip(key) for key in grouped.cameras}
-                for episode in chosen
-                for one in [held.enter_context(await grouped.hold(episode))]
+                episode: {key: one.clip(key) for key in dataset.cameras}
+                for episode in episodes
+                for one in [held.enter_context(await dataset.hold(episode))]
             }
-            whole = [[Step(episode, frame) for frame in range(grouped.episodes[episode].length)] for episode in chosen]
-            sequential, together, apart = [], [], []
+            whole = [
+                [Step(episode, frame) for frame in range(dataset.episodes[episode].length)] for episode in episodes
+            ]
+            bare = partial(decode_bare, clips, whole, dataset.decode_pool.threads)
             for _ in range(repeats):
-                bare = partial(decode_bare, clips, whole, grouped.decode_pool.threads)
                 sequential.append(await anyio.to_thread.run_sync(bare))
-                together.append(await time_pipeline(grouped, samples))
-                apart.append(await time_pipeline(singly, samples))
+                together.append(await time_epoch(path, config, episodes, len(order)))
+                apart.append(await time_epoch(path, config_singly, episodes, SINGLY))
+    async with af.open_dataset(str(path), config=config_singly) as dataset:
+        order_singly = order_of(dataset, episodes)
     ratios = [rate / base for rate, base in zip(together, sequential, strict=True)]
     return Row(
         video=video,
@@ -100,11 +111,11 @@ async def measure(path: Path, video: str, samples: int, repeats: int) -> Row:
         grouped=statistics.median(ratios),
         grouped_spread=(min(ratios), max(ratios)),
         drawn_singly=statistics.median(rate / base for rate, base in zip(apart, sequential, strict=True)),
-        groups_of_neighbours=groups_of_neighbours(orders[grouped][:samples], gop),
-        groups_of_neighbours_drawn_singly=groups_of_neighbours(orders[singly][:samples], gop),
+        groups_of_neighbours=groups_of_neighbours(order, gop),
+        groups_of_neighbours_drawn_singly=groups_of_neighbours(order_singly, gop),
         episodes_of_neighbours=min(
-            len({step.episode for step in orders[grouped][start : start + NEIGHBOURS]})
-            for start in range(0, samples, NEIGHBOURS)
+            len({step.episode for step in order[start : start + NEIGHBOURS]})
+            for start in range(0, len(order) - NEIGHBOURS, NEIGHBOURS)
         ),
     )
 
@@ -130,14 +141,14 @@ def show(rows: list[Row]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--samples", type=int, default=3000, help="of each run (default: 3000)")
+    parser.add_argument("--episodes", type=int, default=96, help="of the epoch, 150 frames each (default: 96)")
     parser.add_argument("--repeats", type=int, default=5, help="by turns (default: 5)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     kinds = {"640x480 -g 2": (640, 480, 2), "320x240 -g 30": (320, 240, 30)}
     rows = [
         anyio.run(
-            measure, bench_dataset(width=width, height=height, gop=gop), video, arguments.samples, arguments.repeats
+            measure, bench_dataset(width=width, height=height, gop=gop), video, arguments.episodes, arguments.repeats
         )
         for video, (width, height, gop) in kinds.items()
     ]

@@ -37,7 +37,7 @@ from bench.nginx import NginxServer
 from bench.parts import hand_over_microseconds, header_milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from asyncfetch.stream.order import Step
 
@@ -163,11 +163,11 @@ async def preload(dataset: af.LeRobotDataset, episodes: set[int]) -> None:
             await dataset.ready(episode)
 
 
-async def time_pipeline(dataset: af.LeRobotDataset, samples: int) -> float:
-    """Frames a second of the first samples of a stream of an open dataset."""
+async def time_pipeline(dataset: af.LeRobotDataset, samples: int, *, episodes: Sequence[int] | None = None) -> float:
+    """Frames a second of the first samples of a stream of an open dataset, or of some episodes of it."""
     gc.collect()
     started = time.perf_counter()
-    async with af.Stream(dataset).samples() as stream:
+    async with af.Stream(dataset, episodes=episodes).samples() as stream:
         remaining = samples
         async for _ in stream:
             remaining -= 1

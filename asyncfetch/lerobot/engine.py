@@ -24,7 +24,6 @@ from asyncfetch.decode.cache import SIZE_VARIABLE
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.gate import Gate
 from asyncfetch.lerobot.rows import RowCache
-from asyncfetch.lerobot.video_index import VideoIndexes
 from asyncfetch.runtime.budget import Budget
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.leased_lru import LeasedLRU
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.fetch import RangeReader
+    from asyncfetch.lerobot.video_index import VideoFile
 
 __all__ = ["DECODERS_SHARE", "TABLES_SHARE", "Engine"]
 
@@ -85,7 +85,8 @@ class Engine:
         self.tables: SharedLRU[tuple[int, int], Any] = SharedLRU(small_bytes // 2)
         """Rows of episodes, likewise."""
         self.rows = RowCache(rows_bytes)
-        self._small_bytes = small_bytes
+        self.indexes: SharedLRU[str, VideoFile] = SharedLRU(small_bytes)
+        """Of videos, by url."""
         self._datasets = 0
         self._open_clips = 0
 
@@ -110,7 +111,6 @@ class Engine:
         """What passes have paid for clips."""
         self.room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(self.clips.max_bytes))
         """In the byte cache: for all clips of an episode, before the first is asked for."""
-        self.indexes = VideoIndexes(self.reader, max_bytes=self._small_bytes, run=self.run)
         self.decoders = _decoder_cache(config, self._decoder_bytes)
         stack.callback(self.decoders.close)
         self.group = await anyio.create_task_group().__aenter__()

@@ -32,6 +32,7 @@ from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ObjectCh
 from asyncfetch.fetch.gate import Caller, calling, current_caller
 from asyncfetch.lerobot.depth import DepthUnit, depth_scale
 from asyncfetch.lerobot.rows import RowReader
+from asyncfetch.lerobot.video_index import VideoIndexes
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.shared_lru import LRUPart
 from asyncfetch.runtime.single_flight import SingleFlight
@@ -186,7 +187,9 @@ class EpisodeCache:
     ) -> None:
         self._clips = engine.clips
         self._rows = RowReader(engine.reader, metadata, kept=engine.rows, number=number, run=engine.run)
-        self._indexes = engine.indexes
+        self._indexes = VideoIndexes(
+            engine.reader, kept=engine.indexes, run=engine.run, sharing=metadata.episodes.sharing_video_file
+        )
         self._decoders = engine.decoders
         self._backend: DecoderBackend = backend
         self._number = number

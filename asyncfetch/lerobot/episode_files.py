@@ -1,16 +1,23 @@
 """meta/episodes: from its parquet files to the checked table.
 
-There is no list of the files over HTTP. File 0 is there; while episodes are missing, the next files follow, as many at
-once as the files so far suggest. They are read in the order of their numbers, and the rows are ordered by
-episode_index. The statistics in these files, by far the most of their bytes, are never fetched.
+There is no list of the files over HTTP. File 0 is there, and others are likely where it is as large as files get: then
+some are opened along with it. While episodes are missing further ones follow, as many at once as the files so far
+suggest. They are read in the order of their numbers, and the rows are ordered by episode_index. The statistics in
+these files, by far the most of their bytes, are never asked for.
+
+LeRobot records a row group for 10 episodes, and to tell its place takes more bytes than what is read of it: 100,000
+episodes have 160 MB of footers, and pyarrow takes seven times as much memory to parse one. So of such files no more
+than two are read at a time.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import numpy as np
 
 from asyncfetch.errors import DatasetError, FetchError, FormatError, NotFound, redact_url
@@ -18,7 +25,14 @@ from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import is_list, is_text, to_array, to_floats, to_integers
 from asyncfetch.lerobot.episode_table import ABSENT, EpisodeTable, FilePlaces, TaskLists, VideoPlaces
 from asyncfetch.lerobot.layout import EPISODES_PATH
-from asyncfetch.lerobot.parquet import open_table, read_columns, require_pyarrow
+from asyncfetch.lerobot.parquet import (
+    MAX_TAIL_BYTES,
+    TAIL_BYTES,
+    fetch_end,
+    open_end,
+    read_columns,
+    require_pyarrow,
+)
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -29,13 +43,16 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.info import DatasetInfo
-    from asyncfetch.lerobot.parquet import TableFile
+    from asyncfetch.lerobot.parquet import TableEnd, TableFile
     from asyncfetch.runtime.concurrently import RunSync
 
 __all__ = ["episodes_url", "load_episodes"]
 
 _MAX_FILES_AT_ONCE = 8
-"""Episode files read side by side. A large one takes some 100 MB while it is being read."""
+"""Episode files read side by side."""
+_LARGE_FOOTER_BYTES = 8 * 1024 * 1024
+_LARGE_AT_ONCE = 2
+"""Of files with a footer of that size: parsing takes a core each, and hundreds of MB."""
 _MAX_NUMBER = 2**31 - 1
 _FRAME_COLUMNS = ("episode_index", "length", "dataset_from_index", "dataset_to_index")
 _TASKS = "tasks"
@@ -53,7 +70,7 @@ async def load_episodes(
     info: DatasetInfo,
     cameras: Sequence[str],
     *,
-    open_first: Callable[[], Awaitable[TableFile]],
+    first_end: Callable[[], Awaitable[TableEnd]],
     run: RunSync,
 ) -> EpisodeTable:
     """Read and check the episode table.
@@ -63,7 +80,7 @@ async def load_episodes(
         root: The dataset.
         info: Its info.json.
         cameras: Video features to know the places of.
-        open_first: Opens file 0; it may have been opened already.
+        first_end: Fetches the end of file 0; it may be there already.
         run: Runs the blocking parts.
 
     Raises:
@@ -73,18 +90,31 @@ async def load_episodes(
     total = info.total_episodes
     tables: list[tuple[str, pa.Table]] = []
     rows = 0
+    large_files = anyio.Semaphore(_LARGE_AT_ONCE)
+    try:
+        first = await first_end()
+    except (DatasetError, FetchError) as error:
+        if total:
+            _rows_or_raise(error, episodes_url(root, 0, info.chunks_size), rows, total)
 
     async def load(number: int) -> pa.Table | DatasetError | FetchError:
         url = episodes_url(root, number, info.chunks_size)
         try:
-            file = await open_first() if number == 0 else await open_table(reader, url, run=run)
-            columns = _columns(cameras, file)
-            return await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
+            # Files of one writer are alike.
+            tail_bytes = min(max(TAIL_BYTES, first.footer_bytes + first.footer_bytes // 8), MAX_TAIL_BYTES)
+            end = first if number == 0 else await fetch_end(reader, url, tail_bytes)
+            async with large_files if end.footer_bytes >= _LARGE_FOOTER_BYTES else nullcontext():
+                file = await open_end(reader, end, run=run)
+                columns = _columns(cameras, file)
+                return await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
         except (DatasetError, FetchError) as error:
             return error  # It may be of one file too many: whether it matters is seen when its turn comes.
 
     while rows < total:
-        likely = math.ceil((total - rows) * len(tables) / rows) if rows else 1
+        if rows:
+            likely = math.ceil((total - rows) * len(tables) / rows)
+        else:
+            likely = _MAX_FILES_AT_ONCE if first.size >= info.data_file_bytes // 2 else 1
         numbers = range(len(tables), len(tables) + min(likely, _MAX_FILES_AT_ONCE))
         for number, loaded in zip(numbers, await gather(*(partial(load, number) for number in numbers)), strict=True):
             if rows < total:

@@ -169,6 +169,12 @@ class EpisodeTable:
         data = self._data
         return int(np.count_nonzero((data.chunk == data.chunk[index]) & (data.file == data.file[index])))
 
+    def sharing_video_file(self, index: int, camera: str) -> tuple[int, int]:
+        """How many episodes have their frames of this camera in the same file as this one, and how many frames."""
+        files = self._videos[camera].files
+        shares = (files.chunk == files.chunk[index]) & (files.file == files.file[index])
+        return int(np.count_nonzero(shares)), int(self._lengths[shares].sum(dtype=np.int64))
+
     def digest(self) -> bytes:
         """Hash over lengths and places; equal for equal tables wherever they lie."""
         digest = hashlib.sha256()

@@ -32,6 +32,7 @@ _KINDS: Mapping[str, FeatureKind] = {
 _DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 _CHUNKS_SIZE = 1000
+_FILE_SIZE = "data_files_size_in_mb"
 _CONVERT = "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=<user>/<dataset>"
 
 
@@ -84,6 +85,8 @@ class DatasetInfo:
     """As stored, None where it isn't; nothing here relies on it."""
     chunks_size: int
     """Most files in one chunk directory, more than 0."""
+    data_file_bytes: int
+    """From which on a file of the table of episodes, or of rows, is followed by another one; more than 0."""
     data_path: PathTemplate
     video_path: PathTemplate | None
     """None in a dataset without videos."""
@@ -127,6 +130,7 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
         total_frames=_integer(raw, "total_frames", url, minimum=0),
         total_tasks=_integer(raw, "total_tasks", url, minimum=0) if raw.get("total_tasks") is not None else None,
         chunks_size=_integer({"chunks_size": _CHUNKS_SIZE, **raw}, "chunks_size", url, minimum=1),
+        data_file_bytes=2**20 * _integer({_FILE_SIZE: 100, **raw}, _FILE_SIZE, url, minimum=1),
         data_path=_template(raw.get("data_path", _DATA_PATH), "data_path", url),
         video_path=_template(video_path, "video_path", url) if video_path is not None else None,
         robot_type=raw.get("robot_type"),

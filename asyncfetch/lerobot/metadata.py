@@ -16,7 +16,7 @@ from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, parse_info, parse_json
-from asyncfetch.lerobot.parquet import open_table, read_columns
+from asyncfetch.lerobot.parquet import fetch_end, open_table, read_columns
 from asyncfetch.runtime.concurrently import Eventual, ungrouped
 
 if TYPE_CHECKING:
@@ -84,12 +84,12 @@ async def load_metadata(
             info_file = Eventual(tasks, partial(reader.fetch, join_url(url, _INFO)))
             task_strings = Eventual(tasks, partial(_load_tasks, reader, join_url(url, _TASKS), run))
             stats = Eventual(tasks, partial(_load_stats, reader, join_url(url, _STATS), run))
-            first = Eventual(tasks, partial(open_table, reader, episodes_url(url, 0, 1), run=run))
+            first = Eventual(tasks, partial(fetch_end, reader, episodes_url(url, 0, 1)))
             # info.json first, since it explains what else is wrong: a v2 dataset, say, has no tasks.parquet.
             info = await run(partial(parse_info, await _root_file(info_file, url), join_url(url, _INFO)))
             chosen = _choose(info, features, url)
             cameras = tuple(key for key, feature in chosen.items() if feature.is_camera)
-            episodes = await load_episodes(reader, url, info, cameras, open_first=first.get, run=run)
+            episodes = await load_episodes(reader, url, info, cameras, first_end=first.get, run=run)
             names, numbers = await task_strings.get(), await stats.get()
     fingerprint = await run(partial(_fingerprint, info, chosen, names, episodes))
     return Metadata(url, info, chosen, cameras, names, numbers, episodes, fingerprint)

@@ -33,10 +33,23 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["TAIL_BYTES", "TableFile", "open_table", "read_columns", "require_pyarrow"]
+__all__ = [
+    "MAX_TAIL_BYTES",
+    "TAIL_BYTES",
+    "TableEnd",
+    "TableFile",
+    "fetch_end",
+    "open_end",
+    "open_table",
+    "read_columns",
+    "require_pyarrow",
+]
 
 TAIL_BYTES = 64 * 1024
 """First request for a file. A footer takes about 130 bytes a column and row group: 60 episodes of 8 columns."""
+
+MAX_TAIL_BYTES = 1024 * 1024
+"""Asked for on a guess, in one stream. A longer footer costs one request more, in parts."""
 
 _MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
@@ -127,6 +140,24 @@ class TableFile:
         return start, stop
 
 
+@dataclass(frozen=True, slots=True)
+class TableEnd:
+    """The last bytes of a parquet file, as they were asked for first."""
+
+    url: str
+    size: int
+    """Of the file."""
+    tail: memoryview
+    footer_bytes: int
+    """Of which the tail may lack some."""
+
+
+async def fetch_end(reader: RangeReader, url: str, tail_bytes: int = TAIL_BYTES) -> TableEnd:
+    """The end of a parquet file, so many bytes of it; errors as ``open_table``."""
+    info, tail = await reader.fetch_tail(url, tail_bytes)
+    return TableEnd(url, info.size, tail, _footer_bytes(tail, url, info.size))
+
+
 async def open_table(reader: RangeReader, url: str, *, run: RunSync, tail_bytes: int = TAIL_BYTES) -> TableFile:
     """Read a parquet file's footer.
 
@@ -140,9 +171,13 @@ async def open_table(reader: RangeReader, url: str, *, run: RunSync, tail_bytes:
         FetchError: It could not be fetched.
         FormatError: It isn't a parquet file, or is a damaged one.
     """
-    info, tail = await reader.fetch_tail(url, tail_bytes)
-    size = info.size
-    data_stop = size - _TRAILER_BYTES - _footer_bytes(tail, url, size)
+    return await open_end(reader, await fetch_end(reader, url, tail_bytes), run=run)
+
+
+async def open_end(reader: RangeReader, end: TableEnd, *, run: RunSync) -> TableFile:
+    """What ``open_table`` gives, of a file whose end is there."""
+    url, size, tail = end.url, end.size, end.tail
+    data_stop = size - _TRAILER_BYTES - end.footer_bytes
     tail_start = size - len(tail)
     footer = [tail[max(0, data_stop - tail_start) :]]
     if data_stop < tail_start:

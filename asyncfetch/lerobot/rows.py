@@ -18,7 +18,7 @@ import numpy as np
 from asyncfetch.errors import ConfigError, DatasetError, redact_url
 from asyncfetch.lerobot.columns import empty_column, to_column, to_integers
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
-from asyncfetch.lerobot.parquet import TableFile, open_table, read_columns, require_pyarrow
+from asyncfetch.lerobot.parquet import MAX_TAIL_BYTES, TableFile, open_table, read_columns, require_pyarrow
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.shared_lru import LRUPart, SharedLRU
 
@@ -42,8 +42,7 @@ _FOOTER_BYTES = 16 * 1024
 """Asked for beside what each column chunk takes: the schema, and the whole of a file that is hardly larger."""
 _CHUNK_FOOTER_BYTES = 150
 """Of a footer for a column and row group, statistics included: 100-140 measured. A row group is one episode's, or that
-of many, and the tail then holds more than the footer, but never more than ``_MAX_TAIL_BYTES``."""
-_MAX_TAIL_BYTES = 512 * 1024
+of many, and the tail then holds more than the footer, but never more than ``MAX_TAIL_BYTES``."""
 _LIST_ITEM_BYTES = 64
 """A Python string or bytes object and the reference to it, beside its content."""
 
@@ -222,7 +221,7 @@ class RowReader:
 
     async def _open(self, episode: Episode) -> _DataFile:
         chunks = self.metadata.episodes.sharing_data_file(episode.index) * len(self.metadata.info.features)
-        tail_bytes = min(_FOOTER_BYTES + chunks * _CHUNK_FOOTER_BYTES, _MAX_TAIL_BYTES)
+        tail_bytes = min(_FOOTER_BYTES + chunks * _CHUNK_FOOTER_BYTES, MAX_TAIL_BYTES)
         table = await open_table(self._reader, episode.data_url, run=self._run, tail_bytes=tail_bytes)
         table.require(self._features)
         first, last, unknown = await self._run(partial(_index_spans, table))

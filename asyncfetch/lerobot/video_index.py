@@ -10,10 +10,9 @@ from asyncfetch.decode import Clip
 from asyncfetch.errors import ConfigError, DatasetError, FormatError, redact_url
 from asyncfetch.media import locate_moov, parse_moov
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.shared_lru import SharedLRU
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from asyncfetch.decode import DepthScale
     from asyncfetch.fetch import RangeReader
@@ -21,13 +20,19 @@ if TYPE_CHECKING:
     from asyncfetch.media import ClipPlan, Mp4Index
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
+    from asyncfetch.runtime.shared_lru import SharedLRU
 
-__all__ = ["PlannedClip", "VideoIndexes", "fetch_moov"]
+__all__ = ["PlannedClip", "VideoFile", "VideoIndexes", "fetch_moov"]
 
 HEAD_BYTES = 16 * 1024
-"""Asked for first. Holds the whole index of a file with up to 2,500 frames at AV1's 6 bytes a frame, and tells where a
-longer one or one at the tail lies, so that either costs one request more. A larger probe would be wasted on every
-file whose index is at the tail: 1.2 % of a clip of 1.3 MB as it is."""
+"""Asked for first. Holds the whole index of a short file, and tells where another one lies."""
+FRAME_INDEX_BYTES = 8
+"""Of an index for a frame, asked for beside that: AV1 has 6 at two frames a key frame, H.264 and HEVC up to 14, but
+rarely. What is asked for in vain is a thousandth of a frame; what is missing costs one request more."""
+LEAST_FRAME_BYTES = 256
+"""Of a video. A file that may be shorter than what is asked for of its head is asked for that alone."""
+MAX_INDEX_BYTES = 512 * 1024
+"""Asked for on a guess, in one stream; a longer index costs one request more."""
 MAX_READS = 32
 """Requests for one index after the first. One is usual, and one for each long box in front that isn't media data."""
 
@@ -66,15 +71,19 @@ class PlannedClip:
 
 
 @dataclass(frozen=True, slots=True)
-class _VideoFile:
+class VideoFile:
+    """A video's index."""
+
     index: Mp4Index
     size_bytes: int
 
     @property
     def nbytes(self) -> int:
+        """Memory that it takes."""
         return self.index.nbytes
 
     def clip(self, episode: Episode, span: VideoSpan, fps: float) -> PlannedClip:
+        """The episode's part of it."""
         try:
             plan = self.index.clip(span.first_frame, span.num_frames, fps=fps)
         except ConfigError as error:
@@ -93,14 +102,24 @@ class VideoIndexes:
 
     Args:
         reader: Fetches them.
-        max_bytes: Bound on those kept; the least recently used one is dropped, and fetched again when it is needed.
+        kept: Keeps them, by url; one that is dropped is fetched again when it is needed.
         run: Runs the parser off the loop.
+        sharing: How many episodes, and frames, of a camera are in the file that has this episode, 0 where unknown: an
+            index is asked for in one go where its length can be told.
     """
 
-    def __init__(self, reader: RangeReader, *, max_bytes: int, run: RunSync) -> None:
+    def __init__(
+        self,
+        reader: RangeReader,
+        *,
+        kept: SharedLRU[str, VideoFile],
+        run: RunSync,
+        sharing: Callable[[int, str], tuple[int, int]] = lambda _index, _camera: (0, 0),
+    ) -> None:
         self._reader = reader
+        self._sharing = sharing
         self._run = run
-        self._kept: SharedLRU[str, _VideoFile] = SharedLRU(max_bytes)
+        self._kept = kept
 
     async def plan(self, episode: Episode, *, fps: float) -> Mapping[str, PlannedClip]:
         """The clips of all cameras of an episode, their files' indexes fetched at once.
@@ -110,29 +129,48 @@ class VideoIndexes:
             FormatError: A file isn't an MP4 that can be read, or is cut off.
             DatasetError: The metadata gives a place that no file has.
         """
-        clips = await gather(*(partial(self._plan, episode, span, fps) for span in episode.videos.values()))
+        clips = await gather(*(partial(self._plan, episode, camera, fps) for camera in episode.videos))
         return dict(zip(episode.videos, clips, strict=True))
 
     def clear(self) -> None:
         """Forget all of them, those on their way included."""
         self._kept.clear()
 
-    async def _plan(self, episode: Episode, span: VideoSpan, fps: float) -> PlannedClip:
-        file = await self._kept.get(span.url, partial(self._fetch, span.url))
+    async def _plan(self, episode: Episode, camera: str, fps: float) -> PlannedClip:
+        span = episode.videos[camera]
+        file = await self._kept.get(span.url, partial(self._fetch, episode, camera))
         return file.clip(episode, span, fps)
 
-    async def _fetch(self, url: str) -> _VideoFile:
-        info, moov = await fetch_moov(self._reader, url)
-        return _VideoFile(await self._run(partial(parse_moov, moov, url=url)), info.size)
+    async def _fetch(self, episode: Episode, camera: str) -> VideoFile:
+        url = episode.videos[camera].url
+        info, moov = await fetch_moov(self._reader, url, *self._sharing(episode.index, camera))
+        return VideoFile(await self._run(partial(parse_moov, moov, url=url)), info.size)
 
 
-async def fetch_moov(reader: RangeReader, url: str) -> tuple[ObjectInfo, memoryview]:
-    """The file, and its index as ``parse_moov`` takes it. FormatError where it isn't an MP4 with an index."""
-    info, piece = await reader.fetch_head(url, HEAD_BYTES)
+async def fetch_moov(
+    reader: RangeReader, url: str, episodes: int = 0, frames: int = 0
+) -> tuple[ObjectInfo, memoryview]:
+    """The file, and its index as ``parse_moov`` takes it. FormatError where it isn't an MP4 with an index.
+
+    With as many ``episodes`` and ``frames`` in it as are said, where it is known, one round of requests mostly brings
+    it: LeRobot puts the index in front, but in files of a single episode, where it comes last.
+    """
+    guess_bytes = min(HEAD_BYTES + frames * FRAME_INDEX_BYTES, MAX_INDEX_BYTES)
+    tail = memoryview(b"")
+    if episodes == 1 and frames * LEAST_FRAME_BYTES > HEAD_BYTES:
+        (info, piece), (_, tail) = await gather(
+            partial(reader.fetch_head, url, HEAD_BYTES), partial(reader.fetch_tail, url, guess_bytes)
+        )
+    else:
+        info, piece = await reader.fetch_head(url, guess_bytes)
     start = 0
     for _ in range(MAX_READS):
         first, stop = locate_moov(piece, start=start, size=info.size, url=url)
         if stop <= start + len(piece):
             return info, piece[first - start : stop - start]
-        start, piece = first, await reader.fetch(url, first, stop)
+        tail_start = info.size - len(tail)
+        start, piece = (
+            first,
+            tail[first - tail_start :] if first >= tail_start else await reader.fetch(url, first, stop),
+        )
     raise FormatError(f"{redact_url(url)}: no 'moov' box among the first boxes, up to byte {start}: remux the video")

@@ -23,6 +23,8 @@ class Failed:
     """What a step came to in place of a sample, which may be anything that a transform returns."""
 
     error: BaseException
+    by_transform: bool = False
+    """Whether the transform raised it: it then says nothing of the data, whatever its type."""
 
 
 class Builder(Protocol):
@@ -98,6 +100,6 @@ def transformed(transform: Transform, sample: Sample) -> Sample | Failed:
     except (StopIteration, StopAsyncIteration) as stop:  # raised by the iterator it would be a silent end: PEP 479
         failure = RuntimeError(f"the transform raised {type(stop).__name__}")
         failure.__cause__ = stop
-        return Failed(failure)
+        return Failed(failure, by_transform=True)
     except BaseException as failure:  # noqa: BLE001  the user's own; raised by the iterator as it is
-        return Failed(failure)
+        return Failed(failure, by_transform=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import ceil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,9 +42,12 @@ class Sizes:
     def within(
         cls, max_samples: int, *, group_frames: int, open_episodes: int, jobs: int, max_job_samples: int
     ) -> Sizes:
-        """The longest runs, then the largest jobs, of which ``jobs`` fit ``max_samples`` beside what waits."""
-        run_frames = 1 + max(0, max_samples - jobs) // (open_episodes + jobs)
-        run_frames = max(1, min(run_frames, group_frames))
+        """The longest runs, then the largest jobs, of which ``jobs`` fit ``max_samples`` beside what waits.
+
+        A group that makes several runs is divided evenly: as many runs of fewer frames leave more room for jobs.
+        """
+        longest = 1 + max(0, max_samples - jobs) // (open_episodes + jobs)
+        run_frames = ceil(group_frames / ceil(group_frames / longest))
         job_samples = (max_samples - (run_frames - 1) * open_episodes) // jobs
         return cls(group_frames, run_frames, max(run_frames, min(job_samples, max_job_samples)), open_episodes)
 
@@ -124,8 +128,10 @@ class _Ahead:
     def start_job(self) -> Job:
         """A job of the next runs that have none."""
         job = Job()
-        end = self._ends[0] if self._ends else self._read
-        while self._runs and self._runs[0].first <= end and len(job.steps) < self._sizes.job_samples:
+        end = self._read - self._sizes.waiting_samples  # runs that begin from here on may have more steps to come
+        if self._ends:
+            end = min(end, self._ends[0] + 1)
+        while self._runs and len(job.steps) < self._sizes.job_samples and (not job.steps or self._runs[0].first < end):
             run = self._runs.popleft()
             run.job, run.offset = job, len(job.steps)
             job.steps += run.steps

@@ -24,7 +24,7 @@ from asyncfetch.stream.mixing import Mixing, StopOn
 from asyncfetch.stream.plan import PassPlan
 from asyncfetch.stream.shapes import DATASET, Missing, Shape, shapes
 from asyncfetch.stream.source import Origin, SampleSource
-from asyncfetch.stream.state import Progress
+from asyncfetch.stream.state import Progress, State
 from asyncfetch.stream.stream import Stream
 
 if TYPE_CHECKING:
@@ -130,9 +130,9 @@ class Mixture(SampleSource[OpenMixture]):
             for one, rename in zip(stats, self.keys, strict=True)
         ]
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def go_on(self, state: State, epoch: int) -> None:
         """See SampleSource."""
-        super().load_state_dict(state)
+        super().go_on(state, epoch)
         order = state.get("order")
         block = order.get("block_samples") if isinstance(order, Mapping) else None
         if isinstance(block, int) and block >= 1:

@@ -7,6 +7,10 @@ leaves its seat to the next of the permutation. So where an episode sits, and fr
 lengths alone: the order is found at any position without going frame by frame through what is in front of it, and the
 lanes stay level to the end. A seat that finds no further episode drops out.
 
+Episodes of one length that begin together would end together, and all that follow them be needed at once. So where
+there are more episodes than seats, the first ones have two seats each, which give a part each: a small one and the
+rest, no two alike. From then on the seats change hands one by one, and an episode is needed every so often.
+
 The frames of an episode come by *groups* of neighbours, the groups in a drawn order, the frames of a group ascending.
 With groups of one frame that is a plain shuffle. With those of a video's groups of pictures (a key frame, and what
 leans on it), the frames of one can be decoded by one pass over it; they are delivered a cycle apart.
@@ -40,6 +44,8 @@ __all__ = ["Order", "Seating", "Step", "Visits", "draw_key", "permute"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_VERSION = 2
+"""Of the shuffled order: a state of another one is refused. The first one let all seats begin with an episode each."""
 _FEISTEL_ROUNDS = 4
 """Enough for a pseudo-random permutation that a distinguisher can't tell cheaply (Luby and Rackoff, 1988)."""
 _QUEUED_AT_ONCE = 1024
@@ -132,8 +138,10 @@ class Order:
 
     def identity(self) -> dict[str, int | bool]:
         """What it was made of beside the lengths and the epoch, as JSON."""
-        names = ("shuffle", "seed", "lanes", "pool_episodes", "group_frames") if self.shuffle else ("shuffle",)
-        return {name: getattr(self, name) for name in names}
+        if not self.shuffle:
+            return {"shuffle": False}
+        names = ("shuffle", "seed", "lanes", "pool_episodes", "group_frames")
+        return {"version": _VERSION, **{name: getattr(self, name) for name in names}}
 
     def open_episodes(self, placement: Placement) -> int:
         """How many episodes a consumer draws from at a time, while every seat has one."""
@@ -260,9 +268,14 @@ class Seating:
         self.cycle = 0
         """Its first one."""
         self.episodes: dict[int, tuple[int, int]] = {}
-        """On the seats that are taken: the episode, and the cycle in which it gave its first frame."""
+        """On the seats that are taken: the episode, and the cycle in which it gave its first frame or, where another
+        seat gives that, would have given it."""
+        self._shared: set[int] = set()  # episodes that two seats have
         self._ends: list[tuple[int, int]] = []  # (the cycle that its episode doesn't see any more, seat): a heap
-        for seat in range(order.seats):
+        pairs = order.seats // 2 if len(order.lengths) > order.seats else 0
+        for seat in range(pairs):
+            self._take_together(seat, seat + pairs, (2 * seat + 1) / (4 * pairs))
+        for seat in range(2 * pairs, order.seats):
             self._take(seat)
 
     @property
@@ -278,25 +291,53 @@ class Seating:
         while self._ends and self._ends[0][0] == self.cycle:
             seat = heapq.heappop(self._ends)[1]
             seats.append(seat)
-            left.append(self.episodes.pop(seat)[0])
+            episode, _ = self.episodes.pop(seat)
+            if episode in self._shared:
+                self._shared.remove(episode)
+            else:
+                left.append(episode)
         for seat in seats:
             self._take(seat)
         return left
 
+    def _take_together(self, seat: int, other: int, share: float) -> None:
+        """The next episode for two seats, a share of its frames for the first one."""
+        taken = self._next()
+        if taken is None:
+            return
+        episode, length = taken
+        part = int(length * share)
+        self._sit(other, episode, part, length)
+        if part:
+            self._sit(seat, episode, 0, part)
+            self._shared.add(episode)
+        else:
+            self._take(seat)
+
     def _take(self, seat: int) -> None:
+        taken = self._next()
+        if taken is not None:
+            self._sit(seat, taken[0], 0, taken[1])
+
+    def _sit(self, seat: int, episode: int, start: int, stop: int) -> None:
+        """The seat gives these of the episode's frames, as they are drawn."""
+        self.episodes[seat] = (episode, self.cycle - start)
+        heapq.heappush(self._ends, (self.cycle + stop - start, seat))
+
+    def _next(self) -> tuple[int, int] | None:
+        """(episode, length) of the next one in the permutation."""
         while (taken := next(self._queued, None)) is None:
             if self._asked >= len(self._order.lengths):
-                return
+                return None
             self._queued = iter(self._order.queue(self._asked, self._asked + _QUEUED_AT_ONCE))
             self._asked += _QUEUED_AT_ONCE
-        episode, length = taken
-        self.episodes[seat] = (episode, self.cycle)
-        heapq.heappush(self._ends, (self.cycle + length, seat))
+        return taken
 
     def copy(self) -> Seating:
         """One that goes its own way."""
         twin = copy.copy(self)
         twin._queued = copy.copy(self._queued)
         twin.episodes = self.episodes.copy()
+        twin._shared = self._shared.copy()
         twin._ends = self._ends.copy()
         return twin

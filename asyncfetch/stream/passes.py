@@ -100,6 +100,7 @@ class Samples(Generic[R]):
                 sizes.waiting_samples + AHEAD_JOBS * sizes.job_samples,
             ),
             max_episodes=open_episodes + config.prefetch_episodes,
+            prefetch_episodes=config.prefetch_episodes,
             on_error=config.on_error,
             quarantine=stream.quarantine,
             origin=partial(stream.origin, opened),

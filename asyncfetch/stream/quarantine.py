@@ -8,13 +8,19 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from asyncfetch.errors import DatasetError, DecodeError, NotFound, RangeNotSatisfiable, redact_url
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
     from asyncfetch.lerobot import LeRobotDataset
     from asyncfetch.stream.source import Origin
 
-__all__ = ["BAD_DATA", "Quarantine", "Quarantined", "Substitutes"]
+__all__ = ["BAD_DATA", "BOARD_BYTES", "Board", "Quarantine", "Quarantined", "Substitutes"]
 
 _log = logging.getLogger("asyncfetch.stream")
 
@@ -22,6 +28,12 @@ BAD_DATA = (DatasetError, DecodeError, NotFound, RangeNotSatisfiable)
 """Errors that lie in the data and come again. A host that is down or slow isn't bad data."""
 MAX_LISTED = 10_000
 """Episodes in the list; further ones are counted only."""
+
+BOARD_WORKERS, BOARD_EPISODES = 64, 31
+_NUMBERS = [("member", np.int64), ("episode", np.int64), ("samples", np.int64)]
+_ENTRY = np.dtype([*_NUMBERS, ("file", "S200"), ("cause", "S296")])
+BOARD_BYTES = BOARD_WORKERS * (BOARD_EPISODES + 1) * _ENTRY.itemsize
+"""A megabyte, of which only what is written to takes memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,43 +50,136 @@ class Quarantined:
     member: int = 0
     """Of a mixture, whose episode it is."""
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from others."""
+        return self.member, self.episode
+
+
+class Board:
+    """Where a loader's workers write what they find bad, for the process that has them to read.
+
+    Memory that all of them share, with a part for each worker, which nobody else writes to. A worker that finds no room
+    there counts on without a name. An entry is there for readers when its samples are counted, which is last.
+
+    Args:
+        memory: ``BOARD_BYTES`` zeros, or what another process made of them.
+    """
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._entries = memory.view(_ENTRY).reshape(BOARD_WORKERS, BOARD_EPISODES + 1)  # the last one has no name
+
+    def write(self, worker: int, found: Quarantined) -> None:
+        """Note samples of an episode. Called in that worker."""
+        if worker >= BOARD_WORKERS:
+            return
+        entries = self._entries[worker]
+        named = entries[:-1]
+        is_it = (named["member"] == found.member) & (named["episode"] == found.episode)
+        known = np.flatnonzero((named["samples"] == 0) | is_it)
+        place = int(known[0]) if len(known) else BOARD_EPISODES
+        if entries["samples"][place] == 0:
+            entries["member"][place], entries["episode"][place] = found.key
+            entries["file"][place] = found.file.encode()[-200:]  # the end of a path says more
+            entries["cause"][place] = found.cause.encode()
+        entries["samples"][place] += found.samples
+
+    def read(self) -> tuple[list[Quarantined], int]:
+        """What all workers have listed, and how many samples they have counted without a name."""
+        listed = self._entries[:, :-1]
+        found = [
+            Quarantined(
+                int(entry["episode"]),
+                entry["file"].decode(errors="ignore"),
+                entry["cause"].decode(errors="ignore"),
+                int(entry["samples"]),
+                int(entry["member"]),
+            )
+            for entry in listed[listed["samples"] > 0]
+        ]
+        return found, int(self._entries[:, -1]["samples"].sum())
+
 
 class Quarantine:
-    """The list. It may be read in any thread."""
+    """The list. It may be read in any thread.
+
+    It is that of the process and of those that read its stream for it: a loader's workers, the process of
+    ``serve_samples`` up to the batches that were taken from it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listed: dict[tuple[int, int], Quarantined] = {}
         self._samples = 0
+        self._news: dict[tuple[int, int], Quarantined] = {}
+        self._board: Board | None = None
+        self._worker: int | None = None
 
     @property
     def samples(self) -> int:
         """Samples left out or replaced, of all episodes."""
-        return self._samples
+        listed, unnamed = self._of_workers()
+        return self._samples + sum(found.samples for found in listed) + unnamed
 
     def episodes(self) -> tuple[Quarantined, ...]:
-        """In the order in which they were found."""
+        """In the order in which they were found; behind this process's those of its loader's workers."""
         with self._lock:
-            return tuple(self._listed.values())
+            together = dict(self._listed)
+        for found in self._of_workers()[0]:
+            _count(together, found)
+        return tuple(together.values())
 
     def add(self, origin: Origin, error: Exception) -> None:
         """Note a sample; the first of an episode is logged, too."""
         dataset, episode, member = origin
         with self._lock:
-            self._samples += 1
             known = self._listed.get((member, episode))
-            if known is not None:
-                self._listed[member, episode] = replace(known, samples=known.samples + 1)
-                return
-            if len(self._listed) >= MAX_LISTED:
-                return
-            cause = f"{type(error).__name__}: {error}"
-            found = Quarantined(episode, _file(dataset, episode, error), cause, member=member)
-            self._listed[member, episode] = found
-        _log.warning("samples of episode %d can't be read, because of %s: %s", episode, found.file, found.cause)
+            if known is None:
+                cause = f"{type(error).__name__}: {error}"
+                found = Quarantined(episode, _file(dataset, episode, error), cause, member=member)
+            else:
+                found = replace(known, samples=1)
+            self._note(found)
+            if self._board is not None and self._worker is not None:
+                self._board.write(self._worker, found)
+            is_new = known is None and found.key in self._listed
+        if is_new:
+            _log.warning("samples of episode %d can't be read, because of %s: %s", episode, found.file, found.cause)
+
+    def extend(self, found: Iterable[Quarantined]) -> None:
+        """Note what another process has found, which has logged it."""
+        with self._lock:
+            for each in found:
+                self._note(each)
+
+    def take_news(self) -> tuple[Quarantined, ...]:
+        """What was noted since the last call, to be told to another process."""
+        with self._lock:
+            news, self._news = self._news, {}
+        return tuple(news.values())
+
+    def share(self, board: Board, worker: int | None = None) -> None:
+        """List what is on the board as well; in a loader's ``worker``, write there."""
+        self._board, self._worker = board, worker
+
+    def _note(self, found: Quarantined) -> None:
+        self._samples += found.samples
+        for listed in (self._listed, self._news):
+            _count(listed, found)
+
+    def _of_workers(self) -> tuple[list[Quarantined], int]:
+        return ([], 0) if self._board is None or self._worker is not None else self._board.read()
 
     def __reduce__(self) -> tuple[type[Quarantine], tuple[()]]:
         return Quarantine, ()  # another process has its own
+
+
+def _count(listed: dict[tuple[int, int], Quarantined], found: Quarantined) -> None:
+    known = listed.get(found.key)
+    if known is not None:
+        listed[found.key] = replace(known, samples=known.samples + found.samples)
+    elif len(listed) < MAX_LISTED:
+        listed[found.key] = found
 
 
 def _file(dataset: LeRobotDataset, episode: int, error: Exception) -> str:

@@ -109,7 +109,8 @@ class SamplePass:
         builder: Makes the samples of a job, in a decode thread.
         sizes: How much is decoded at a time.
         max_samples: Decoded, or being decoded, that the consumer hasn't been given yet.
-        max_episodes: Episodes admitted at a time.
+        max_episodes: That the order draws from at a time, and that are fetched ahead.
+        prefetch_episodes: Those of them that are fetched ahead.
         on_error: As in StreamConfig.
         quarantine: Where to note what is left out or replaced.
         origin: Where an episode comes from.
@@ -127,6 +128,7 @@ class SamplePass:
         sizes: Sizes,
         max_samples: int,
         max_episodes: int,
+        prefetch_episodes: int,
         on_error: OnError,
         quarantine: Quarantine,
         origin: Callable[[int], Origin],
@@ -140,6 +142,7 @@ class SamplePass:
         self._sizes = sizes
         self._max_samples = max_samples
         self._max_episodes = max_episodes
+        self._prefetch_episodes = prefetch_episodes
         self._on_error = on_error
         self._quarantine = quarantine
         self._origin = origin
@@ -175,7 +178,7 @@ class SamplePass:
                 self._origin,
                 self._plan.first_uses(),
                 self._group,
-                max_episodes=self._max_episodes,
+                prefetch_episodes=self._prefetch_episodes,
                 on_full=self._fail_if_stuck,
             )
             self._group.start_soon(self._produce, name="produce samples")
@@ -205,14 +208,15 @@ class SamplePass:
         return self
 
     async def __anext__(self) -> Sample:
-        async with self._turn:
-            while not self._current:
-                self._current.extend(await self._next_parcel())
-            progress = self._plan.progress
-            before = progress.delivered
-            progress.delivered, sample = self._current.popleft()
-            self._latest = (before, progress.delivered, sample)
-            return sample
+        if not self._current:
+            async with self._turn:
+                while not self._current:
+                    self._current.extend(await self._next_parcel())
+        progress = self._plan.progress
+        before = progress.delivered
+        progress.delivered, sample = self._current.popleft()
+        self._latest = (before, progress.delivered, sample)
+        return sample
 
     def put_back(self) -> None:
         """The sample that came last comes once more, as if it hadn't."""
@@ -259,7 +263,8 @@ class SamplePass:
             if not decoding.ready.is_set():
                 self._window.hurry(self._selection[step.episode])
         for decoding in coming.decodings:
-            await decoding.ready.wait()
+            if not decoding.ready.is_set():  # else it would still give the loop a turn, for each sample
+                await decoding.ready.wait()
         self._check_open()
         self._queue.popleft()
         samples = self._take(coming)
@@ -275,7 +280,7 @@ class SamplePass:
             self._undelivered -= 1
             if not isinstance(result, Failed):
                 given = self._substitutes.good(result, self._origin_of(step).member) if replaces else [result]
-            elif self._on_error == "raise" or not isinstance(result.error, BAD_DATA):
+            elif self._on_error == "raise" or result.by_transform or not isinstance(result.error, BAD_DATA):
                 self._failure = result.error
                 break
             else:

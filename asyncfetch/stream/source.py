@@ -14,7 +14,7 @@ from asyncfetch.stream.passes import Samples, StreamIterator
 from asyncfetch.stream.placement import Placement, find_rank
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.session import Session
-from asyncfetch.stream.state import Progress, State, beginning, check_state, is_beginning
+from asyncfetch.stream.state import Progress, State, beginning, check_state, is_beginning, is_finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -99,7 +99,7 @@ class SampleSource(ABC, Generic[R]):
         self._waiting: tuple[R, Placement] | None = None
         """What the latest synchronous pass will read, and as whom, until it takes its epoch."""
         self.quarantine = Quarantine()
-        """What ``on_error`` left out or replaced, in this process."""
+        """What ``on_error`` left out or replaced, in this process and in those that read for it."""
         self._passes = 0
 
     # What a subclass says.
@@ -276,14 +276,19 @@ class SampleSource(ABC, Generic[R]):
         """Go on where ``state`` was taken: the next passes of its epoch give what was left of it, those behind it all.
 
         With as many ranks and workers as before, order and batches are those of an uninterrupted run. With others, what
-        is left is shared anew. The state is compared with the dataset when the next pass begins.
+        is left is shared anew. The state is compared with the dataset when the next pass begins. Where nothing was left
+        of the epoch for any rank, that is the next epoch's.
 
         Raises:
             StateMismatch: It isn't a state, or one of a version that can't be read.
         """
         state = check_state(state)
-        if self.epochs.current() != state["epoch"]:  # the workers of a loader load it each
-            self.epochs.set(state["epoch"])
+        self.go_on(state, state["epoch"] + is_finished(state, self.config.uneven_ends))
+
+    def go_on(self, state: State, epoch: int) -> None:
+        """What loading does: a state that was checked, and the epoch to begin with, which may be the one behind it."""
+        if self.epochs.current() != epoch:  # the workers of a loader load it each
+            self.epochs.set(epoch)
         self._loaded = None if is_beginning(state) else state
         self._progress = self._waiting = None
 

@@ -15,7 +15,16 @@ from asyncfetch.errors import StateMismatch
 from asyncfetch.stream.cursor import Ends, Rest
 from asyncfetch.stream.placement import Placement
 
-__all__ = ["Progress", "State", "beginning", "check_state", "is_beginning", "merge_shares", "merge_states"]
+__all__ = [
+    "Progress",
+    "State",
+    "beginning",
+    "check_state",
+    "is_beginning",
+    "is_finished",
+    "merge_shares",
+    "merge_states",
+]
 
 FORMAT = "asyncfetch stream state"
 VERSION = 1
@@ -47,6 +56,7 @@ class Progress:
             "version": VERSION,
             **self.identity,
             "epoch": self.epoch,
+            "total": self.total,
             "rest": self.rest.as_json(),
             "shares": _shares({self.placement: self.delivered}),
         }
@@ -88,6 +98,23 @@ def is_beginning(state: Mapping[str, Any]) -> bool:
     return "shares" not in state
 
 
+def is_finished(state: Mapping[str, Any], ends: Ends) -> bool:
+    """Whether nothing of its epoch is left, for any of its consumers, as far as the state tells of them all.
+
+    One rank's own state tells it of the others where all have equally many samples.
+    """
+    if is_beginning(state) or "total" not in state:
+        return False
+    total, rest, delivered = state["total"], Rest.of_json(state["rest"], state["total"]), _delivered(state["shares"])
+    one = next(iter(delivered))
+    everyone = _everyone(one)
+    if len(delivered) < len(everyone):
+        parts = {rest.shared(total, placement, ends)[0] for placement in everyone}
+        if len(parts) > 1 or one.workers > 1:
+            return False
+    return all(count >= rest.shared(total, placement, ends)[0] for placement, count in delivered.items())
+
+
 def check_state(state: object) -> State:
     """The state, if this version can read it."""
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
@@ -122,7 +149,9 @@ def merge_states(states: Sequence[Any]) -> State:
     if not found:
         raise StateMismatch("none of these holds a state of a stream")
     epochs = sorted({state["epoch"] for state in found})
-    if len(epochs) > 1:
+    # A rank whose part of an epoch has ended is at the next one's beginning, others may have a sample left.
+    ahead = [state for state in found if state["epoch"] == epochs[0] + 1 and is_beginning(state)]
+    if len(epochs) > 1 and len(ahead) < sum(state["epoch"] > epochs[0] for state in found):
         raise StateMismatch(f"the states are of different epochs: {epochs}")
     begun = [state for state in found if not is_beginning(state)]
     if not begun:
@@ -130,12 +159,29 @@ def merge_states(states: Sequence[Any]) -> State:
     merged = merge_shares(begun)
     delivered = _delivered(merged["shares"])
     everyone = _everyone(next(iter(delivered)))
-    if len(begun) < len(found):  # who was given nothing yet doesn't know of how many it is one
+    if len(epochs) > 1:
+        delivered = _with_finished(merged, delivered, everyone, len(ahead))
+    elif len(begun) < len(found):  # who was given nothing yet doesn't know of how many it is one
         delivered = dict.fromkeys(everyone, 0) | delivered
     if delivered.keys() != set(everyone):
         different = sorted(map(str, delivered.keys() ^ set(everyone)))
         raise StateMismatch(f"give one state of each rank of one pass: {', '.join(different)} don't fit or are missing")
     return merged | {"shares": _shares(delivered)}
+
+
+def _with_finished(
+    state: Mapping[str, Any], delivered: Mapping[Placement, int], everyone: Sequence[Placement], finished: int
+) -> dict[Placement, int]:
+    """What everyone was given, where so many ranks that the state doesn't tell of have come to their end."""
+    told = {placement.rank for placement in delivered}
+    others = [placement for placement in everyone if placement.rank not in told]
+    if "total" not in state or finished not in {len(others), len({placement.rank for placement in others})}:
+        raise StateMismatch(
+            f"{finished} of the states are at the next epoch's beginning, and those of this one tell of "
+            f"{len(told)} of {everyone[0].world_size} ranks: give one state of each rank"
+        )
+    total, rest = state["total"], Rest.of_json(state["rest"], state["total"])
+    return dict(delivered) | {placement: rest.shared(total, placement, "uneven")[0] for placement in others}
 
 
 def merge_shares(states: Sequence[State]) -> State:

@@ -39,7 +39,7 @@ _END = _End()
 class _Slot:
     """An admitted episode, from its weighing to its last use."""
 
-    __slots__ = ("caller", "done", "episode", "error", "finished", "granted", "held", "size_bytes", "users")
+    __slots__ = ("caller", "done", "episode", "error", "finished", "granted", "held", "is_ahead", "size_bytes", "users")
 
     def __init__(self, episode: int, caller: Caller) -> None:
         self.episode = episode
@@ -49,6 +49,8 @@ class _Slot:
         self.done = anyio.Event()
         self.held: HeldEpisode | None = None
         self.error: Exception | None = None
+        self.is_ahead = True
+        """Until its first use is announced."""
         self.users = 0
         self.finished = False
 
@@ -62,7 +64,8 @@ class EpisodeWindow:
         episodes: Episode indices, each once, in the order of their first use; None now and then where they are far
             apart, to let others have their turn.
         group: Owner of the fetching tasks; cancel it before ``close``.
-        max_episodes: Episodes admitted at a time, those in use and those ahead; more only when one is needed at once.
+        prefetch_episodes: Admitted ahead of the announcement of their first use. Those that come long after it would
+            only take the network and the processor from the first ones.
         on_full: Called when the next episode has to wait for room.
     """
 
@@ -73,17 +76,18 @@ class EpisodeWindow:
         episodes: Iterable[int | None],
         group: TaskGroup,
         *,
-        max_episodes: int,
+        prefetch_episodes: int,
         on_full: Callable[[], None],
     ) -> None:
         self._dataset = dataset
         self._origin = origin
         self._episodes = iter(episodes)
         self._group = group
-        self._max_episodes = max_episodes
+        self._prefetch_episodes = prefetch_episodes
         self._on_full = on_full
         self._paid = dataset.clip_budget.share(self._grant)
         self._slots: dict[int, _Slot] = {}
+        self._ahead = 0  # of these
         self._unpaid: deque[_Slot] = deque()
         self._exhausted = False
         self._caller = Caller(urgent=False)
@@ -103,7 +107,12 @@ class EpisodeWindow:
         """Announce a use of an episode; ``get`` it, then ``done`` with it. Admits it now if it isn't yet."""
         while episode not in self._slots and not self._exhausted:
             self._admit_next()
-        self._slots[episode].users += 1
+        slot = self._slots[episode]
+        slot.users += 1
+        if slot.is_ahead:
+            slot.is_ahead = False
+            self._ahead -= 1
+            self._wake()
 
     async def get(self, episode: int) -> HeldEpisode:
         """The episode that ``use`` announced, as soon as it is in memory; or the error that its fetch ended with."""
@@ -136,6 +145,8 @@ class EpisodeWindow:
 
     def finish_all(self) -> None:
         """The order is through: it has no use for any episode behind those announced."""
+        self._exhausted = True
+        self._wake()
         for episode in tuple(self._slots):
             self.finish(episode)
 
@@ -180,7 +191,7 @@ class EpisodeWindow:
 
     async def _admit_ahead(self) -> None:
         while not self._exhausted:
-            if len(self._slots) >= self._max_episodes:
+            if self._ahead >= self._prefetch_episodes:
                 await self._freed.wait()
             elif not self._admit_next():
                 await anyio.lowlevel.checkpoint()  # others' turn: between two episodes there may be many steps
@@ -195,6 +206,7 @@ class EpisodeWindow:
             self._wake()
             return True
         slot = self._slots[episode] = _Slot(episode, Caller(urgent=False, behind=self._caller))
+        self._ahead += 1
         self._unpaid.append(slot)
         self._group.start_soon(self._load, slot, name=f"load episode {episode}")
         return True
@@ -228,6 +240,7 @@ class EpisodeWindow:
         if slot.held is not None:
             slot.held.release()
         del self._slots[slot.episode]
+        self._ahead -= slot.is_ahead
         if slot.granted.is_set():
             self._paid.give(slot.size_bytes or 0)
         self._wake()

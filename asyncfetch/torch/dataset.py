@@ -15,15 +15,16 @@ from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError, StateMismatch, redact_url
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.stream import Placement, Session
-from asyncfetch.stream.state import State, merge_shares
+from asyncfetch.stream import Placement, SampleSource, Session
+from asyncfetch.stream.quarantine import BOARD_BYTES, Board, Quarantine
+from asyncfetch.stream.state import State, check_state, merge_shares
 from asyncfetch.torch.collate import collate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from asyncfetch.lerobot import DatasetStatistics, ImageDtype, LeRobotDataset, Sample, Windows
-    from asyncfetch.stream import SampleSource, StreamIterator
+    from asyncfetch.stream import StreamIterator
 
 __all__ = ["FrameDataset", "StreamDataset"]
 
@@ -63,6 +64,8 @@ class StreamDataset(IterableDataset[Any]):
     """
 
     def __init__(self, stream: SampleSource[Any], batch_size: int | None = None, *, drop_last: bool = False) -> None:
+        if not isinstance(stream, SampleSource):
+            raise ConfigError(f"StreamDataset takes a Stream or a Mixture, not {stream!r:.80}")
         if stream.is_open:
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
         if batch_size is not None and batch_size < 1:
@@ -74,10 +77,11 @@ class StreamDataset(IterableDataset[Any]):
         # Workers count epochs in this memory, whether they were forked or spawned. It is shared from the beginning:
         # share_memory_() would copy it by OpenMP's threads, which a forked child of a process that has used them lacks,
         # and waits for without end.
-        storage = torch.UntypedStorage._new_shared(stream.epochs.memory.nbytes)  # type: ignore[no-untyped-call]
-        self._epochs = torch.empty(0, dtype=torch.int64).set_(storage)
+        self._epochs = torch.empty(0, dtype=torch.int64).set_(_shared(stream.epochs.memory.nbytes))
         self._epochs.numpy()[:] = stream.epochs.memory
         stream.epochs.share(self._epochs.numpy())
+        self._board = torch.empty(0, dtype=torch.uint8).set_(_shared(BOARD_BYTES))
+        stream.quarantine.share(Board(self._board.numpy()))
         self._workers_stream: SampleSource[Any] | None = None
         self._rank: Placement | None = None  # in a spawned worker, which knows nothing of torch.distributed
 
@@ -92,6 +96,8 @@ class StreamDataset(IterableDataset[Any]):
         else:
             if self._workers_stream is None:
                 self._workers_stream = self.stream.shared_by(worker.num_workers)
+                self._workers_stream.quarantine = Quarantine()
+                self._workers_stream.quarantine.share(Board(self._board.numpy()), worker.id)
             # A loader draws one seed, and gives each of its workers that and the worker's number.
             loader = worker.seed - worker.id
             samples = self._workers_stream.iterate(self._placement(worker.id, worker.num_workers), loader=loader)
@@ -122,10 +128,14 @@ class StreamDataset(IterableDataset[Any]):
 
     def load_state_dict(self, state: State) -> None:
         """Go on where ``state`` was taken: see ``Stream.load_state_dict``. Before the loader makes its workers."""
-        self.stream.load_state_dict(state)
         self._workers_stream = None
-        if get_worker_info() is None:  # what workers of earlier loaders are still doing doesn't count any more
+        if get_worker_info() is None:
+            self.stream.load_state_dict(state)
+            # What workers of earlier loaders are still doing doesn't count any more.
             self.stream.set_epoch(self.stream.epoch)
+        else:  # a StatefulDataLoader's, which goes on to the next epoch by itself
+            state = check_state(state)
+            self.stream.go_on(state, state["epoch"])
 
     def state_after(self, batches: int, *, batch_size: int | None = None, num_workers: int = 0) -> State:
         """This rank's state where a plain ``DataLoader`` has given so many batches of the epoch.
@@ -176,9 +186,16 @@ class StreamDataset(IterableDataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.stream.epochs.share(self._epochs.numpy())
+        self.stream.quarantine.share(Board(self._board.numpy()))
 
     def __repr__(self) -> str:
         return f"StreamDataset({self.stream!r})"
+
+
+def _shared(nbytes: int) -> torch.UntypedStorage:
+    """Zeros that forked and spawned workers share."""
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+    return storage
 
 
 def _batches(samples: StreamIterator[Any], size: int, *, drop_last: bool) -> Iterator[Any]:

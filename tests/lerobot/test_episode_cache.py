@@ -56,7 +56,7 @@ def truth(library: Library) -> DatasetTruth:
 
 def clips(served: Served) -> list[ServedRequest]:
     """Requests for frames; those for an index start at the file's first byte."""
-    return [request for request in served.requests("/videos/") if request.start != 0]
+    return [request for request in served.requests("/videos/") if kind(request) == "clip"]
 
 
 async def know_indexes(served: Served) -> None:
@@ -97,7 +97,7 @@ class Overlap:
 
 
 async def test_episodes_and_cameras_are_fetched_in_one_wave(truth: DatasetTruth) -> None:
-    overlap = Overlap(lambda request: "/videos/" in request.path and request.start != 0)
+    overlap = Overlap(lambda request: kind(request) == "clip")
     async with serve(truth, first_byte_seconds=0.15, fault=overlap, joins=False) as served:
         for episode in range(4):
             served.dataset.prefetch(episode)
@@ -108,7 +108,7 @@ async def test_episodes_and_cameras_are_fetched_in_one_wave(truth: DatasetTruth)
 def kind(request: ServedRequest) -> str:
     """What is asked for, where no file comes whole with its first or last bytes."""
     if "/videos/" in request.path:
-        return "index" if request.start == 0 else "clip"
+        return "clip" if request.start is not None and request.start > 0 else "index"
     if "/data/" in request.path:
         return "footer" if request.start is not None and request.start < 0 else "rows"
     return "metadata"
@@ -146,7 +146,7 @@ async def test_the_first_clips_are_fetched_before_the_last_indexes(
     monkeypatch.setattr(engine, "PLANNED_AT_ONCE", 8)
     async with serve(many_files, first_byte_seconds=0.05) as served:
         await gather(*(partial(served.dataset.ready, episode) for episode in range(24)))
-        indexes = [request for request in served.requests("/videos/") if request.start == 0]
+        indexes = [request for request in served.requests("/videos/") if kind(request) == "index"]
         assert len(indexes) == 24 * CAMERAS
         assert min(clip.started for clip in clips(served)) < max(index.started for index in indexes)
 
@@ -184,7 +184,7 @@ class ClipsBefore:
         self.any_came, self.own_came = anyio.Event(), anyio.Event()
 
     def __call__(self, request: ServedRequest) -> None:
-        if "/videos/" not in request.path or request.start == 0:
+        if kind(request) != "clip":
             return
         self.any_came.set()
         self._own += request.path.endswith(self._file)

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import gc
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.lowlevel
 import anyio.to_thread
@@ -22,11 +23,17 @@ from asyncfetch.errors import (
 )
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import open_table
+from asyncfetch.testing import Quirks
+from tests.lerobot.conftest import LocalReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from tests.lerobot.conftest import LocalReader, Tables, WriteTable
+    from asyncfetch.ranges import ByteRange
+    from tests.lerobot.conftest import Tables, WriteTable
+    from tests.lerobot.serving import Library
+
+T = TypeVar("T")
 
 DATA = Path(__file__).parents[1] / "data"
 TOP = "observation.images.top"
@@ -359,6 +366,51 @@ async def test_broken_files_are_errors_of_ours_that_name_them(
     path.write_bytes(content if content is not None else (path.read_bytes()[:-9] if path.exists() else b'{"a": '))
     with pytest.raises(AsyncFetchError, match=file):
         await load_metadata(reader, root)
+
+
+@dataclass
+class RoundReader(LocalReader):
+    """Answers when nobody has anything left to do but to wait for it, and counts how often that was."""
+
+    rounds: int = 0
+    answering: anyio.Event | None = None
+
+    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
+        await self._answer()
+        return await super().fetch(url, start, stop)
+
+    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
+        await self._answer()
+        return [await super(RoundReader, self).fetch(one.url, one.start, one.stop) for one in ranges]
+
+    async def _answer(self) -> None:
+        if self.answering is not None:
+            await self.answering.wait()
+            return
+        self.answering = anyio.Event()
+        await anyio.wait_all_tasks_blocked()
+        self.rounds += 1
+        answering, self.answering = self.answering, None
+        answering.set()
+
+
+@pytest.mark.parametrize("episodes_per_file", [500, 250])
+async def test_metadata_in_full_files_takes_three_requests_one_after_the_other(
+    library: Library, episodes_per_file: int
+) -> None:
+    """The ends of the files, the rest of their footers, and columns; that there is more than one costs none more."""
+    quirks = Quirks(episodes_per_meta_file=episodes_per_file)
+    truth = library(episodes=500, length=1, cameras=(), quirks=quirks)
+    info = json.loads((truth.root / "meta/info.json").read_text())
+    (truth.root / "meta/info.json").write_text(json.dumps(info | {"data_files_size_in_mb": 1}))
+    reader = RoundReader()
+
+    async def run_here(call: Callable[[], T]) -> T:
+        return call()  # a thread isn't waiting for the reader
+
+    metadata = await load_metadata(reader, str(truth.root), run=run_here)
+    assert metadata.episodes.num_frames == 500
+    assert reader.rounds == 3
 
 
 async def test_a_footer_goes_with_its_table(reader: LocalReader) -> None:

@@ -10,8 +10,9 @@ from asyncfetch.config import FetchConfig
 from asyncfetch.errors import DatasetError, FormatError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.lerobot.episode_table import Episode, VideoSpan
-from asyncfetch.lerobot.video_index import HEAD_BYTES, MAX_READS, VideoIndexes
+from asyncfetch.lerobot.video_index import FRAME_INDEX_BYTES, HEAD_BYTES, MAX_INDEX_BYTES, MAX_READS, VideoIndexes
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.shared_lru import SharedLRU
 from asyncfetch.testing import RangeServer
 from tests.lerobot.serving import MIB, TOP, in_memory, video_path
 
@@ -30,7 +31,10 @@ class World:
 
     def __init__(self, server: RangeServer, fetcher: Fetcher) -> None:
         self.server = server
-        self.indexes = VideoIndexes(fetcher, max_bytes=MIB, run=anyio.to_thread.run_sync)
+        self.shared = (0, 0)
+        self.indexes = VideoIndexes(
+            fetcher, kept=SharedLRU(MIB), run=anyio.to_thread.run_sync, sharing=lambda _index, _camera: self.shared
+        )
 
     async def plan(self, path: str, *, first_frame: int = 0, length: int = 4) -> Mapping[str, PlannedClip]:
         span = VideoSpan(f"{self.server.url}/{path}", first_frame, length)
@@ -109,6 +113,30 @@ async def test_a_long_index_costs_one_request_more(world: World, content: dict[s
     plain = (await world.plan("front.mp4"))[TOP]
     moved = content["long.mp4"][clip.plan.start : clip.plan.stop]
     assert moved == content["front.mp4"][plain.plan.start : plain.plan.stop]
+
+
+async def test_a_long_index_costs_one_request_where_its_files_frames_are_known(world: World) -> None:
+    world.shared = (2, 3 * HEAD_BYTES // FRAME_INDEX_BYTES)
+    await world.plan("long.mp4")
+    assert world.ranges() == [(0, 4 * HEAD_BYTES)]
+
+
+async def test_no_more_is_asked_for_on_a_guess_than_comes_soon(world: World) -> None:
+    world.shared = (200, 10_000_000)
+    await world.plan("front.mp4")
+    assert world.ranges() == [(0, MAX_INDEX_BYTES)]
+
+
+@pytest.mark.parametrize("path", ["tail.mp4", "front.mp4", "long.mp4"])
+async def test_of_a_single_episode_both_ends_are_asked_for_at_once(world: World, path: str) -> None:
+    plan = (await world.plan(path))[TOP]
+    world.server.reset()
+    world.indexes.clear()
+    world.shared = (1, 100)
+    assert (await world.plan(path))[TOP].plan.header == plan.plan.header
+    guessed = {(0, HEAD_BYTES), (-HEAD_BYTES - 100 * FRAME_INDEX_BYTES, None)}
+    assert set(world.ranges()[:2]) == guessed
+    assert len(world.ranges()) == (3 if path == "long.mp4" else 2)
 
 
 async def test_boxes_in_front_of_the_index_are_stepped_over(world: World, content: dict[str, bytes]) -> None:

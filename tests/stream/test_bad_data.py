@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 import asyncfetch as af
 from asyncfetch.stream import Placement
-from asyncfetch.stream.quarantine import Substitutes
+from asyncfetch.stream.quarantine import BOARD_BYTES, BOARD_EPISODES, Board, Quarantine, Quarantined, Substitutes
 from asyncfetch.testing import RangeServer
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ def test_it_is_gone_on_with_as_if_it_had_not_been_stopped(broken: str, on_error:
     samples = stream.iterate(Placement(), epoch=0)
     first = [int(next(samples)["index"]) for _ in range(taken)]
     stream.load_state_dict(samples.state_dict())
-    rest = indices(stream)
+    rest = indices(stream.iterate(Placement(), epoch=0))
     assert len(first + rest) == len(whole)
     if on_error == "skip":
         assert first + rest == whole
@@ -126,13 +128,15 @@ def test_ranks_agree_on_what_is_bad(broken: str, on_error: str) -> None:
         stream.close()
 
 
-def test_a_transforms_own_error_is_never_left_out(broken: str) -> None:
+@pytest.mark.parametrize("error", [ValueError("mine"), af.NotFound("mine", url="https://host/of-the-transforms-own")])
+def test_a_transforms_own_error_is_never_left_out(broken: str, error: Exception) -> None:
     def refuse(_: dict[str, Any]) -> dict[str, Any]:
-        raise ValueError("mine")
+        raise error
 
-    stream = make(broken, "skip", transform=refuse)
-    with pytest.raises(ValueError, match="mine"):
+    stream = make(broken, "skip", transform=refuse, episodes=[0])
+    with pytest.raises(type(error), match="mine"):
         next(iter(stream))
+    assert stream.quarantine.samples == 0
     stream.close()
 
 
@@ -156,6 +160,49 @@ def test_the_list_stays_in_its_process(broken: str) -> None:
     list(stream)
     assert pickle.loads(pickle.dumps(stream)).quarantine.episodes() == ()
     stream.close()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
+def test_what_loader_workers_find_is_listed_where_the_loader_is(broken: str, method: str) -> None:
+    stream = make(broken, "skip")
+    dataset = af.torch.StreamDataset(stream, batch_size=4)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
+    for times in (1, 2) if method == "fork" else (1,):
+        assert not set(BAD) & {int(index) for batch in loader for index in batch["index"]}
+        (bad,) = stream.quarantine.episodes()
+        assert (bad.episode, bad.samples, stream.quarantine.samples) == (3, times * len(BAD), times * len(BAD))
+        assert bad.file.endswith("file-003.mp4")
+        assert bad.cause.startswith("NotFound: ")
+    stream.close()
+
+
+@pytest.mark.timeout(120)
+def test_what_the_process_of_serve_samples_finds_is_listed_here(broken: str) -> None:
+    stream = make(broken, "skip")
+    with af.serve_samples(stream, 4) as batches:
+        for times in (1, 2):
+            assert not set(BAD) & {int(index) for batch in batches for index in batch["index"]}
+            (bad,) = stream.quarantine.episodes()
+            assert (bad.episode, bad.samples, stream.quarantine.samples) == (3, times * len(BAD), times * len(BAD))
+    assert bad.file.endswith("file-003.mp4")
+
+
+def test_a_board_lists_each_workers_episodes_and_counts_those_it_has_no_room_for() -> None:
+    memory = np.zeros(BOARD_BYTES, dtype=np.uint8)
+    for episode in range(BOARD_EPISODES + 2):
+        Board(memory).write(1, Quarantined(episode, "x/" * 200 + "file-003.mp4", "NotFound: " + "y" * 1000))
+    Board(memory).write(63, Quarantined(0, "file", "cause", samples=2))
+    Board(memory).write(64, Quarantined(0, "file", "cause"))
+    listed, unnamed = Board(memory).read()
+    assert [found.episode for found in listed] == [*range(BOARD_EPISODES), 0]
+    assert unnamed == 2
+    assert listed[0].file.endswith("/file-003.mp4")
+    quarantine = Quarantine()
+    quarantine.share(Board(memory))
+    assert quarantine.episodes()[0].samples == 3
+    assert quarantine.samples == BOARD_EPISODES + 2 + 2
 
 
 def test_an_unknown_policy_is_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -69,6 +71,16 @@ def test_nothing_is_decoded_with_what_may_need_the_memory_of_its_episode(case: t
             assert all(first_use[step.episode] <= end for step in job.steps)
 
 
+def test_no_run_is_cut_short_by_where_the_look_ahead_ends() -> None:
+    lengths = np.full(8, 240)
+    order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=8, pool_episodes=8, group_frames=6)
+    steps = list(order.steps(range(len(order))))
+    for parcel in parcels(steps, Sizes(6, 3, 7, 8)):
+        for job in parcel.starts:
+            runs = Counter((step.episode, step.frame // 6) for step in job.steps)
+            assert set(runs.values()) <= {3, 6}
+
+
 def test_frames_of_a_group_are_decoded_by_one_job() -> None:
     lengths = np.full(64, 30)
     order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=8, pool_episodes=8, group_frames=5)
@@ -81,7 +93,8 @@ def test_frames_of_a_group_are_decoded_by_one_job() -> None:
     groups: dict[tuple[int, int], set[Job]] = {}
     for (episode, frame), job in job_of.items():
         groups.setdefault((episode, frame // 5), set()).add(job)
-    assert all(len(jobs) == 1 for jobs in groups.values())
+    # But for those in which an episode is cut that begins on two of the seats.
+    assert sum(len(jobs) > 1 for jobs in groups.values()) <= 8 // 2
 
 
 @pytest.mark.parametrize(
@@ -91,8 +104,8 @@ def test_frames_of_a_group_are_decoded_by_one_job() -> None:
         (145, 2, 64, 35, 2, 2),  # 16 threads
         (145, 1, 64, 7, 1, 8),
         (60, 2, 64, 7, 1, 8),  # no room for frames that wait
-        (582, 30, 64, 7, 9, 9),
-        (582, 30, 16, 7, 26, 26),
+        (582, 30, 64, 7, 8, 8),  # four runs a group, where 9 frames at a time make four, too
+        (582, 30, 16, 7, 15, 15),
         (3, 2, 64, 7, 1, 1),
     ],
 )

@@ -342,6 +342,14 @@ async def test_a_stream_of_an_open_dataset_is_refused(truth: DatasetTruth) -> No
             af.serve_samples(af.Stream(dataset))
 
 
+@pytest.mark.parametrize("other", ["https://data.example.org/pick-place", [1, 2]])
+def test_what_is_no_stream_is_refused(other: Any) -> None:  # noqa: ANN401
+    with pytest.raises(af.ConfigError, match="serve_samples takes a Stream"):
+        af.serve_samples(other)
+    with pytest.raises(af.ConfigError, match="StreamDataset takes a Stream"):
+        af.torch.StreamDataset(other)
+
+
 @pytest.mark.parametrize("value", [0, -1, 2.5])
 @pytest.mark.parametrize("name", ["batch_size", "max_ahead", "max_ahead_bytes"])
 def test_numbers_out_of_range_are_refused(truth: DatasetTruth, name: str, value: float) -> None:

@@ -74,11 +74,15 @@ def test_it_goes_on_in_the_same_order(stream: af.Stream, other: af.Stream, taken
     other.load_state_dict(saved(stream.state_dict()))
     second = keys_of(itertools.islice(iter(other), again))
     stream.load_state_dict(saved(other.state_dict()))
-    if taken + again <= TOTAL:
+    if taken + again < TOTAL:
         assert first + second + keys_of(stream) == whole
-    else:
+    elif taken < TOTAL:
         assert first + second == whole
-        assert other.epoch == stream.epoch == epoch + 1
+        assert stream.epoch == epoch + 1
+    else:
+        assert first == whole
+        assert len(second) == again  # of the next epoch
+        assert stream.epoch == epoch + 1 + (again == TOTAL)
 
 
 async def test_the_async_iterator_says_what_it_delivered_not_what_it_prefetched(
@@ -110,13 +114,14 @@ def test_over_any_world_sizes_just_what_was_left_comes(
         states = []
         for rank in range(world_size):
             stream.load_state_dict(state or beginning(0))
-            samples = stream.iterate(Placement(rank, world_size))
+            samples = stream.iterate(Placement(rank, world_size), epoch=0)
             taken += keys_of(itertools.islice(samples, data.draw(st.integers(0, 8))))
             states.append(samples.state_dict())
             samples.close()
         state = saved(af.torch.merge_states(states))
     stream.load_state_dict(state or beginning(0))
-    rest = keys_of(stream.iterate(Placement()))
+    assert stream.epoch == (len(taken) == TOTAL)
+    rest = keys_of(stream.iterate(Placement(), epoch=0))  # none of one that is over, though it is asked for
     assert sorted(taken + rest) == [(e, f) for e, length in enumerate(truth.lengths) for f in range(length)]
 
 
@@ -179,14 +184,70 @@ def test_an_epoch_that_was_gone_on_with_is_followed_by_a_whole_one(stream: af.St
     assert len(keys_of(stream)) == TOTAL
 
 
-def test_an_epoch_of_which_nothing_was_left_is_an_empty_pass_and_then_comes_the_next(
-    stream: af.Stream, other: af.Stream
-) -> None:
+def test_behind_an_epoch_of_which_nothing_was_left_comes_the_next(stream: af.Stream, other: af.Stream) -> None:
     keys_of(itertools.islice(iter(stream), TOTAL))
     other.load_state_dict(saved(stream.state_dict()))
-    assert keys_of(other) == []
+    assert other.epoch == 1
     assert other.state_dict() == beginning(1)
     assert len(keys_of(other)) == TOTAL
+    assert other.epoch == 2
+
+
+def test_behind_the_last_batch_of_workers_comes_the_next_epoch(stream: af.Stream, other: af.Stream) -> None:
+    dataset = af.torch.StreamDataset(stream, batch_size=7)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2)
+    taken = len(list(itertools.islice(iter(loader), len(loader))))
+    resumed = af.torch.StreamDataset(other, batch_size=7)
+    resumed.load_state_dict(saved(dataset.state_after(taken, num_workers=2)))
+    assert sum(map(len, keys_of_batches(DataLoader(resumed, batch_size=None, num_workers=2)))) == TOTAL
+    assert other.epoch == 2
+
+
+@pytest.mark.parametrize(("world_size", "given"), [(4, (7, 7, 7, 7)), (4, (8, 8, 7, 7)), (3, (10, 10, 10))])
+@pytest.mark.parametrize("asked", [False, True])
+def test_ranks_that_have_ended_and_those_with_a_sample_left_are_merged(
+    truth: DatasetTruth, other: af.Stream, world_size: int, given: tuple[int, ...], asked: bool
+) -> None:
+    """``asked``: for the sample behind the last one, so that those who have none are at the next epoch's beginning."""
+    taken: list[Key] = []
+    states = []
+    for rank, count in enumerate(given):
+        stream = make_stream(truth)
+        samples = stream.iterate(Placement(rank, world_size))
+        taken += keys_of(itertools.islice(samples, count))
+        if asked and count == stream.count(Placement(rank, world_size)):
+            assert next(samples, None) is None
+        states.append(stream.state_dict())
+        stream.close()
+    other.load_state_dict(saved(af.torch.merge_states(states)))
+    left = TOTAL - len(taken)
+    assert other.epoch == (0 if left else 1)
+    if left:
+        assert sorted(taken + keys_of(other)) == [
+            (e, f) for e, length in enumerate(truth.lengths) for f in range(length)
+        ]
+    assert len(keys_of(other)) == TOTAL
+
+
+def test_a_rank_that_has_ended_alone_waits_for_the_others(truth: DatasetTruth) -> None:
+    stream = make_stream(truth)
+    samples = stream.iterate(Placement(3, 4))
+    assert len(keys_of(itertools.islice(samples, 7))) == 7
+    state = saved(stream.state_dict())
+    samples.close()
+    for ends, epoch in (("uneven", 0), ("drop", 1)):
+        resumed = make_stream(truth, config={"uneven_ends": ends})
+        resumed.load_state_dict(state)
+        assert resumed.epoch == epoch
+        resumed.close()
+    stream.close()
+
+
+def test_states_of_epochs_that_are_further_apart_are_refused(stream: af.Stream) -> None:
+    next(stream.iterate(Placement(0, 2)))
+    for wrong in ([beginning(2)], [beginning(1), beginning(1)]):
+        with pytest.raises(StateMismatch, match="epoch"):
+            af.torch.merge_states([stream.state_dict(), *wrong])
 
 
 def test_a_state_says_what_comes_next_though_another_epochs_was_loaded(stream: af.Stream, other: af.Stream) -> None:

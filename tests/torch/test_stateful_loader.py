@@ -80,7 +80,8 @@ def test_from_any_batch_it_goes_on_with_just_the_rest(fresh: Any, workers: int, 
     following = keys_of_batches(loader)
     for taken in sorted({0, 1, 3, len(batches) - 1, len(batches)} if workers else range(len(states))):
         resumed = make_loader(fresh(), workers, by_dataset=by_dataset, state=states[taken])
-        assert keys_of_batches(resumed) == batches[taken:]
+        if workers or not by_dataset or taken < len(batches):  # there the dataset itself goes on to the next epoch
+            assert keys_of_batches(resumed) == batches[taken:]
         assert keys_of_batches(resumed) == following
 
 

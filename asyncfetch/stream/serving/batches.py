@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.runtime.fork import ForkGuard
-from asyncfetch.stream.serving.messages import AskStatistics, Begin, Failed, Filled, Statistics, Stop
+from asyncfetch.stream.serving.messages import AskStatistics, Begin, Ended, Failed, Filled, Statistics, Stop
 from asyncfetch.stream.serving.packing import unpack
 from asyncfetch.stream.serving.process import WorkerProcess
 from asyncfetch.stream.serving.worker import Plan
+from asyncfetch.stream.source import SampleSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from asyncfetch.lerobot import DatasetStatistics
     from asyncfetch.stream.serving.messages import Answer
-    from asyncfetch.stream.source import SampleSource
     from asyncfetch.stream.state import State
 
 __all__ = ["ServedBatches", "serve_samples"]
@@ -91,6 +91,10 @@ class ServedBatches:
         for name, value in numbers.items():
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number, at least 1, not {value!r}")
+        if not isinstance(stream, SampleSource):
+            raise ConfigError(
+                f"serve_samples takes a Stream or Mixture, not {stream!r:.80}; of a StreamDataset, its .stream"
+            )
         if stream.is_open:
             raise ConfigError(
                 "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
@@ -138,6 +142,7 @@ class ServedBatches:
         worker.send(Begin(number, self._stream.start_of(turn.epoch)))
         try:
             while isinstance(message := self._receive(worker, number), Filled):
+                self._stream.quarantine.extend(message.quarantined)
                 yield self._open(worker, message)
         except GeneratorExit:
             if not self._guard.in_child:
@@ -145,6 +150,8 @@ class ServedBatches:
             raise
         if isinstance(message, Failed):
             message.raise_it()
+        assert isinstance(message, Ended)
+        self._stream.quarantine.extend(message.quarantined)
         self._state = None
         self._stream.end_epoch(turn)
 

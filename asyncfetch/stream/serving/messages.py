@@ -11,6 +11,7 @@ from asyncfetch.errors import AsyncFetchError, WorkerError
 
 if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.stream.quarantine import Quarantined
     from asyncfetch.stream.state import State
 
 __all__ = [
@@ -91,6 +92,8 @@ class Filled:
     stop: int
     dropped: list[int]
     """Slots that won't be used any more."""
+    quarantined: tuple[Quarantined, ...] = ()
+    """Bad data among the samples up to it, since the message before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class Ended:
     """No more batches in this pass."""
 
     number: int
+    quarantined: tuple[Quarantined, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

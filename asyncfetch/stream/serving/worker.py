@@ -148,7 +148,7 @@ class _Worker:
             async with self._samples(begin) as samples:
                 while taken := await self._take(samples):
                     await self._hand_over(begin.number, taken, samples.state_dict())
-            await self._say(Ended(begin.number))
+            await self._say(Ended(begin.number, self._stream.quarantine.take_news()))
         except BaseException as error:
             if was_cancelled():
                 raise
@@ -209,7 +209,9 @@ class _Worker:
             self._slots.give_back([slot.number])
             raise
         is_new = slot.descriptor >= 0
-        filled = Filled(number, slot.number, slot.nbytes if is_new else 0, start, stop, dropped)
+        filled = Filled(
+            number, slot.number, slot.nbytes if is_new else 0, start, stop, dropped, self._stream.quarantine.take_news()
+        )
         self._channel.send(filled, slot.descriptor if is_new else None)
         if is_new:
             slot.close_descriptor()
