@@ -8,7 +8,7 @@
     cache           which bytes are kept: ByteCache, DiskTier; staged between asking and consuming: CachePool
     decode          bytes to tensors: DecoderCache
     lerobot         LeRobot v3 datasets: open_dataset
-    stream          the order of an epoch, look-ahead: Stream; the same in another process: serve_samples
+    stream          the order of an epoch, look-ahead: Stream; of several: Mixture; in another process: serve_samples
     torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
     merge           LeRobot datasets joined to one: merge_datasets
     tensors         tensors that many processes read and few hold: TensorServer, TensorClient
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import LeRobotDataset, frames, open_dataset
     from asyncfetch.merge import MergeReport, merge_datasets
     from asyncfetch.ranges import ByteRange, ObjectInfo
-    from asyncfetch.stream import SamplePass, ServedBatches, Stream, serve_samples
+    from asyncfetch.stream import Mixture, SamplePass, ServedBatches, Stream, serve_samples
 
 __version__ = "0.1.0"
 
@@ -128,7 +128,7 @@ _HOMES = {
     "lerobot": ["LeRobotDataset", "frames", "open_dataset"],
     "merge": ["MergeReport", "merge_datasets"],
     "ranges": ["ByteRange", "ObjectInfo"],
-    "stream": ["SamplePass", "ServedBatches", "Stream", "serve_samples"],
+    "stream": ["Mixture", "SamplePass", "ServedBatches", "Stream", "serve_samples"],
 }
 _ROOMS = ("tensors", "testing", "torch")
 _HOME = {name: room for room, names in _HOMES.items() for name in names}
@@ -167,6 +167,7 @@ __all__ = [
     "MergeError",
     "MergeReport",
     "MissingDependency",
+    "Mixture",
     "NoCachePool",
     "NotFound",
     "ObjectChanged",

@@ -43,6 +43,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the README's programs read."""
     root = tmp_path_factory.mktemp("host")
     write_dataset(root / "pick-place", episodes=(20, 31, 17))
+    write_dataset(root / "pour", episodes=(11, 14), cameras=["observation.images.front"])
     (root / "records.bin").write_bytes(bytes(65536))
     return root
 

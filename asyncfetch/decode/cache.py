@@ -126,6 +126,11 @@ class DecoderCache(Generic[DecoderT]):
         # dictionary is atomic.
         self._states: dict[int, _State[DecoderT]] = {}
 
+    def allow(self, size: int) -> None:
+        """Let so many decoders be held, where fewer were allowed."""
+        if self._max_size is not None:
+            self._max_size = max(self._max_size, size)
+
     def get(self, key: Hashable, open: Callable[[], DecoderT]) -> DecoderT:  # noqa: A002 - the word for it
         """The decoder of ``key``; ``open`` makes it where there is none.
 

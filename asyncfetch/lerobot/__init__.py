@@ -8,20 +8,24 @@ rows                the rows of an episode
 video_index         where an episode's frames lie in its video files
 episode_cache       whole episodes in memory, each byte fetched once
 windows, samples    which frames a sample is made of; making it
-dataset             LeRobotDataset, open for reading
+dataset             LeRobotDataset, open for reading; engine: what several of them share
 """
 
 from __future__ import annotations
 
 from asyncfetch.lerobot.dataset import DatasetStatistics, LeRobotDataset, open_dataset
 from asyncfetch.lerobot.depth import DepthUnit
-from asyncfetch.lerobot.episode_cache import HeldEpisode
-from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
+from asyncfetch.lerobot.engine import Engine
+from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
+from asyncfetch.lerobot.samples import Field, ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.windows import Windows, frames
 
 __all__ = [
     "DatasetStatistics",
     "DepthUnit",
+    "Engine",
+    "EpisodeCacheStatistics",
+    "Field",
     "HeldEpisode",
     "ImageDtype",
     "LeRobotDataset",

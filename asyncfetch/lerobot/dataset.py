@@ -5,55 +5,40 @@ from __future__ import annotations
 import copy
 import math
 import operator
-import os
 from collections import OrderedDict
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-import anyio.to_thread
 
-from asyncfetch.cache import ByteCache, CacheStatistics, DiskTier
-from asyncfetch.cache.disk import DiskReader, DiskStatistics
-from asyncfetch.config import StreamConfig, usable_cpus
-from asyncfetch.decode import DecodePool, DecodePoolStatistics, DecoderCache, DecoderCacheStatistics, FrameDecoder
-from asyncfetch.decode.cache import DEFAULT_SIZE, SIZE_VARIABLE
+from asyncfetch.config import StreamConfig
 from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ConfigError, FrameMissing, redact_url
-from asyncfetch.fetch import Fetcher, FetchStatistics
 from asyncfetch.fetch.gate import Caller, calling
+from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE, Engine
 from asyncfetch.lerobot.episode_cache import EpisodeCache, EpisodeCacheStatistics, HeldEpisode
 from asyncfetch.lerobot.metadata import load_metadata
-from asyncfetch.lerobot.rows import RowReader
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
-from asyncfetch.lerobot.video_index import VideoIndexes
 from asyncfetch.lerobot.windows import Windows, resolve_windows
 from asyncfetch.observe import Quantiles
-from asyncfetch.runtime.budget import Budget
-from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.loop_guard import LoopGuard
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from types import TracebackType
 
-    from asyncfetch.fetch import RangeReader
+    from asyncfetch.cache import CacheStatistics
+    from asyncfetch.cache.disk import DiskStatistics
+    from asyncfetch.decode import DecodePool, DecodePoolStatistics, DecoderCacheStatistics
+    from asyncfetch.fetch import FetchStatistics
     from asyncfetch.lerobot.depth import DepthUnit
     from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
+    from asyncfetch.runtime.budget import Budget
 
 __all__ = ["DatasetStatistics", "LeRobotDataset", "open_dataset"]
 
-DECODERS_SHARE, TABLES_SHARE = 4, 8
-"""Of ``max_bytes``, a quarter is for decoders and an eighth for rows and indexes; clips have the rest. A decoder takes
-2-3 MiB at 640x480, a clip of 150 frames 1.3 MiB, its rows 15 kB, its file's index 8 bytes a frame."""
-SMALL_TABLES_SHARE = 6
-"""Of what is for rows and indexes, a sixth is for the indexes and one for the rows of single episodes. The rest is for
-row groups that episodes share: one that isn't kept is fetched again for each of them."""
-PARSER_THREADS = 2
-"""Threads that parse parquet and MP4 indexes beside those that decode: short work, which mustn't queue behind them."""
 MAX_PREFETCHES = 1024
 """Prefetches that may be asked for and not yet be done; more would only queue up behind the host's limit."""
 MAX_FAILURES = 1024
@@ -94,15 +79,17 @@ class LeRobotDataset:
         image_dtype: ImageDtype,
         depth_unit: DepthUnit,
         config: StreamConfig,
+        engine: Engine | None = None,
     ) -> None:
+        """``engine`` is one that it shares with other datasets, and doesn't close."""
         self.url = url
         self.config = config
         self.image_dtype: ImageDtype = image_dtype
         self.depth_unit: DepthUnit = depth_unit
         self._chosen = features
+        self._given_engine = engine
         self._stack = AsyncExitStack()
         self._guard: LoopGuard | None = None
-        self._disk: DiskReader | None = None
         self._metadata: Metadata | None = None
         self._prefetches: set[int] = set()
         self._ahead = Caller(urgent=False)
@@ -119,39 +106,16 @@ class LeRobotDataset:
         return self
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        config = self.config
-        tables_bytes = config.max_bytes // TABLES_SHARE
-        small_bytes = tables_bytes // SMALL_TABLES_SHARE
-        decoder_bytes = max(1, config.max_bytes // DECODERS_SHARE)
-        run = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
-        # Clips land in the cache's memory; what else is fetched is small, and no bound speaks of memory kept for it.
-        fetch = replace(config.fetch, max_idle_buffer_bytes=0)
-        self._fetcher = await stack.enter_async_context(Fetcher(fetch))
-        reader: RangeReader = self._fetcher
-        if config.disk_cache_dir is not None:
-            tier = DiskTier(config.disk_cache_dir, config.disk_cache_max_bytes)
-            reader = self._disk = await stack.enter_async_context(DiskReader(self._fetcher, tier))
-        metadata = self._metadata = await load_metadata(reader, self.url, features=self._chosen, run=run)
-        self._clips = await stack.enter_async_context(
-            ByteCache(reader, max_bytes=max(1, config.max_bytes - tables_bytes - decoder_bytes))
-        )
-        self.clip_budget = Budget(self._clips.max_bytes)
-        self._decoders = _decoder_cache(config, len(metadata.cameras), decoder_bytes)
-        stack.callback(self._decoders.close)
-        self._decode = DecodePool(config.decode_threads or usable_cpus())
-        self._group = await anyio.create_task_group().__aenter__()
-        stack.push_async_callback(end_tasks, self._group)
+        if self._given_engine is None:
+            self._engine = await stack.enter_async_context(Engine(self.config))
+        else:
+            self._engine = self._given_engine
+        engine = self._engine
+        metadata = await load_metadata(engine.reader, self.url, features=self._chosen, run=engine.run)
+        number = engine.join(self.config.pool_episodes * len(metadata.cameras))
+        self._metadata = metadata
         self._episodes = EpisodeCache(
-            self._group,
-            clips=self._clips,
-            rows=RowReader(reader, metadata, max_bytes=tables_bytes - 2 * small_bytes, run=run),
-            indexes=VideoIndexes(reader, max_bytes=small_bytes, run=run, sharing=metadata.episodes.sharing_video_file),
-            decoders=self._decoders,
-            backend=config.decoder,
-            metadata=metadata,
-            depth_unit=self.depth_unit,
-            max_kept_bytes=small_bytes,
-            max_requests=config.fetch.max_requests_per_host,
+            engine, number, metadata=metadata, backend=self.config.decoder, depth_unit=self.depth_unit
         )
 
     async def __aexit__(
@@ -225,9 +189,14 @@ class LeRobotDataset:
         return self.metadata.episodes
 
     @property
+    def clip_budget(self) -> Budget:
+        """What passes over this dataset, and over others of its engine, have paid for clips."""
+        return self._engine.clip_budget
+
+    @property
     def decode_pool(self) -> DecodePool:
         """The threads that this dataset decodes in."""
-        return self._decode
+        return self._engine.decode
 
     # Reading.
 
@@ -252,7 +221,7 @@ class LeRobotDataset:
         if len(self._prefetches) >= MAX_PREFETCHES:
             raise CacheError(f"{MAX_PREFETCHES} prefetches are under way; await ready() of some before asking for more")
         self._prefetches.add(wanted.index)
-        self._group.start_soon(self._prefetch, wanted, name=f"prefetch episode {wanted.index}")
+        self._engine.group.start_soon(self._prefetch, wanted, name=f"prefetch episode {wanted.index}")
 
     async def _prefetch(self, episode: Episode) -> None:
         try:
@@ -319,7 +288,7 @@ class LeRobotDataset:
         builder = self.sample_builder(windows)
         self._raise_failure(wanted)
         with await self._hold_beside_passes(wanted) as held:
-            samples = await self._decode.run(builder.build, [(held, number)])
+            samples = await self.decode_pool.run(builder.build, [(held, number)])
         return samples[0]
 
     async def _hold_beside_passes(self, episode: Episode) -> HeldEpisode:
@@ -395,13 +364,14 @@ class LeRobotDataset:
     def statistics(self) -> DatasetStatistics:
         """A snapshot of the engine, the caches and the decode threads; after closing too."""
         _ = self.metadata  # ClosedError where it was never open
+        engine = self._engine
         return DatasetStatistics(
-            fetch=self._fetcher.statistics(),
-            clips=self._clips.statistics(),
+            fetch=engine.fetcher.statistics(),
+            clips=engine.clips.statistics(),
             episodes=self._episodes.statistics(),
-            decoders=self._decoders.statistics(),
-            decode=self._decode.statistics(),
-            disk=None if self._disk is None else self._disk.disk_statistics(),
+            decoders=engine.decoders.statistics(),
+            decode=engine.decode.statistics(),
+            disk=None if engine.disk is None else engine.disk.disk_statistics(),
         )
 
     def __repr__(self) -> str:
@@ -411,14 +381,6 @@ class LeRobotDataset:
             f"LeRobotDataset({redact_url(self.url)!r}, {self.num_episodes} episodes, {self.num_frames} frames, "
             f"{len(self.cameras)} cameras{', closed' if self._closed else ''})"
         )
-
-
-def _decoder_cache(config: StreamConfig, cameras: int, max_bytes: int) -> DecoderCache[FrameDecoder]:
-    """The pool needs a decoder for each of its clips: frames are drawn from all of them in turn."""
-    if config.decoder_cache_size is None and SIZE_VARIABLE in os.environ:
-        return DecoderCache(max_bytes=max_bytes)
-    size = config.decoder_cache_size or max(DEFAULT_SIZE, config.pool_episodes * cameras)
-    return DecoderCache(size, max_bytes=max_bytes)
 
 
 def open_dataset(

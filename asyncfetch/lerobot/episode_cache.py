@@ -27,14 +27,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from asyncfetch.cache.space import SpaceQueue
 from asyncfetch.decode import open_decoder
 from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ObjectChanged, redact_url
-from asyncfetch.fetch.gate import Caller, Gate, calling, current_caller
+from asyncfetch.fetch.gate import Caller, calling, current_caller
 from asyncfetch.lerobot.depth import DepthUnit, depth_scale
+from asyncfetch.lerobot.rows import RowReader
+from asyncfetch.lerobot.video_index import VideoIndexes
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.leased_lru import LeasedLRU
-from asyncfetch.runtime.shared_lru import SharedLRU
+from asyncfetch.runtime.shared_lru import LRUPart
 from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
@@ -42,26 +42,20 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
-    from anyio.abc import TaskGroup
 
-    from asyncfetch.cache import ByteCache, CacheKey, Lease
+    from asyncfetch.cache import CacheKey, Lease
     from asyncfetch.config import DecoderBackend
-    from asyncfetch.decode import Clip, DecoderCache, FrameDecoder
+    from asyncfetch.decode import Clip, FrameDecoder
+    from asyncfetch.lerobot.engine import Engine
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.metadata import Metadata
-    from asyncfetch.lerobot.rows import EpisodeRows, RowReader
-    from asyncfetch.lerobot.video_index import PlannedClip, VideoIndexes
+    from asyncfetch.lerobot.rows import EpisodeRows
+    from asyncfetch.lerobot.video_index import PlannedClip
 
 __all__ = ["EpisodeCache", "EpisodeCacheStatistics", "HeldEpisode"]
 
 T = TypeVar("T")
 
-PLANNED_AT_ONCE = 32
-"""Episodes that are planned side by side. With all of a pool at once the first clip waits for the last index, and the
-network for the processor."""
-SMALL_SHARE = 8
-"""An eighth of the requests to a host is left to plans and rows: the clips that somebody waits for are urgent too, and
-of no use before their rows."""
 OBJECTS_BYTES = 2048
 """About what the Python objects of one kept episode take beside its arrays; so that empty ones count too."""
 
@@ -171,55 +165,49 @@ class HeldEpisode:
 
 
 class EpisodeCache:
-    """Fetches whole episodes, one request per (episode, camera), over a byte cache. Loop-bound.
+    """Fetches whole episodes of a dataset, one request per (episode, camera), over a byte cache. Loop-bound.
 
     Args:
-        group: Owner of the fetches; ending it ends them, and those who wait get ClosedError.
-        clips: Keeps the clips. Nobody else may use it.
-        rows: Reads table rows.
-        indexes: Tell where an episode's frames lie.
-        decoders: Keeps open decoders. They go with their clips.
-        backend: Which library decodes.
+        engine: What it reads with, and keeps what it read in. Leaving it ends the fetches, and those who wait get
+            ClosedError.
+        number: Of the dataset in the engine.
         metadata: Of the dataset.
+        backend: Which library decodes.
         depth_unit: Unit of depth cameras' frames.
-        max_kept_bytes: Bound on rows and plans kept between reads. What is held comes on top.
-        max_requests: To the host of the dataset.
     """
 
     def __init__(
         self,
-        group: TaskGroup,
+        engine: Engine,
+        number: int,
         *,
-        clips: ByteCache,
-        rows: RowReader,
-        indexes: VideoIndexes,
-        decoders: DecoderCache[FrameDecoder],
-        backend: DecoderBackend,
         metadata: Metadata,
+        backend: DecoderBackend,
         depth_unit: DepthUnit,
-        max_kept_bytes: int,
-        max_requests: int,
     ) -> None:
-        self._clips = clips
-        self._rows = rows
-        self._indexes = indexes
-        self._decoders = decoders
+        self._clips = engine.clips
+        self._rows = RowReader(engine.reader, metadata, kept=engine.rows, number=number, run=engine.run)
+        self._indexes = VideoIndexes(
+            engine.reader, kept=engine.indexes, run=engine.run, sharing=metadata.episodes.sharing_video_file
+        )
+        self._decoders = engine.decoders
         self._backend: DecoderBackend = backend
+        self._number = number
         self._fps = metadata.info.fps
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
-        self._flights: SingleFlight[_Entry, None] = SingleFlight(group)
-        self._room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(clips.max_bytes))
-        self._planning = Gate(PLANNED_AT_ONCE)
-        self._fetching_clips = Gate(max(1, max_requests - max_requests // SMALL_SHARE))
+        self._flights: SingleFlight[_Entry, None] = SingleFlight(engine.group)
+        self._room = engine.room
+        self._planning = engine.planning
+        self._fetching_clips = engine.fetching_clips
         self._small_reads = Caller()
         self._rows_are_small = all(feature.kind != "image" for feature in metadata.features.values())
         self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
         self._held: dict[int, _Entry] = {}
-        self._plans: SharedLRU[int, _Kept[Mapping[str, PlannedClip]]] = SharedLRU(max_kept_bytes // 2)
-        self._tables: SharedLRU[int, _Kept[EpisodeRows]] = SharedLRU(max_kept_bytes // 2)
+        self._plans: LRUPart[int, _Kept[Mapping[str, PlannedClip]]] = LRUPart(engine.plans, number)
+        self._tables: LRUPart[int, _Kept[EpisodeRows]] = LRUPart(engine.tables, number)
         self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
-        clips.on_evict(self._drop_decoder)
+        engine.clips.on_evict(self._drop_decoder)
 
     async def clip_bytes(self, episode: Episode) -> int:
         """Memory that the clips of the episode take. Fetches what its plan is made from where needed."""
@@ -444,10 +432,10 @@ class EpisodeCache:
 
         if entry.generation != self._generation:
             return open_clip()  # nobody will ask for the replaced video again
-        return self._decoders.get((lease.key, entry.generation), open_clip)
+        return self._decoders.get((self._number, lease.key, entry.generation), open_clip)
 
     def _drop_decoder(self, key: CacheKey) -> None:
-        self._decoders.discard((key, self._generation))
+        self._decoders.discard((self._number, key, self._generation))
 
     def statistics(self) -> EpisodeCacheStatistics:
         """A snapshot."""

@@ -20,7 +20,7 @@ from asyncfetch.lerobot.columns import empty_column, to_column, to_integers
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
 from asyncfetch.lerobot.parquet import MAX_TAIL_BYTES, TableFile, open_table, read_columns, require_pyarrow
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.shared_lru import SharedLRU
+from asyncfetch.runtime.shared_lru import LRUPart, SharedLRU
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["EpisodeRows", "RowReader"]
+__all__ = ["EpisodeRows", "RowCache", "RowReader"]
 
 _INDEX_COLUMNS = ("frame_index", "episode_index", "index", "task_index")
 _FOOTER_BYTES = 16 * 1024
@@ -118,6 +118,21 @@ class _Group:
         return rows if mine.all() else rows.take(np.flatnonzero(mine))
 
 
+class RowCache:
+    """What is kept to read rows of any number of datasets: footers, and decoded row groups that episodes share.
+
+    Args:
+        max_bytes: Bound on all of it: a quarter for footers, the rest for row groups. A larger one isn't kept, but read
+            anew for each episode.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.files: SharedLRU[tuple[int, str], _DataFile] = SharedLRU(max_bytes // 4)
+        """By the dataset's number and the url."""
+        self.groups: SharedLRU[tuple[int, tuple[str, int]], _Group] = SharedLRU(max_bytes - max_bytes // 4)
+        """By the dataset's number, the url and the number in the file."""
+
+
 class RowReader:
     """Reads the rows of episodes, fetching only the columns and row groups that are needed.
 
@@ -128,8 +143,8 @@ class RowReader:
         metadata: Of the dataset.
         columns: Keys of the features to read; cameras among them are ignored. None means all of
             ``metadata.features``. The default features always come along.
-        max_bytes: Bound on what is kept: a quarter for footers, the rest for decoded row groups that several
-            episodes share. Larger ones are read anew for each episode. What calls under way hold comes on top.
+        kept: Where to keep footers and row groups. What calls under way hold comes on top.
+        number: Of the dataset, among those that keep theirs there.
         run: Runs the blocking parts.
 
     Raises:
@@ -142,7 +157,8 @@ class RowReader:
         metadata: Metadata,
         *,
         columns: Collection[str] | None = None,
-        max_bytes: int,
+        kept: RowCache,
+        number: int = 0,
         run: RunSync = anyio.to_thread.run_sync,
     ) -> None:
         features = metadata.features
@@ -158,8 +174,8 @@ class RowReader:
         self._reader = reader
         self.metadata = metadata
         self._run = run
-        self._files: SharedLRU[str, _DataFile] = SharedLRU(max_bytes // 4)
-        self._groups: SharedLRU[tuple[str, int], _Group] = SharedLRU(max_bytes - max_bytes // 4)
+        self._files: LRUPart[str, _DataFile] = LRUPart(kept.files, number)
+        self._groups: LRUPart[tuple[str, int], _Group] = LRUPart(kept.groups, number)
 
     def __repr__(self) -> str:
         return f"<RowReader of {redact_url(self.metadata.url)!r}, files {self._files!r}, row groups {self._groups!r}>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import Feature
 
-__all__ = ["ImageDtype", "Sample", "SampleBuilder"]
+__all__ = ["Field", "ImageDtype", "Sample", "SampleBuilder"]
 
 ImageDtype = Literal["uint8", "float32"]
 """uint8 in [0, 255], or float32 in [0, 1]. Depth cameras are float32 in their unit either way; depth maps in a table
@@ -34,6 +34,29 @@ shares memory with one of another sample or with a cache, so it may be changed, 
 else alive."""
 
 _PICTURES = {"image", "video", "depth"}
+
+
+class Field(NamedTuple):
+    """What the metadata says of one value of a sample."""
+
+    dtype: str
+    """torch's name of a tensor's; "string", or what info.json says of anything else."""
+    shape: tuple[int, ...] = ()
+    """A tensor's, or the length of a window of other values."""
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the value is a tensor."""
+        return self.dtype in _TORCH_DTYPES
+
+    @property
+    def nbytes(self) -> int:
+        """A tensor's; 0 of anything else."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize if self.is_tensor else 0
+
+
+_TORCH_DTYPES = {"bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"}
+_TORCH_DTYPES |= {"float16", "float32", "float64"}
 
 
 class SampleBuilder:
@@ -69,6 +92,26 @@ class SampleBuilder:
             item_bytes = 8
         frames = len(self._windows.get(feature.key, (0,)))
         return frames * item_bytes * math.prod(feature.shape)
+
+    def layout(self) -> dict[str, Field]:
+        """Every value of a sample, by key."""
+        fields = {"task": Field("string")}
+        for key, feature in self._features.items():
+            dtype, shape = self._field(feature)
+            window = self._windows.get(key)
+            if window is not None:
+                shape = (len(window), *shape)
+                fields[f"{key}_is_pad"] = Field("bool", (len(window),))
+            fields[key] = Field(dtype, shape)
+        return fields
+
+    def _field(self, feature: Feature) -> Field:
+        if feature.kind in _PICTURES:
+            is_float = feature.is_depth or self._image_dtype == "float32"
+            return Field("float32" if is_float else "uint8", _channels_first(feature))
+        if feature.kind == "value":
+            return Field(feature.dtype, () if feature.shape == (1,) else feature.shape)
+        return Field(feature.dtype)
 
     def build(self, asked: Sequence[tuple[HeldEpisode, int]]) -> list[Sample]:
         """The samples of (episode, frame) pairs, in order; the frames of one episode are decoded in one call."""
@@ -121,6 +164,14 @@ class SampleBuilder:
         if feature.is_depth or self._image_dtype == "uint8":
             return images
         return images.float().div_(np.iinfo(str(images.dtype).removeprefix("torch.")).max)
+
+
+def _channels_first(feature: Feature) -> tuple[int, ...]:
+    """The shape of a picture, whose axes info.json may name in either order."""
+    shape, names = feature.shape, feature.names
+    if len(shape) != 3 or (isinstance(names, list) and names and str(names[0]).startswith("channel")):
+        return shape
+    return (shape[2], *shape[:2])
 
 
 def _pictures(held: HeldEpisode, feature: Feature, frames: Sequence[int]) -> list[torch.Tensor]:

@@ -10,7 +10,6 @@ from asyncfetch.decode import Clip
 from asyncfetch.errors import ConfigError, DatasetError, FormatError, redact_url
 from asyncfetch.media import locate_moov, parse_moov
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.shared_lru import SharedLRU
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,8 +20,9 @@ if TYPE_CHECKING:
     from asyncfetch.media import ClipPlan, Mp4Index
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
+    from asyncfetch.runtime.shared_lru import SharedLRU
 
-__all__ = ["PlannedClip", "VideoIndexes", "fetch_moov"]
+__all__ = ["PlannedClip", "VideoFile", "VideoIndexes", "fetch_moov"]
 
 HEAD_BYTES = 16 * 1024
 """Asked for first. Holds the whole index of a short file, and tells where another one lies."""
@@ -71,15 +71,19 @@ class PlannedClip:
 
 
 @dataclass(frozen=True, slots=True)
-class _VideoFile:
+class VideoFile:
+    """A video's index."""
+
     index: Mp4Index
     size_bytes: int
 
     @property
     def nbytes(self) -> int:
+        """Memory that it takes."""
         return self.index.nbytes
 
     def clip(self, episode: Episode, span: VideoSpan, fps: float) -> PlannedClip:
+        """The episode's part of it."""
         try:
             plan = self.index.clip(span.first_frame, span.num_frames, fps=fps)
         except ConfigError as error:
@@ -98,7 +102,7 @@ class VideoIndexes:
 
     Args:
         reader: Fetches them.
-        max_bytes: Bound on those kept; the least recently used one is dropped, and fetched again when it is needed.
+        kept: Keeps them, by url; one that is dropped is fetched again when it is needed.
         run: Runs the parser off the loop.
         sharing: How many episodes, and frames, of a camera are in the file that has this episode, 0 where unknown: an
             index is asked for in one go where its length can be told.
@@ -108,14 +112,14 @@ class VideoIndexes:
         self,
         reader: RangeReader,
         *,
-        max_bytes: int,
+        kept: SharedLRU[str, VideoFile],
         run: RunSync,
         sharing: Callable[[int, str], tuple[int, int]] = lambda _index, _camera: (0, 0),
     ) -> None:
         self._reader = reader
         self._sharing = sharing
         self._run = run
-        self._kept: SharedLRU[str, _VideoFile] = SharedLRU(max_bytes)
+        self._kept = kept
 
     async def plan(self, episode: Episode, *, fps: float) -> Mapping[str, PlannedClip]:
         """The clips of all cameras of an episode, their files' indexes fetched at once.
@@ -137,10 +141,10 @@ class VideoIndexes:
         file = await self._kept.get(span.url, partial(self._fetch, episode, camera))
         return file.clip(episode, span, fps)
 
-    async def _fetch(self, episode: Episode, camera: str) -> _VideoFile:
+    async def _fetch(self, episode: Episode, camera: str) -> VideoFile:
         url = episode.videos[camera].url
         info, moov = await fetch_moov(self._reader, url, *self._sharing(episode.index, camera))
-        return _VideoFile(await self._run(partial(parse_moov, moov, url=url)), info.size)
+        return VideoFile(await self._run(partial(parse_moov, moov, url=url)), info.size)
 
 
 async def fetch_moov(

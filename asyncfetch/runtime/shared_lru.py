@@ -13,7 +13,7 @@ from asyncfetch.errors import AsyncFetchError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
 
-__all__ = ["SharedLRU", "Weighed"]
+__all__ = ["LRUPart", "SharedLRU", "Weighed"]
 
 
 class Weighed(Protocol):
@@ -86,11 +86,16 @@ class SharedLRU(Generic[K, V]):
             if flight.value is not None:
                 return flight.value
 
-    def clear(self) -> None:
-        """Forget all values; those being loaded go to who waits for them, but aren't kept."""
-        self._kept.clear()
-        self._flights.clear()
-        self.nbytes = 0
+    def clear(self, of: Callable[[K], bool] = lambda _: True) -> None:
+        """Forget all values of such keys; those being loaded go to who waits for them, but aren't kept."""
+        for key in [key for key in self._kept if of(key)]:
+            self.nbytes -= self._kept.pop(key).nbytes
+        for key in [key for key in self._flights if of(key)]:
+            del self._flights[key]
+
+    def kept(self, of: Callable[[K], bool]) -> list[V]:
+        """The values of such keys."""
+        return [value for key, value in self._kept.items() if of(key)]
 
     async def _load(self, key: K, load: Callable[[], Awaitable[V]]) -> V:
         flight = self._flights[key] = _Flight()
@@ -115,3 +120,43 @@ class SharedLRU(Generic[K, V]):
         while self.nbytes > self.max_bytes:
             _, dropped = self._kept.popitem(last=False)
             self.nbytes -= dropped.nbytes
+
+
+class LRUPart(Generic[K, V]):
+    """One user's part of a SharedLRU that several have: its keys are its own, the bound is that of all together.
+
+    Args:
+        lru: Shared by all.
+        number: The user's.
+    """
+
+    def __init__(self, lru: SharedLRU[tuple[int, K], V], number: int) -> None:
+        self._lru = lru
+        self._number = number
+
+    def __repr__(self) -> str:
+        return f"<part {self._number} of {self._lru!r}>"
+
+    def __len__(self) -> int:
+        """Values kept."""
+        return len(self._lru.kept(self._is_own))
+
+    @property
+    def nbytes(self) -> int:
+        """What they weigh."""
+        return sum(value.nbytes for value in self._lru.kept(self._is_own))
+
+    def get_nowait(self, key: K) -> V | None:
+        """See SharedLRU, as for the others."""
+        return self._lru.get_nowait((self._number, key))
+
+    async def get(self, key: K, load: Callable[[], Awaitable[V]]) -> V:
+        """The value of the key: kept, being loaded, or loaded now."""
+        return await self._lru.get((self._number, key), load)
+
+    def clear(self) -> None:
+        """Forget this part's values."""
+        self._lru.clear(self._is_own)
+
+    def _is_own(self, key: tuple[int, K]) -> bool:
+        return key[0] == self._number

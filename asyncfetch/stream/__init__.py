@@ -10,23 +10,31 @@ samples.py      one pass: decoded ahead, delivered in order; building.py: what i
 quarantine.py   bad data
 passes.py       opening a pass, on a loop of the caller's or in a thread
 session.py      a dataset on a loop in a thread, for synchronous iteration
+source.py       what streams and mixtures have in common
 stream.py       Stream, which brings them together
+mixing.py       whose turn it is in a mixture, a pure function
+mixed.py        a mixture's order, and reading by it; shapes.py: members' samples made to go together
+mixture.py      Mixture, of several streams
 serving/        a stream read in another process
 """
 
 from __future__ import annotations
 
+from asyncfetch.stream.mixture import Mixture
 from asyncfetch.stream.passes import Samples, StreamIterator
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.samples import PassStatistics, SamplePass
 from asyncfetch.stream.serving import ServedBatches, serve_samples
 from asyncfetch.stream.session import Session
+from asyncfetch.stream.source import SampleSource
 from asyncfetch.stream.stream import Stream
 
 __all__ = [
+    "Mixture",
     "PassStatistics",
     "Placement",
     "SamplePass",
+    "SampleSource",
     "Samples",
     "ServedBatches",
     "Session",

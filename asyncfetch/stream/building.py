@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import HeldEpisode, Sample, SampleBuilder
     from asyncfetch.stream.order import Step
 
-__all__ = ["Failed", "JobBuilder", "Transform"]
+__all__ = ["Builder", "Failed", "JobBuilder", "Transform", "transformed"]
 
 Transform = Callable[["Sample"], "Sample"]
 """Called in a decode thread on every sample; what it returns is delivered."""
@@ -27,8 +27,21 @@ class Failed:
     """Whether the transform raised it: it then says nothing of the data, whatever its type."""
 
 
+class Builder(Protocol):
+    """Makes the samples of a pass."""
+
+    @property
+    def sample_bytes(self) -> int:
+        """About what one takes; the largest, where they differ."""
+        ...
+
+    def build(self, steps: Sequence[Step], episodes: Mapping[int, HeldEpisode | Exception]) -> list[Sample | Failed]:
+        """See JobBuilder."""
+        ...
+
+
 class JobBuilder:
-    """Makes samples.
+    """Makes samples of one dataset.
 
     Args:
         samples: Reads them from episodes.
@@ -40,6 +53,11 @@ class JobBuilder:
         self._samples = samples
         self._transform = transform
         self._marks_padding = marks_padding
+
+    @property
+    def sample_bytes(self) -> int:
+        """About what one sample takes."""
+        return self._samples.sample_bytes
 
     def build(self, steps: Sequence[Step], episodes: Mapping[int, HeldEpisode | Exception]) -> list[Sample | Failed]:
         """What each step comes to. Takes a while: call it in a thread.
@@ -72,13 +90,16 @@ class JobBuilder:
             import torch
 
             sample["is_padding"] = torch.tensor(step.is_padding)
-        if self._transform is None:
-            return sample
-        try:
-            return self._transform(sample)
-        except (StopIteration, StopAsyncIteration) as stop:  # raised by the iterator it would be a silent end: PEP 479
-            failure = RuntimeError(f"the transform raised {type(stop).__name__}")
-            failure.__cause__ = stop
-            return Failed(failure, by_transform=True)
-        except BaseException as failure:  # noqa: BLE001  the user's own; raised by the iterator as it is
-            return Failed(failure, by_transform=True)
+        return sample if self._transform is None else transformed(self._transform, sample)
+
+
+def transformed(transform: Transform, sample: Sample) -> Sample | Failed:
+    """What the user's function makes of a sample, or the error that it raised."""
+    try:
+        return transform(sample)
+    except (StopIteration, StopAsyncIteration) as stop:  # raised by the iterator it would be a silent end: PEP 479
+        failure = RuntimeError(f"the transform raised {type(stop).__name__}")
+        failure.__cause__ = stop
+        return Failed(failure, by_transform=True)
+    except BaseException as failure:  # noqa: BLE001  the user's own; raised by the iterator as it is
+        return Failed(failure, by_transform=True)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.stream.placement import Placement
 
-__all__ = ["Order", "Seating", "Step", "permute"]
+__all__ = ["Order", "Seating", "Step", "Visits", "draw_key", "permute"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -78,7 +78,7 @@ def _mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
-def _key(*parts: int | str) -> int:
+def draw_key(*parts: int | str) -> int:
     """64 bits for a purpose and its numbers; different purposes never share a stream."""
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -147,6 +147,10 @@ class Order:
         """How many episodes a consumer draws from at a time, while every seat has one."""
         return self.seats // placement.consumers if self.lanes % placement.period == 0 else self.seats
 
+    def is_far(self, position: int) -> bool:
+        """Whether the seating there takes long to find."""
+        return position > 0
+
     def seating(self, position: int = 0) -> Seating:
         """Who sits where at this position. Takes a microsecond or two for each episode in front of it."""
         seating = Seating(self)
@@ -158,36 +162,23 @@ class Order:
         """What comes at these positions of the order, which must ascend and be below its length.
 
         ``seating`` is that of the first position, or of one in front of it, to save finding it; it stays as it is.
+
+        Raises:
+            ConfigError: A position isn't one of the order's, or doesn't ascend.
         """
-        positions = iter(positions)
-        position = next(positions, None)
-        if position is None:
-            return
-        seating = self.seating(position) if seating is None else seating.copy()
-        visits: Sequence[int] = ()
-        visits_of: tuple[int, int] | None = None
-        used: dict[int, NDArray[np.int64]] = {}  # the frame orders of the open episodes that were used
+        visits = self.visits(seating)
         step: Step | None = None
-        finished: list[int] = []
-        while position is not None:
-            while position >= seating.stop and seating.episodes:
-                finished += [episode for episode in seating.advance() if used.pop(episode, None) is not None]
-            if not seating.start <= position < seating.stop:
-                raise ConfigError(f"position {position} isn't one of the {len(self)} of this order, or doesn't ascend")
+        for position in positions:
+            left, episode, frame = visits.at(position)
             if step is not None:
-                yield step._replace(finished=tuple(finished))
-                finished.clear()
-            turn, place = divmod(position - seating.start, len(seating.episodes))
-            cycle = seating.cycle + turn
-            if visits_of != (seating.cycle, cycle):
-                visits, visits_of = self._visits(seating, cycle), (seating.cycle, cycle)
-            episode, since = seating.episodes[visits[place]]
-            if episode not in used:
-                used[episode] = self._frames(episode)
-            step = Step(episode, int(used[episode][cycle - since]))
-            position = next(positions, None)
+                yield step._replace(finished=tuple(left))
+            step = Step(episode, frame)
         if step is not None:
             yield step
+
+    def visits(self, seating: Seating | None = None) -> Visits:
+        """What one consumer takes, asked for position by position; from the beginning, or where the seating is."""
+        return Visits(self, Seating(self) if seating is None else seating.copy())
 
     @property
     def seats(self) -> int:
@@ -199,32 +190,70 @@ class Order:
         size = len(self.lengths)
         episodes = np.arange(start, min(stop, size))
         if self.shuffle:
-            episodes = permute(episodes, size, _key("episodes", self.seed, self.epoch))
+            episodes = permute(episodes, size, draw_key("episodes", self.seed, self.epoch))
         lengths = self.lengths[episodes]
         return list(zip(episodes[lengths > 0].tolist(), lengths[lengths > 0].tolist(), strict=True))
 
-    def _visits(self, seating: Seating, cycle: int) -> Sequence[int]:
+    def turns(self, seating: Seating, cycle: int) -> Sequence[int]:
         """The seats in the order in which they give their frames of this cycle."""
         per_lane = self.seats // self.lanes if self.shuffle else 1
         if per_lane == 1:
             return sorted(seating.episodes)
-        key = np.uint64(_key("cycle", self.seed, self.epoch, cycle))
+        key = np.uint64(draw_key("cycle", self.seed, self.epoch, cycle))
         begin = (_mix_array(np.arange(self.lanes, dtype=np.uint64) + key) % np.uint64(per_lane)).astype(int)
         rows = (np.arange(per_lane)[:, None] + begin) % per_lane
         visits: list[int] = (rows * self.lanes + np.arange(self.lanes)).ravel().tolist()
         taken = seating.episodes
         return visits if len(taken) == len(visits) else [number for number in visits if number in taken]
 
-    def _frames(self, episode: int) -> NDArray[np.int64]:
+    def frames(self, episode: int) -> NDArray[np.int64]:
         """The order of an episode's frames."""
         length, size = int(self.lengths[episode]), self.group_frames
         if not self.shuffle:
             return np.arange(length)
         groups = np.arange(1, -(-length // size) + 1, dtype=np.uint64)
-        key = np.uint64(_key("frames", self.seed, self.epoch, episode))
+        key = np.uint64(draw_key("frames", self.seed, self.epoch, episode))
         drawn = np.argsort(_mix_array(groups * np.uint64(_GOLDEN) + key), kind="stable")
         frames: NDArray[np.int64] = (drawn[:, None] * size + np.arange(size)).ravel()
         return frames[frames < length]
+
+
+class Visits:
+    """The frames that one consumer takes of an order. Made by ``Order.visits``."""
+
+    def __init__(self, order: Order, seating: Seating) -> None:
+        self._order = order
+        self._seating = seating
+        self._turns: Sequence[int] = ()
+        self._turns_of: tuple[int, int] | None = None
+        self._frames: dict[int, NDArray[np.int64]] = {}
+        """The frame orders of the open episodes that were used."""
+
+    def at(self, position: int) -> tuple[list[int], int, int]:
+        """The episodes that were used and aren't from this position on, and the episode and frame that come at it.
+
+        Raises:
+            ConfigError: It isn't a position of the order, or is below that of an earlier call.
+        """
+        seating, used = self._seating, self._frames
+        left: list[int] = []
+        while position >= seating.stop and seating.episodes:
+            left += [episode for episode in seating.advance() if used.pop(episode, None) is not None]
+        if not seating.start <= position < seating.stop:
+            message = f"position {position} isn't one of the {len(self._order)} of this order, or doesn't ascend"
+            raise ConfigError(message)
+        turn, place = divmod(position - seating.start, len(seating.episodes))
+        cycle = seating.cycle + turn
+        if self._turns_of != (seating.cycle, cycle):
+            self._turns, self._turns_of = self._order.turns(seating, cycle), (seating.cycle, cycle)
+        episode, since = seating.episodes[self._turns[place]]
+        if episode not in used:
+            used[episode] = self._order.frames(episode)
+        return left, episode, int(used[episode][cycle - since])
+
+    def used(self) -> list[int]:
+        """The open episodes of which some frame was taken."""
+        return list(self._frames)
 
 
 class Seating:

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from asyncfetch.runtime import iterate
-from asyncfetch.stream.building import JobBuilder
 from asyncfetch.stream.jobs import Sizes
 from asyncfetch.stream.samples import Delivery, SamplePass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
-    from asyncfetch.lerobot import LeRobotDataset, Sample
+    from asyncfetch.lerobot import Sample
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.plan import PassPlan
     from asyncfetch.stream.session import Session
+    from asyncfetch.stream.source import Readable, SampleSource
     from asyncfetch.stream.state import State
-    from asyncfetch.stream.stream import Stream
 
 __all__ = ["Samples", "StreamIterator"]
+
+R = TypeVar("R", bound="Readable")
 
 JOB_BYTES = 16 * 1024 * 1024
 """Decoded by one call in a thread: about eight samples of two 640x480 cameras, some 40 ms. Enough that what a job costs
@@ -37,13 +38,13 @@ HANDED_OVER_PARCELS = 3
 """Beside those decoded ahead: the consumer's own, and two between the loop and a synchronous consumer."""
 
 
-class Samples:
+class Samples(Generic[R]):
     """A pass that isn't open yet; entering it gives the ``SamplePass``."""
 
     def __init__(
         self,
-        stream: Stream,
-        opener: Callable[[], AbstractAsyncContextManager[LeRobotDataset]],
+        stream: SampleSource[R],
+        opener: Callable[[], AbstractAsyncContextManager[R]],
         *,
         epoch: int | None,
         placement: Placement,
@@ -64,8 +65,8 @@ class Samples:
 
     async def __aenter__(self) -> SamplePass:
         async with AsyncExitStack() as stack:
-            dataset = await stack.enter_async_context(self._opener())
-            samples = await stack.enter_async_context(self._start(dataset))
+            opened = await stack.enter_async_context(self._opener())
+            samples = await stack.enter_async_context(self._start(opened))
             self._stack = stack.pop_all()
         return samples
 
@@ -74,25 +75,25 @@ class Samples:
     ) -> None:
         await self._stack.__aexit__(kind, error, at)
 
-    def _start(self, dataset: LeRobotDataset) -> SamplePass:
-        stream, config = self._stream, dataset.config
+    def _start(self, opened: R) -> SamplePass:
+        stream, config = self._stream, opened.config
         turn = stream.epochs.begin(self._epoch)
-        plan = stream.begin(dataset, self._placement, turn.epoch) if self._plan is None else self._plan
-        beyond = stream.plan(dataset, self._placement, turn.epoch + 1) if self._is_followed else None
-        samples = dataset.sample_builder(stream.windows)
-        decoded_samples = config.decoded_max_bytes // samples.sample_bytes
+        plan = stream.begin(opened, self._placement, turn.epoch) if self._plan is None else self._plan
+        beyond = stream.plan(opened, self._placement, turn.epoch + 1) if self._is_followed else None
+        builder = stream.builder(opened)
+        decoded_samples = config.decoded_max_bytes // builder.sample_bytes
         open_episodes = plan.order.open_episodes(self._placement)
         sizes = Sizes.within(
             decoded_samples,
             group_frames=plan.order.group_frames,
             open_episodes=open_episodes,
-            jobs=2 * dataset.decode_pool.threads + HANDED_OVER_PARCELS,  # so that every thread has work
-            max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // samples.sample_bytes)),
+            jobs=2 * opened.decode_pool.threads + HANDED_OVER_PARCELS,  # so that every thread has work
+            max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),
         )
         return SamplePass(
-            dataset,
+            opened,
             plan,
-            builder=JobBuilder(samples, stream.transform, marks_padding=plan.progress.ends == "pad"),
+            builder=builder,
             sizes=sizes,
             max_samples=min(
                 decoded_samples - HANDED_OVER_PARCELS * sizes.job_samples,
@@ -102,36 +103,50 @@ class Samples:
             prefetch_episodes=config.prefetch_episodes,
             on_error=config.on_error,
             quarantine=stream.quarantine,
+            origin=partial(stream.origin, opened),
             beyond=beyond,
             on_end=partial(stream.finish, turn, plan) if self._plan is None else lambda: None,
         )
 
 
-class StreamIterator:
+class StreamIterator(Generic[R]):
     """The samples of one pass, driven by a loop in a thread. Closed, collected or at its end, it stops everything."""
 
     def __init__(
         self,
-        stream: Stream,
-        session: Session,
-        dataset: LeRobotDataset,
+        stream: SampleSource[R],
+        session: Session[R],
+        opened: R,
         placement: Placement,
         begin: Callable[[], Turn],
         *,
         is_followed: bool,
     ) -> None:
-        self._stream, self._dataset, self._placement = stream, dataset, placement
+        self._stream, self._opened, self._placement = stream, opened, placement
         self._plans: list[PassPlan] = []  # one, from the first sample on
+        self._latest: tuple[int, Delivery] = (0, (0, {}))
+        """How many were delivered before it, and it."""
+        self._back: Delivery | None = None
         # No method of this object: it must be collected, and the pass with it, as soon as nobody iterates it any more.
-        self._deliveries = _deliver(stream, session, dataset, placement, begin, self._plans, is_followed=is_followed)
+        self._deliveries = _deliver(stream, session, opened, placement, begin, self._plans, is_followed=is_followed)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Sample:
-        delivered, sample = next(self._deliveries)
-        self._plans[0].progress.delivered = delivered
+        delivered, sample = next(self._deliveries) if self._back is None else self._back
+        progress = self._plans[0].progress
+        self._latest, self._back = (progress.delivered, (delivered, sample)), None
+        progress.delivered = delivered
         return sample
+
+    def put_back(self) -> None:
+        """The sample that came last comes once more, as if it hadn't."""
+        self._plans[0].progress.delivered, self._back = self._latest
+
+    def ends_batch(self, batch: Sequence[Any]) -> bool:
+        """Whether the last of these samples belongs to another batch than the others."""
+        return self._plans[0].ends_batch(batch)
 
     def __length_hint__(self) -> int:
         """Samples that are yet to come at most, padding included; 0 before the first."""
@@ -139,7 +154,7 @@ class StreamIterator:
 
     def state_dict(self) -> State:
         """What this pass, and those before it, have delivered of the epoch: for ``Stream.load_state_dict``."""
-        plan = self._plans[0] if self._plans else self._stream.plan(self._dataset, self._placement, self._stream.epoch)
+        plan = self._plans[0] if self._plans else self._stream.plan(self._opened, self._placement, self._stream.epoch)
         return plan.progress.state()
 
     def close(self) -> None:
@@ -148,9 +163,9 @@ class StreamIterator:
 
 
 def _deliver(
-    stream: Stream,
-    session: Session,
-    dataset: LeRobotDataset,
+    stream: SampleSource[R],
+    session: Session[R],
+    opened: R,
     placement: Placement,
     begin: Callable[[], Turn],
     plans: list[PassPlan],
@@ -158,25 +173,25 @@ def _deliver(
     is_followed: bool,
 ) -> Generator[Delivery, None, None]:
     turn = begin()
-    plan = stream.begin(dataset, placement, turn.epoch)
+    plan = stream.begin(opened, placement, turn.epoch)
     plans.append(plan)
     # The pass itself is ahead of the consumer, so it doesn't count the epoch.
-    opened = Samples(
+    samples = Samples(
         stream,
-        lambda: nullcontext(dataset),
+        lambda: nullcontext(opened),
         epoch=turn.epoch,
         placement=placement,
         plan=plan,
         is_followed=is_followed,
     )
-    yield from iterate(session.thread, partial(_Parcels, opened), times=session.hand_over)
+    yield from iterate(session.thread, partial(_Parcels, samples), times=session.hand_over)
     stream.finish(turn, plan)
 
 
-class _Parcels:
+class _Parcels(Generic[R]):
     """A pass as an async iterator of lists, for ``runtime.iterate``."""
 
-    def __init__(self, opened: Samples) -> None:
+    def __init__(self, opened: Samples[R]) -> None:
         self._opened = opened
 
     async def __aenter__(self) -> Self:
@@ -188,7 +203,7 @@ class _Parcels:
     ) -> None:
         await self._opened.__aexit__(kind, error, at)
 
-    def __aiter__(self) -> _Parcels:
+    def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[Delivery]:

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import chain, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.placement import Placement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from asyncfetch.stream.order import Order, Seating, Step
+    from asyncfetch.stream.order import Step
     from asyncfetch.stream.state import Progress
 
-__all__ = ["PassPlan"]
+__all__ = ["EpisodeOrder", "PassPlan"]
 
 STRETCH_STEPS = 500
 """Of the order that a look-ahead goes through at a time: about a millisecond."""
+
+
+class EpisodeOrder(Protocol):
+    """The order of an epoch: see Order, and MixedOrder."""
+
+    @property
+    def group_frames(self) -> int:
+        """Neighbouring frames that are decoded together."""
+        ...
+
+    def open_episodes(self, placement: Placement) -> int:
+        """How many episodes a consumer draws from at a time."""
+        ...
+
+    def is_far(self, position: int) -> bool:
+        """Whether its seating there takes long to find."""
+        ...
+
+    def seating(self, position: int) -> Any:  # noqa: ANN401
+        """Where ``steps`` may begin."""
+        ...
+
+    def steps(self, positions: Iterable[int], seating: Any = None) -> Iterator[Step]:  # noqa: ANN401
+        """What comes at these positions, which ascend."""
+        ...
 
 
 class PassPlan:
@@ -27,15 +53,27 @@ class PassPlan:
         order: Of the epoch.
         selection: Episode index of each position that the order speaks of.
         progress: Where the pass begins; counts on from there.
+        parted_by: Key of what all samples of a batch have in common, if something is: they couldn't be stacked.
+        block_samples: Of the order, that have it in common, counted from its beginning.
     """
 
-    def __init__(self, order: Order, selection: Sequence[int], progress: Progress) -> None:
+    def __init__(
+        self,
+        order: EpisodeOrder,
+        selection: Sequence[int],
+        progress: Progress,
+        *,
+        parted_by: str | None = None,
+        block_samples: int = 1,
+    ) -> None:
         self.order = order
         self.selection = selection
         self.progress = progress
+        self.parted_by = parted_by
+        self._block_samples = block_samples
         self.begun = progress.delivered
         """Samples that the consumer was given before."""
-        self._seating: Seating | None = None
+        self._seating: Any = None
 
     def __len__(self) -> int:
         """Samples that the pass gives, padding included."""
@@ -50,7 +88,7 @@ class PassPlan:
     @property
     def is_far(self) -> bool:
         """Whether its first step takes long to find: call ``find`` in a thread before."""
-        return self._seating is None and self._first() > 0
+        return self._seating is None and len(self) > 0 and self.order.is_far(self._first())
 
     def find(self) -> None:
         """Find the first step, some microseconds for each episode in front of it."""
@@ -70,6 +108,24 @@ class PassPlan:
         if last is not None:
             for _ in range(padding):
                 yield last._replace(finished=(), is_padding=True)
+
+    def has_even_batches(self, size: int) -> bool:
+        """Whether all batches of this size are whole, but for the last."""
+        if self.parted_by is None:
+            return True
+        rest, world_size = self.progress.rest, self.progress.placement.world_size
+        is_at_block = not rest.missing and rest.position % self._block_samples == 0
+        return is_at_block and self.begun % size == 0 and self._block_samples % (size * world_size) == 0
+
+    def ends_batch(self, batch: Sequence[Any]) -> bool:
+        """Whether the last of these samples belongs to another batch than the others.
+
+        Only where a pass doesn't begin where a batch did, or some of one are left out.
+        """
+        key = self.parted_by
+        if key is None or not all(isinstance(sample, Mapping) and key in sample for sample in batch[-2:]):
+            return False
+        return len(batch) > 1 and bool(batch[-1][key] != batch[-2][key])
 
     def first_uses(self) -> Iterator[int | None]:
         """The episodes in the order of their first use; None now and then where they are far apart."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.lerobot import LeRobotDataset
+    from asyncfetch.stream.source import Origin
 
 __all__ = ["BAD_DATA", "BOARD_BYTES", "Board", "Quarantine", "Quarantined", "Substitutes"]
 
@@ -29,7 +30,8 @@ MAX_LISTED = 10_000
 """Episodes in the list; further ones are counted only."""
 
 BOARD_WORKERS, BOARD_EPISODES = 64, 31
-_ENTRY = np.dtype([("episode", np.int64), ("samples", np.int64), ("file", "S200"), ("cause", "S296")])
+_NUMBERS = [("member", np.int64), ("episode", np.int64), ("samples", np.int64)]
+_ENTRY = np.dtype([*_NUMBERS, ("file", "S200"), ("cause", "S296")])
 BOARD_BYTES = BOARD_WORKERS * (BOARD_EPISODES + 1) * _ENTRY.itemsize
 """A megabyte, of which only what is written to takes memory."""
 
@@ -45,6 +47,13 @@ class Quarantined:
     """Type and message of the first error."""
     samples: int = 1
     """How many were left out or replaced."""
+    member: int = 0
+    """Of a mixture, whose episode it is."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What tells it from others."""
+        return self.member, self.episode
 
 
 class Board:
@@ -65,10 +74,12 @@ class Board:
         if worker >= BOARD_WORKERS:
             return
         entries = self._entries[worker]
-        known = np.flatnonzero((entries["samples"][:-1] == 0) | (entries["episode"][:-1] == found.episode))
+        named = entries[:-1]
+        is_it = (named["member"] == found.member) & (named["episode"] == found.episode)
+        known = np.flatnonzero((named["samples"] == 0) | is_it)
         place = int(known[0]) if len(known) else BOARD_EPISODES
         if entries["samples"][place] == 0:
-            entries["episode"][place] = found.episode
+            entries["member"][place], entries["episode"][place] = found.key
             entries["file"][place] = found.file.encode()[-200:]  # the end of a path says more
             entries["cause"][place] = found.cause.encode()
         entries["samples"][place] += found.samples
@@ -82,6 +93,7 @@ class Board:
                 entry["file"].decode(errors="ignore"),
                 entry["cause"].decode(errors="ignore"),
                 int(entry["samples"]),
+                int(entry["member"]),
             )
             for entry in listed[listed["samples"] > 0]
         ]
@@ -97,9 +109,9 @@ class Quarantine:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._listed: dict[int, Quarantined] = {}
+        self._listed: dict[tuple[int, int], Quarantined] = {}
         self._samples = 0
-        self._news: dict[int, Quarantined] = {}
+        self._news: dict[tuple[int, int], Quarantined] = {}
         self._board: Board | None = None
         self._worker: int | None = None
 
@@ -117,18 +129,20 @@ class Quarantine:
             _count(together, found)
         return tuple(together.values())
 
-    def add(self, dataset: LeRobotDataset, episode: int, error: Exception) -> None:
+    def add(self, origin: Origin, error: Exception) -> None:
         """Note a sample; the first of an episode is logged, too."""
+        dataset, episode, member = origin
         with self._lock:
-            known = self._listed.get(episode)
+            known = self._listed.get((member, episode))
             if known is None:
-                found = Quarantined(episode, _file(dataset, episode, error), f"{type(error).__name__}: {error}")
+                cause = f"{type(error).__name__}: {error}"
+                found = Quarantined(episode, _file(dataset, episode, error), cause, member=member)
             else:
                 found = replace(known, samples=1)
             self._note(found)
             if self._board is not None and self._worker is not None:
                 self._board.write(self._worker, found)
-            is_new = known is None and episode in self._listed
+            is_new = known is None and found.key in self._listed
         if is_new:
             _log.warning("samples of episode %d can't be read, because of %s: %s", episode, found.file, found.cause)
 
@@ -160,12 +174,12 @@ class Quarantine:
         return Quarantine, ()  # another process has its own
 
 
-def _count(listed: dict[int, Quarantined], found: Quarantined) -> None:
-    known = listed.get(found.episode)
+def _count(listed: dict[tuple[int, int], Quarantined], found: Quarantined) -> None:
+    known = listed.get(found.key)
     if known is not None:
-        listed[found.episode] = replace(known, samples=known.samples + found.samples)
+        listed[found.key] = replace(known, samples=known.samples + found.samples)
     elif len(listed) < MAX_LISTED:
-        listed[found.episode] = found
+        listed[found.key] = found
 
 
 def _file(dataset: LeRobotDataset, episode: int, error: Exception) -> str:
@@ -181,24 +195,34 @@ def _file(dataset: LeRobotDataset, episode: int, error: Exception) -> str:
 class Substitutes:
     """What comes in place of bad samples: a copy of the good one before it or, where there is none, behind it.
 
+    In a mixture that is one of the same member, but where the member has given none yet.
+
     So it depends on the order and on the data alone.
     """
 
     def __init__(self) -> None:
-        self._last: list[Any] = []
+        self._last: dict[int, Any] = {}
+        """The latest good sample of each member, those of the latest parcel behind the others."""
+        self._fresh: set[int] = set()
         self._waiting = 0
 
-    def good(self, sample: Any) -> list[Any]:  # noqa: ANN401 - what a transform returns
+    def good(self, sample: Any, member: int) -> list[Any]:  # noqa: ANN401 - what a transform returns
         """What to deliver where a sample is good."""
         waiting, self._waiting = self._waiting, 0
-        self._last = [sample]
+        self._last.pop(member, None)
+        self._last[member] = sample
+        self._fresh.add(member)
         return [*(copy.deepcopy(sample) for _ in range(waiting)), sample]
 
-    def bad(self) -> list[Any]:
+    def bad(self, member: int) -> list[Any]:
         """What to deliver where it isn't; nothing yet, as long as none was good."""
-        self._waiting += not self._last
-        return copy.deepcopy(self._last)
+        if not self._last:
+            self._waiting += 1
+            return []
+        return [copy.deepcopy(self._last[member] if member in self._last else next(reversed(self._last.values())))]
 
     def keep(self) -> None:
         """What was given out goes to the consumer now, who may change it."""
-        self._last = copy.deepcopy(self._last)
+        for member in self._fresh:
+            self._last[member] = copy.deepcopy(self._last[member])
+        self._fresh.clear()

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -22,14 +22,16 @@ from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes
 from asyncfetch.stream.window import EpisodeWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from asyncfetch.config import OnError
-    from asyncfetch.lerobot import HeldEpisode, LeRobotDataset, Sample
+    from asyncfetch.lerobot import HeldEpisode, Sample
     from asyncfetch.observe import Quantiles
-    from asyncfetch.stream.building import JobBuilder
+    from asyncfetch.stream.building import Builder
+    from asyncfetch.stream.order import Step
     from asyncfetch.stream.plan import PassPlan
+    from asyncfetch.stream.source import Origin, Readable
     from asyncfetch.stream.state import State
 
 __all__ = ["Delivery", "PassStatistics", "SamplePass"]
@@ -102,7 +104,7 @@ class SamplePass:
     awaits everything under way; a call that is already in a decode thread is waited for.
 
     Args:
-        dataset: Open dataset to read from.
+        dataset: What to read from, open.
         plan: What to read, in which order.
         builder: Makes the samples of a job, in a decode thread.
         sizes: How much is decoded at a time.
@@ -111,6 +113,7 @@ class SamplePass:
         prefetch_episodes: Those of them that are fetched ahead.
         on_error: As in StreamConfig.
         quarantine: Where to note what is left out or replaced.
+        origin: Where an episode comes from.
         beyond: Of the pass that will follow on the same dataset, if one will: its first episodes are prefetched while
             the last ones of this pass are used.
         on_end: Called when the consumer has come to the end.
@@ -118,16 +121,17 @@ class SamplePass:
 
     def __init__(
         self,
-        dataset: LeRobotDataset,
+        dataset: Readable,
         plan: PassPlan,
         *,
-        builder: JobBuilder,
+        builder: Builder,
         sizes: Sizes,
         max_samples: int,
         max_episodes: int,
         prefetch_episodes: int,
         on_error: OnError,
         quarantine: Quarantine,
+        origin: Callable[[int], Origin],
         beyond: PassPlan | None,
         on_end: Callable[[], None],
     ) -> None:
@@ -141,6 +145,7 @@ class SamplePass:
         self._prefetch_episodes = prefetch_episodes
         self._on_error = on_error
         self._quarantine = quarantine
+        self._origin = origin
         self._substitutes = Substitutes()
         self._first_bad: Exception | None = None
         self._beyond = beyond
@@ -154,6 +159,7 @@ class SamplePass:
         self._is_waiting_for_room = self._produced_all = self._ended = False
         self._failure: BaseException | None = None
         self._current: deque[Delivery] = deque()
+        self._latest: tuple[int, int, Sample] = (0, 0, {})
         self._closed = False
         self._given = plan.progress.delivered  # of the consumer's part of the epoch
         self._delivered = 0  # by this pass
@@ -169,6 +175,7 @@ class SamplePass:
                 await anyio.to_thread.run_sync(self._plan.find)
             self._window = EpisodeWindow(
                 self._dataset,
+                self._origin,
                 self._plan.first_uses(),
                 self._group,
                 prefetch_episodes=self._prefetch_episodes,
@@ -205,8 +212,21 @@ class SamplePass:
             async with self._turn:
                 while not self._current:
                     self._current.extend(await self._next_parcel())
-        self._plan.progress.delivered, sample = self._current.popleft()
+        progress = self._plan.progress
+        before = progress.delivered
+        progress.delivered, sample = self._current.popleft()
+        self._latest = (before, progress.delivered, sample)
         return sample
+
+    def put_back(self) -> None:
+        """The sample that came last comes once more, as if it hadn't."""
+        before, number, sample = self._latest
+        self._plan.progress.delivered = before
+        self._current.appendleft((number, sample))
+
+    def ends_batch(self, batch: Sequence[Any]) -> bool:
+        """Whether the last of these samples belongs to another batch than the others."""
+        return self._plan.ends_batch(batch)
 
     async def next_parcel(self) -> list[Delivery]:
         """The next few samples, for handing over to another thread, which is to note how many it delivered.
@@ -254,27 +274,32 @@ class SamplePass:
     def _take(self, coming: _Coming) -> list[Delivery]:
         """The parcel's samples up to the first error that isn't left out, which is kept for the next call."""
         samples: list[Delivery] = []
+        replaces = self._on_error == "replace"
         for step, (_, place), decoding in zip(coming.parcel.steps, coming.parcel.takes, coming.decodings, strict=True):
             result, decoding.results[place] = decoding.results[place], {}
             self._undelivered -= 1
             if not isinstance(result, Failed):
-                given = self._substitutes.good(result) if self._on_error == "replace" else [result]
+                given = self._substitutes.good(result, self._origin_of(step).member) if replaces else [result]
             elif self._on_error == "raise" or result.by_transform or not isinstance(result.error, BAD_DATA):
                 self._failure = result.error
                 break
             else:
-                self._quarantine.add(self._dataset, self._selection[step.episode], result.error)
+                origin = self._origin_of(step)
+                self._quarantine.add(origin, result.error)
                 self._first_bad = self._first_bad or result.error
-                given = self._substitutes.bad() if self._on_error == "replace" else []
-                self._given += self._on_error == "skip"
+                given = self._substitutes.bad(origin.member) if replaces else []
+                self._given += not replaces
             for sample in given:
                 self._given += 1
                 samples.append((self._given, sample))
-        if self._on_error == "replace":
+        if replaces:
             self._substitutes.keep()
         self._delivered += len(samples)
         self._freed.set()
         return samples
+
+    def _origin_of(self, step: Step) -> Origin:
+        return self._origin(self._selection[step.episode])
 
     def _check_open(self) -> None:
         if self._closed:
@@ -289,6 +314,8 @@ class SamplePass:
 
     async def _look_beyond(self, beyond: PassPlan) -> None:
         """As many episodes of the next epoch as those of this one leave room for: its start then finds them here."""
+        if beyond.is_far:
+            await anyio.to_thread.run_sync(beyond.find)
         prefetched = 0
         for episode in beyond.first_uses():
             if prefetched == self._max_episodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
@@ -17,40 +17,43 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from asyncfetch.lerobot import DatasetStatistics, LeRobotDataset
+    from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.stream.source import Readable
 
 __all__ = ["Session"]
 
+R = TypeVar("R", bound="Readable")
 
-class Session:
-    """A loop thread with one dataset open on it.
+
+class Session(Generic[R]):
+    """A loop thread with one thing open on it: a dataset, or a mixture of them.
 
     Belongs to the process that made it. Collected or closed, it ends its thread and with it all that is open.
 
     Args:
-        open_dataset: Gives the dataset, which is entered on the loop thread.
+        opener: Gives it; it is entered on the loop thread.
 
     Raises:
-        AsyncFetchError: The dataset can't be opened, by ``dataset``.
+        AsyncFetchError: It can't be opened, by ``opened``.
     """
 
-    def __init__(self, open_dataset: Callable[[], AbstractAsyncContextManager[LeRobotDataset]]) -> None:
+    def __init__(self, opener: Callable[[], AbstractAsyncContextManager[R]]) -> None:
         self._pid = os.getpid()
-        self._opened: Future[LeRobotDataset] = Future()
+        self._opened: Future[R] = Future()
         self.hand_over = Histogram()
         """Of the samples, from this thread to its consumers."""
         self.thread = LoopThread(name="asyncfetch stream")
         opened = self._opened  # not self: the thread must not keep the session alive
-        self._call = self.thread.start(_keep_open, open_dataset, opened)
+        self._call = self.thread.start(_keep_open, opener, opened)
         self._call.add_done_callback(lambda error: _settle(opened, error))
 
     @property
     def is_usable(self) -> bool:
-        """False in a forked child, after ``close``, and where the dataset could not be opened."""
+        """False in a forked child, after ``close``, and where it could not be opened."""
         return self._pid == os.getpid() and not (self._opened.done() and self._opened.exception() is not None)
 
-    def dataset(self) -> LeRobotDataset:
-        """The open dataset; waits for it."""
+    def opened(self) -> R:
+        """What is open; waits for it."""
         try:
             return self._opened.result()
         except BaseException:
@@ -58,10 +61,10 @@ class Session:
             raise
 
     def statistics(self) -> DatasetStatistics:
-        """Of the dataset, taken on its loop, and of the way to its consumers."""
+        """Of what is open, taken on its loop, and of the way to its consumers."""
 
         async def take() -> DatasetStatistics:
-            return self.dataset().statistics()
+            return self.opened().statistics()
 
         return replace(self.thread.run(take), hand_over=self.hand_over.snapshot())
 
@@ -70,14 +73,12 @@ class Session:
         self.thread.close()
 
 
-async def _keep_open(
-    open_dataset: Callable[[], AbstractAsyncContextManager[LeRobotDataset]], opened: Future[LeRobotDataset]
-) -> None:
-    async with open_dataset() as dataset:
-        opened.set_result(dataset)
+async def _keep_open(opener: Callable[[], AbstractAsyncContextManager[R]], opened: Future[R]) -> None:
+    async with opener() as value:
+        opened.set_result(value)
         await anyio.sleep_forever()
 
 
-def _settle(opened: Future[LeRobotDataset], error: BaseException | None) -> None:
+def _settle(opened: Future[R], error: BaseException | None) -> None:
     if not opened.done():
         opened.set_exception(error or ClosedError("the stream was closed while its dataset was being opened"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from asyncfetch.errors import CacheError
+from asyncfetch.errors import CacheError, redact_url
 from asyncfetch.fetch.gate import Caller, calling
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncfetch.lerobot import HeldEpisode, LeRobotDataset
+    from asyncfetch.lerobot import HeldEpisode
+    from asyncfetch.stream.source import Origin, Readable
 
 __all__ = ["EpisodeWindow"]
 
@@ -58,7 +59,8 @@ class EpisodeWindow:
     """Fetches the episodes of one pass ahead of their use. Loop-bound; its tasks belong to the group it is given.
 
     Args:
-        dataset: Open dataset to read from.
+        dataset: What to read from, open.
+        origin: Where an episode comes from.
         episodes: Episode indices, each once, in the order of their first use; None now and then where they are far
             apart, to let others have their turn.
         group: Owner of the fetching tasks; cancel it before ``close``.
@@ -69,7 +71,8 @@ class EpisodeWindow:
 
     def __init__(
         self,
-        dataset: LeRobotDataset,
+        dataset: Readable,
+        origin: Callable[[int], Origin],
         episodes: Iterable[int | None],
         group: TaskGroup,
         *,
@@ -77,6 +80,7 @@ class EpisodeWindow:
         on_full: Callable[[], None],
     ) -> None:
         self._dataset = dataset
+        self._origin = origin
         self._episodes = iter(episodes)
         self._group = group
         self._prefetch_episodes = prefetch_episodes
@@ -165,10 +169,12 @@ class EpisodeWindow:
         budget, in_use = self._paid.budget, sum(1 for slot in self._slots.values() if slot.held is not None)
         others_bytes = budget.used_bytes - self._paid.used_bytes
         needed_bytes = budget.used_bytes + size_bytes
+        origin = self._origin(episode)
         return CacheError(
             f"the clips of {in_use} episodes in the pool take {self._paid.used_bytes} bytes, "
             + (f"other passes over this dataset hold {others_bytes}, " if others_bytes else "")
-            + f"and episode {episode} needs {size_bytes} more: {needed_bytes} in all, but max_bytes="
+            + f"and episode {origin.episode} of {redact_url(origin.dataset.url)} needs {size_bytes} more: "
+            f"{needed_bytes} in all, but max_bytes="
             f"{self._dataset.config.max_bytes} leaves {budget.max_bytes} for clips. Set StreamConfig(max_bytes=...) at "
             f"least {math.ceil(100 * needed_bytes / budget.max_bytes) / 100} times as high, or lower pool_episodes and "
             "lanes"

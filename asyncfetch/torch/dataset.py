@@ -1,4 +1,4 @@
-"""A Stream as torch datasets."""
+"""A Stream, or a Mixture of them, as torch datasets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError, StateMismatch, redact_url
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.stream import Placement, Session, Stream
+from asyncfetch.stream import Placement, SampleSource, Session
 from asyncfetch.stream.quarantine import BOARD_BYTES, Board, Quarantine
 from asyncfetch.stream.state import State, check_state, merge_shares
 from asyncfetch.torch.collate import collate
@@ -30,7 +30,7 @@ __all__ = ["FrameDataset", "StreamDataset"]
 
 
 class StreamDataset(IterableDataset[Any]):
-    """A ``Stream`` for ``torch.utils.data.DataLoader``, with any number of workers, started by fork or spawn.
+    """A ``Stream`` or ``Mixture`` for ``torch.utils.data.DataLoader``, with any number of workers, forked or spawned.
 
     Every frame comes exactly once an epoch over all ranks and workers. The stream's byte bounds, host limits and
     threads are for the rank: its workers get equal shares of them, and say so in their statistics. Connections and
@@ -55,21 +55,23 @@ class StreamDataset(IterableDataset[Any]):
         batch_size: Samples of a batch that the dataset makes itself, with ``collate``; give the loader
             ``batch_size=None`` then. The batches, and their order, are the same for every number of workers. None gives
             single samples, for the loader to put into batches: then each worker makes batches of its own share.
-        drop_last: Whether a last batch that is smaller is left out.
+        drop_last: Whether a last batch that is smaller is left out. So is one of a mixture that ends early because the
+            next sample's member disagrees with its own, which happens where an epoch isn't gone on with behind a batch.
 
     ``len`` counts this rank's samples, or batches, of a whole epoch; it opens the dataset. ``len(loader)`` is right
     where this makes the batches or there are no workers; else each worker may end with a smaller batch, and there are
     more of them than that.
     """
 
-    def __init__(self, stream: Stream, batch_size: int | None = None, *, drop_last: bool = False) -> None:
-        if not isinstance(stream, Stream):
-            raise ConfigError(f"StreamDataset takes a Stream, not {stream!r:.80}")
-        if not isinstance(stream.source, str):
+    def __init__(self, stream: SampleSource[Any], batch_size: int | None = None, *, drop_last: bool = False) -> None:
+        if not isinstance(stream, SampleSource):
+            raise ConfigError(f"StreamDataset takes a Stream or a Mixture, not {stream!r:.80}")
+        if stream.is_open:
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, or None, not {batch_size}")
         self.stream = stream
+        stream.set_batch_size(batch_size)
         self.batch_size = batch_size
         self.drop_last = drop_last
         # Workers count epochs in this memory, whether they were forked or spawned. It is shared from the beginning:
@@ -80,7 +82,7 @@ class StreamDataset(IterableDataset[Any]):
         stream.epochs.share(self._epochs.numpy())
         self._board = torch.empty(0, dtype=torch.uint8).set_(_shared(BOARD_BYTES))
         stream.quarantine.share(Board(self._board.numpy()))
-        self._workers_stream: Stream | None = None
+        self._workers_stream: SampleSource[Any] | None = None
         self._rank: Placement | None = None  # in a spawned worker, which knows nothing of torch.distributed
 
     def set_epoch(self, epoch: int) -> None:
@@ -147,7 +149,7 @@ class StreamDataset(IterableDataset[Any]):
             num_workers: The loader's.
 
         Raises:
-            ConfigError: So many batches aren't in an epoch.
+            ConfigError: So many batches aren't in an epoch, or they aren't of one size.
         """
         size = self.batch_size or batch_size or 1
         epoch = self.stream.epochs.shared()
@@ -155,6 +157,11 @@ class StreamDataset(IterableDataset[Any]):
         # Batches made here are those of the rank, whoever makes them.
         workers = max(1, num_workers) if self.batch_size is None else 1
         progresses = [self.stream.planned(self._placement(worker, workers), epoch) for worker in range(workers)]
+        if self.batch_size is not None and not progresses[0].has_even_batches(size):
+            raise ConfigError(
+                "this epoch of a mixture was begun or gone on with inside of a batch, so batches end early where the "
+                "member changes, and how far so many of them are isn't known here: ask torchdata's StatefulDataLoader"
+            )
         left = [-(-len(plan) // size) for plan in progresses]
         if not 0 <= batches <= sum(left):
             raise ConfigError(f"batches={batches} isn't among the {sum(left)} of what this rank takes of epoch {epoch}")
@@ -191,10 +198,16 @@ def _shared(nbytes: int) -> torch.UntypedStorage:
     return storage
 
 
-def _batches(samples: StreamIterator, size: int, *, drop_last: bool) -> Iterator[Any]:
+def _batches(samples: StreamIterator[Any], size: int, *, drop_last: bool) -> Iterator[Any]:
     for first in samples:
+        batch = [first]
         # No more are asked for than there are: with its last batch a pass isn't finished, whatever the batch's size.
-        batch = [first, *itertools.islice(samples, min(size - 1, samples.__length_hint__()))]
+        for sample in itertools.islice(samples, min(size - 1, samples.__length_hint__())):
+            batch.append(sample)
+            if samples.ends_batch(batch):
+                samples.put_back()
+                batch.pop()
+                break
         if len(batch) == size or not drop_last:
             yield collate(batch)
 
@@ -230,7 +243,7 @@ class FrameDataset(Dataset["Sample"]):
         self.episodes = episodes
         self.config = config or StreamConfig()
         self._open = partial(open_dataset, source, features=features, image_dtype=image_dtype)
-        self._session: Session | None = None
+        self._session: Session[LeRobotDataset] | None = None
         self._ends: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
     def __len__(self) -> int:
@@ -244,7 +257,7 @@ class FrameDataset(Dataset["Sample"]):
         """The samples of several frames, read concurrently, in the asked order."""
         places = [self._locate(operator.index(index)) for index in indices]
         session = self._opened()
-        return session.thread.run(_read_all, session.dataset(), places, self.windows)
+        return session.thread.run(_read_all, session.opened(), places, self.windows)
 
     def _locate(self, index: int) -> tuple[int, int]:
         total = len(self)
@@ -257,15 +270,15 @@ class FrameDataset(Dataset["Sample"]):
         return int(self._selection()[number]), index - start
 
     def _selection(self) -> Any:  # noqa: ANN401
-        return self._opened().dataset().episodes.indices if self.episodes is None else self.episodes
+        return self._opened().opened().episodes.indices if self.episodes is None else self.episodes
 
     def _episode_ends(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         if self._ends is None:
-            table = self._opened().dataset().episodes
+            table = self._opened().opened().episodes
             self._ends = np.cumsum([table[int(episode)].length for episode in self._selection()], dtype=np.int64)
         return self._ends
 
-    def _opened(self) -> Session:
+    def _opened(self) -> Session[LeRobotDataset]:
         if self._session is None or not self._session.is_usable:
             worker = get_worker_info()
             config = self.config if worker is None else self.config.shared_by(worker.num_workers)

@@ -205,6 +205,19 @@ def test_none_lifts_each_bound() -> None:
     assert cache.statistics().evictions == 0
 
 
+def test_more_can_be_allowed_and_not_less() -> None:
+    cache: DecoderCache[Decoder] = DecoderCache(2)
+    cache.allow(1)
+    assert cache.statistics().max_size == 2
+    cache.allow(3)
+    for key in range(4):
+        cache.get(key, Decoder)
+    assert cache.statistics().size == 3
+    cache = DecoderCache(None)
+    cache.allow(3)
+    assert cache.statistics().max_size is None
+
+
 def test_the_environment_counts_where_the_argument_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASYNCFETCH_DECODER_CACHE_SIZE", raising=False)
     assert DecoderCache().statistics().max_size == 100

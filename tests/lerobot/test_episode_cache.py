@@ -22,7 +22,7 @@ from asyncfetch.errors import (
     WrongLoop,
 )
 from asyncfetch.lerobot import dataset as dataset_module
-from asyncfetch.lerobot import episode_cache, open_dataset
+from asyncfetch.lerobot import engine, open_dataset
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import Fault, FaultOnce, read_identity
 from tests.lerobot.serving import (
@@ -143,7 +143,7 @@ def many_files(library: Library) -> DatasetTruth:
 async def test_the_first_clips_are_fetched_before_the_last_indexes(
     many_files: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episode_cache, "PLANNED_AT_ONCE", 8)
+    monkeypatch.setattr(engine, "PLANNED_AT_ONCE", 8)
     async with serve(many_files, first_byte_seconds=0.05) as served:
         await gather(*(partial(served.dataset.ready, episode) for episode in range(24)))
         indexes = [request for request in served.requests("/videos/") if kind(request) == "index"]
@@ -154,7 +154,7 @@ async def test_the_first_clips_are_fetched_before_the_last_indexes(
 async def test_rows_and_indexes_read_ahead_never_wait_for_clips(
     many_files: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episode_cache, "PLANNED_AT_ONCE", 8)
+    monkeypatch.setattr(engine, "PLANNED_AT_ONCE", 8)
     asked: set[str] = set()
     all_asked = anyio.Event()
 
@@ -313,7 +313,7 @@ async def test_a_decoder_that_is_gone_is_made_again_without_a_request(truth: Dat
         dataset = served.dataset
         await dataset.sample(0, 0)
         before = dataset.statistics()
-        dataset._decoders.clear()
+        dataset._engine.decoders.clear()
         served.server.reset()
         check_sample(await dataset.sample(0, 2), truth, 0, 2)
         after = dataset.statistics()
@@ -351,7 +351,7 @@ async def test_what_does_not_fit_is_fetched_again(truth: DatasetTruth) -> None:
 
 async def test_the_decoder_goes_with_its_clip(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where decoders have all room they want: each one that stays would keep its clip's bytes."""
-    monkeypatch.setattr(dataset_module, "_decoder_cache", lambda *_: DecoderCache(None, None))
+    monkeypatch.setattr(engine, "_decoder_cache", lambda *_: DecoderCache(None, None))
     async with serve(truth, max_bytes=await budget(truth, 3)) as served:
         for episode in served.dataset.episodes.indices:
             await served.dataset.sample(episode, 0)
@@ -378,7 +378,7 @@ async def test_episodes_do_not_wait_for_each_others_second_camera(truth: Dataset
         for episode in range(3):
             clip = (await dataset._episodes._plan(dataset.episodes[episode]))[TOP]
             where = (clip.url, clip.plan.start, clip.plan.stop)
-            (await dataset._clips.acquire(*where, headroom_bytes=clip.plan.header_bytes)).release()
+            (await dataset._engine.clips.acquire(*where, headroom_bytes=clip.plan.header_bytes)).release()
         assert dataset.statistics().clips.entries == 3
         with anyio.fail_after(5):
             samples = await gather(*(partial(dataset.sample, episode, 0) for episode in range(3)))

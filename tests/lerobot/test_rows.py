@@ -11,7 +11,7 @@ import pytest
 
 from asyncfetch.errors import ConfigError, DatasetError, FormatError, NotFound
 from asyncfetch.lerobot.metadata import load_metadata
-from asyncfetch.lerobot.rows import EpisodeRows, RowReader
+from asyncfetch.lerobot.rows import EpisodeRows, RowCache, RowReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,10 +26,10 @@ DEFAULTS = {"timestamp", "frame_index", "episode_index", "index", "task_index"}
 MIB = 1024 * 1024
 
 
-async def open_rows(reader: LocalReader, root: str, **options: Any) -> RowReader:  # noqa: ANN401
+async def open_rows(reader: LocalReader, root: str, *, max_bytes: int = MIB, **options: Any) -> RowReader:  # noqa: ANN401
     metadata = await load_metadata(reader, root)
     reader.log.clear()
-    return RowReader(reader, metadata, **{"max_bytes": MIB, **options})
+    return RowReader(reader, metadata, kept=RowCache(max_bytes), **options)
 
 
 async def all_rows(rows: RowReader, episodes: int = 3) -> list[EpisodeRows]:
@@ -398,14 +398,14 @@ async def test_damaged_pages(reader: LocalReader, tables: Tables, tmp_path: Path
     metadata = await load_metadata(reader, root)
     path = tmp_path / DATA_FILE
     whole = path.read_bytes()
-    regular = await all_rows(RowReader(reader, metadata, max_bytes=MIB))
+    regular = await all_rows(RowReader(reader, metadata, kept=RowCache(MIB)))
     random = np.random.default_rng(0)
     refused = 0
     for _ in range(100):
         damaged = bytearray(whole)
         damaged[random.integers(4, len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"))] ^= 1 << random.integers(8)
         path.write_bytes(damaged)
-        refused += await assert_read_or_refused(RowReader(reader, metadata, max_bytes=MIB), regular)
+        refused += await assert_read_or_refused(RowReader(reader, metadata, kept=RowCache(MIB)), regular)
     assert refused > 50
 
 

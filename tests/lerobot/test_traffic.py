@@ -11,7 +11,7 @@ from asyncfetch.config import FetchConfig, StreamConfig
 from asyncfetch.fetch import Fetcher
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.lerobot.metadata import load_metadata
-from asyncfetch.lerobot.rows import RowReader
+from asyncfetch.lerobot.rows import RowCache, RowReader
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Stream
 from asyncfetch.testing import Quirks, RangeServer
@@ -94,7 +94,7 @@ async def test_rows_that_several_episodes_want_at_once_share_requests(library: L
         async with RangeServer(truth.root, tls=False) as server:
             async with Fetcher(FetchConfig(trust_env=False, max_span_bytes=max_span_bytes)) as fetcher:
                 metadata = await load_metadata(fetcher, server.url)
-                reader = RowReader(fetcher, metadata, max_bytes=64 * MEGABYTE, run=run_here)
+                reader = RowReader(fetcher, metadata, kept=RowCache(64 * MEGABYTE), run=run_here)
                 episodes = [metadata.episodes[index] for index in range(24)]
                 await gather(*(partial(reader.rows, episode) for episode in episodes))
             return sum(file.name in request.path and "data/" in request.path for request in server.requests)

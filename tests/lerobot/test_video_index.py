@@ -12,6 +12,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.lerobot.episode_table import Episode, VideoSpan
 from asyncfetch.lerobot.video_index import FRAME_INDEX_BYTES, HEAD_BYTES, MAX_INDEX_BYTES, MAX_READS, VideoIndexes
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.shared_lru import SharedLRU
 from asyncfetch.testing import RangeServer
 from tests.lerobot.serving import MIB, TOP, in_memory, video_path
 
@@ -32,7 +33,7 @@ class World:
         self.server = server
         self.shared = (0, 0)
         self.indexes = VideoIndexes(
-            fetcher, max_bytes=MIB, run=anyio.to_thread.run_sync, sharing=lambda _index, _camera: self.shared
+            fetcher, kept=SharedLRU(MIB), run=anyio.to_thread.run_sync, sharing=lambda _index, _camera: self.shared
         )
 
     async def plan(self, path: str, *, first_frame: int = 0, length: int = 4) -> Mapping[str, PlannedClip]:

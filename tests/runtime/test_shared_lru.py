@@ -5,7 +5,7 @@ import pytest
 
 from asyncfetch.errors import FormatError
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.shared_lru import SharedLRU
+from asyncfetch.runtime.shared_lru import LRUPart, SharedLRU
 
 
 class Block:
@@ -151,3 +151,24 @@ async def test_gather_raises_one_error_and_cancels_the_rest() -> None:
         await gather(stuck, broken)
     assert caught.value.__cause__ is cause
     assert ended == ["stuck"]
+
+
+async def test_parts_share_the_bound_and_nothing_else() -> None:
+    shared: SharedLRU[tuple[int, int], Block] = SharedLRU(30)
+    one, two = LRUPart(shared, 1), LRUPart(shared, 2)
+    load = Loader()
+    first = await one.get(0, load)
+    assert await two.get(0, load) is not first
+    assert await one.get(0, load) is first
+    assert (len(one), one.nbytes, len(two), shared.nbytes) == (1, 10, 1, 20)
+    await two.get(1, load)
+    await two.get(2, load)  # drops what was used longest ago, of whichever part
+    assert (len(one), len(two)) == (1, 2)
+    load.gate = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one.get, 5, load)
+        await anyio.wait_all_tasks_blocked()
+        one.clear()
+        load.gate.set()
+    assert (len(one), len(two), shared.nbytes) == (0, 2, 20)
+    assert one.get_nowait(0) is None

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import asyncfetch as af
 from asyncfetch.stream import Placement
-from asyncfetch.stream.quarantine import BOARD_BYTES, BOARD_EPISODES, Board, Quarantine, Quarantined
+from asyncfetch.stream.quarantine import BOARD_BYTES, BOARD_EPISODES, Board, Quarantine, Quarantined, Substitutes
 from asyncfetch.testing import RangeServer
 
 if TYPE_CHECKING:
@@ -264,3 +264,13 @@ async def test_episodes_that_end_together_leave_their_room_to_the_next_epoch(
                 await anyio.lowlevel.checkpoint()
         assert samples.statistics().open_episodes == 0
     assert set(asked) == {0, 1, 3, 4}
+
+
+def test_a_members_bad_samples_are_replaced_by_its_own_where_it_has_one() -> None:
+    substitutes = Substitutes()
+    assert substitutes.bad(0) == []
+    assert substitutes.good({"member": 0}, 0) == [{"member": 0}] * 2  # and the one that waited
+    given = substitutes.good({"member": 1}, 1)
+    substitutes.keep()
+    given[0]["member"] = "changed by the consumer"
+    assert [substitutes.bad(member) for member in (0, 1, 2)] == [[{"member": 0}], [{"member": 1}], [{"member": 1}]]

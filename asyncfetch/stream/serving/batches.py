@@ -12,7 +12,7 @@ from asyncfetch.stream.serving.messages import AskStatistics, Begin, Ended, Fail
 from asyncfetch.stream.serving.packing import unpack
 from asyncfetch.stream.serving.process import WorkerProcess
 from asyncfetch.stream.serving.worker import Plan
-from asyncfetch.stream.stream import Stream
+from asyncfetch.stream.source import SampleSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ __all__ = ["ServedBatches", "serve_samples"]
 
 
 def serve_samples(
-    stream: Stream,
+    stream: SampleSource[Any],
     batch_size: int | None = 32,
     *,
     drop_last: bool = False,
@@ -77,7 +77,13 @@ class ServedBatches:
     """
 
     def __init__(
-        self, stream: Stream, *, batch_size: int | None, drop_last: bool, max_ahead: int, max_ahead_bytes: int
+        self,
+        stream: SampleSource[Any],
+        *,
+        batch_size: int | None,
+        drop_last: bool,
+        max_ahead: int,
+        max_ahead_bytes: int,
     ) -> None:
         numbers: dict[str, object] = {"max_ahead": max_ahead, "max_ahead_bytes": max_ahead_bytes}
         if batch_size is not None:
@@ -85,14 +91,17 @@ class ServedBatches:
         for name, value in numbers.items():
             if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name} must be a whole number, at least 1, not {value!r}")
-        if not isinstance(stream, Stream):
-            raise ConfigError(f"serve_samples takes a Stream, not {stream!r:.80}; of a StreamDataset, its .stream")
-        if not isinstance(stream.source, str):
+        if not isinstance(stream, SampleSource):
+            raise ConfigError(
+                f"serve_samples takes a Stream or Mixture, not {stream!r:.80}; of a StreamDataset, its .stream"
+            )
+        if stream.is_open:
             raise ConfigError(
                 "serve_samples needs a stream of a URL, as an open dataset can't follow it into another process: make "
                 "the stream of the dataset's URL"
             )
         self._stream = stream
+        stream.set_batch_size(batch_size)
         self._options = (batch_size, drop_last, max_ahead, max_ahead_bytes)
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None

@@ -8,7 +8,7 @@ import signal
 from collections import deque
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncfetch.errors import AsyncFetchError, ClosedError, ConfigError, WorkerError
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.stream.serving.messages import Answer
-    from asyncfetch.stream.stream import Stream
+    from asyncfetch.stream.source import SampleSource
 
 __all__ = ["WorkerProcess"]
 
@@ -47,7 +47,7 @@ class WorkerProcess:
         WorkerError: The system refuses another process.
     """
 
-    def __init__(self, stream: Stream, plan: Plan) -> None:
+    def __init__(self, stream: SampleSource[Any], plan: Plan) -> None:
         if multiprocessing.current_process().daemon:
             raise ConfigError(
                 "this process is daemonic, as the workers of a DataLoader are, and may have no children: call "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import os
 import sys
 import threading
@@ -12,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import parent_process
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -41,11 +40,11 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from asyncfetch.lerobot import LeRobotDataset, Sample
+    from asyncfetch.lerobot import Sample
     from asyncfetch.stream.passes import Samples
     from asyncfetch.stream.samples import SamplePass
+    from asyncfetch.stream.source import Readable, SampleSource
     from asyncfetch.stream.state import State
-    from asyncfetch.stream.stream import Stream
 
 __all__ = ["Plan", "serve"]
 
@@ -64,7 +63,7 @@ class Plan:
     max_ahead_bytes: int
 
 
-def serve(stream: Stream, plan: Plan, connection: Connection) -> None:
+def serve(stream: SampleSource[Any], plan: Plan, connection: Connection) -> None:
     """The process's main function. It was started with SIGINT and SIGTERM blocked, and leaves them to its parent."""
     with suppress(ImportError):  # the stream says what is missing
         import torch
@@ -81,7 +80,7 @@ def serve(stream: Stream, plan: Plan, connection: Connection) -> None:
     os._exit(0)  # everything is closed; an interpreter with torch in it takes another second to take itself apart
 
 
-async def _run(stream: Stream, plan: Plan, channel: Channel) -> None:
+async def _run(stream: SampleSource[Any], plan: Plan, channel: Channel) -> None:
     await _Worker(stream, plan, channel).run()
 
 
@@ -95,7 +94,7 @@ class _Worker:
     _loop: asyncio.AbstractEventLoop
     _tasks: TaskGroup
 
-    def __init__(self, stream: Stream, plan: Plan, channel: Channel) -> None:
+    def __init__(self, stream: SampleSource[Any], plan: Plan, channel: Channel) -> None:
         self._stream = stream
         self._plan = plan
         self._channel = channel
@@ -104,7 +103,7 @@ class _Worker:
         self._everything = anyio.CancelScope()
         self._changed = anyio.Event()
         self._tried_to_open = anyio.Event()
-        self._dataset: LeRobotDataset | None = None
+        self._dataset: Readable | None = None
         self._failure: BaseException | None = None
         """Of opening it."""
         self._failure_is_told = False
@@ -155,17 +154,16 @@ class _Worker:
                 raise
             await self._say(failure(begin.number, error))
 
-    def _opened(self) -> LeRobotDataset:
+    def _opened(self) -> Readable:
         if self._dataset is None:
             assert self._failure is not None
             self._failure_is_told = True  # the next pass tries again
             raise self._failure
         return self._dataset
 
-    def _samples(self, begin: Begin) -> Samples:
-        stream = copy.copy(self._stream)
-        stream.source = self._opened()  # it stays open from pass to pass
-        stream.load_state_dict(begin.state)
+    def _samples(self, begin: Begin) -> Samples[Any]:
+        self._stream.load_state_dict(begin.state)
+        stream = self._stream.over(self._opened())  # it stays open from pass to pass
         return stream.samples(rank=self._plan.rank, world_size=self._plan.world_size)
 
     async def _take(self, samples: SamplePass) -> list[Sample]:
@@ -174,7 +172,13 @@ class _Worker:
         taken: list[Sample] = []
         async for sample in samples:
             taken.append(sample)
-            if len(taken) == size:
+            if samples.ends_batch(taken):
+                samples.put_back()
+                taken.pop()
+                if not self._plan.drop_last:
+                    return taken
+                taken = []
+            elif len(taken) == size:
                 return taken
         return [] if self._plan.drop_last else taken
 

@@ -1,0 +1,139 @@
+"""What the open datasets of one reader share: connections, caches, threads, and the bounds on all of them.
+
+A dataset has one of its own, unless it is a member of a mixture: hundreds of those are read by one engine. What an open
+dataset takes besides is its metadata.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import anyio.to_thread
+
+from asyncfetch.cache import ByteCache, DiskTier
+from asyncfetch.cache.disk import DiskReader
+from asyncfetch.cache.space import SpaceQueue
+from asyncfetch.config import usable_cpus
+from asyncfetch.decode import DecodePool, DecoderCache, FrameDecoder
+from asyncfetch.decode.cache import SIZE_VARIABLE
+from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.gate import Gate
+from asyncfetch.lerobot.rows import RowCache
+from asyncfetch.runtime.budget import Budget
+from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.leased_lru import LeasedLRU
+from asyncfetch.runtime.shared_lru import SharedLRU
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from asyncfetch.config import StreamConfig
+    from asyncfetch.fetch import RangeReader
+    from asyncfetch.lerobot.video_index import VideoFile
+
+__all__ = ["DECODERS_SHARE", "TABLES_SHARE", "Engine"]
+
+DECODERS_SHARE, TABLES_SHARE = 4, 8
+"""Of ``max_bytes``, a quarter is for decoders and an eighth for rows and indexes; clips have the rest. A decoder takes
+2-3 MiB at 640x480, a clip of 150 frames 1.3 MiB, its rows 15 kB, its file's index 8 bytes a frame."""
+SMALL_TABLES_SHARE = 6
+"""Of what is for rows and indexes, a sixth is for the indexes and one for the rows of single episodes. The rest is for
+row groups that episodes share: one that isn't kept is fetched again for each of them."""
+PARSER_THREADS = 2
+"""Threads that parse parquet and MP4 indexes beside those that decode: short work, which mustn't queue behind them."""
+PLANNED_AT_ONCE = 32
+"""Episodes that are planned side by side. With all of a pool at once the first clip waits for the last index, and the
+network for the processor."""
+SMALL_SHARE = 8
+"""An eighth of the requests to a host is left to plans and rows: the clips that somebody waits for are urgent too, and
+of no use before their rows."""
+
+
+class Engine:
+    """Entered with ``async with``; loop-bound. Leaving it ends what is under way and closes everything.
+
+    Args:
+        config: Bounds, limits and threads, for all datasets together.
+    """
+
+    fetcher: Fetcher
+    reader: RangeReader
+    """The fetcher, behind the disk cache where there is one."""
+    disk: DiskReader | None = None
+    clips: ByteCache
+
+    def __init__(self, config: StreamConfig) -> None:
+        self.config = config
+        self._stack = AsyncExitStack()
+        self._tables_bytes = config.max_bytes // TABLES_SHARE
+        self._decoder_bytes = max(1, config.max_bytes // DECODERS_SHARE)
+        small_bytes = self._tables_bytes // SMALL_TABLES_SHARE
+        rows_bytes = self._tables_bytes - 2 * small_bytes
+        self.run = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
+        """Runs parsers off the loop."""
+        self.decode = DecodePool(config.decode_threads or usable_cpus())
+        self.planning = Gate(PLANNED_AT_ONCE)
+        requests = config.fetch.max_requests_per_host
+        self.fetching_clips = Gate(max(1, requests - requests // SMALL_SHARE))
+        self.plans: SharedLRU[tuple[int, int], Any] = SharedLRU(small_bytes // 2)
+        """Where the clips of episodes lie, by the numbers of the dataset and the episode."""
+        self.tables: SharedLRU[tuple[int, int], Any] = SharedLRU(small_bytes // 2)
+        """Rows of episodes, likewise."""
+        self.rows = RowCache(rows_bytes)
+        self.indexes: SharedLRU[str, VideoFile] = SharedLRU(small_bytes)
+        """Of videos, by url."""
+        self._datasets = 0
+        self._open_clips = 0
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            await self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        config = self.config
+        # Clips land in the cache's memory; what else is fetched is small, and no bound speaks of memory kept for it.
+        fetch = replace(config.fetch, max_idle_buffer_bytes=0)
+        self.fetcher = await stack.enter_async_context(Fetcher(fetch))
+        self.reader = self.fetcher
+        if config.disk_cache_dir is not None:
+            tier = DiskTier(config.disk_cache_dir, config.disk_cache_max_bytes)
+            self.reader = self.disk = await stack.enter_async_context(DiskReader(self.fetcher, tier))
+        clips_bytes = max(1, config.max_bytes - self._tables_bytes - self._decoder_bytes)
+        self.clips = await stack.enter_async_context(ByteCache(self.reader, max_bytes=clips_bytes))
+        self.clip_budget = Budget(self.clips.max_bytes)
+        """What passes have paid for clips."""
+        self.room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(self.clips.max_bytes))
+        """In the byte cache: for all clips of an episode, before the first is asked for."""
+        self.decoders = _decoder_cache(config, self._decoder_bytes)
+        stack.callback(self.decoders.close)
+        self.group = await anyio.create_task_group().__aenter__()
+        stack.push_async_callback(end_tasks, self.group)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, at)
+
+    def join(self, open_clips: int) -> int:
+        """A dataset joins, with so many clips in its pool; the number that it has here.
+
+        The pool needs a decoder for each of its clips: frames are drawn from all of them in turn.
+        """
+        self._open_clips += open_clips
+        if self.config.decoder_cache_size is None and SIZE_VARIABLE not in os.environ:
+            self.decoders.allow(self._open_clips)
+        self._datasets += 1
+        return self._datasets
+
+
+def _decoder_cache(config: StreamConfig, max_bytes: int) -> DecoderCache[FrameDecoder]:
+    if config.decoder_cache_size is None:
+        return DecoderCache(max_bytes=max_bytes)
+    return DecoderCache(config.decoder_cache_size, max_bytes=max_bytes)

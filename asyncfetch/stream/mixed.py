@@ -1,0 +1,275 @@
+"""A mixture's pass: its members' episodes in one order, read by one engine, as samples that say whose they are."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from asyncfetch.errors import ConfigError
+from asyncfetch.fetch.gate import Gate
+from asyncfetch.lerobot import Engine, EpisodeCacheStatistics, LeRobotDataset
+from asyncfetch.runtime.concurrently import gather
+from asyncfetch.stream.building import Failed, transformed
+from asyncfetch.stream.order import Step
+from asyncfetch.stream.source import Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import DecodePool
+    from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, Sample
+    from asyncfetch.runtime.budget import Budget
+    from asyncfetch.stream.building import JobBuilder, Transform
+    from asyncfetch.stream.mixing import MixedEpoch
+    from asyncfetch.stream.order import Order, Seating, Visits
+    from asyncfetch.stream.placement import Placement
+    from asyncfetch.stream.shapes import Shape
+
+__all__ = ["MixedBuilder", "MixedOrder", "OpenMixture"]
+
+OPENED_AT_ONCE = 64
+"""Members whose metadata is read side by side: four or five small requests each, mostly one after the other."""
+_EPISODE_BITS = 32
+
+
+def _name(members: int, member: int, cycle: int, episode: int) -> int:
+    """One number for an episode of a member in one of the member's epochs: it may be open in two of them at a time."""
+    return cycle * members + member << _EPISODE_BITS | episode
+
+
+def _member(members: int, name: int) -> int:
+    return (name >> _EPISODE_BITS) % members
+
+
+class MixedOrder:
+    """The order of a mixture's epoch, in place of an ``Order``.
+
+    Args:
+        epoch: Whose turn it is.
+        lengths: Samples in an epoch of each member.
+        orders: Of each member: its order in one of its epochs, and the episode at each position that it speaks of.
+    """
+
+    def __init__(
+        self,
+        epoch: MixedEpoch,
+        lengths: Sequence[int],
+        orders: Sequence[Callable[[int], tuple[Order, Sequence[int]]]],
+    ) -> None:
+        self._epoch = epoch
+        self._lengths = lengths
+        self._orders = orders
+        first = [of(0)[0] for of, length in zip(orders, lengths, strict=True) if length]
+        self.group_frames = max((order.group_frames for order in first), default=1)
+        self._seats = sum(min(order.seats, len(order.lengths)) for order in first)
+
+    def __len__(self) -> int:
+        return self._epoch.total
+
+    def open_episodes(self, placement: Placement) -> int:
+        """How many episodes a consumer draws from at a time."""
+        return self._seats
+
+    def is_far(self, position: int) -> bool:
+        """Whether its seating there takes long to find."""
+        return True
+
+    def seating(self, position: int) -> dict[int, tuple[int, Seating]]:
+        """Of each member: which of its epochs it is in, and who sits where in it."""
+        found = {}
+        for member, number in enumerate(self._epoch.counts(position)):
+            if length := self._lengths[member]:
+                cycle, place = divmod(number, length)
+                found[member] = (cycle, self._orders[member](cycle)[0].seating(place))
+        return found
+
+    def steps(
+        self, positions: Iterable[int], seating: Mapping[int, tuple[int, Seating]] | None = None
+    ) -> Iterator[Step]:
+        """What comes at these positions, which must ascend; see ``Order.steps``."""
+        walk = members = None
+        open_members: dict[int, _OpenMember] = {}
+        step: Step | None = None
+        for position in positions:
+            walk = self._epoch.walk(position) if walk is None else walk
+            member, number = walk.at(position)
+            cycle, place = divmod(number, self._lengths[member])
+            finished: list[int] = []
+            if walk.members is not members:  # the schedule has changed, and may have taken some out
+                members = walk.members
+                for gone in open_members.keys() - members:
+                    finished += open_members.pop(gone).used()
+            opened = open_members.get(member)
+            if opened is None or opened.cycle != cycle:
+                finished += [] if opened is None else opened.used()
+                opened = open_members[member] = self._enter(member, cycle, place, seating or {})
+            left, episode, frame = opened.visits.at(place)
+            finished += map(opened.name, left)
+            if step is not None:
+                yield step._replace(finished=tuple(finished))
+            step = Step(opened.name(episode), frame)
+        if step is not None:
+            yield step
+
+    def _enter(self, member: int, cycle: int, place: int, seating: Mapping[int, tuple[int, Seating]]) -> _OpenMember:
+        order, selection = self._orders[member](cycle)
+        members = len(self._orders)
+        known_cycle, known = seating.get(member, (None, None))
+        visits = order.visits(known if known_cycle == cycle else order.seating(place))
+        return _OpenMember(cycle, visits, lambda episode: _name(members, member, cycle, int(selection[episode])))
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenMember:
+    """A member in one of its epochs."""
+
+    cycle: int
+    visits: Visits
+    name: Callable[[int], int]
+    """Of an episode, by its position in the member's order."""
+
+    def used(self) -> list[int]:
+        """The names of the episodes of which some frame was taken and that weren't finished."""
+        return [self.name(episode) for episode in self.visits.used()]
+
+
+class OpenMixture:
+    """The datasets of a mixture, open, over one engine; what a pass over it reads. Entered with ``async with``.
+
+    Args:
+        config: Bounds, limits and threads of all together.
+        members: Makes each dataset of an engine.
+    """
+
+    def __init__(self, config: StreamConfig, members: Sequence[Callable[[Engine], LeRobotDataset]]) -> None:
+        self.config = config
+        self._members = members
+        self._stack = AsyncExitStack()
+        self.datasets: list[LeRobotDataset] = []
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            self._engine = await stack.enter_async_context(Engine(self.config))
+            datasets = [make(self._engine) for make in self._members]
+            gate = Gate(OPENED_AT_ONCE)
+
+            async def open_one(dataset: LeRobotDataset) -> None:
+                async with gate.place():
+                    await dataset.__aenter__()
+
+            await gather(*(partial(open_one, dataset) for dataset in datasets))
+            for dataset in datasets:
+                stack.push_async_exit(dataset)
+            self.datasets = datasets
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, at)
+
+    @property
+    def clip_budget(self) -> Budget:
+        """See Readable."""
+        return self._engine.clip_budget
+
+    @property
+    def decode_pool(self) -> DecodePool:
+        """See Readable."""
+        return self._engine.decode
+
+    def origin(self, name: int) -> Origin:
+        """Where an episode of a MixedOrder comes from."""
+        member = _member(len(self.datasets), name)
+        return Origin(self.datasets[member], name & ((1 << _EPISODE_BITS) - 1), member)
+
+    def prefetch(self, episode: int) -> None:
+        """See Readable."""
+        dataset, number, _ = self.origin(episode)
+        dataset.prefetch(number)
+
+    def hurry(self, episode: int) -> None:
+        """See Readable."""
+        dataset, number, _ = self.origin(episode)
+        dataset.hurry(number)
+
+    async def clip_bytes(self, episode: int) -> int:
+        """See Readable."""
+        dataset, number, _ = self.origin(episode)
+        return await dataset.clip_bytes(number)
+
+    async def hold(self, episode: int) -> HeldEpisode:
+        """See Readable."""
+        dataset, number, _ = self.origin(episode)
+        return await dataset.hold(number)
+
+    def statistics(self) -> DatasetStatistics:
+        """Of the engine; of the episode caches their sum."""
+        each = [dataset.statistics() for dataset in self.datasets]
+        episodes = EpisodeCacheStatistics(
+            hits=sum(one.episodes.hits for one in each),
+            misses=sum(one.episodes.misses for one in each),
+            held=sum(one.episodes.held for one in each),
+            kept=sum(one.episodes.kept for one in each),
+            kept_bytes=sum(one.episodes.kept_bytes for one in each),
+        )
+        return replace(each[0], episodes=episodes)
+
+
+class MixedBuilder:
+    """Makes the samples of a mixture, in decode threads.
+
+    Args:
+        builders, shapes: Of each member.
+        transform: The mixture's own.
+        marks_padding: Whether samples say if they are padding.
+    """
+
+    def __init__(
+        self,
+        builders: Sequence[JobBuilder],
+        shapes: Sequence[Shape],
+        transform: Transform | None,
+        *,
+        marks_padding: bool,
+    ) -> None:
+        self._builders = builders
+        self._shapes = shapes
+        self._transform = transform
+        self._marks_padding = marks_padding
+
+    @property
+    def sample_bytes(self) -> int:
+        """See Builder."""
+        each = zip(self._builders, self._shapes, strict=True)
+        return max(builder.sample_bytes + sum(like.nbytes for like in shape.fill.values()) for builder, shape in each)
+
+    def build(self, steps: Sequence[Step], episodes: Mapping[int, HeldEpisode | Exception]) -> list[Sample | Failed]:
+        """See JobBuilder."""
+        places: dict[int, list[int]] = {}
+        for place, step in enumerate(steps):
+            places.setdefault(_member(len(self._builders), step.episode), []).append(place)
+        results: list[Sample | Failed] = [{} for _ in steps]
+        for member, those in places.items():
+            built = self._builders[member].build([steps[place] for place in those], episodes)
+            for place, result in zip(those, built, strict=True):
+                results[place] = self._finish(member, steps[place], result)
+        return results
+
+    def _finish(self, member: int, step: Step, result: Sample | Failed) -> Sample | Failed:
+        if isinstance(result, Failed):
+            return result
+        import torch
+
+        try:
+            sample = self._shapes[member].apply(member, result)
+        except ConfigError as error:
+            return Failed(error)
+        if self._marks_padding:
+            sample["is_padding"] = torch.tensor(step.is_padding)
+        return sample if self._transform is None else transformed(self._transform, sample)

@@ -1,0 +1,264 @@
+"""Whose sample comes when in a mixture. Pure arithmetic on weights, lengths and a seed.
+
+Each member has an ideal time for each of its turns, evenly spaced by its weight: its k-th turn is due at
+``(k + phase) / weight``, and turns come in the order in which they are due. The phases are spread evenly over the
+members in a drawn order, so that members of equal weight don't all fall due at once. At any point a member of weight w,
+of M members with a turn in sight, has been given w of all turns within 1 + (M - 2) * w, within 1 where there are two.
+
+Why this and not the earliest deadline first, which keeps every member within 1: how many turns each member had before
+a given one follows here from a search for its time, in O(M log), so a mixture is gone on with at any place without
+going through what is in front of it; and the weights are met to 1 in 2**32, so nothing drifts in a run of any length.
+
+A turn is a *block* of samples in a row, one or more. Turns are dealt out anew, from the phases on, where an epoch
+begins and where the schedule changes the weights, which is at the first block that begins at or behind the stated step.
+Steps of the schedule are counted over the whole run, over all epochs.
+
+What a member gives goes on from epoch to epoch of the mixture: its k-th sample of the run is the k-th of its own
+epochs, one behind the other. So where one member ends the mixture's epoch, what the others had left comes in the next.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal
+
+from asyncfetch.errors import ConfigError
+from asyncfetch.stream.order import draw_key
+
+if TYPE_CHECKING:
+    from collections.abc import KeysView, Sequence
+
+__all__ = ["MixedEpoch", "Mixing", "StopOn", "Walk"]
+
+StopOn = Literal["first", "all"] | int
+"""Where an epoch of a mixture ends: where the first member is used up, where the last one has been used up once, or
+after so many samples."""
+
+_ONE_BITS = 32
+_ONE = 1 << _ONE_BITS
+"""Weights and phases are fractions of it, and so are times: exact on every machine."""
+
+
+class _Turns:
+    """The members' turns under fixed weights, from 0."""
+
+    def __init__(self, weights: Sequence[float], seed: int) -> None:
+        total = sum(weights)
+        self._weights = {
+            member: max(1, round(weight / total * _ONE)) for member, weight in enumerate(weights) if weight
+        }
+        self._sum = sum(self._weights.values())
+        drawn = sorted(self._weights, key=lambda member: draw_key("phase", seed, member))
+        self._phases = {member: ((2 * rank + 1) << (_ONE_BITS - 1)) // len(drawn) for rank, member in enumerate(drawn)}
+        self._count_of_members = len(weights)
+
+    @property
+    def members(self) -> KeysView[int]:
+        """Those that have turns."""
+        return self._weights.keys()
+
+    def due(self, member: int, turn: int) -> tuple[int, int]:
+        """When the turn comes; what is smaller comes first."""
+        return ((turn << _ONE_BITS) + self._phases[member]) * self._sum // self._weights[member], member
+
+    def counts_before(self, time: int, member: int) -> list[int]:
+        """How many turns of each member are due before ``(time, member)``."""
+        return [self._count(other, time + (other < member)) for other in range(self._count_of_members)]
+
+    def counts(self, turns: int) -> list[int]:
+        """How many of the first so many turns each member has."""
+        # With the time x, every member's count is its weight * x within 1.
+        margin = len(self._weights) + 1
+        low, high = max(0, turns - margin) << _ONE_BITS, (turns + margin) << _ONE_BITS
+        while low < high:  # the earliest time before which, or at which, so many are due
+            middle = (low + high) // 2
+            if sum(self.counts_before(middle + 1, 0)) >= turns:
+                high = middle
+            else:
+                low = middle + 1
+        counts = self.counts_before(low, 0)
+        for member, then in enumerate(self.counts_before(low + 1, 0)):
+            if sum(counts) < turns:
+                counts[member] = then
+        return counts
+
+    def walk(self, counts: Sequence[int]) -> list[tuple[int, int]]:
+        """A heap of the next turn of each member that has had so many."""
+        heap = [self.due(member, counts[member]) for member in self._weights]
+        heapq.heapify(heap)
+        return heap
+
+    def _count(self, member: int, time: int) -> int:
+        """How many of a member's turns are due before the time."""
+        if member not in self._weights or time <= 0:
+            return 0
+        last = (time * self._weights[member] - 1) // self._sum - self._phases[member]
+        return max(0, (last >> _ONE_BITS) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A stretch of an epoch under the same weights."""
+
+    first: int
+    """Its first block, counted in the epoch."""
+    turns: _Turns
+    given: list[int]
+    """Blocks of each member before it, in the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixedEpoch:
+    """One epoch of a mixture: which sample of which member is at which position."""
+
+    block_samples: int
+    start: int
+    """Samples of the run before it."""
+    taken: tuple[int, ...]
+    """Samples of each member in the run before it."""
+    stages: tuple[_Stage, ...]
+    total: int
+    """Its samples."""
+
+    def counts(self, position: int) -> list[int]:
+        """Samples of each member in the run before this position of the epoch."""
+        block, inside = divmod(position, self.block_samples)
+        stage = self._stage(block)
+        turns = stage.turns.counts(block - stage.first)
+        counts = [
+            before + (given + more) * self.block_samples
+            for before, given, more in zip(self.taken, stage.given, turns, strict=True)
+        ]
+        if inside:
+            counts[stage.turns.walk(turns)[0][1]] += inside
+        return counts
+
+    def walk(self, position: int = 0) -> Walk:
+        """The way through it from this position on."""
+        return Walk(self, position)
+
+    def _stage(self, block: int) -> _Stage:
+        return next(stage for stage in reversed(self.stages) if stage.first <= block)
+
+
+class Walk:
+    """A way through an epoch, forwards. Memory: a few numbers for each member."""
+
+    def __init__(self, epoch: MixedEpoch, position: int) -> None:
+        self._epoch = epoch
+        self._block = position // epoch.block_samples
+        stage = epoch._stage(self._block)
+        self._stages = [later for later in epoch.stages if later.first > stage.first]
+        self._enter(stage, stage.turns.counts(self._block - stage.first))
+
+    def at(self, position: int) -> tuple[int, int]:
+        """(member, which sample of the member's run) at this position, which isn't below that of an earlier call."""
+        block, inside = divmod(position, self._epoch.block_samples)
+        while self._block < block:
+            member = self._heap[0][1]
+            self._given[member] += 1
+            self._turn[member] += 1
+            heapq.heapreplace(self._heap, self._turns.due(member, self._turn[member]))
+            self._block += 1
+            if self._stages and self._stages[0].first == self._block:
+                stage = self._stages.pop(0)
+                self._enter(stage, [0] * len(self._given))
+        member = self._heap[0][1]
+        return member, self._epoch.taken[member] + self._given[member] * self._epoch.block_samples + inside
+
+    def _enter(self, stage: _Stage, turns: list[int]) -> None:
+        self.members = {member for each in (stage, *self._stages) for member in each.turns.members}
+        """Those that have a turn in this stage of the epoch or in a later one."""
+        self._turns, self._turn = stage.turns, turns
+        self._given = [before + more for before, more in zip(stage.given, turns, strict=True)]
+        self._heap = stage.turns.walk(turns)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """What the choice of members is a function of.
+
+    Raises:
+        ConfigError: An epoch would have no end, or no sample.
+    """
+
+    lengths: tuple[int, ...]
+    """Samples in an epoch of each member."""
+    schedule: tuple[tuple[int, tuple[float, ...]], ...]
+    """(step from which on, weight of each member), ascending, from step 0."""
+    stop_on: StopOn
+    block_samples: int
+    """In a row of one member."""
+    seed: int
+
+    def __post_init__(self) -> None:
+        for member, length in enumerate(self.lengths):
+            if not length and any(weights[member] for _, weights in self.schedule):
+                raise ConfigError(f"member {member} of the mixture has no samples: leave it out, or give it weight 0")
+        never = [member for member in range(len(self.lengths)) if not self.schedule[-1][1][member]]
+        if self.stop_on == "all" and any(self.lengths[member] for member in never):
+            raise ConfigError(
+                f'stop_on="all" would never come about: in the end members {never} have weight 0. Give them another '
+                'weight, or stop_on="first" or a number'
+            )
+
+    def epoch(self, number: int) -> MixedEpoch:
+        """The number-th epoch of the run, from 0."""
+        epoch, done = self._build(0, (0,) * len(self.lengths)), 0
+        while done < number and epoch.start < self.schedule[-1][0]:
+            epoch = self._next(epoch)
+            done += 1
+        more = number - done  # under the last weights they are all alike
+        if not more:
+            return epoch
+        counts = epoch.counts(epoch.total)
+        taken = tuple(before + more * (after - before) for before, after in zip(epoch.taken, counts, strict=True))
+        return self._build(epoch.start + more * epoch.total, taken)
+
+    def _next(self, epoch: MixedEpoch) -> MixedEpoch:
+        return self._build(epoch.start + epoch.total, tuple(epoch.counts(epoch.total)))
+
+    @cached_property
+    def _turns(self) -> list[_Turns]:
+        return [_Turns(weights, self.seed) for _, weights in self.schedule]
+
+    def _build(self, start: int, taken: tuple[int, ...]) -> MixedEpoch:
+        size = self.block_samples
+        stages: list[_Stage] = []
+        given = [0] * len(self.lengths)
+        ends = [max(0, -(-(step - start) // size)) for step, _ in self.schedule]
+        for turns, (first, end) in zip(self._turns, pairwise([*ends, None]), strict=True):
+            assert first is not None
+            if end is not None and end <= first:
+                continue
+            stages.append(_Stage(first, turns, given))
+            total = self._end(stages[-1], end)
+            if total is not None:
+                return MixedEpoch(size, start, taken, tuple(stages), total)
+            assert end is not None
+            given = [before + more for before, more in zip(given, turns.counts(end - first), strict=True)]
+        raise AssertionError("the last stage has no end of its own, so the epoch ends in it")
+
+    def _end(self, stage: _Stage, end: int | None) -> int | None:
+        """The epoch's samples, if it ends in this stage, which ends before the block ``end``."""
+        size = self.block_samples
+        if isinstance(self.stop_on, int):
+            return self.stop_on if end is None or self.stop_on <= end * size else None
+        left = {
+            member: (length - 1) // size - stage.given[member]
+            for member, length in enumerate(self.lengths)
+            if length and (length - 1) // size >= stage.given[member]
+        }
+        due = [stage.turns.due(member, turn) for member, turn in left.items() if member in stage.turns.members]
+        if self.stop_on == "all" and len(due) < len(left):
+            return None  # some have no turn in this stage
+        if not due:
+            return None
+        time, member = min(due) if self.stop_on == "first" else max(due)
+        block = stage.first + sum(stage.turns.counts_before(time, member))
+        if end is not None and block >= end:
+            return None
+        return block * size + (self.lengths[member] - 1) % size + 1

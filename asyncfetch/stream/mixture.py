@@ -1,0 +1,306 @@
+"""Several datasets as one supply of samples, in given proportions, with nothing merged on disk."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import operator
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from asyncfetch.config import StreamConfig
+from asyncfetch.errors import ConfigError
+from asyncfetch.lerobot import LeRobotDataset
+from asyncfetch.stream.building import JobBuilder
+from asyncfetch.stream.cursor import Rest
+from asyncfetch.stream.mixed import MixedBuilder, MixedOrder, OpenMixture
+from asyncfetch.stream.mixing import Mixing, StopOn
+from asyncfetch.stream.plan import PassPlan
+from asyncfetch.stream.shapes import DATASET, Missing, Shape, shapes
+from asyncfetch.stream.source import Origin, SampleSource
+from asyncfetch.stream.state import Progress, State
+from asyncfetch.stream.stream import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from asyncfetch.lerobot import Engine
+    from asyncfetch.stream.building import Transform
+    from asyncfetch.stream.placement import Placement
+
+__all__ = ["Mixture"]
+
+Schedule = tuple[tuple[int, tuple[float, ...]], ...]
+
+
+class Mixture(SampleSource[OpenMixture]):
+    """The samples of several datasets in turns, by weight, epoch after epoch; cameras and shapes may differ.
+
+    Used as a ``Stream`` is: iterated, by ``samples()``, in ``StreamDataset`` and ``serve_samples``, with the same
+    states, shares of ranks and workers, and errors. Each sample has its member's number as ``dataset``, a 0-d int64
+    tensor.
+
+    Whose sample comes when is arithmetic on weights and seed: at any point every member has been given its share within
+    a few samples (see ``mixing``). The k-th sample of a member is the k-th of the member's own epochs, one behind the
+    other: who is used up begins its next epoch, in its next order, and what a member has left where the mixture's epoch
+    ends comes in the next one.
+
+    All members are read by one engine, within the bounds of one configuration; each takes only its metadata besides,
+    which is read when the mixture is opened.
+
+    Args:
+        streams: The members: streams of URLs. What they say of features, windows, episodes, order and transform holds
+            for their samples; their epochs and states aren't used.
+        weights: How often each is drawn, relative to the others: one list, or lists by the step from which on they
+            hold, ``{0: [1, 0], 10_000: [0.5, 0.5]}`` or ``[(0, [1, 0]), (10_000, [0.5, 0.5])]``. A step is a sample of
+            all ranks together, counted since epoch 0 began.
+        stop_on: Where an epoch ends: where the "first" member is used up, where "all" have been used up once, or after
+            so many samples.
+        seed: Of the choice of members; each stream has its own for its order.
+        keys: New names, for each member: ``{"observation.images.front": "observation.images.top"}``, or None. By the
+            member's number where it is a mapping.
+        missing: What becomes of keys that only some members have. "keep" keeps them; "drop" leaves them out; "pad"
+            gives zeros, "" and None in their place, and ``<key>_is_missing`` in every sample; "raise" refuses them.
+        transform: Applied to each sample, renamed and completed, in a decode thread, behind its stream's own.
+        block_samples: How many samples in a row come of one member. None means 1, but where members disagree in keys,
+            dtypes or shapes and batches are made (``StreamDataset(batch_size=)``, ``serve_samples``) as many as all
+            ranks take for one batch each, so that each batch is of one member. A loaded state has its own number.
+        config: Bounds, limits and threads of all members together, for one rank. None means that of the streams that
+            have one, which must then agree. A stream's own configuration is used for its order alone: ``lanes``,
+            ``pool_episodes`` and ``group_frames``; one without gets a part of the mixture's pool, by weight.
+
+    Raises:
+        ConfigError: Something doesn't fit; where that is a matter of the datasets, when they are opened.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        weights: Sequence[float] | Mapping[int, Sequence[float]] | Sequence[tuple[int, Sequence[float]]],
+        *,
+        stop_on: StopOn = "first",
+        seed: int = 0,
+        keys: Sequence[Mapping[str, str] | None] | Mapping[int, Mapping[str, str]] | None = None,
+        missing: Missing = "keep",
+        transform: Transform | None = None,
+        block_samples: int | None = None,
+        config: StreamConfig | None = None,
+    ) -> None:
+        super().__init__()
+        _check_streams(streams)
+        self.schedule = _schedule(weights, len(streams))
+        if stop_on not in ("first", "all") and (isinstance(stop_on, bool | str) or operator.index(stop_on) < 1):
+            raise ConfigError(f'stop_on must be "first", "all" or a number of samples from 1 on, not {stop_on!r}')
+        if missing not in {"keep", "drop", "pad", "raise"}:
+            raise ConfigError(f'missing must be "keep", "drop", "pad" or "raise", not {missing!r}')
+        if block_samples is not None and block_samples < 1:
+            raise ConfigError(f"block_samples must be at least 1, or None, not {block_samples}")
+        self.stop_on: StopOn = stop_on if isinstance(stop_on, str) else operator.index(stop_on)
+        self.seed = seed
+        self.keys = _renames(keys, len(streams))
+        self.missing: Missing = missing
+        self.transform = transform
+        self.block_samples = block_samples
+        self.config = config or _common_config(streams)
+        self.streams = _members(streams, self.config, self.schedule)
+        """The members, with the configurations that they are read with."""
+        self._batch_size: int | None = None
+        self._loaded_block: int | None = None
+
+    def set_batch_size(self, batch_size: int | None) -> None:
+        """See SampleSource."""
+        self._batch_size = batch_size
+
+    @property
+    def stats(self) -> list[Mapping[str, Any] | None]:
+        """meta/stats.json of each member, by the mixture's keys, for normalising: ``stats[int(sample["dataset"])]``.
+
+        None for a member without. Opens the datasets where no synchronous pass has, and waits for that.
+        """
+        stats = [dataset.stats for dataset in self._open_session().opened().datasets]
+        return [
+            None if one is None else {rename.get(key, key): value for key, value in one.items()}
+            for one, rename in zip(stats, self.keys, strict=True)
+        ]
+
+    def go_on(self, state: State, epoch: int) -> None:
+        """See SampleSource."""
+        super().go_on(state, epoch)
+        order = state.get("order")
+        block = order.get("block_samples") if isinstance(order, Mapping) else None
+        if isinstance(block, int) and block >= 1:
+            self._loaded_block = block
+
+    def shared_by(self, workers: int) -> Self:
+        """See SampleSource."""
+        twin = super().shared_by(workers)
+        twin.streams = tuple(stream.shared_by(workers) for stream in self.streams)
+        return twin
+
+    def _opener(self) -> Callable[[], AbstractAsyncContextManager[OpenMixture]]:
+        opened = self._opened
+        if opened is not None:
+            return lambda: nullcontext(opened)
+        return partial(OpenMixture, self.config, [partial(_dataset, stream) for stream in self.streams])
+
+    def plan(self, opened: OpenMixture, placement: Placement, epoch: int) -> PassPlan:
+        """See SampleSource."""
+        members = list(zip(self.streams, opened.datasets, strict=True))
+        mixing = self._mixing(opened, placement)
+        order = MixedOrder(
+            mixing.epoch(epoch), mixing.lengths, [partial(stream.order, dataset) for stream, dataset in members]
+        )
+        orders = [[dataset.fingerprint, stream.identity(stream.order(dataset, 0)[0])] for stream, dataset in members]
+        mix = {
+            "members": len(members),
+            "weights": _digest(self.schedule)[:16],
+            "stop_on": self.stop_on,
+            "seed": self.seed,
+            "block_samples": mixing.block_samples,
+        }
+        identity = {"dataset": _digest(orders), "order": mix}
+        progress = Progress(identity, epoch, len(order), Rest(), placement, self.config.uneven_ends)
+        loaded = self._loaded_of(epoch)
+        if loaded is not None:
+            progress = progress.resumed(loaded)
+        parted_by = DATASET if mixing.block_samples > 1 and not self._shapes(opened)[1] else None
+        # The order names episodes as OpenMixture knows them.
+        return PassPlan(order, range(sys.maxsize), progress, parted_by=parted_by, block_samples=mixing.block_samples)
+
+    def builder(self, opened: OpenMixture) -> MixedBuilder:
+        """See SampleSource."""
+        return MixedBuilder(
+            [
+                JobBuilder(dataset.sample_builder(stream.windows), stream.transform, marks_padding=False)
+                for stream, dataset in zip(self.streams, opened.datasets, strict=True)
+            ],
+            self._shapes(opened)[0],
+            self.transform,
+            marks_padding=self.config.uneven_ends == "pad",
+        )
+
+    def origin(self, opened: OpenMixture, episode: int) -> Origin:
+        """See SampleSource."""
+        return opened.origin(episode)
+
+    def _total(self, opened: OpenMixture, placement: Placement, epoch: int) -> int:
+        return self._mixing(opened, placement).epoch(epoch).total
+
+    def _mixing(self, opened: OpenMixture, placement: Placement) -> Mixing:
+        lengths = tuple(
+            int(stream.lengths(dataset).sum()) for stream, dataset in zip(self.streams, opened.datasets, strict=True)
+        )
+        block = self.block_samples or self._loaded_block
+        if block is None:
+            agree = self._batch_size is None or self._shapes(opened)[1]
+            block = 1 if agree or self._batch_size is None else self._batch_size * placement.world_size
+        return Mixing(lengths, self.schedule, self.stop_on, block, self.seed)
+
+    def _shapes(self, opened: OpenMixture) -> tuple[list[Shape], bool]:
+        layouts = [
+            dataset.sample_builder(stream.windows).layout()
+            for stream, dataset in zip(self.streams, opened.datasets, strict=True)
+        ]
+        return shapes(layouts, self.keys, self.missing)
+
+    def __repr__(self) -> str:
+        return f"Mixture({len(self.streams)} streams, stop_on={self.stop_on!r}, seed={self.seed}, epoch={self.epoch})"
+
+
+def _dataset(stream: Stream, engine: Engine) -> LeRobotDataset:
+    assert isinstance(stream.source, str)
+    return LeRobotDataset(
+        stream.source,
+        features=stream.features,
+        image_dtype=stream.image_dtype,
+        depth_unit=stream.depth_unit,
+        config=stream.config,
+        engine=engine,
+    )
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _check_streams(streams: Sequence[Stream]) -> None:
+    if not streams:
+        raise ConfigError("a mixture needs at least one stream")
+    for member, stream in enumerate(streams):
+        if not isinstance(stream, Stream) or stream.is_open:  # type: ignore[redundant-expr]
+            raise ConfigError(f"member {member} of a mixture must be a Stream of a URL, not {stream!r}")
+
+
+def _schedule(weights: Any, members: int) -> Schedule:  # noqa: ANN401
+    if isinstance(weights, Mapping):
+        stages = sorted(weights.items())
+    elif len(weights) and hasattr(weights[0], "__len__"):
+        stages = list(weights)
+    else:
+        stages = [(0, weights)]
+    schedule = tuple((operator.index(step), tuple(map(float, these))) for step, these in stages)
+    steps = [step for step, _ in schedule]
+    if steps[:1] != [0] or sorted(set(steps)) != steps:
+        raise ConfigError(f"weights must begin at step 0, and their steps must ascend, not {steps}")
+    for step, these in schedule:
+        if len(these) != members:
+            raise ConfigError(f"{members} streams need {members} weights, not {len(these)}, from step {step} on")
+        if not all(math.isfinite(weight) and weight >= 0 for weight in these) or not sum(these):
+            raise ConfigError(f"weights must be 0 or more, and one of them above it, not {these} from step {step} on")
+    return schedule
+
+
+def _renames(
+    keys: Sequence[Mapping[str, str] | None] | Mapping[int, Mapping[str, str]] | None, members: int
+) -> tuple[Mapping[str, str], ...]:
+    if keys is None:
+        return ({},) * members
+    if isinstance(keys, Mapping):
+        unknown = [member for member in keys if member not in range(members)]
+        if unknown:
+            raise ConfigError(f"keys: there are no members {unknown} among {members}")
+        return tuple(keys.get(member, {}) for member in range(members))
+    if len(keys) != members:
+        raise ConfigError(f"keys: {members} streams need {members} mappings, or None in their place, not {len(keys)}")
+    return tuple(these or {} for these in keys)
+
+
+def _common_config(streams: Sequence[Stream]) -> StreamConfig:
+    """What the streams say apart from their order."""
+    default = StreamConfig()
+    order = {name: getattr(default, name) for name in ("lanes", "pool_episodes", "group_frames")}
+    common = None
+    for member, stream in enumerate(streams):
+        if stream.has_config:
+            config = replace(stream.config, **order)
+            if common is not None and config != common:
+                raise ConfigError(
+                    f"the configuration of stream {member} differs from that of one before it: give "
+                    "Mixture(config=...), whose bounds, limits and threads are for all streams together"
+                )
+            common = config
+    return common or default
+
+
+def _members(streams: Sequence[Stream], config: StreamConfig, schedule: Schedule) -> tuple[Stream, ...]:
+    """The streams with the mixture's configuration, and a pool each."""
+    most = [max(weights[member] / sum(weights) for _, weights in schedule) for member in range(len(streams))]
+    members = []
+    for stream, weight in zip(streams, most, strict=True):
+        twin = copy.copy(stream)
+        if stream.has_config:
+            own = stream.config
+            lanes, pool, group_frames = own.lanes, own.pool_episodes, own.group_frames
+        else:
+            pool = max(1, int(config.pool_episodes * weight / sum(most)))
+            lanes, group_frames = min(config.lanes, 1 << (pool.bit_length() - 1)), config.group_frames
+        twin.config = replace(config, lanes=lanes, pool_episodes=pool, group_frames=group_frames)
+        members.append(twin)
+    return tuple(members)

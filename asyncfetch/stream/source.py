@@ -1,0 +1,326 @@
+"""What a stream and a mixture have in common: epochs, passes, states, and the loop thread of synchronous iteration."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from asyncfetch.errors import ConfigError
+from asyncfetch.stream.cursor import Rest
+from asyncfetch.stream.epochs import EpochCounter, Turn
+from asyncfetch.stream.passes import Samples, StreamIterator
+from asyncfetch.stream.placement import Placement, find_rank
+from asyncfetch.stream.quarantine import Quarantine
+from asyncfetch.stream.session import Session
+from asyncfetch.stream.state import Progress, State, beginning, check_state, is_beginning, is_finished
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
+
+    from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import DecodePool
+    from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, LeRobotDataset
+    from asyncfetch.runtime.budget import Budget
+    from asyncfetch.stream.building import Builder
+    from asyncfetch.stream.plan import PassPlan
+
+__all__ = ["Origin", "Readable", "SampleSource"]
+
+
+class Origin(NamedTuple):
+    """Where an episode of a pass comes from."""
+
+    dataset: LeRobotDataset
+    episode: int
+    """Its index there."""
+    member: int = 0
+    """Of a mixture."""
+
+
+class Readable(Protocol):
+    """What a pass reads: an open dataset, or those of a mixture. Episodes are those that its plans name."""
+
+    config: StreamConfig
+
+    @property
+    def clip_budget(self) -> Budget:
+        """What passes over it have paid for clips."""
+        ...
+
+    @property
+    def decode_pool(self) -> DecodePool:
+        """The threads that it decodes in."""
+        ...
+
+    def prefetch(self, episode: int) -> None:
+        """See LeRobotDataset, as for the others."""
+        ...
+
+    def hurry(self, episode: int) -> None:
+        """Somebody waits now for an episode that was read ahead."""
+        ...
+
+    async def clip_bytes(self, episode: int) -> int:
+        """Memory that its clips take."""
+        ...
+
+    async def hold(self, episode: int) -> HeldEpisode:
+        """The episode in memory until it is released, for who has paid for it."""
+        ...
+
+    def statistics(self) -> DatasetStatistics:
+        """A snapshot."""
+        ...
+
+
+R = TypeVar("R", bound=Readable)
+
+
+class SampleSource(ABC, Generic[R]):
+    """Epochs of samples in a seeded order, and where they are gone on with; what is read is the subclass's.
+
+    Pickles, as what to read; connections and caches stay behind. Not thread-safe: one thread at a time.
+    """
+
+    config: StreamConfig
+
+    def __init__(self) -> None:
+        self.epochs = EpochCounter()
+        """Which epoch comes next; a loader puts it into memory that its workers share."""
+        self._opened: R | None = None
+        """What is read, where it is open already; else each pass, or the session of all synchronous ones, opens it."""
+        self._session: Session[R] | None = None
+        self._loaded: State | None = None
+        self._progress: Progress | None = None
+        """Of the latest pass, while it lasts."""
+        self._waiting: tuple[R, Placement] | None = None
+        """What the latest synchronous pass will read, and as whom, until it takes its epoch."""
+        self.quarantine = Quarantine()
+        """What ``on_error`` left out or replaced, in this process and in those that read for it."""
+        self._passes = 0
+
+    # What a subclass says.
+
+    @abstractmethod
+    def _opener(self) -> Callable[[], AbstractAsyncContextManager[R]]:
+        """What gives what is read, to be entered. It doesn't refer to this, which would never be collected."""
+
+    @abstractmethod
+    def plan(self, opened: R, placement: Placement, epoch: int) -> PassPlan:
+        """What one consumer reads in this epoch; the rest of it, where a state of it was loaded.
+
+        Raises:
+            EpisodeNotFound: ``episodes`` names one that isn't there.
+            StateMismatch: The state is of another dataset or order.
+        """
+
+    @abstractmethod
+    def builder(self, opened: R) -> Builder:
+        """Makes its samples, in decode threads."""
+
+    @abstractmethod
+    def origin(self, opened: R, episode: int) -> Origin:
+        """Where an episode comes from."""
+
+    @abstractmethod
+    def _total(self, opened: R, placement: Placement, epoch: int) -> int:
+        """Samples of an epoch."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it reads what is open on somebody's loop already, and so can't follow into another process."""
+        return self._opened is not None
+
+    def over(self, opened: R) -> Self:
+        """The same, of what is open already; it counts the same epochs."""
+        twin = copy.copy(self)
+        twin._opened = opened
+        twin._session = twin._progress = twin._waiting = None
+        return twin
+
+    def set_batch_size(self, batch_size: int | None) -> None:
+        """Consecutive samples of a consumer become batches of this size. A mixture may mind."""
+
+    # Epochs and passes.
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next pass that isn't told another one."""
+        return self.epochs.current()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next pass, in the workers of a running loader too.
+
+        A pass takes its epoch when its first sample is asked for, a loader's when the loader is iterated.
+        """
+        self.epochs.set(epoch)
+
+    def samples(
+        self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None
+    ) -> Samples[R]:
+        """One pass, on the running loop: ``async with stream.samples() as samples: async for sample in samples``.
+
+        Args:
+            epoch: None counts: 0 or what ``set_epoch`` said, and one more after each pass that was finished: whose
+                iterator has ended. After an early ``break`` the next pass takes the same epoch again.
+            rank: This process among ``world_size``; None finds both, from torch.distributed or torchrun's variables.
+            world_size: Processes that share the epoch.
+
+        Where a state was loaded, a pass of its epoch begins where the state was taken.
+
+        Entering opens the dataset, where the source is a URL: FetchError, FormatError, DatasetError as it says. An
+        error of a sample is raised by the iterator at that sample's place. Leaving stops everything.
+        """
+        placement = self.placement(rank, world_size)
+        stays_open = self.is_open
+        return Samples(self, self._opener(), epoch=epoch, placement=placement, is_followed=stays_open and epoch is None)
+
+    @staticmethod
+    def placement(rank: int | None = None, world_size: int | None = None) -> Placement:
+        """The given rank and world size, or those found."""
+        if (rank is None) != (world_size is None):
+            raise ConfigError("give both rank and world_size, or none of them")
+        if rank is None or world_size is None:
+            rank, world_size = find_rank()
+        return Placement(rank, world_size)
+
+    def __iter__(self) -> StreamIterator[R]:
+        """One pass, driven by a loop in a thread of its own, which stays for the next pass with its connections."""
+        return self.iterate(self.placement())
+
+    def iterate(
+        self, placement: Placement, *, epoch: int | None = None, loader: int | None = None
+    ) -> StreamIterator[R]:
+        """What iterating does, for one consumer of many.
+
+        Args:
+            placement: Which one.
+            epoch: None counts; the pass then takes its epoch when the first sample is asked for. One that is given
+                isn't counted.
+            loader: In a loader's worker the number that all workers of this loader have; see ``EpochCounter``.
+        """
+        session = self._open_session()
+        opened = session.opened()
+        # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
+        is_followed = epoch is None and (loader is None or self._passes > 0)
+        iterator = partial(StreamIterator, self, session, opened, placement, is_followed=is_followed)
+        self._progress, self._waiting = None, (opened, placement) if epoch is None else None
+        if loader is not None and self._loaded_of(self.epoch) and not self.plan(opened, placement, self.epoch):
+            # A StatefulDataLoader that was loaded at an epoch's end makes workers for it, and at once those of the next
+            # epoch, which must find it finished: so this isn't left to the first sample that is asked for.
+            turn = self._begin(placement, epoch, loader)
+            self.begin(opened, placement, turn.epoch)
+            turn.finish()
+            return iterator(lambda: turn)
+        return iterator(partial(self._begin, placement, epoch, loader))
+
+    def _begin(self, placement: Placement, epoch: int | None, loader: int | None) -> Turn:
+        if epoch is not None:
+            return Turn(epoch, lambda: None)
+        if loader is None and placement.workers == 1:
+            return self.epochs.begin()
+        return self.epochs.begin_share(placement.worker, placement.workers, loader or 0)
+
+    def begin(self, opened: R, placement: Placement, epoch: int) -> PassPlan:
+        """``plan`` of the pass that ``state_dict`` speaks of from now on."""
+        plan = self.plan(opened, placement, epoch)
+        self._progress, self._waiting = plan.progress, None
+        self._passes += 1
+        return plan
+
+    def count(self, placement: Placement) -> int:
+        """How many samples a consumer takes of the whole next epoch. Opens what is read where no pass has."""
+        total = self._total(self._open_session().opened(), placement, self.epoch)
+        return Rest().shared(total, placement, self.config.uneven_ends)[0]
+
+    def planned(self, placement: Placement, epoch: int) -> PassPlan:
+        """``plan`` of what the synchronous iteration reads."""
+        return self.plan(self._open_session().opened(), placement, epoch)
+
+    def finish(self, turn: Turn, plan: PassPlan) -> None:
+        """A pass came to its end."""
+        self.end_epoch(turn)
+        if self._progress is plan.progress and not turn.is_share:
+            self._progress = None
+
+    def end_epoch(self, turn: Turn) -> None:
+        """An epoch was finished, here or in another process."""
+        turn.finish()
+        if self._loaded_of(turn.epoch):
+            self._loaded = None
+
+    def start_of(self, epoch: int) -> State:
+        """Where a pass of this epoch begins: where a loaded state of it was taken, or at the beginning."""
+        return self._loaded_of(epoch) or beginning(epoch)
+
+    def _loaded_of(self, epoch: int) -> State | None:
+        return self._loaded if self._loaded is not None and self._loaded["epoch"] == epoch else None
+
+    def state_dict(self) -> State:
+        """What the latest pass has delivered of its epoch, as small JSON; not what was only fetched ahead.
+
+        Behind a pass that came to its end, and before the first, it is the beginning of the next epoch. It tells of
+        this process's consumer alone: one rank, or one worker of its loader. To go on with another number of ranks or
+        workers, take it from each and put them together with ``asyncfetch.torch.merge_states``.
+        """
+        if self._waiting is not None:
+            return self.plan(*self._waiting, self.epoch).progress.state()
+        if self._progress is not None:
+            return self._progress.state()
+        return self.start_of(self.epoch)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken: the next passes of its epoch give what was left of it, those behind it all.
+
+        With as many ranks and workers as before, order and batches are those of an uninterrupted run. With others, what
+        is left is shared anew. The state is compared with the dataset when the next pass begins. Where nothing was left
+        of the epoch for any rank, that is the next epoch's.
+
+        Raises:
+            StateMismatch: It isn't a state, or one of a version that can't be read.
+        """
+        state = check_state(state)
+        self.go_on(state, state["epoch"] + is_finished(state, self.config.uneven_ends))
+
+    def go_on(self, state: State, epoch: int) -> None:
+        """What loading does: a state that was checked, and the epoch to begin with, which may be the one behind it."""
+        if self.epochs.current() != epoch:  # the workers of a loader load it each
+            self.epochs.set(epoch)
+        self._loaded = None if is_beginning(state) else state
+        self._progress = self._waiting = None
+
+    def _open_session(self) -> Session[R]:
+        if self.is_open:
+            raise ConfigError("an open dataset lives on its own loop: `async with stream.samples()` there")
+        if self._session is None or not self._session.is_usable:
+            self._session = Session(self._opener())
+        return self._session
+
+    def statistics(self) -> DatasetStatistics | None:
+        """What the synchronous iteration's engine and caches have done in this process; None before the first."""
+        return self._session.statistics() if self._session is not None else None
+
+    def close(self) -> None:
+        """End the loop thread of the synchronous iteration, if there is one. The stream can be iterated again."""
+        self._waiting = None
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def shared_by(self, workers: int) -> Self:
+        """This for one of a rank's loader workers: bounds, host limits and threads divided among them."""
+        twin = copy.copy(self)
+        twin.config = self.config.shared_by(workers)
+        twin._session = twin._progress = twin._waiting = None
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_session": None, "_progress": None, "_waiting": None}
+
+    def __copy__(self) -> Self:
+        twin = self.__class__.__new__(self.__class__)
+        twin.__dict__.update(self.__dict__)
+        return twin

@@ -1,0 +1,117 @@
+"""Whose sample comes when: counts, ends, schedules, and going on at any place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncfetch.errors import ConfigError
+from asyncfetch.stream.mixing import Mixing
+
+if TYPE_CHECKING:
+    from asyncfetch.stream.mixing import MixedEpoch
+
+
+@st.composite
+def mixings(draw: st.DrawFn) -> Mixing:
+    members = draw(st.integers(1, 5))
+    weights = st.tuples(*[st.sampled_from([0.05, 0.3, 0.7, 1.0, 2.0])] * members)
+    steps = draw(st.lists(st.integers(1, 120), max_size=2, unique=True))
+    return Mixing(
+        lengths=tuple(draw(st.integers(1, 30)) for _ in range(members)),
+        schedule=tuple((step, draw(weights)) for step in [0, *sorted(steps)]),
+        stop_on=draw(st.sampled_from(["first", "all", 1, 17, 100])),
+        block_samples=draw(st.sampled_from([1, 1, 2, 7])),
+        seed=draw(st.integers(0, 3)),
+    )
+
+
+def members_of(epoch: MixedEpoch) -> list[int]:
+    walk = epoch.walk()
+    return [walk.at(position)[0] for position in range(epoch.total)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(mixing=mixings(), data=st.data())
+def test_every_member_gives_its_samples_in_a_row_from_epoch_to_epoch(mixing: Mixing, data: st.DataObject) -> None:
+    taken = [0] * len(mixing.lengths)
+    start = 0
+    for number in range(4):
+        epoch = mixing.epoch(number)
+        assert (epoch.start, list(epoch.taken)) == (start, taken)
+        look = data.draw(st.integers(0, epoch.total))
+        walk = epoch.walk()
+        for position in range(epoch.total):
+            if position == look:
+                assert epoch.counts(position) == taken
+                assert epoch.walk(position).at(position) == epoch.walk().at(position)
+            member, sample = walk.at(position)
+            assert sample == taken[member]
+            taken[member] += 1
+        assert epoch.counts(epoch.total) == taken
+        start += epoch.total
+
+
+@settings(max_examples=100, deadline=None)
+@given(mixing=mixings())
+def test_an_epoch_ends_where_it_is_told_to(mixing: Mixing) -> None:
+    for number in range(3):
+        epoch = mixing.epoch(number)
+        members = members_of(epoch)
+        used_up = [members.count(member) >= length for member, length in enumerate(mixing.lengths)]
+        at_last = members[-1]
+        if isinstance(mixing.stop_on, int):
+            assert len(members) == mixing.stop_on
+        else:
+            assert members.count(at_last) == mixing.lengths[at_last]  # with its very last sample
+            assert all(used_up) if mixing.stop_on == "all" else sum(used_up) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    weights=st.lists(st.floats(0.01, 1), min_size=2, max_size=6),
+    seed=st.integers(0, 99),
+    block=st.sampled_from([1, 4]),
+)
+def test_any_beginning_has_the_weights_shares(weights: list[float], seed: int, block: int) -> None:
+    mixing = Mixing((10**6,) * len(weights), ((0, tuple(weights)),), 400 * block, block, seed)
+    shares = [weight / sum(weights) for weight in weights]
+    counts = [0] * len(weights)
+    for blocks, member in enumerate(members_of(mixing.epoch(0))[::block], 1):
+        counts[member] += 1
+        for count, share in zip(counts, shares, strict=True):
+            assert abs(count - share * blocks) < 1 + (len(weights) - 2) * share + 1e-6
+
+
+def test_a_schedule_changes_the_weights_at_its_step_of_the_run() -> None:
+    mixing = Mixing((1000, 1000, 1000), ((0, (1, 0, 0)), (25, (0, 1, 0)), (47, (0, 0, 1))), 20, 4, 0)
+    run = [member for number in range(4) for member in members_of(mixing.epoch(number))]
+    assert run == [0] * 28 + [1] * 20 + [2] * 32  # at the first blocks of 4 that begin at 25 and 47 or behind
+
+
+def test_a_block_is_of_one_member() -> None:
+    members = members_of(Mixing((100, 70), ((0, (2, 1)),), "all", 8, 5).epoch(0))
+    assert {len(set(members[start : start + 8])) for start in range(0, len(members), 8)} == {1}
+
+
+def test_seeds_differ_and_far_places_are_found_at_once() -> None:
+    weights = ((0, (3.0, 2.0, 5.0)),)
+    assert len({tuple(members_of(Mixing((99,) * 3, weights, 50, 1, seed).epoch(0))) for seed in range(20)}) > 3
+    epoch = Mixing((10**9,) * 3, weights, 10**12, 1, 0).epoch(10**6)
+    counts = epoch.counts(10**11 + 1)
+    assert sum(counts) == 10**18 + 10**11 + 1
+    assert [round(count / sum(counts), 9) for count in counts] == [0.3, 0.2, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "weights", "stop_on", "message"),
+    [((5, 0), (1, 1), "first", "member 1 .* no samples"), ((5, 5), (1, 0), "all", "never come about")],
+)
+def test_an_epoch_without_end_is_refused(
+    lengths: tuple[int, ...], weights: tuple[float, ...], stop_on: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Mixing(lengths, ((0, weights),), stop_on, 1, 0)  # type: ignore[arg-type]

@@ -1,0 +1,366 @@
+"""A mixture of real datasets: whose samples come, in which order, going on anywhere, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import asyncfetch as af
+from asyncfetch.errors import ConfigError, StateMismatch
+from asyncfetch.testing import RangeServer, read_identity, write_dataset
+from asyncfetch.torch import merge_states
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from asyncfetch.testing import DatasetTruth
+
+Key = tuple[int, int, int]
+TOP, FRONT = "observation.images.top", "observation.images.front"
+WEIGHTS = [0.6, 0.3, 0.1]
+any_moment = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12, deadline=None)
+
+
+@pytest.fixture(scope="session")
+def truths(truth: DatasetTruth, tmp_path_factory: pytest.TempPathFactory) -> list[DatasetTruth]:
+    """Three datasets of different cameras, sizes and lengths."""
+    root = tmp_path_factory.mktemp("mixed")
+    small = write_dataset(root / "front", episodes=(4, 7, 3), cameras=[FRONT], width=96, height=64)
+    other = write_dataset(root / "tall", episodes=(6, 5), cameras=[TOP], width=64, height=96)
+    return [truth, small, other]
+
+
+def member(source: str, **options: Any) -> af.Stream:  # noqa: ANN401
+    return af.Stream(source, **{"config": af.StreamConfig(lanes=2, pool_episodes=2, decode_threads=2), **options})
+
+
+def mixture(truths: list[DatasetTruth], *, features: list[str] | None = None, **options: Any) -> af.Mixture:  # noqa: ANN401
+    streams = [member(str(each.root), seed=seed, features=features) for seed, each in enumerate(truths)]
+    return af.Mixture(streams, **{"weights": WEIGHTS, "stop_on": "all", **options})
+
+
+def key(sample: dict[str, Any]) -> Key:
+    return int(sample["dataset"]), int(sample["episode_index"]), int(sample["frame_index"])
+
+
+def keys(samples: Iterable[dict[str, Any]]) -> list[Key]:
+    return list(map(key, samples))
+
+
+def saved(state: dict[str, Any]) -> dict[str, Any]:
+    copied: dict[str, Any] = json.loads(json.dumps(state))
+    assert len(json.dumps(state)) < 1000
+    return copied
+
+
+@pytest.fixture
+def mixed(truths: list[DatasetTruth]) -> Any:  # noqa: ANN401
+    mixed = mixture(truths, features=[])
+    yield mixed
+    mixed.close()
+
+
+@pytest.fixture
+def other(truths: list[DatasetTruth]) -> Any:  # noqa: ANN401
+    """The same in a process of another day."""
+    mixed = mixture(truths, features=[])
+    yield mixed
+    mixed.close()
+
+
+@pytest.fixture(scope="module")
+def host(truths: list[DatasetTruth], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RangeServer]:
+    """The datasets as /0, /1 and /2 of a web server."""
+    root = tmp_path_factory.mktemp("host")
+    for number, each in enumerate(truths):
+        shutil.copytree(each.root, root / str(number))
+    with RangeServer(root) as server:
+        yield server
+
+
+def test_the_members_own_orders_in_turns_over_the_network(truths: list[DatasetTruth], host: RangeServer) -> None:
+    """Pictures and all: every frame is the right one, and each member's come in its own order, epoch behind epoch."""
+    config = af.StreamConfig(lanes=2, pool_episodes=2, fetch=af.FetchConfig(ca_file=str(host.ca_file)))
+    streams = [member(f"{host.url}/{number}", seed=number, config=config) for number in range(3)]
+    mixed = af.Mixture(streams, WEIGHTS, stop_on="all", seed=5)
+    seen: list[Key] = []
+    for _ in range(2):
+        for sample in mixed:
+            number, episode, frame = key(sample)
+            seen.append((number, episode, frame))
+            for camera in truths[number].cameras:
+                assert read_identity(sample[camera]) == truths[number].identity(episode, frame, camera)
+            assert {name for name in sample if name.startswith("observation.images")} == set(truths[number].cameras)
+    mixed.close()
+    for number, stream in enumerate(streams):
+        given = [each for each in seen if each[0] == number]
+        own: list[Key] = []
+        while len(own) < len(given):
+            own += [key(sample | {"dataset": number}) for sample in stream]
+        stream.close()
+        assert given == own[: len(given)]
+    counts = [sum(each[0] == number for each in seen) / len(seen) for number in range(3)]
+    assert counts == pytest.approx(WEIGHTS, abs=0.03)
+
+
+@any_moment
+@given(taken=st.integers(0, 130), again=st.integers(0, 60), epoch=st.integers(0, 2))
+def test_it_goes_on_in_the_same_order(mixed: af.Mixture, other: af.Mixture, taken: int, again: int, epoch: int) -> None:
+    mixed.set_epoch(epoch)
+    whole = keys(mixed)
+    mixed.set_epoch(epoch)
+    first = keys(itertools.islice(iter(mixed), taken))
+    other.load_state_dict(saved(mixed.state_dict()))
+    second = keys(itertools.islice(iter(other), again))
+    mixed.load_state_dict(saved(other.state_dict()))
+    assert (first + second + keys(mixed))[: len(whole)] == whole
+
+
+@any_moment
+@given(data=st.data())
+async def test_consumers_share_it_and_others_go_on(truths: list[DatasetTruth], data: st.DataObject) -> None:
+    """However many ranks, and however far each: all of it comes exactly once."""
+    stop_on = data.draw(st.sampled_from(["first", "all", 57]))
+    block = data.draw(st.sampled_from([None, 4]))
+
+    def make() -> af.Mixture:
+        return mixture(truths, features=[], stop_on=stop_on, block_samples=block)
+
+    async with make().samples() as samples:
+        whole = [key(sample) async for sample in samples]
+    given: list[Key] = []
+    state = None
+    for world_size in data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)):
+        states = []
+        for rank in range(world_size):
+            mixed = make()
+            if state is not None:
+                mixed.load_state_dict(state)
+            async with mixed.samples(rank=rank, world_size=world_size) as samples:
+                for _ in range(data.draw(st.integers(0, 1 + len(whole) // world_size))):
+                    sample = await anext(samples, None)
+                    if sample is not None:
+                        given.append(key(sample))
+                states.append(samples.state_dict())
+        state = saved(merge_states(states))
+    mixed = make()
+    mixed.load_state_dict(state or {})
+    async with mixed.samples(epoch=0) as samples:
+        given += [key(sample) async for sample in samples]
+    assert sorted(given) == sorted(whole)
+
+
+def test_states_of_other_mixtures_are_refused_with_both(truths: list[DatasetTruth], mixed: af.Mixture) -> None:
+    next(iter(mixed))
+    state = mixed.state_dict()
+    for changed in (
+        mixture(truths, features=[], weights=[0.5, 0.3, 0.2]),
+        mixture(truths[::-1], features=[]),
+        mixture(truths, features=[], stop_on="first"),
+        member(str(truths[0].root), features=[]),
+    ):
+        changed.load_state_dict(state)
+        with pytest.raises(StateMismatch) as refused:
+            next(iter(changed))
+        assert str(state["order"]) in str(refused.value) or state["dataset"] in str(refused.value)
+        changed.close()
+
+
+def test_batches_of_a_process_beside_this_one_are_the_same(truths: list[DatasetTruth]) -> None:
+    mixed = mixture(truths)
+    batches = list(af.torch.StreamDataset(mixed, batch_size=4))
+    mixed.close()
+    served = mixture(truths)
+    with af.serve_samples(served, batch_size=4) as handed_over:
+        given = list(itertools.islice(handed_over, 5))
+        handed_over.load_state_dict(saved(handed_over.state_dict()))
+        given += list(handed_over)
+    served.close()
+    assert len(given) == len(batches)
+    for left, right in zip(given, batches, strict=True):
+        assert left.keys() == right.keys()
+        assert len(set(left["dataset"].tolist())) == 1
+        assert all(torch.equal(left[name], right[name]) for name in left if isinstance(left[name], torch.Tensor))
+
+
+def test_a_batch_ends_where_the_member_changes(truths: list[DatasetTruth]) -> None:
+    """Where an epoch is gone on with inside of a batch, or some of one is left out, and nothing of it is lost."""
+    mixed, taken = mixture(truths, block_samples=4), 6
+    whole = keys(mixed)
+    mixed.set_epoch(0)
+    assert keys(itertools.islice(iter(mixed), taken)) == whole[:taken]
+    state = mixed.state_dict()
+    mixed.close()
+    uneven = mixture(truths, block_samples=4)
+    uneven.load_state_dict(saved(state))
+    with pytest.raises(ConfigError, match="StatefulDataLoader"):
+        af.torch.StreamDataset(uneven, batch_size=4).state_after(1)
+    uneven.close()
+    for read in (_read_here, _read_beside):
+        later = mixture(truths, block_samples=4)
+        later.load_state_dict(saved(state))
+        batches = read(later)
+        later.close()
+        assert {len(batch) for batch in batches[:-1]} == {2, 4}
+        assert all(len({member for member, *_ in batch}) == 1 for batch in batches)
+        assert whole[:taken] + list(itertools.chain(*batches)) == whole
+
+
+def _read_here(mixed: af.Mixture) -> list[list[Key]]:
+    """Stopped behind each batch, and gone on with."""
+    batches: list[list[Key]] = []
+    while True:
+        dataset = af.torch.StreamDataset(mixed, batch_size=4)
+        batch = next(iter(dataset), None)
+        if batch is None:
+            return batches
+        batches.append(_keys_of(batch))
+        mixed.load_state_dict(saved(dataset.state_dict()))
+
+
+def _read_beside(mixed: af.Mixture) -> list[list[Key]]:
+    with af.serve_samples(mixed, batch_size=4) as handed_over:
+        return [_keys_of(batch) for batch in handed_over]
+
+
+def _keys_of(batch: dict[str, torch.Tensor]) -> list[Key]:
+    names = ("dataset", "episode_index", "frame_index")
+    return list(zip(*(batch[name].tolist() for name in names), strict=True))
+
+
+def test_members_are_made_to_go_together(truths: list[DatasetTruth]) -> None:
+    padded = mixture(truths[:2], weights=[1, 1], keys={1: {FRONT: TOP}}, missing="pad", stop_on=2, block_samples=1)
+    samples = {int(sample["dataset"]): sample for sample in padded}
+    wrist = "observation.images.wrist"
+    assert samples[0].keys() == samples[1].keys()
+    assert not samples[0][f"{wrist}_is_missing"]
+    assert samples[1][f"{wrist}_is_missing"]
+    assert samples[1][wrist].shape == samples[0][wrist].shape
+    assert samples[1][wrist].dtype == torch.uint8
+    assert not samples[1][wrist].any()
+    assert samples[1][TOP].shape == (3, 64, 96)
+    stats = padded.stats[1] or {}
+    assert TOP in stats
+    assert FRONT not in stats
+    assert stats["action"] == json.loads((truths[1].root / "meta/stats.json").read_text())["action"]
+    padded.close()
+    dropped = mixture(truths, missing="drop", stop_on=20)
+    cameras = {name for sample in dropped for name in sample if name.startswith("observation.images")}
+    assert not cameras
+    dropped.close()
+
+
+def test_bad_data_of_a_member(truths: list[DatasetTruth], tmp_path: Path) -> None:
+    """Left out, or replaced by samples of the same member, and listed with the member."""
+    root = tmp_path / "broken"
+    shutil.copytree(truths[1].root, root)
+    shutil.rmtree(root / "videos")
+
+    def make(on_error: str) -> af.Mixture:
+        config = af.StreamConfig(on_error=on_error)  # type: ignore[arg-type]
+        streams = [af.Stream(str(truths[0].root)), af.Stream(str(root))]
+        return af.Mixture(streams, [2, 1], stop_on="all", config=config)
+
+    skipping = make("skip")
+    assert {member for member, *_ in keys(skipping)} == {0}
+    assert {(bad.member, bad.episode) for bad in skipping.quarantine.episodes()} == {(1, 0), (1, 1), (1, 2)}
+    skipping.close()
+    replacing = make("replace")
+    count = len(list(replacing))
+    assert count == skipping.quarantine.samples + len(keys(make("skip")))
+    replacing.close()
+
+
+def test_hundreds_of_members_share_one_engine(tmp_path: Path) -> None:
+    """One loop thread, one bound, and pools of an episode each; every member gives what it has."""
+    members = 200
+    tiny = write_dataset(tmp_path / "0", episodes=(2,), cameras=[TOP], width=64, height=64)
+    for number in range(1, members):
+        shutil.copytree(tiny.root, tmp_path / str(number), copy_function=os.link)
+    streams = [af.Stream(str(tmp_path / str(number)), seed=number) for number in range(members)]
+    mixed = af.Mixture(streams, [1] * members, stop_on="all", config=af.StreamConfig(max_bytes=64 * 2**20))
+    before = threading.active_count()
+    seen = keys(mixed)
+    assert sorted(set(seen)) == [(number, 0, frame) for number in range(members) for frame in (0, 1)]
+    loops = [thread for thread in threading.enumerate() if thread.name == "asyncfetch stream"]
+    assert len(loops) == 1
+    assert threading.active_count() - before < 40
+    statistics = mixed.statistics()
+    assert statistics is not None
+    assert statistics.clips.used_bytes <= statistics.clips.max_bytes < 64 * 2**20
+    mixed.close()
+
+
+def test_a_dataset_may_be_several_members(truths: list[DatasetTruth]) -> None:
+    """Read in different ways, though much of it is the same bytes; each has its own sample of every frame."""
+    root = str(truths[1].root)
+    streams = [member(root, image_dtype="float32"), member(root, features=["action"]), member(root, seed=3)]
+    mixed = af.Mixture(streams, [1, 1, 1], stop_on="all")
+    samples = {key(sample): sample for sample in mixed}
+    assert len(samples) == 3 * truths[1].num_frames
+    for (number, episode, frame), sample in samples.items():
+        assert torch.equal(sample["action"], samples[0, episode, frame]["action"])
+        if number != 1:
+            picture = sample[FRONT] if number == 2 else (sample[FRONT] * 255).round().to(torch.uint8)
+            assert read_identity(picture) == truths[1].identity(episode, frame, FRONT)
+    assert FRONT not in samples[1, 0, 0]
+    mixed.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": [1, 1]}, "3 streams need 3 weights"),
+        ({"weights": {1: [1, 1, 1]}}, "begin at step 0"),
+        ({"weights": [(0, [1, 1, 1]), (0, [1, 1, 1])]}, "must ascend"),
+        ({"weights": [1, -1, 1]}, "0 or more"),
+        ({"weights": [0, 0, 0]}, "one of them above"),
+        ({"stop_on": "last"}, "stop_on must be"),
+        ({"stop_on": 0}, "stop_on must be"),
+        ({"missing": "ignore"}, "missing must be"),
+        ({"block_samples": 0}, "block_samples must be"),
+        ({"keys": [None]}, "3 streams need 3 mappings"),
+        ({"keys": {3: {}}}, "no members .3."),
+    ],
+    ids=str,
+)
+def test_arguments_that_can_not_be_meant(truths: list[DatasetTruth], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        mixture(truths, **options)
+
+
+def test_what_only_the_datasets_tell_is_refused_when_they_are_opened(truths: list[DatasetTruth]) -> None:
+    for options, message in (
+        ({"missing": "raise"}, "members lack keys"),
+        ({"missing": "pad"}, "can't tell the shape"),
+        ({"keys": [{"nowhere": "top"}, None, None]}, "has no"),
+        ({"weights": [1, 1, 0]}, "never come about"),
+    ):
+        mixed = mixture(truths, **options)
+        with pytest.raises(ConfigError, match=message):
+            next(iter(mixed))
+        mixed.close()
+
+
+async def test_members_and_their_configurations(truths: list[DatasetTruth]) -> None:
+    root = str(truths[0].root)
+    with pytest.raises(ConfigError, match="give Mixture"):
+        af.Mixture([member(root), member(root, config=af.StreamConfig(max_bytes=2**28))], [1, 1])
+    with pytest.raises(ConfigError, match="at least one stream"):
+        af.Mixture([], [])
+    async with af.open_dataset(root) as dataset:
+        with pytest.raises(ConfigError, match=r"member 1 .* Stream of a URL"):
+            af.Mixture([af.Stream(root), af.Stream(dataset)], [1, 1])
+    shared = af.Mixture([af.Stream(root), member(root), af.Stream(root)], [6, 1, 3])
+    pools = [(stream.config.lanes, stream.config.pool_episodes) for stream in shared.streams]
+    assert pools == [(32, 38), (2, 2), (16, 19)]

@@ -1,0 +1,65 @@
+"""A mixture in a DataLoader: batches of one member, the same for any number of workers, gone on with anywhere."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import asyncfetch as af
+from asyncfetch.testing import write_dataset
+
+if TYPE_CHECKING:
+    from asyncfetch.testing import DatasetTruth
+
+SIZE = 4
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
+    root = tmp_path_factory.mktemp("data") / "wide"
+    return write_dataset(root, episodes=(6, 9, 4), cameras=["observation.images.front"], width=96, height=64)
+
+
+def make(truth: DatasetTruth, wide: DatasetTruth, **options: Any) -> af.torch.StreamDataset:  # noqa: ANN401
+    streams = [af.Stream(str(truth.root), seed=1), af.Stream(str(wide.root), seed=2)]
+    config = af.StreamConfig(lanes=4, pool_episodes=8)
+    mixed = af.Mixture(streams, [2, 1], config=config, **{"stop_on": "all", **options})
+    return af.torch.StreamDataset(mixed, batch_size=SIZE)
+
+
+def rows(batches: Any) -> list[list[tuple[int, int]]]:  # noqa: ANN401
+    return [list(zip(batch["dataset"].tolist(), batch["index"].tolist(), strict=True)) for batch in batches]
+
+
+def test_batches_are_of_one_member_and_the_same_with_workers(truth: DatasetTruth, wide: DatasetTruth) -> None:
+    dataset = make(truth, wide)
+    alone: list[list[tuple[int, int]]] = []
+    for batch in dataset:
+        alone += rows([batch])
+        (member,) = set(batch["dataset"].tolist())
+        for camera in (truth, wide)[member].cameras:
+            assert isinstance(batch[camera], torch.Tensor)
+    assert len(alone) == len(dataset)
+    dataset.stream.close()
+    fresh = make(truth, wide)
+    loader = DataLoader(fresh, batch_size=None, num_workers=2)
+    assert rows(loader) == alone
+    taken = 3
+    state = json.loads(json.dumps(make(truth, wide).state_after(taken, num_workers=2)))
+    later = make(truth, wide)
+    later.load_state_dict(state)
+    assert rows(later) == alone[taken:]
+    later.stream.close()
+
+
+def test_members_that_agree_are_mixed_within_a_batch(truth: DatasetTruth) -> None:
+    mixed = af.Mixture([af.Stream(str(truth.root), seed=seed) for seed in range(2)], [1, 1])
+    dataset = af.torch.StreamDataset(mixed, batch_size=SIZE)
+    for batch in dataset:
+        assert abs(int(batch["dataset"].sum()) - len(batch["dataset"]) / 2) <= 1
+    mixed.close()
