@@ -165,7 +165,7 @@ class _Worker:
     def _samples(self, begin: Begin) -> Samples:
         stream = copy.copy(self._stream)
         stream.source = self._opened()  # it stays open from pass to pass
-        stream.load_state_dict(begin.state)
+        stream.go_on(begin.state, begin.state["epoch"])  # though nothing may be left of it: the other side has chosen
         return stream.samples(rank=self._plan.rank, world_size=self._plan.world_size)
 
     async def _take(self, samples: SamplePass) -> list[Sample]:
