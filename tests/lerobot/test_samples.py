@@ -104,18 +104,21 @@ async def test_a_long_window_is_one_call_a_camera_that_decodes_each_frame_once(
         return decode(decoder, asked, ranks)
 
     monkeypatch.setattr(TorchcodecDecoder, "_decode", count)
-    opened: list[int] = []
+    decoded: list[int] = []
     get_frame_at = VideoDecoder.get_frame_at
-    monkeypatch.setattr(
-        VideoDecoder, "get_frame_at", lambda self, rank: opened.append(rank) or get_frame_at(self, rank)
-    )
+
+    def get(decoder: VideoDecoder, rank: int) -> object:
+        decoded.append(rank)
+        return get_frame_at(decoder, rank)
+
+    monkeypatch.setattr(VideoDecoder, "get_frame_at", get)
     async with serve(truth) as served:
         window = dict.fromkeys(cameras, frames(*range(-63, 1)))
         sample = await served.dataset.sample(0, 80, windows=window)
         assert [len(ranks) for ranks in calls] == [64] * len(cameras)
-        assert len(opened) == 64 * len(cameras)
+        assert len(decoded) == 64 * len(cameras)
         await served.dataset.sample(0, 20, windows=window)  # 43 places repeat its first frame
-        assert len(opened) == (64 + 21) * len(cameras)
+        assert len(decoded) == (64 + 21) * len(cameras)
     for camera in cameras:
         assert [read_identity(picture).frame for picture in sample[camera]] == list(range(17, 81))
 

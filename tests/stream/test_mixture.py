@@ -219,13 +219,12 @@ def test_a_batch_ends_where_the_member_changes(truths: list[DatasetTruth]) -> No
 def _read_here(mixed: af.Mixture) -> list[list[Key]]:
     """Stopped behind each batch, and gone on with."""
     batches: list[list[Key]] = []
-    while True:
+    epoch = mixed.epoch
+    while mixed.epoch == epoch:
         dataset = af.torch.StreamDataset(mixed, batch_size=4)
-        batch = next(iter(dataset), None)
-        if batch is None:
-            return batches
-        batches.append(_keys_of(batch))
+        batches.append(_keys_of(next(iter(dataset))))
         mixed.load_state_dict(saved(dataset.state_dict()))
+    return batches
 
 
 def _read_beside(mixed: af.Mixture) -> list[list[Key]]:

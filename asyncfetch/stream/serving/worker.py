@@ -162,7 +162,8 @@ class _Worker:
         return self._dataset
 
     def _samples(self, begin: Begin) -> Samples[Any]:
-        self._stream.load_state_dict(begin.state)
+        # The state's epoch, though nothing may be left of it: the other side has chosen.
+        self._stream.go_on(begin.state, begin.state["epoch"])
         stream = self._stream.over(self._opened())  # it stays open from pass to pass
         return stream.samples(rank=self._plan.rank, world_size=self._plan.world_size)
 
