@@ -30,20 +30,20 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def check_types(config: object) -> None:
+def check_types(config: Any) -> None:  # noqa: ANN401 - a dataclass
     """ConfigError unless each field of a dataclass holds what its annotation says.
 
     Whole numbers are numbers, and numpy's numbers are as good as Python's; booleans are neither. What a mapping holds
     isn't looked at.
     """
-    for name, kind in _kinds(type(config)).items():
+    for name, kind in _kinds(config.__class__).items():
         value = getattr(config, name)
         if not _fits(value, kind):
             raise ConfigError(f"{name} must be {_words(kind)}, not {_shown(value)}")
 
 
 @lru_cache
-def _kinds(config: Any) -> dict[str, Any]:  # noqa: ANN401 - a class
+def _kinds(config: type) -> dict[str, Any]:
     return get_type_hints(config)
 
 
