@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.reader import WritableBuffer
     from asyncfetch.fetch.tally import FetchStatistics
-    from asyncfetch.fetch.transports.http import Body, Reply
+    from asyncfetch.fetch.transports.asking import Body, Reply
     from asyncfetch.ranges import Request
 
 __all__ = ["Fetcher"]
