@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from numbers import Integral
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,16 @@ from asyncfetch.errors import ConfigError, redact_url
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["HEADERS_BYTES", "ByteRange", "ObjectInfo", "Request", "choose_part_bytes", "plan_requests", "split_range"]
+__all__ = [
+    "HEADERS_BYTES",
+    "ByteRange",
+    "ObjectInfo",
+    "Request",
+    "choose_part_bytes",
+    "is_whole_number",
+    "plan_requests",
+    "split_range",
+]
 
 HEADERS_BYTES = 512
 """A gap that is always read over: less than the headers of another request and its answer."""
@@ -34,6 +44,11 @@ SOON_FACTOR = 1.1
 SOON_SECONDS = 0.02
 """Later than the fastest way by this: still as soon as can be. A request's CPU, and the wait for its turn on the loop,
 are of that order where many are made."""
+
+
+def is_whole_number(value: object) -> bool:
+    """Whether it is one, of Python or numpy; a boolean isn't."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,14 @@ class ByteRange:
     """One past the last byte; None means to the end of the object."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.url, str):
+            raise ConfigError(f"a url or path must be a string, not of type {type(self.url).__name__}: try str(path)")
+        if not (is_whole_number(self.start) and (self.stop is None or is_whole_number(self.stop))):
+            message = (
+                f"byte range [{self.start!r}, {self.stop!r}) of {redact_url(self.url)} must have whole numbers as its"
+                " ends, or None as its stop"
+            )
+            raise ConfigError(message)
         if self.stop is not None and not 0 <= self.start <= self.stop:
             message = (
                 f"byte range [{self.start}, {self.stop}) of {redact_url(self.url)} must satisfy 0 <= start <= stop"

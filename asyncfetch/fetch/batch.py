@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
 
-__all__ = ["RangeStream", "for_each", "plan_batch", "server_of"]
+__all__ = ["WORKERS_PER_REQUEST", "RangeStream", "for_each", "plan_batch", "server_of"]
+
+WORKERS_PER_REQUEST = 2
+"""Workers of a batch per request in flight: so that a gate that opens always finds one waiting."""
 
 T = TypeVar("T")
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from copy import copy
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import anyio
@@ -17,18 +15,16 @@ from asyncfetch.errors import (
     ClosedError,
     ConfigError,
     FetchError,
-    InvalidResponse,
-    RangeNotSatisfiable,
     WrongLoop,
     redact_url,
 )
+from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range, writable_bytes
+from asyncfetch.fetch.assembly import Assembly, concerns_some
 from asyncfetch.fetch.bandwidth import Bandwidth
-from asyncfetch.fetch.batch import RangeStream, for_each, plan_batch, server_of
+from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, plan_batch, server_of
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import Hosts
-from asyncfetch.fetch.joining import MAX_SHARED_BYTES, Joining
-from asyncfetch.fetch.objects import ObjectMemory, strong_etag
-from asyncfetch.fetch.parts import MIN_TELLING_BYTES, PartSizes
+from asyncfetch.fetch.objects import ObjectMemory
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import Clock
 from asyncfetch.fetch.transports.file import FileTransport
@@ -36,7 +32,7 @@ from asyncfetch.fetch.transports.http import WEB_URLS, HttpTransport
 from asyncfetch.fetch.transports.hub import HubTransport
 from asyncfetch.fetch.transports.other import OtherTransport
 from asyncfetch.fetch.transports.s3 import S3Transport
-from asyncfetch.ranges import ByteRange, ObjectInfo, split_range
+from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.memory_pool import MemoryPool
 
@@ -45,7 +41,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.reader import WritableBuffer
     from asyncfetch.fetch.tally import FetchStatistics
-    from asyncfetch.fetch.transports.http import Body, Reply
+    from asyncfetch.fetch.transports.asking import Body, Reply
     from asyncfetch.ranges import Request
 
 __all__ = ["Fetcher"]
@@ -55,9 +51,6 @@ FILE_THREADS = 16
 PLANNED_ON_THE_LOOP = 1000
 """Ranges; more are planned in a thread. One takes about 2 us, going to a thread 100."""
 _EMPTY = memoryview(b"")
-_WORKERS_PER_REQUEST = 2
-"""Workers of a batch per request in flight: so that a gate that opens always finds one waiting."""
-
 
 T = TypeVar("T")
 
@@ -96,14 +89,14 @@ class Fetcher:
 
     def __init__(self, config: FetchConfig | None = None, *, _clock: Clock | None = None) -> None:
         """``config`` None means FetchConfig(), the defaults."""
-        self.config = config or FetchConfig()
+        self.config = FetchConfig() if config is None else config
+        if not isinstance(self.config, FetchConfig):
+            raise ConfigError(f"config must be a FetchConfig or None, not of type {type(config).__name__}")
         self._clock = _clock or Clock()
         self._hosts = Hosts(self.config, self._clock)
         self._objects = ObjectMemory(self.config.max_known_objects)
         self._memory = MemoryPool(self.config.max_idle_buffer_bytes)
-        self._parts = PartSizes(self.config)
-        shared = replace(self.config, max_span_bytes=min(self.config.max_span_bytes, MAX_SHARED_BYTES))
-        self._joining = Joining(partial(plan_batch, config=shared), self._fetch_alone)
+        self._assembly = Assembly(self.config, self._objects, self._memory, self._read)
         self._calls: set[Interrupt] = set()
         self._state = "new"
         self._pid = -1
@@ -166,24 +159,20 @@ class Fetcher:
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its first ``min(max_bytes, size)`` bytes, in one request."""
-        if max_bytes < 0:
-            raise ConfigError(f"max_bytes must not be negative, not {max_bytes}")
-        if max_bytes == 0:
+        if byte_count(max_bytes) == 0:
             return await self.stat(url), _EMPTY
         return await self._read(url, Wanted(0, max_bytes, clamp=True))
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its last ``min(max_bytes, size)`` bytes, in one request."""
-        if max_bytes < 0:
-            raise ConfigError(f"max_bytes must not be negative, not {max_bytes}")
-        if max_bytes == 0:
+        if byte_count(max_bytes) == 0:
             return await self.stat(url), _EMPTY
         return await self._read(url, Wanted(-max_bytes, None))
 
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
         """Bytes [start, stop) into the caller's buffer of just that length."""
-        wanted = ByteRange(url, start, stop)
-        await self._fetch(wanted, _bytes_of(buffer, stop - start))
+        wanted = closed_range(url, start, stop)
+        await self._fetch(wanted, writable_bytes(buffer, stop - start))
 
     def known(self, url: str) -> ObjectInfo | None:
         """What was seen first of the object and is insisted on; None where nothing was, or where it is forgotten."""
@@ -194,13 +183,11 @@ class Fetcher:
     ) -> ObjectInfo:
         """See VersionedReader."""
         self._check()
-        wanted, view = ByteRange(url, start, stop), _bytes_of(buffer, stop - start)
+        wanted, view = closed_range(url, start, stop), writable_bytes(buffer, stop - start)
         if version is None:
-            info, _ = await self._fetch_joined(wanted, view)
+            info, _ = await self._assembly.fetch(wanted, view)
             return info
-        length = stop - start
-        whole = self._objects.comes_whole(url)
-        await self._fetch_parts(wanted, version, view, length if whole else self._parts.choose(url, length, 1))
+        await self._assembly.fetch_version(wanted, version, view)
         return version
 
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
@@ -210,7 +197,7 @@ class Fetcher:
         its own. An error of such a request names the first of them, but RangeNotSatisfiable the one that it is about.
         """
         self._check()
-        wanted = list(ranges)
+        wanted = byte_ranges(ranges)
         views: dict[ByteRange, memoryview] = {}
 
         async def work(request: Request) -> None:
@@ -228,7 +215,7 @@ class Fetcher:
         don't wait for each other. What has arrived and is not taken yet holds up what comes after it.
         """
         self._check()
-        wanted = list(ranges)
+        wanted = byte_ranges(ranges)
         return RangeStream(wanted, self._plan, self._answer, workers=self._workers)
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
@@ -268,7 +255,7 @@ class Fetcher:
 
     @property
     def _workers(self) -> int:
-        return _WORKERS_PER_REQUEST * self.config.max_requests_per_host
+        return WORKERS_PER_REQUEST * self.config.max_requests_per_host
 
     async def _plan(self, ranges: Sequence[ByteRange]) -> list[Request]:
         if len(ranges) <= PLANNED_ON_THE_LOOP:
@@ -283,16 +270,11 @@ class Fetcher:
         try:
             body = await self._fetch(request.range)
         except FetchError as error:
-            if not _concerns_some(error):
+            if not concerns_some(error):
                 raise error.about(first.start, first.stop) from error.__cause__
         else:
-            return {one: self._copy(request.cut(body, one)) for one in request.serves}
-        return {one: (await self._fetch_alone(one))[1] for one in request.serves}
-
-    def _copy(self, piece: memoryview) -> memoryview:
-        view = self._memory.take(len(piece)).data
-        view[:] = piece
-        return view.toreadonly()
+            return {one: self._assembly.copy(request.cut(body, one)) for one in request.serves}
+        return {one: (await self._assembly.fetch_alone(one))[1] for one in request.serves}
 
     async def _fetch(self, wanted: ByteRange, buffer: memoryview | None = None) -> memoryview:
         """Any range, into ``buffer`` where there is one."""
@@ -300,79 +282,8 @@ class Fetcher:
         if wanted.start == wanted.stop:
             self._transport(wanted.url)
             return _EMPTY
-        _, view = await self._fetch_joined(wanted, buffer)
+        _, view = await self._assembly.fetch(wanted, buffer)
         return view
-
-    async def _fetch_joined(self, wanted: ByteRange, buffer: memoryview | None = None) -> tuple[ObjectInfo, memoryview]:
-        """A range that isn't empty, by one request with others that are asked for just now where that saves one."""
-        if wanted.stop is None or not self.config.max_span_bytes:
-            return await self._fetch_alone(wanted, buffer)
-        ask = await self._joining.ask(wanted)
-        if ask.shared is None:
-            return await self._fetch_alone(wanted, buffer, company=ask.company)
-        request, outcome = ask.shared.request, await ask.shared.body.outcome()
-        if isinstance(outcome, tuple):
-            info, body = outcome
-            piece = request.cut(body, wanted)
-            if buffer is None:
-                return info, body if len(piece) == len(body) else self._copy(piece)
-            buffer[:] = piece
-            return info, buffer.toreadonly()
-        if not isinstance(outcome, FetchError):
-            raise copy(outcome)  # the traceback of each is its own
-        if len(request.serves) == 1 or not _concerns_some(outcome):
-            raise outcome.about(wanted.start, wanted.stop) from outcome.__cause__
-        return await self._fetch_alone(wanted, buffer, company=ask.company)
-
-    async def _fetch_alone(
-        self, wanted: ByteRange, buffer: memoryview | None = None, *, company: int = 1
-    ) -> tuple[ObjectInfo, memoryview]:
-        """A range that isn't empty, by requests of its own: several where that is sooner.
-
-        ``company`` is the number of requests that are about to be made, this one included.
-        """
-        if wanted.stop is not None:
-            length = wanted.stop - wanted.start
-            part_bytes = self._parts.choose(wanted.url, length, company)
-            info = await self._divisible(wanted) if length > part_bytes else None
-            if info is not None:
-                try:
-                    return info, await self._fetch_parts(wanted, info, buffer, part_bytes)
-                except InvalidResponse as error:
-                    if not _ignores_range(error):
-                        raise
-                    self._objects.note_whole(wanted.url)
-        return await self._read(wanted.url, Wanted(wanted.start, wanted.stop), buffer)
-
-    async def _divisible(self, wanted: ByteRange) -> ObjectInfo | None:
-        """The version of the object that a range's parts can be taken from; None where it must come in one piece."""
-        assert wanted.stop is not None
-        info = self._objects.get(wanted.url)
-        if info is None and wanted.stop - wanted.start > self.config.part_bytes:
-            asked = Wanted(wanted.start, wanted.stop)
-            info, _ = await self._read(wanted.url, Wanted(0, 1, clamp=True), asked=asked)
-        if info is None or strong_etag(info) is None or wanted.stop > info.size:
-            return None
-        if self._objects.comes_whole(wanted.url):
-            return None
-        return info
-
-    async def _fetch_parts(
-        self, wanted: ByteRange, info: ObjectInfo, buffer: memoryview | None, part_bytes: int
-    ) -> memoryview:
-        """A range that lies within this version of its object, by several requests at once."""
-        assert wanted.stop is not None
-        asked = Wanted(wanted.start, wanted.stop)
-        view = self._memory.take(wanted.stop - wanted.start).data if buffer is None else buffer
-
-        async def work(part: tuple[int, int]) -> None:
-            start, stop = part
-            place = view[start - wanted.start : stop - wanted.start]
-            await self._read(wanted.url, Wanted(start, stop), place, asked=asked, part_of=info)
-
-        parts = split_range(wanted, part_bytes)
-        await for_each(parts, work, key=lambda _: wanted.url, workers=self._workers)
-        return view.toreadonly()
 
     async def _read(
         self,
@@ -389,8 +300,8 @@ class Fetcher:
         download = Download(url, wanted, self._objects, self._memory, buffer, asked=asked, part_of=part_of)
         await self._call(url, transport.read(download))
         info, view = download.result()
-        if download.host is not None and len(view) >= MIN_TELLING_BYTES:
-            self._parts.came_from(url, download.host)
+        if download.host is not None:
+            self._assembly.came_from(url, download.host, len(view))
         return info, view
 
     async def _call(self, url: str, work: Awaitable[T]) -> T:
@@ -406,6 +317,8 @@ class Fetcher:
         raise ClosedError(f"the Fetcher was closed while it read {redact_url(url)}")
 
     def _transport(self, url: str) -> Transport:
+        if not isinstance(url, str):
+            raise ConfigError(f"a url or path must be a string, not of type {type(url).__name__}: str(path) makes one")
         scheme, separator, _ = url.partition("://")
         if not separator:
             return self._files
@@ -434,27 +347,3 @@ class Fetcher:
             if os.getpid() != self._pid:
                 raise WrongLoop("this Fetcher was entered before the process forked: make one in the child")
             raise WrongLoop("this Fetcher was entered on another event loop: make one per loop")
-
-
-def _concerns_some(error: FetchError) -> bool:
-    """Whether an error of a request for several ranges may not be one for each of them."""
-    return isinstance(error, RangeNotSatisfiable) or _ignores_range(error)
-
-
-def _ignores_range(error: FetchError) -> bool:
-    """Whether the server sent more of the object than is read through for the range in it."""
-    return isinstance(error, InvalidResponse) and error.status == 200
-
-
-def _bytes_of(buffer: WritableBuffer, length: int) -> memoryview:
-    try:
-        view = memoryview(buffer)
-        usable = view.c_contiguous and not view.readonly
-        view = view.cast("B") if usable else view
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the buffer can't be written to as bytes: {error}") from error
-    if not usable:
-        raise ConfigError("the buffer must be writable and contiguous")
-    if len(view) != length:
-        raise ConfigError(f"the buffer has {len(view)} bytes and the range {length}: they must be equal")
-    return view

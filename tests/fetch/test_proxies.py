@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from asyncfetch.config import RetryConfig, TimeoutConfig
-from asyncfetch.errors import AccessDenied, ConnectionFailed, FetchError
+from asyncfetch.errors import AccessDenied, ConfigError, ConnectionFailed, FetchError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -201,3 +201,19 @@ async def test_a_proxy_that_talks_nonsense_is_an_error_of_ours(
         with pytest.raises(FetchError) as caught:
             await fetcher.fetch(tls_server.put("/x", CONTENT), 2, 5)
     assert "secret" not in str(caught.value)
+
+
+async def test_a_proxy_of_another_protocol_is_refused_where_it_would_be_used(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.put("/x", CONTENT)
+    monkeypatch.setenv("all_proxy", "socks5://me:hidden@127.0.0.1:1")
+    for name in ("http_proxy", "HTTP_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    async with fetcher_with(trust_env=True) as fetcher:
+        with pytest.raises(ConfigError, match=r"speaks socks5, .* NO_PROXY, or .*trust_env=False") as caught:
+            await fetcher.fetch(url)
+        assert "hidden" not in str(caught.value)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+    async with fetcher_with(trust_env=True) as fetcher:
+        assert bytes(await fetcher.fetch(url)) == CONTENT

@@ -31,6 +31,10 @@ ADDRESSES = tuple(f"127.0.0.{n}" for n in range(1, 9))
 NAME = "many.test"
 
 
+def family_of(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 class Names(AbstractResolver):
     """Knows one name. Its addresses may be changed; look-ups are counted."""
 
@@ -48,7 +52,7 @@ class Names(AbstractResolver):
         if host != NAME:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [
-            ResolveResult(hostname=host, host=one, port=port, family=socket.AF_INET, proto=0, flags=0)
+            ResolveResult(hostname=host, host=one, port=port, family=family_of(one), proto=0, flags=0)
             for one in self.addresses
         ]
 
@@ -100,6 +104,64 @@ async def test_connections_go_round_all_addresses(
         await fetcher.fetch_many(ByteRange(url, start, start + 1) for start in range(32))
         assert [server.connections for server in servers.values()] == [4] * 8
         assert names.asked == 1
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as one:
+            one.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+
+
+@needs_ipv6
+async def test_connections_go_round_the_addresses_of_both_families(
+    fetcher_with: Callable[..., Fetcher], lying_server: type[LyingServer], names: Names
+) -> None:
+    both = names.addresses = ["::1", "127.0.0.1"]
+    async with servers_at(lying_server, both) as (url, servers), fetcher_with(max_span_bytes=0) as fetcher:
+        await fetcher.fetch_many(ByteRange(url, start, start + 1) for start in range(32))
+        assert [server.connections for server in servers.values()] == [16] * 2
+
+
+@needs_ipv6
+@pytest.mark.parametrize(("dead", "alive"), [("::1", "127.0.0.1"), ("127.0.0.1", "::1")])
+async def test_a_family_that_leads_nowhere_is_tried_once(
+    fetcher_with: Callable[..., Fetcher], lying_server: type[LyingServer], names: Names, dead: str, alive: str
+) -> None:
+    names.addresses = [dead, alive]
+    async with (
+        servers_at(lying_server, [alive]) as (url, servers),
+        fetcher_with(retry=RetryConfig(attempts=1), keepalive_seconds=1e-3) as fetcher,
+    ):
+        for start in range(4):
+            assert bytes(await fetcher.fetch(url, start, start + 4)) == CONTENT[start : start + 4]
+            await anyio.sleep(2e-3)
+        assert list(fetcher._http._lines._lines[0].resolver._aside) == [(dead, servers[alive].port)]
+
+
+@needs_ipv6
+async def test_an_address_of_ipv6_in_a_url(
+    fetcher_with: Callable[..., Fetcher], lying_server: type[LyingServer], step: type[StepType]
+) -> None:
+    async with lying_server(host="::1") as server:
+        server.put("/x", CONTENT)
+        url, name = server.url("/x", "[::1]"), f"[::1]:{server.port}"
+        for key in ("::1", name):
+            async with fetcher_with(tokens={key: "token"}) as fetcher:
+                server.will(step(status=302, headers={"Location": url}))
+                assert bytes(await fetcher.fetch(url, 3, 9)) == CONTENT[3:9]
+                assert server.requests[-1].headers["host"] == name
+                assert server.requests[-1].headers["authorization"] == "Bearer token"
+                assert list(fetcher.statistics().hosts) == [f"http://{name}"]
+    async with fetcher_with(retry=RetryConfig(attempts=1)) as fetcher:
+        with pytest.raises(ConnectionFailed) as caught:
+            await fetcher.fetch(url, 3, 9)
+    assert caught.value.host == name
 
 
 async def test_an_address_where_nobody_listens_is_tried_once(

@@ -35,10 +35,16 @@ class Environment:
     logins: netrc.netrc | None = field(default=None, repr=False)
 
     def proxy_for(self, url: URL) -> Proxy | None:
-        """The proxy for requests to the url's host; None for none."""
+        """The proxy for requests to the url's host; None for none, ConfigError for one of another protocol."""
         proxy = self.proxies.get(url.scheme, self.proxies.get("all"))
         if proxy is None or url.host is None or proxy_bypass(f"{url.host}:{url.port}"):
             return None
+        if proxy.url.scheme not in {"http", "https"}:
+            message = (
+                f"the environment's proxy for {url.scheme}://{url.host} speaks {proxy.url.scheme}, not http or https:"
+                " set another one, name the host in NO_PROXY, or set FetchConfig(trust_env=False)"
+            )
+            raise ConfigError(message)
         return proxy
 
     def login_for(self, url: URL) -> tuple[str, str] | None:

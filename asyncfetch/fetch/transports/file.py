@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 import anyio
 from anyio import from_thread, to_thread
 
-from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged
+from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged, redact_url
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.responses import Delivery
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
@@ -81,10 +81,17 @@ def local_path(url: str) -> Path:
     if "://" in url:
         parts = urlsplit(url)
         if parts.netloc not in {"", "localhost"}:
-            raise ConfigError(f"{url!r} names a file of the host {parts.netloc!r}: write file:///path for a local one")
+            host = parts.netloc.rpartition("@")[2]
+            message = f"{redact_url(url)!r} names a file of the host {host!r}: write file:///path for a local one"
+            raise ConfigError(message)
         path = unquote(parts.path)
-    if not path or "\0" in path:
-        raise ConfigError(f"{url!r} is no path: it is empty, or holds a zero byte")
+    try:
+        is_possible = path != "" and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        is_possible = False
+    if not is_possible:
+        message = f"{redact_url(url)!r} is no path: it is empty, or holds a zero byte or what no file's name can hold"
+        raise ConfigError(message)
     return Path(path)
 
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.retry import Clock
-    from asyncfetch.fetch.transports.http import HttpTransport, Reply
+    from asyncfetch.fetch.transports.asking import Reply
+    from asyncfetch.fetch.transports.http import HttpTransport
 
 __all__ = ["HubFile", "HubTransport", "signed_seconds"]
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from asyncfetch.config import S3Config
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.retry import Clock
-    from asyncfetch.fetch.transports.http import HttpTransport, Reply
+    from asyncfetch.fetch.transports.asking import Reply
+    from asyncfetch.fetch.transports.http import HttpTransport
 
 __all__ = ["S3Transport"]
 

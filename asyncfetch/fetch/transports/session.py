@@ -180,11 +180,11 @@ def _is_spoilt(protocol: ResponseHandler) -> bool:
     return bool(poll.poll(0))
 
 
-def _tls_context(ca_file: str) -> ssl.SSLContext:
+def _tls_context(ca_file: str | os.PathLike[str]) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # ssl.SSLError is one: no certificate in the file
-        raise ConfigError(f"ca_file={ca_file!r} is no readable PEM file of certificates: {error}") from error
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError: no certificate in the file
+        raise ConfigError(f"ca_file={os.fspath(ca_file)!r} is no readable PEM file of certificates: {error}") from error
     context.set_alpn_protocols(["http/1.1"])
     return context
 

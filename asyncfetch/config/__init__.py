@@ -1,0 +1,26 @@
+"""Every default in one place, with its unit in its name and its source in its docstring.
+
+fetch       how objects are asked for: FetchConfig and its parts
+stream      how a dataset is streamed: StreamConfig
+secrets     settings whose values no repr shows and no pickle carries
+checks      what a field may hold
+"""
+
+from __future__ import annotations
+
+from asyncfetch.config.fetch import FetchConfig, HedgeConfig, RetryConfig, S3Config, TimeoutConfig
+from asyncfetch.config.secrets import Secrets
+from asyncfetch.config.stream import DecoderBackend, OnError, StreamConfig, usable_cpus
+
+__all__ = [
+    "DecoderBackend",
+    "FetchConfig",
+    "HedgeConfig",
+    "OnError",
+    "RetryConfig",
+    "S3Config",
+    "Secrets",
+    "StreamConfig",
+    "TimeoutConfig",
+    "usable_cpus",
+]

@@ -1,0 +1,72 @@
+"""What a configuration's field may hold: what its annotation says, and what its owner requires beside that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from numbers import Integral, Real
+from os import PathLike
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from asyncfetch.errors import ConfigError
+
+__all__ = ["check_types", "require"]
+
+_WORDS: Mapping[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "a string",
+    PathLike: "a path",
+    NoneType: "None",
+    Mapping: "a mapping by name",
+}
+
+
+def require(condition: bool, message: str) -> None:
+    """ConfigError with the message unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def check_types(config: Any) -> None:  # noqa: ANN401 - a dataclass
+    """ConfigError unless each field of a dataclass holds what its annotation says.
+
+    Whole numbers are numbers, and numpy's numbers are as good as Python's; booleans are neither. What a mapping holds
+    isn't looked at.
+    """
+    for name, kind in _kinds(config.__class__).items():
+        value = getattr(config, name)
+        if not _fits(value, kind):
+            raise ConfigError(f"{name} must be {_words(kind)}, not {_shown(value)}")
+
+
+@lru_cache
+def _kinds(config: type) -> dict[str, Any]:
+    return get_type_hints(config)
+
+
+def _fits(value: object, kind: Any) -> bool:  # noqa: ANN401 - an annotation
+    origin = get_origin(kind) or kind
+    if origin is UnionType:
+        return any(_fits(value, one) for one in get_args(kind))
+    if origin is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if isinstance(value, bool):
+        return origin is bool
+    return isinstance(value, {int: Integral, float: Real}.get(origin, origin))
+
+
+def _words(kind: Any) -> str:  # noqa: ANN401 - an annotation
+    origin = get_origin(kind) or kind
+    if origin is UnionType:
+        return " or ".join(_words(one) for one in get_args(kind))
+    if origin is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    return _WORDS.get(origin) or f"a {kind.__name__}"
+
+
+def _shown(value: object) -> str:
+    """A value that was refused, for a message; only its type where it might be a secret."""
+    return repr(value) if value is None or isinstance(value, Real) else f"of type {type(value).__name__}"

@@ -1,0 +1,244 @@
+"""How objects are asked for."""
+
+from __future__ import annotations
+
+import math
+import os  # noqa: TC003 - check_types reads the annotations
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from asyncfetch.config.checks import check_types, require
+from asyncfetch.config.secrets import Secrets
+from asyncfetch.errors import ConfigError, redact_url
+
+__all__ = ["MIB", "FetchConfig", "HedgeConfig", "RetryConfig", "S3Config", "TimeoutConfig"]
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutConfig:
+    """Limits on the phases of one attempt. There is none on the whole body: a slow but moving body is left alone."""
+
+    connect_seconds: float = 10.0
+    """TCP and TLS together, per attempt. object_store and s3fs allow 5 s, huggingface_hub 10 s."""
+    first_byte_seconds: float = 30.0
+    """From the request's last byte to the response's first. S3 answers in 0.1-0.2 s, 99.84 % within 10 s."""
+    stall_seconds: float = 30.0
+    """Longest silence inside a body. aws-c-s3 gives up at 30 s below 1 B/s."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for name in ("connect_seconds", "first_byte_seconds", "stall_seconds"):
+            require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryConfig:
+    """The one retry layer. Waits are drawn from U(0, min(initial * 2**n, maximum)): "full jitter"."""
+
+    attempts: int = 5
+    """Requests for one range in all; progress in a body starts the count afresh. 1 switches retrying off."""
+    total_seconds: float = 120.0
+    """No new attempt starts later than this after the first one; botocore and object_store allow 60-180 s."""
+    initial_seconds: float = 0.1
+    """Upper bound of the first wait."""
+    maximum_seconds: float = 10.0
+    """Upper bound of any wait that the server didn't ask for."""
+    retry_after_maximum_seconds: float = 60.0
+    """A server's Retry-After above this ends the request as Throttled instead of being waited for."""
+    budget: int = 500
+    """Repeats that a host may be ahead of its answers, over all ranges; beyond it failures are raised at once. The
+    tokens of aws-c-s3 and botocore, but one for a repeat instead of 5 or 10, and one back for each answer: theirs runs
+    dry where 3 in 10 requests fail at random, and of those in flight when a server restarts. Repeats at the time that
+    a server names are free. 0 allows no others."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(self.attempts >= 1, f"attempts must be at least 1, not {self.attempts}")
+        require(self.budget >= 0, f"budget must not be negative, not {self.budget}: 0 repeats nothing unasked")
+        for name in ("total_seconds", "initial_seconds", "maximum_seconds", "retry_after_maximum_seconds"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HedgeConfig:
+    """When bytes whose answer is late are asked for a second time; the answer that comes first is taken."""
+
+    quantile: float = 0.95
+    """Of a host's latest answers that came sooner than one that is late. Dean and Barroso ask again from there on."""
+    max_share: float = 0.03
+    """Second requests in the long run, by all others. Dean and Barroso needed 2-5 %."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(0.5 <= self.quantile < 1, f"quantile must be from 0.5 up to below 1, not {self.quantile}")
+        require(0 < self.max_share <= 0.5, f"max_share must be above 0 and at most 0.5, not {self.max_share}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Config:
+    """How ``s3://bucket/key`` becomes a request.
+
+    Credentials come from where the AWS tools have them (environment, profiles, single sign-on, the instance's role),
+    never from here, so that this can be printed and pickled.
+    """
+
+    endpoint_url: str | None = None
+    """Of a store that speaks like S3 (MinIO, B2, R2). None means AWS_ENDPOINT_URL_S3, the profile's, or AWS."""
+    region: str | None = None
+    """Where buckets are asked for first; None means AWS_DEFAULT_REGION or the profile's. Others are found."""
+    profile: str | None = None
+    """Of ~/.aws/config; None means AWS_PROFILE or the default one."""
+    anonymous: bool = False
+    """Whether to sign nothing: public buckets, without any credentials."""
+    requester_pays: bool = False
+    """Whether to accept that the requests and bytes are charged to you."""
+    path_style: bool | None = None
+    """Whether the bucket stands in the path instead of the host's name; None means where there is an endpoint_url."""
+    presign_seconds: int = 3600
+    """How long a signed url is good for, and so used for all ranges of its object. S3 allows 7 days."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(
+            1 <= self.presign_seconds <= 604_800,
+            f"presign_seconds must be between 1 and 604800 (7 days), not {self.presign_seconds}",
+        )
+        _check_endpoint("endpoint_url", self.endpoint_url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchConfig:
+    """How objects are asked for.
+
+    Pickles without the values of ``headers``, ``tokens`` and ``fsspec``, except into a process that multiprocessing
+    starts with it; see Secrets.
+    """
+
+    max_requests_per_host: int = 64
+    """Most requests in flight to one (scheme, host, port). 64 connections were the best of 4-128 on a Hub bucket. Raise
+    it for a store that stands more, and the limit grows as long as that brings more."""
+    initial_requests_per_host: int = 64
+    """What the limit begins with, or ``max_requests_per_host`` where that is less. Lower, a stream starts slowly."""
+    min_requests_per_host: int = 4
+    """Fewest that throttling and late answers bring the limit down to, or ``max_requests_per_host`` where that is less.
+    Where 4 are too many a server asks for pauses, which are kept. xet-core goes down to 1, aws-c-s3 to 10."""
+    learn_limit: bool = True
+    """Whether the limit of a web server moves between these bounds: up while goodput grows and requests wait for it,
+    down where the server says 429 or 503, or answers late. False holds it at ``max_requests_per_host``; a server's
+    Retry-After pauses its requests either way."""
+    max_gap_bytes: int = 64 * KIB
+    """Longest run of unasked bytes that is read over to save a request of fetch_many, or of calls made at once, where
+    there are more than may be in flight: 1,000 ranges of 4 KiB so far apart took 0.39 s instead of 0.94 s at 50 ms
+    and 4 MiB/s a stream, and a third of the CPU. Over gaps of 256 KiB it took longer than without."""
+    max_span_bytes: int = 16 * MIB
+    """Longest request that fetch_many makes of several ranges; calls of one turn of the loop share at most 512 KiB.
+    0 asks for each range by itself. S3's guide advises requests of 8-16 MiB."""
+    part_bytes: int = 8 * MIB
+    """Longer ranges are fetched in parts, side by side. What aws-c-s3 takes; S3's guide advises 8-16 MiB. 32 MiB took
+    2.1 s at 4 MiB/s a stream, 0.6 s in parts of 2 MiB, and the same CPU within a fifth in parts of 2-64 MiB."""
+    min_part_bytes: int = 256 * KIB
+    """Parts get shorter, down to this, where a host's streams were seen to be so slow that the last byte then comes
+    sooner, and requests to it are free. 16 MiB at 4 MiB/s a stream and 50 ms took 2.05 s in parts of 8 MiB and 0.17 s
+    in the 43 so chosen. As much as part_bytes switches it off."""
+    max_bytes_per_second: int | None = None
+    """Of bodies, from web servers, S3, the Hub and fsspec's back ends together; None for no bound. It is the process's:
+    all its fetchers and loops with the same figure share one cap, held within 5 % over 2 s and more. A stream's loader
+    workers get equal shares. What the system reads ahead (64-128 KiB a connection) isn't seen here."""
+    timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
+    retry: RetryConfig = field(default_factory=RetryConfig)
+    hedge: HedgeConfig | None = field(default_factory=HedgeConfig)
+    """Second requests for bytes whose answer is late; None makes none. Where one first byte in a hundred took 1 s, not
+    50 ms, they brought the 99.9th percentile from 1,007 to 195 ms for 1.05 % more requests; a host that had become
+    slow as a whole got 0.50 % more. A request that is answered in time costs 4 us more."""
+    max_redirects: int = 10
+    """Redirects followed for one request; what browsers, reqwest and aiohttp allow."""
+    keepalive_seconds: float = 12.0
+    """Idle connections are closed after this; S3 closes them at about 20 s, aiobotocore uses 12 s."""
+    ca_file: str | os.PathLike[str] | None = None
+    """PEM file of the authorities to trust instead of the system's."""
+    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    """Extra request headers by host. "data.example.org:8443" means that port. "data.example.org" means https on port
+    443, and the scheme and port of that host which a url of yours names. A redirect takes them nowhere else."""
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Bearer tokens by host as above, sent over https only (and to loopback)."""
+    trust_env: bool = True
+    """Whether HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc count. A login of netrc goes where headers by host go."""
+    direct_bodies: bool = True
+    """Whether the socket writes bodies into their buffers itself, where the installed aiohttp allows it. It saves a
+    third of the CPU of large ones; False copies every body, as happens anyway where it can't be done."""
+    loops: int = 1
+    """Event loops that bodies of 4 MiB and more are spread over: the caller's, and ``loops - 1`` in threads of their
+    own, each with connections of its own. Worth a try where one loop fills its core, at about 1 GB/s of TLS, and more
+    cores are free. With one core for the client and one for the server, 2 loops brought 17-20 % more MiB/s over plain
+    HTTP in ranges of 4 and 16 MiB, and nothing over TLS (-12 and +2 %), for 6-15 % more CPU."""
+    max_idle_buffer_bytes: int = 128 * MIB
+    """Memory of bodies that nobody refers to any more, kept for the next ones; blocks below 64 KiB are not. Fresh pages
+    cost 0.8 ms a MiB where this was measured, more than all the rest of a fetch over plain HTTP."""
+    s3: S3Config = field(default_factory=S3Config)
+    """For s3:// urls."""
+    hub_endpoint: str | None = None
+    """What hf:// urls are asked from. None means HF_ENDPOINT or https://huggingface.co."""
+    fsspec: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False)
+    """Arguments of fsspec's file systems by scheme ("gs"), for every scheme that isn't read natively."""
+    max_known_objects: int = 65_536
+    """Objects whose version and size are remembered, about 200 bytes each; the least recently used is forgotten."""
+
+    def __post_init__(self) -> None:
+        for name in ("headers", "tokens", "fsspec"):
+            values = getattr(self, name)
+            if not isinstance(values, Secrets):
+                object.__setattr__(self, name, Secrets(name, values))
+                _check_entries(name, getattr(self, name))
+        check_types(self)
+        for name in ("max_requests_per_host", "initial_requests_per_host", "min_requests_per_host"):
+            require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        require(self.max_gap_bytes >= 0, f"max_gap_bytes must not be negative, not {self.max_gap_bytes}")
+        require(self.max_span_bytes >= 0, f"max_span_bytes must not be negative, not {self.max_span_bytes}")
+        require(self.part_bytes >= 1, f"part_bytes must be at least 1, not {self.part_bytes}")
+        require(self.min_part_bytes >= 1, f"min_part_bytes must be at least 1, not {self.min_part_bytes}")
+        require(
+            self.max_bytes_per_second is None or self.max_bytes_per_second >= 1,
+            f"max_bytes_per_second must be at least 1, or None, not {self.max_bytes_per_second}",
+        )
+        require(self.max_redirects >= 0, "max_redirects must not be negative")
+        require(0 < self.keepalive_seconds < math.inf, "keepalive_seconds must be positive and finite")
+        require(self.ca_file != "", "ca_file must name a file, or be None for the system's authorities")
+        require(self.loops >= 1, f"loops must be at least 1, the caller's own, not {self.loops}")
+        require(self.max_idle_buffer_bytes >= 0, "max_idle_buffer_bytes must not be negative")
+        require(self.max_known_objects >= 1, "max_known_objects must be at least 1")
+        _check_endpoint("hub_endpoint", self.hub_endpoint)
+
+
+def _check_endpoint(name: str, url: str | None) -> None:
+    if url is None:
+        return
+    said = repr(redact_url(url))
+    require(url.startswith(("http://", "https://")), f"{name} must begin with https:// or http://, not {said}")
+    host = url.split("/")[2]
+    require(host != "", f"{name} {said} names no host")
+    require("@" not in host, f"{name} must not hold a password: {said}")  # it is shown and pickled with the rest
+
+
+def _check_entries(setting: str, entries: Mapping[object, object]) -> None:
+    """ConfigError unless names and values are of the kinds that can be used. No value is shown."""
+    by = "scheme, like 'gs'" if setting == "fsspec" else "host, like 'data.example.org' or 'data.example.org:8443'"
+    for name, value in entries.items():
+        is_name = isinstance(name, str) and not {"/", "@"} & set(name)
+        require(is_name, f"{setting} are by {by}, not by {redact_url(repr(name))}")
+        where = f"{setting}[{name!r}]"
+        if setting == "tokens":
+            _check_text(where, value)
+            continue
+        what = "arguments by name" if setting == "fsspec" else "strings by header"
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} must be a mapping of {what}, not of type {type(value).__name__}")
+        if setting == "headers":
+            for header, text in value.items():
+                _check_text(f"{where}[{header!r}]", text)
+
+
+def _check_text(where: str, value: object) -> None:
+    require(isinstance(value, str), f"{where} must be a string, not of type {type(value).__name__}")

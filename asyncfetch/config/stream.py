@@ -1,0 +1,131 @@
+"""How a dataset is streamed, and what each of a rank's workers may take of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from asyncfetch.config.checks import check_types, require
+from asyncfetch.config.fetch import MIB, FetchConfig
+
+__all__ = ["DecoderBackend", "OnError", "StreamConfig", "usable_cpus"]
+
+DecoderBackend = Literal["auto", "torchcodec", "pyav"]
+OnError = Literal["raise", "skip", "replace"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """How a dataset is streamed. All bounds are for one rank: its loader workers share them."""
+
+    fetch: FetchConfig = field(default_factory=FetchConfig)
+    max_bytes: int = 4096 * MIB
+    """Clips, table rows and indexes in memory, and the decoders on them (a quarter of it)."""
+    disk_cache_dir: str | os.PathLike[str] | None = None
+    """A directory on a local disk that keeps what was fetched, for later epochs and for other processes and jobs of the
+    machine; None keeps nothing. Kept are objects on web servers, S3 and the Hub that have a strong ETag."""
+    disk_cache_max_bytes: int = 64 * 1024 * MIB
+    """Bound on that directory, whoever writes to it: it is shared, so loader workers get no shares of it. An eighth of
+    a common disk of 512 GB; less is kept where less than 1 GiB of the disk would be left."""
+    decoded_max_bytes: int = 256 * MIB
+    """Decoded samples that wait for the consumer."""
+    lanes: int = 64
+    """Independent sequences of episodes that a shuffled order goes round; a power of two."""
+    pool_episodes: int = 64
+    """Episodes that frames are drawn from at a time, over all lanes; at least one a lane."""
+    group_frames: int | None = None
+    """Neighbouring frames of an episode that a shuffled order takes in a row as far as the episode goes, so that they
+    are decoded together. None means a group of pictures as the dataset states it (``video.g``, or LeRobot's default of
+    2); 1 draws each frame for itself, and then random access costs more than a third of the decoding."""
+    uneven_ends: Literal["uneven", "drop", "pad"] = "uneven"
+    """What becomes of the last samples of an epoch where they are fewer than the ranks: some ranks take one more, they
+    are dropped, or the other ranks repeat a sample. With "pad" every sample says whether it ``is_padding``."""
+    on_error: OnError = "raise"
+    """What becomes of a sample whose data are bad: a broken or missing file, a frame that isn't there. "raise" raises
+    the error at the sample's place; "skip" leaves it out, so ranks may get unequally many; "replace" gives a copy of
+    the good sample before it. ``Stream.quarantine`` lists what was left out or replaced. A host that is down always
+    raises, and so do a transform's own errors."""
+    prefetch_episodes: int = 8
+    """Episodes fetched ahead of the pool."""
+    decode_threads: int | None = None
+    """Threads that decode; None means one a core this process may use, divided among the loader workers, but at least
+    one each."""
+    decoder: DecoderBackend = "auto"
+    """ "torchcodec", "pyav", or "auto": torchcodec where it loads, PyAV elsewhere."""
+    decoder_cache_size: int | None = None
+    """Open decoders kept; None means ASYNCFETCH_DECODER_CACHE_SIZE or else what the pool needs, at least 100."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        require(self.max_bytes > 0, "max_bytes must be positive")
+        require(self.disk_cache_dir != "", "disk_cache_dir must name a directory, or be None for no disk cache")
+        require(self.disk_cache_max_bytes > 0, "disk_cache_max_bytes must be positive")
+        require(self.decoded_max_bytes > 0, "decoded_max_bytes must be positive")
+        require(
+            self.lanes >= 1 and self.lanes & (self.lanes - 1) == 0,
+            f"lanes must be a power of two, not {self.lanes}",
+        )
+        require(
+            self.pool_episodes >= self.lanes,
+            f"pool_episodes={self.pool_episodes} must be at least one a lane: lower lanes={self.lanes} too",
+        )
+        require(self.group_frames is None or self.group_frames >= 1, "group_frames must be at least 1, or None")
+        require(self.prefetch_episodes >= 0, "prefetch_episodes must not be negative")
+        require(self.decode_threads is None or self.decode_threads >= 1, "decode_threads must be at least 1")
+        require(
+            self.decoder_cache_size is None or self.decoder_cache_size >= 1,
+            "decoder_cache_size must be at least 1",
+        )
+
+    def shared_by(self, workers: int) -> StreamConfig:
+        """This configuration for one of a rank's workers: bytes, requests, threads and decoders divided, the order not.
+
+        Raises:
+            ConfigError: There are more workers than requests, threads or decoders allowed; each needs one.
+        """
+        require(workers >= 1, f"workers must be at least 1, not {workers}")
+        return replace(
+            self,
+            fetch=replace(
+                self.fetch,
+                max_requests_per_host=_share("max_requests_per_host", self.fetch.max_requests_per_host, workers),
+                initial_requests_per_host=max(1, self.fetch.initial_requests_per_host // workers),
+                min_requests_per_host=max(1, self.fetch.min_requests_per_host // workers),
+                max_bytes_per_second=(
+                    None
+                    if self.fetch.max_bytes_per_second is None
+                    else _share("max_bytes_per_second", self.fetch.max_bytes_per_second, workers)
+                ),
+            ),
+            max_bytes=max(1, self.max_bytes // workers),
+            decoded_max_bytes=max(1, self.decoded_max_bytes // workers),
+            prefetch_episodes=-(-self.prefetch_episodes // workers),
+            decode_threads=(
+                max(1, usable_cpus() // workers)
+                if self.decode_threads is None
+                else _share("decode_threads", self.decode_threads, workers)
+            ),
+            decoder_cache_size=(
+                None
+                if self.decoder_cache_size is None
+                else _share("decoder_cache_size", self.decoder_cache_size, workers)
+            ),
+        )
+
+
+def _share(name: str, limit: int, workers: int) -> int:
+    """A worker's part of a rank's limit, of which each needs one."""
+    require(
+        limit >= workers,
+        f"{name}={limit} is a rank's limit, and each of its {workers} loader workers needs one: set {name} to at least "
+        f"{workers}, or num_workers to at most {limit}",
+    )
+    return limit // workers
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on, at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1

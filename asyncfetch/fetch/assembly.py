@@ -1,0 +1,156 @@
+"""How the bytes of a range come together: by a request of its own, one shared with other ranges, or several at once."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from asyncfetch.errors import FetchError, InvalidResponse, RangeNotSatisfiable
+from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, for_each, plan_batch
+from asyncfetch.fetch.joining import MAX_SHARED_BYTES, Joining
+from asyncfetch.fetch.objects import strong_etag
+from asyncfetch.fetch.parts import MIN_TELLING_BYTES, PartSizes
+from asyncfetch.fetch.responses import Wanted
+from asyncfetch.ranges import ObjectInfo, split_range
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch.hosts import Host
+    from asyncfetch.fetch.objects import ObjectMemory
+    from asyncfetch.ranges import ByteRange
+    from asyncfetch.runtime.memory_pool import MemoryPool
+
+__all__ = ["Assembly", "concerns_some"]
+
+
+class Read(Protocol):
+    """Reads one range of an object by one request and its repeats."""
+
+    def __call__(
+        self,
+        url: str,
+        wanted: Wanted,
+        buffer: memoryview | None = None,
+        *,
+        asked: Wanted | None = None,
+        part_of: ObjectInfo | None = None,
+    ) -> Awaitable[tuple[ObjectInfo, memoryview]]:
+        """The object and the bytes; the arguments are Download's."""
+        ...
+
+
+class Assembly:
+    """Brings ranges that aren't empty, by as few requests as bring them about as soon as can be."""
+
+    def __init__(self, config: FetchConfig, objects: ObjectMemory, memory: MemoryPool, read: Read) -> None:
+        self._config = config
+        self._objects = objects
+        self._memory = memory
+        self._read = read
+        self._parts = PartSizes(config)
+        shared = replace(config, max_span_bytes=min(config.max_span_bytes, MAX_SHARED_BYTES))
+        self._joining = Joining(partial(plan_batch, config=shared), self.fetch_alone)
+
+    def came_from(self, url: str, host: Host, length: int) -> None:
+        """Takes notice of the host that ``length`` bytes of ``url`` came from by one request."""
+        if length >= MIN_TELLING_BYTES:
+            self._parts.came_from(url, host)
+
+    def copy(self, piece: memoryview) -> memoryview:
+        """The piece in memory of its own: a slice would keep all that came with it."""
+        view = self._memory.take(len(piece)).data
+        view[:] = piece
+        return view.toreadonly()
+
+    async def fetch(self, wanted: ByteRange, buffer: memoryview | None = None) -> tuple[ObjectInfo, memoryview]:
+        """A range that isn't empty, by one request with others that are asked for just now where that saves one."""
+        if wanted.stop is None or not self._config.max_span_bytes:
+            return await self.fetch_alone(wanted, buffer)
+        ask = await self._joining.ask(wanted)
+        if ask.shared is None:
+            return await self.fetch_alone(wanted, buffer, company=ask.company)
+        request, outcome = ask.shared.request, await ask.shared.body.outcome()
+        if isinstance(outcome, tuple):
+            info, body = outcome
+            piece = request.cut(body, wanted)
+            if buffer is None:
+                return info, body if len(piece) == len(body) else self.copy(piece)
+            buffer[:] = piece
+            return info, buffer.toreadonly()
+        if not isinstance(outcome, FetchError):
+            raise copy(outcome)  # the traceback of each is its own
+        if len(request.serves) == 1 or not concerns_some(outcome):
+            raise outcome.about(wanted.start, wanted.stop) from outcome.__cause__
+        return await self.fetch_alone(wanted, buffer, company=ask.company)
+
+    async def fetch_alone(
+        self, wanted: ByteRange, buffer: memoryview | None = None, *, company: int = 1
+    ) -> tuple[ObjectInfo, memoryview]:
+        """A range that isn't empty, by requests of its own: several where that is sooner.
+
+        ``company`` is the number of requests that are about to be made, this one included.
+        """
+        if wanted.stop is not None:
+            length = wanted.stop - wanted.start
+            part_bytes = self._parts.choose(wanted.url, length, company)
+            info = await self._divisible(wanted) if length > part_bytes else None
+            if info is not None:
+                try:
+                    return info, await self._fetch_parts(wanted, info, buffer, part_bytes)
+                except InvalidResponse as error:
+                    if not _ignores_range(error):
+                        raise
+                    self._objects.note_whole(wanted.url)
+        return await self._read(wanted.url, Wanted(wanted.start, wanted.stop), buffer)
+
+    async def fetch_version(self, wanted: ByteRange, version: ObjectInfo, buffer: memoryview) -> None:
+        """A closed range of just this version of its object into ``buffer``."""
+        length = len(buffer)
+        whole = self._objects.comes_whole(wanted.url)
+        part_bytes = length if whole else self._parts.choose(wanted.url, length, 1)
+        await self._fetch_parts(wanted, version, buffer, part_bytes)
+
+    async def _divisible(self, wanted: ByteRange) -> ObjectInfo | None:
+        """The version of the object that a range's parts can be taken from; None where it must come in one piece."""
+        assert wanted.stop is not None
+        info = self._objects.get(wanted.url)
+        if info is None and wanted.stop - wanted.start > self._config.part_bytes:
+            asked = Wanted(wanted.start, wanted.stop)
+            info, _ = await self._read(wanted.url, Wanted(0, 1, clamp=True), asked=asked)
+        if info is None or strong_etag(info) is None or wanted.stop > info.size:
+            return None
+        if self._objects.comes_whole(wanted.url):
+            return None
+        return info
+
+    async def _fetch_parts(
+        self, wanted: ByteRange, info: ObjectInfo, buffer: memoryview | None, part_bytes: int
+    ) -> memoryview:
+        """A range that lies within this version of its object, by several requests at once."""
+        assert wanted.stop is not None
+        asked = Wanted(wanted.start, wanted.stop)
+        view = self._memory.take(wanted.stop - wanted.start).data if buffer is None else buffer
+
+        async def work(part: tuple[int, int]) -> None:
+            start, stop = part
+            place = view[start - wanted.start : stop - wanted.start]
+            await self._read(wanted.url, Wanted(start, stop), place, asked=asked, part_of=info)
+
+        parts = split_range(wanted, part_bytes)
+        workers = WORKERS_PER_REQUEST * self._config.max_requests_per_host
+        await for_each(parts, work, key=lambda _: wanted.url, workers=workers)
+        return view.toreadonly()
+
+
+def concerns_some(error: FetchError) -> bool:
+    """Whether an error of a request for several ranges may not be one for each of them."""
+    return isinstance(error, RangeNotSatisfiable) or _ignores_range(error)
+
+
+def _ignores_range(error: FetchError) -> bool:
+    """Whether the server sent more of the object than is read through for the range in it."""
+    return isinstance(error, InvalidResponse) and error.status == 200

@@ -1,0 +1,267 @@
+"""One request to one host: through its gate, over a connection, and what is made of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import anyio
+
+from asyncfetch.errors import InvalidResponse
+from asyncfetch.fetch.bandwidth import Allowance, Bandwidth
+from asyncfetch.fetch.redirects import REDIRECTS, host_name, next_url
+from asyncfetch.fetch.responses import Delivery, refusal
+from asyncfetch.fetch.retry import AttemptFailed, cause_of, pause_seconds
+from asyncfetch.fetch.transports.exchange import Exchange, PooledConnectionDied, receive_body
+from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
+from asyncfetch.fetch.transports.hedging import Overtaken, race_where_useful
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+
+    import aiohttp
+    from yarl import URL
+
+    from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch.addresses import AddressBook
+    from asyncfetch.fetch.hosts import Host, Turn
+    from asyncfetch.fetch.retry import Clock
+    from asyncfetch.fetch.transports.hedging import Race
+    from asyncfetch.fetch.transports.lines import Lines
+    from asyncfetch.fetch.transports.visit import Visit
+
+__all__ = ["Asking", "Body", "Question", "Reply"]
+
+T = TypeVar("T")
+
+Body = Callable[[], "Iterable[bytes | memoryview]"]
+"""Gives the pieces of a request's body, from the first one again for each time that it is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that isn't an object's bytes, with a status below 400."""
+
+    url: URL = field(repr=False)
+    """What it answers, after redirects."""
+    headers: Mapping[str, str] = field(repr=False)
+    """Found by names of any case."""
+    body: bytes = field(default=b"", repr=False)
+    target: URL | None = field(default=None, repr=False)
+    """Where it redirects to: another origin; None where it doesn't."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[T]):
+    """One request, and what is made of its answer."""
+
+    url: URL
+    headers: Mapping[str, str]
+    take: Callable[[Turn, Exchange, aiohttp.ClientResponse], Awaitable[T]]
+    method: str = "GET"
+    body: Body | None = None
+    answer_bytes: int = 0
+    """Expected length of the answer's body; 0 where that isn't known."""
+    fits: Callable[[aiohttp.ClientResponse], bool] | None = None
+    """Says of an answer, by its head, whether it can be taken: then a second request may be made when one is late. None
+    where there is to be none."""
+
+
+class Asking:
+    """Asks hosts questions, each once but for a pooled connection that had died. Everything above it repeats."""
+
+    def __init__(self, config: FetchConfig, clock: Clock, lines: Lines, *, directly: bool) -> None:
+        """``directly`` says whether a body may go from its socket straight into its buffer."""
+        self._config = config
+        self._clock = clock
+        self._lines = lines
+        self._bandwidth = Bandwidth.of(config.max_bytes_per_second)
+        self._directly = directly
+
+    async def ask(self, host: Host, question: Question[T], *, needs_new_connection: bool = False) -> T:
+        """One request, through its host's gate, and what is made of its answer; on the loop with least to do."""
+        async with host.turn() as turn:
+            line = self._lines.choose(question.answer_bytes)
+            turn.tally = host.tally(line.number)
+            if line.number != 0:
+                question = replace(question, fits=None)  # the host's budget of second requests is its loop's
+            exchange = partial(self._exchange, line.session, turn, question)
+            if self._bandwidth is not None:
+                exchange = partial(self._paced, self._bandwidth, question.answer_bytes, exchange)
+            try:
+                try:
+                    return await line.run(question.answer_bytes, exchange, needs_new_connection)
+                except PooledConnectionDied:
+                    return await line.run(question.answer_bytes, exchange, True)
+            except AttemptFailed as failure:
+                failure.host = host_name(question.url)
+                turn.failed(failure)
+                raise
+
+    async def _paced(
+        self,
+        bandwidth: Bandwidth,
+        answer_bytes: int,
+        exchange: Callable[[bool, Allowance], Awaitable[T]],
+        needs_new_connection: bool,
+    ) -> T:
+        """An exchange whose body comes no faster than the process may receive."""
+        allowance = Allowance(bandwidth)
+        try:
+            await anyio.sleep(allowance.begin(answer_bytes))
+            return await exchange(needs_new_connection, allowance)
+        finally:
+            allowance.close()
+
+    async def _exchange(
+        self,
+        session: aiohttp.ClientSession,
+        turn: Turn,
+        question: Question[T],
+        needs_new_connection: bool,
+        allowance: Allowance | None = None,
+        overtaking: Race[T] | None = None,
+    ) -> T:
+        """One request and its answer, the second one of a race where it is ``overtaking``.
+
+        Runs on the loop of ``session`` and the turn's tally.
+        """
+        host, url, name = turn.host, question.url, host_name(question.url)
+        race = None
+        if question.fits is not None and overtaking is None:
+
+            def second(turn: Turn, race: Race[T]) -> Awaitable[T]:
+                return self._exchange(session, turn, question, False, allowance, race)
+
+            race = race_where_useful(turn, question.fits, second)
+        exchange = Exchange(
+            self._config.timeouts,
+            name,
+            needs_new_connection=needs_new_connection,
+            now=host.now,
+            allowance=allowance,
+            race=race,
+            is_second=overtaking is not None,
+        )
+        with exchange:
+            turn.tally.counts.requests += 1
+            try:
+                response = await session.request(
+                    question.method,
+                    url,
+                    headers=question.headers,
+                    data=None if question.body is None else _told(question.body(), exchange),
+                    allow_redirects=False,
+                    proxy=host.route.proxy,
+                    proxy_headers=host.route.proxy_headers,
+                )
+            except Overtaken:
+                assert race is not None
+                host.hedging.answered(exchange.waited())
+                self._count_first(race, turn, name)
+                return race.outcome()
+            except FOREIGN as error:
+                proxy = host.route.proxy
+                failure = as_failure(error, name, None if proxy is None else host_name(proxy))
+                if exchange.died_idle(error):
+                    raise PooledConnectionDied(failure.kind, failure.message) from error
+                raise failure from cause_of(error)
+            turn.answered(exchange.answered(response), is_refusal=response.status >= 400)
+            if response.status in REDIRECTS:
+                turn.tally.counts.redirects += 1
+            if overtaking is not None:
+                if response.status >= 400:
+                    raise self._refusal(response.status, response.headers)
+                await overtaking.claim(response)
+            return await question.take(turn, exchange, response)
+
+    def _count_first(self, race: Race[T], turn: Turn, name: str) -> None:
+        """Counts the failure of a first request that the second one made good."""
+        if race.first_failure is not None:
+            turn.failed(as_failure(race.first_failure, name))
+        elif race.first_answer is not None:
+            status, headers = race.first_answer
+            unfit = AttemptFailed(InvalidResponse, "the answer to the first request doesn't fit")
+            turn.failed(self._refusal(status, headers) if status >= 400 else unfit)
+
+    async def take_bytes(
+        self, visit: Visit, url: URL, turn: Turn, exchange: Exchange, response: aiohttp.ClientResponse
+    ) -> URL | None:
+        """Checks the answer and takes its bytes; None when they have landed, else the url that it redirects to."""
+        download = visit.download
+        status = response.status
+        headers: Mapping[str, str] = response.headers
+        if status in REDIRECTS or status >= 400:
+            headers = visit.book.explain(status, headers, await exchange.drain())
+        try:
+            delivery = visit.judge(url, status, headers)
+        except AttemptFailed as failure:
+            self._note_answer(failure, status, headers)
+            raise
+        if not isinstance(delivery, Delivery):
+            return delivery
+        view = download.accept(delivery)
+        download.remember()
+        if delivery.start == delivery.stop:
+            await exchange.drain()
+            return None
+
+        def landed(count: int) -> None:
+            download.landed_bytes += count
+            turn.landed(count)
+
+        host = turn.host
+        since = host.now()
+        await receive_body(exchange, delivery, view, landed, directly=self._directly)
+        turn.received(len(view), host.now() - since)
+        download.host = host
+        return None
+
+    @staticmethod
+    def fits(visit: Visit, url: URL, response: aiohttp.ClientResponse) -> bool:
+        """Whether ``take_bytes`` would take an answer, by its head alone."""
+        try:
+            visit.judge(url, response.status, response.headers)
+        except AttemptFailed:
+            return False
+        return True
+
+    async def take_reply(
+        self, url: URL, book: AddressBook, max_bytes: int, _: Turn, exchange: Exchange, response: aiohttp.ClientResponse
+    ) -> Reply:
+        """Takes an answer that isn't an object's bytes; at most ``max_bytes`` of it."""
+        status = response.status
+        headers: Mapping[str, str] = response.headers
+        if status not in REDIRECTS and status < 400:
+            return Reply(url, headers, await exchange.read_all(max_bytes))
+        headers = book.explain(status, headers, await exchange.drain())
+        try:
+            if status >= 400:
+                raise refusal(status)
+            return Reply(url, headers, target=next_url(url, headers.get("Location")))
+        except AttemptFailed as failure:
+            self._note_answer(failure, status, headers)
+            raise
+
+    def _refusal(self, status: int, headers: Mapping[str, str]) -> AttemptFailed:
+        failure = refusal(status)
+        self._note_answer(failure, status, headers)
+        return failure
+
+    def _note_answer(self, failure: AttemptFailed, status: int, headers: Mapping[str, str]) -> None:
+        """Adds to the failure what the server said beside the status."""
+        failure.status, failure.headers = failure.status or status, headers
+        if status >= 400:
+            failure.retry_after = pause_seconds(headers, wall_now=self._clock.wall())
+        word = headers.get("X-Error-Code")
+        if word is not None:
+            failure.message += f" ({word[:80]})"
+
+
+async def _told(pieces: Iterable[bytes | memoryview], exchange: Exchange) -> AsyncIterator[bytes | memoryview]:
+    """The pieces, of which the exchange is told as they go out: the answer is waited for from the last one on."""
+    for piece in pieces:
+        yield piece
+        exchange.moved()

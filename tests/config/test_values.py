@@ -1,0 +1,64 @@
+"""What a configuration's fields may hold: everything else is refused where it is written, not where it is used."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import asyncfetch as af
+
+KINDS = (af.FetchConfig, af.TimeoutConfig, af.RetryConfig, af.HedgeConfig, af.S3Config, af.StreamConfig)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_no_field_may_hold_is_refused_by_its_name(kind: Any) -> None:  # noqa: ANN401
+    for name in kind.__dataclass_fields__:
+        for value in (b"x", [], object(), math.nan, 1 + 0j, *(() if name in {"region", "profile"} else ("",))):
+            with pytest.raises(af.ConfigError, match=name) as caught:
+                kind(**{name: value})
+            assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_requests_per_host": "64"}, "max_requests_per_host must be a whole number, not of type str"),
+        ({"max_requests_per_host": 1.5}, "max_requests_per_host must be a whole number, not 1.5"),
+        ({"loops": True}, "loops must be a whole number, not True"),
+        ({"part_bytes": None}, "part_bytes must be a whole number, not None"),
+        ({"max_bytes_per_second": "1"}, "max_bytes_per_second must be a whole number or None, not of type str"),
+        ({"learn_limit": 1}, "learn_limit must be True or False, not 1"),
+        ({"timeouts": 5}, "timeouts must be a TimeoutConfig, not 5"),
+        ({"hedge": False}, "hedge must be a HedgeConfig or None, not False"),
+        ({"keepalive_seconds": math.inf}, "keepalive_seconds must be positive and finite"),
+        ({"ca_file": ""}, "ca_file must name a file, or be None"),
+        ({"hub_endpoint": "https://"}, "hub_endpoint .* names no host"),
+        ({"tokens": {"h": 5}}, r"tokens\['h'\] must be a string, not of type int"),
+        ({"tokens": {5: "x"}}, "tokens are by host, .* not by 5"),
+        ({"tokens": {"https://me:hidden@h/": "x"}}, r"tokens are by host, .* not by 'https://\*\*\*@h/'"),
+        ({"headers": {"h": "hidden"}}, r"headers\['h'\] must be a mapping of strings by header, not of type str"),
+        ({"headers": {"h": {"Cookie": b"hidden"}}}, r"headers\['h'\]\['Cookie'\] must be a string, not of type bytes"),
+        ({"headers": {"h": {"Cookie": None}}}, r"headers\['h'\]\['Cookie'\] must be a string, not of type NoneType"),
+        ({"headers": {"h/x": {}}}, "headers are by host, .* not by 'h/x'"),
+        ({"fsspec": {"gs": ["hidden"]}}, r"fsspec\['gs'\] must be a mapping of arguments by name, not of type list"),
+        ({"fsspec": {"gs://": {}}}, "fsspec are by scheme, .* not by 'gs://'"),
+    ],
+    ids=str,
+)
+def test_the_message_says_what_can_be_meant_and_shows_no_secret(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(af.ConfigError, match=f"^{message}") as caught:
+        af.FetchConfig(**settings)
+    assert "hidden" not in str(caught.value)
+
+
+def test_numbers_of_numpy_and_paths_are_as_good() -> None:
+    config: Any = af.FetchConfig
+    assert config(max_requests_per_host=np.int64(3), keepalive_seconds=np.float32(2)).max_requests_per_host == 3
+    assert config(keepalive_seconds=3, ca_file=Path("ca.pem")).ca_file == Path("ca.pem")
+    assert af.TimeoutConfig(stall_seconds=math.inf).stall_seconds == math.inf
+    assert af.StreamConfig(disk_cache_dir=Path("/scratch")).disk_cache_dir == Path("/scratch")
