@@ -8,6 +8,7 @@ one merge of all.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from asyncfetch.merge.validate import check_agreement
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FilePlace", "Limits", "MergePlan", "PlannedEpisode", "VideoPlan", "plan_merge"]
 
+_FORMAT = 1
+"""Counted up with what is written for the same plan, so that nothing older is gone on with."""
 _GROUP_BYTES = 200
 """What a column of a row group takes in the file's footer, about."""
 
@@ -85,6 +88,19 @@ class MergePlan:
     def num_frames(self) -> int:
         """Frames of all episodes."""
         return sum(planned.episode.length for planned in self.episodes)
+
+    def row_bytes(self, planned: PlannedEpisode) -> float:
+        """What the episode's rows take where they are now, about; it has some."""
+        episode = planned.episode
+        return episode.length * self.sources[planned.source].data_files[episode.data_url].row_bytes
+
+    def fingerprint(self) -> str:
+        """Of all that the files follow from: the sources as they are now, and the limits."""
+        digest = blake2b(digest_size=16)
+        for source in self.sources:
+            digest.update(repr((source.url, source.version)).encode())
+        digest.update(repr((_FORMAT, self.limits)).encode())
+        return digest.hexdigest()
 
     def data_files(self) -> list[list[PlannedEpisode]]:
         """The episodes of each data file, by its number; at least one file."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from asyncfetch.merge import MergeProgress
     from tests.lerobot.serving import Library
 
 
@@ -213,30 +214,35 @@ async def test_a_failure_halfway_leaves_the_destination_as_it_was(library: Libra
     assert (tmp_path / "out/file").exists()
 
 
-async def test_a_cancellation_leaves_nothing(library: Library, tmp_path: Path) -> None:
-    """At the first byte written, and at the last."""
+async def test_a_cancelled_merge_is_gone_on_with(library: Library, tmp_path: Path) -> None:
+    """At the first byte written, at the last, and again and again."""
     roots = [library(episodes=(4, 5)).root] * 2
     calls = 0
 
-    def count(_done: int, _total: int) -> None:
+    def count(_now: MergeProgress) -> None:
         nonlocal calls
         calls += 1
 
     await merge_datasets(roots, tmp_path / "whole", workers=1, progress=count)
-    shutil.rmtree(tmp_path / "whole")
+    cancelled = 0
     for last in range(1, calls + 1):
         left = last
         with anyio.CancelScope() as scope:
 
-            def cancel(_done: int, _total: int, scope: anyio.CancelScope = scope) -> None:
+            def cancel(_now: MergeProgress, scope: anyio.CancelScope = scope) -> None:
                 nonlocal left
                 left -= 1
                 if not left:
                     scope.cancel()
 
             await merge_datasets(roots, tmp_path / "out", workers=1, progress=cancel)
-        assert scope.cancelled_caught
-        assert not names(tmp_path)
+        if not scope.cancelled_caught:  # what was finished before is told with fewer calls
+            break
+        cancelled += 1
+        assert not (tmp_path / "out").exists()
+    assert cancelled > 2
+    assert names(tmp_path) == {"whole", "out"}
+    assert all_files(tmp_path / "out") == all_files(tmp_path / "whole")
 
 
 async def test_a_dry_run_writes_nothing(library: Library, tmp_path: Path) -> None:
