@@ -118,7 +118,9 @@ class BuildFolder:
         self.remove()
 
     def remove(self) -> None:
-        """All of it."""
+        """All of it, the lock last: where that is killed, the next merge sees that it may go."""
+        for directory in (self.replaced, self.dataset, self.root / "journal"):
+            shutil.rmtree(directory, ignore_errors=True)
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _note(self, path: str) -> Path:
