@@ -16,6 +16,7 @@
     codecs        what a sample description says
     finish        the metadata, at the end
     tables, statistics, info     what is in the other files
+    schemas       schemas that pickle
     progress      how far it is
 
 Sources are read with the engine, so they may lie wherever it reads from.

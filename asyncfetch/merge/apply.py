@@ -120,33 +120,35 @@ async def merge_datasets(
     limits = Limits(data_file_max_bytes, video_file_max_bytes, files_per_chunk)
     check_limits(limits)
     urls, target = check_paths(sources, destination)
-    await anyio.to_thread.run_sync(_prepare_target, target, urls, overwrite)
+    await anyio.to_thread.run_sync(prepare_target, target, urls, overwrite)
     told = Progress(progress)
     async with (executor or InProcess()).open(fetch or FetchConfig(), workers, told.wrote) as pool:
         job = await plan_job(pool, urls, target, limits)
-        files, nbytes = len(job.units), job.nbytes
-        if not dry_run:
-            told.expect(files, nbytes)
-            files, nbytes = await carry_out(job, pool, told, overwrite=overwrite)
-    report = _report(job, files, nbytes, time.monotonic() - started, is_dry_run=dry_run)
-    logger.info(
-        "%s %d datasets into %s: %d episodes, %d frames, %d files, %d bytes, %.1f s",
-        *("would merge" if dry_run else "merged", len(urls), target),
-        *(report.episodes, report.frames, files, nbytes, report.seconds),
-    )
-    return report
+        if dry_run:
+            return report_on(job, len(job.units), job.nbytes, time.monotonic() - started, is_dry_run=True)
+        told.expect(len(job.units), job.nbytes)
+        files, nbytes = await carry_out(job, pool, told, overwrite=overwrite)
+    return report_on(job, files, nbytes, time.monotonic() - started)
 
 
-def _prepare_target(target: Path, urls: Sequence[str], overwrite: bool) -> None:
+def prepare_target(target: Path, urls: Sequence[str], overwrite: bool) -> None:
+    """Put right what a killed merge left at the target, and refuse one that isn't free. Blocks."""
     restore_target(target)
     check_destination(target, urls, overwrite)
 
 
-def _report(job: MergeJob, files: int, nbytes: int, seconds: float, *, is_dry_run: bool) -> MergeReport:
+def report_on(job: MergeJob, files: int, nbytes: int, seconds: float, *, is_dry_run: bool = False) -> MergeReport:
+    """The report, which is logged too."""
+    episodes, frames = len(job.plan.episodes), job.plan.num_frames
+    logger.info(
+        "%s %d datasets into %s: %d episodes, %d frames, %d files, %d bytes, %.1f s",
+        *("would merge" if is_dry_run else "merged", len(job.plan.sources), job.target),
+        *(episodes, frames, files, nbytes, seconds),
+    )
     return MergeReport(
         destination=job.target,
-        episodes=len(job.plan.episodes),
-        frames=job.plan.num_frames,
+        episodes=episodes,
+        frames=frames,
         tasks=len(job.plan.tasks),
         files=files,
         bytes=nbytes,

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from asyncfetch.merge.progress import Progress
     from asyncfetch.merge.units import FileUnit
 
-__all__ = ["build_dataset"]
+__all__ = ["build_dataset", "write_files"]
+
+
+async def write_files(pool: Pool, units: Sequence[FileUnit], folder: BuildFolder) -> None:
+    """Write some of a plan's files, and nothing else. What is finished stays. Errors are those of ``build_dataset``."""
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+            schedule = Schedule(tasks, pool)
+            for unit in units:
+                schedule.submit(write, folder, unit)
 
 
 async def build_dataset(
@@ -53,7 +62,7 @@ async def build_dataset(
                 written = schedule.submit(write, folder, unit)
                 schedule.then(written, progress.finished)
                 if isinstance(unit, RowsUnit):
-                    leaves += [schedule.submit(summarise, folder, written, unit, part) for part in unit.parts()]
+                    leaves += [schedule.submit(summarise, folder, written, part) for part in unit.parts()]
             if leaves:
                 summary = await schedule.get(schedule.reduce(add, leaves))
     await anyio.to_thread.run_sync(partial(write_metadata, plan, summary, folder.dataset))

@@ -28,7 +28,7 @@ from asyncfetch.errors import MergeError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BuildFolder", "WrittenFile", "build_folder", "open_folder", "restore_target"]
+__all__ = ["BuildFolder", "WrittenFile", "build_folder", "open_folder", "restore_target", "share_folder"]
 
 _READ_BYTES = 1024 * 1024
 
@@ -191,18 +191,32 @@ def _busy(target: Path, folder: BuildFolder) -> MergeError:
 
 
 @contextmanager
-def _locked(root: Path) -> Iterator[bool | None]:
+def share_folder(folder: BuildFolder, target: Path) -> Iterator[None]:
+    """Build there beside others of the same plan, who agree on who writes what; nobody has it for oneself meanwhile.
+
+    Raises:
+        MergeError: Somebody has.
+    """
+    folder.dataset.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.root, shared=True) as is_ours:
+        if is_ours is False:
+            raise _busy(target, folder)
+        yield
+
+
+@contextmanager
+def _locked(root: Path, *, shared: bool = False) -> Iterator[bool | None]:
     """Whether the folder is ours until the block is left; None where the file system has no locks, so nobody knows."""
     descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        yield _try_lock(descriptor)
+        yield _try_lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool | None:
+def _try_lock(descriptor: int, kind: int) -> bool | None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:

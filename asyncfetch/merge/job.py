@@ -12,8 +12,8 @@ import anyio.to_thread
 
 from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.merge.arguments import check_space
-from asyncfetch.merge.build import build_dataset
-from asyncfetch.merge.folder import build_folder, open_folder
+from asyncfetch.merge.build import build_dataset, write_files
+from asyncfetch.merge.folder import build_folder, open_folder, share_folder
 from asyncfetch.merge.kernel import Schedule
 from asyncfetch.merge.plan import plan_merge
 from asyncfetch.merge.sources import Source, load_source
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.merge.progress import Progress
     from asyncfetch.merge.units import FileUnit
 
-__all__ = ["MergeJob", "carry_out", "plan_job"]
+__all__ = ["MergeJob", "carry_out", "carry_out_share", "plan_job"]
 
 _SOURCES_AT_ONCE = 16
 """Sources whose metadata a worker reads side by side."""
@@ -113,6 +113,19 @@ async def carry_out(job: MergeJob, pool: Pool, progress: Progress, *, overwrite:
         files, nbytes = await anyio.to_thread.run_sync(folder.measure)
         await anyio.to_thread.run_sync(partial(folder.publish, job.target, overwrite=overwrite))
     return files, nbytes
+
+
+async def carry_out_share(job: MergeJob, pool: Pool, rank: int, world_size: int) -> None:
+    """Write every ``world_size``-th file, from the one numbered ``rank`` on, for somebody's ``carry_out`` to find.
+
+    Raises:
+        MergeError: Somebody has the folder for himself, or there is no room.
+        FetchError, DatasetError: See ``carry_out``.
+    """
+    with ExitStack() as stack:
+        await anyio.to_thread.run_sync(stack.enter_context, share_folder(job.folder, job.target))
+        await anyio.to_thread.run_sync(_check_room, job, job.folder)
+        await write_files(pool, job.units[rank::world_size], job.folder)
 
 
 @asynccontextmanager

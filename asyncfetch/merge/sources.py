@@ -20,6 +20,7 @@ from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
 from asyncfetch.merge.codecs import Pictures, describe_pictures
+from asyncfetch.merge.schemas import pack_schema, unpack_schema
 from asyncfetch.merge.segments import EpisodeSpan, Segment, cut_file
 from asyncfetch.merge.statistics import STATISTICS
 from asyncfetch.runtime.concurrently import gather
@@ -48,9 +49,15 @@ _CARRIED = frozenset({"info.json", "stats.json", "tasks.parquet", "episodes"})
 class DataFile:
     """A file of rows."""
 
-    schema: pa.Schema
+    packed_schema: bytes
+    """As ``pack_schema`` has it: pickle would lose the names of lists' elements."""
     row_bytes: float
     """Of a row as it is stored, on average."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the file."""
+        return unpack_schema(self.packed_schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +112,9 @@ async def load_source(reader: Fetcher, url: str, *, run: RunSync) -> Source:
         async with limiter:
             file = await open_table(reader, data_url, run=run)
             versions[data_url] = _version(reader.known(data_url))
-        return DataFile(file.metadata.schema.to_arrow_schema(), file.data_stop / max(1, file.metadata.num_rows))
+        return DataFile(
+            pack_schema(file.metadata.schema.to_arrow_schema()), file.data_stop / max(1, file.metadata.num_rows)
+        )
 
     async def video_file(video_url: str, wanted: list[EpisodeSpan]) -> tuple[Pictures, list[Segment]]:
         async with limiter:

@@ -18,6 +18,7 @@ from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.layout import PathTemplate
 from asyncfetch.lerobot.parquet import open_table, read_columns, require_pyarrow
 from asyncfetch.merge.info import DATA_PATH, VIDEO_PATH
+from asyncfetch.merge.schemas import pack_schema, unpack_schema
 from asyncfetch.merge.statistics import Distribution
 from asyncfetch.merge.tables import episode_rows, open_writer, rows_schema
 from asyncfetch.merge.videos import build_video
@@ -35,11 +36,22 @@ if TYPE_CHECKING:
     from asyncfetch.merge.segments import Segment
     from asyncfetch.merge.videos import VideoFile
 
-__all__ = ["EpisodeSummary", "FileUnit", "RowsUnit", "Summary", "VideoUnit", "add", "file_units", "summarise", "write"]
+__all__ = [
+    "EpisodeSummary",
+    "FileUnit",
+    "PartUnit",
+    "RowsUnit",
+    "Summary",
+    "VideoUnit",
+    "add",
+    "file_units",
+    "summarise",
+    "write",
+]
 
 _PIECE_BYTES = 8 * 1024 * 1024
 """Read and written at a time of a video: large enough for one request to pay, small beside a file of 200 MB."""
-_SUMMARY_EPISODES = 64
+_PART_EPISODES = 64
 """Episodes that are summarised at a time, which takes some 0.1 s: one file of rows holds thousands."""
 
 
@@ -72,7 +84,7 @@ class RowsUnit:
     """Those that have rows."""
     task_maps: Mapping[int, Mapping[int, int]]
     """By number of the source."""
-    schema: pa.Schema
+    packed_schema: bytes
     features: tuple[Feature, ...]
     """Those with statistics of numbers."""
     nbytes: int
@@ -83,13 +95,27 @@ class RowsUnit:
         """Episodes that have rows in it."""
         return len(self.episodes)
 
-    def parts(self) -> list[range]:
-        """The row groups that are summarised together."""
-        count = len(self.episodes)
-        return [range(at, min(count, at + _SUMMARY_EPISODES)) for at in range(0, count, _SUMMARY_EPISODES)]
+    def parts(self) -> list[PartUnit]:
+        """What is to be known of it, some episodes at a time."""
+        lengths = [planned.episode.length for planned in self.episodes]
+        return [
+            PartUnit(self.path, at, tuple(lengths[at : at + _PART_EPISODES]), self.features)
+            for at in range(0, len(lengths), _PART_EPISODES)
+        ]
 
 
 FileUnit = VideoUnit | RowsUnit
+
+
+@dataclass(frozen=True, slots=True)
+class PartUnit:
+    """Episodes in a written file of rows whose statistics are to be taken."""
+
+    path: str
+    first_group: int
+    lengths: tuple[int, ...]
+    """Rows of this group and the following ones."""
+    features: tuple[Feature, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +139,7 @@ class Summary:
 
 def file_units(plan: MergePlan) -> list[FileUnit]:
     """All files of rows, then all videos. Blocks: it may import pyarrow."""
-    schema = rows_schema(plan)
+    schema = pack_schema(rows_schema(plan))
     first = plan.sources[0].metadata
     numeric = tuple(feature for feature in first.features.values() if feature.kind == "value")
     rows: list[FileUnit] = []
@@ -153,11 +179,9 @@ async def write(place: Workplace, folder: BuildFolder, unit: FileUnit) -> Writte
     return written
 
 
-async def summarise(
-    place: Workplace, folder: BuildFolder, _written: WrittenFile, unit: RowsUnit, part: range
-) -> Summary:
+async def summarise(place: Workplace, folder: BuildFolder, _written: WrittenFile, part: PartUnit) -> Summary:
     """What is known of some row groups of a written file."""
-    return await anyio.to_thread.run_sync(_summarise, folder, unit, part)
+    return await anyio.to_thread.run_sync(_summarise, folder, part)
 
 
 async def add(place: Workplace, left: Summary, right: Summary) -> Summary:
@@ -190,10 +214,10 @@ def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
 
 async def _write_rows(place: Workplace, folder: BuildFolder, unit: RowsUnit) -> None:
     path = await anyio.to_thread.run_sync(folder.place, unit.path)
-    writer = await anyio.to_thread.run_sync(open_writer, path, unit.schema)
+    writer = await anyio.to_thread.run_sync(lambda: open_writer(path, unpack_schema(unit.packed_schema)))
     try:
         for url, from_one_file in groupby(unit.episodes, key=lambda planned: planned.episode.data_url):
-            table = await _read_table(place.reader, url, unit.schema.names)
+            table = await _read_table(place.reader, url, writer.schema.names)
             await anyio.to_thread.run_sync(_write_episodes, writer, unit, list(from_one_file), table)
     finally:
         with anyio.CancelScope(shield=True):
@@ -208,25 +232,26 @@ async def _read_table(reader: RangeReader, url: str, columns: Sequence[str]) -> 
 
 def _write_episodes(writer: Any, unit: RowsUnit, episodes: Sequence[PlannedEpisode], table: pa.Table) -> None:  # noqa: ANN401
     for planned in episodes:
-        rows = episode_rows(table, planned, unit.task_maps[planned.source], unit.schema)
+        rows = episode_rows(table, planned, unit.task_maps[planned.source], writer.schema)
         writer.write_table(rows, row_group_size=len(rows))
 
 
-def _summarise(folder: BuildFolder, unit: RowsUnit, part: range) -> Summary:
-    path = folder.place(unit.path)
-    names = [feature.key for feature in unit.features]
+def _summarise(folder: BuildFolder, part: PartUnit) -> Summary:
+    path = folder.place(part.path)
+    names = [feature.key for feature in part.features]
+    groups = range(part.first_group, part.first_group + len(part.lengths))
     with require_pyarrow().parquet.ParquetFile(path) as file:
-        table = file.read_row_groups(list(part), columns=names, use_threads=False)
-    columns = {feature.key: to_column(table[feature.key], feature, str(path)) for feature in unit.features}
+        table = file.read_row_groups(list(groups), columns=names, use_threads=False)
+    columns = {feature.key: to_column(table[feature.key], feature, str(path)) for feature in part.features}
     episodes = []
     start = 0
-    for planned in unit.episodes[part.start : part.stop]:
-        own = {key: values[start : start + planned.episode.length] for key, values in columns.items()}
+    for length in part.lengths:
+        own = {key: values[start : start + length] for key, values in columns.items()}
         tasks = tuple(dict.fromkeys(own["task_index"].tolist()))
         taken = {key: Distribution.of_rows(values).statistics() for key, values in own.items()}
         listed = {key: {name: value.tolist() for name, value in values.items()} for key, values in taken.items()}
         episodes.append(EpisodeSummary(tasks, listed))
-        start += planned.episode.length
+        start += length
     return Summary(tuple(episodes), {key: Distribution.of_rows(values) for key, values in columns.items()})
 
 
