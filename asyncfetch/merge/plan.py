@@ -90,9 +90,8 @@ class MergePlan:
         return sum(planned.episode.length for planned in self.episodes)
 
     def row_bytes(self, planned: PlannedEpisode) -> float:
-        """What the episode's rows take where they are now, about; it has some."""
-        episode = planned.episode
-        return episode.length * self.sources[planned.source].data_files[episode.data_url].row_bytes
+        """What the episode's rows take in a file, about; it has some."""
+        return _row_bytes(self.sources[planned.source], planned.episode)
 
     def fingerprint(self) -> str:
         """Of all that the files follow from: the sources as they are now, and the limits."""
@@ -166,10 +165,9 @@ def _place_episodes(
     data_file = from_index = 0
     filled_bytes = 0.0
     for number, source in enumerate(sources):
-        group_bytes = _GROUP_BYTES * sum(feature.has_column for feature in source.metadata.features.values())
         for episode in source.metadata.episodes:
             if episode.length:
-                nbytes = group_bytes + episode.length * source.data_files[episode.data_url].row_bytes
+                nbytes = _row_bytes(source, episode)
                 if filled_bytes and filled_bytes + nbytes > max_bytes:
                     data_file, filled_bytes = data_file + 1, 0.0
                 filled_bytes += nbytes
@@ -178,3 +176,8 @@ def _place_episodes(
             planned.append(PlannedEpisode(number, episode, len(planned), from_index, data_file, videos))
             from_index += episode.length
     return planned
+
+
+def _row_bytes(source: Source, episode: Episode) -> float:
+    columns = sum(feature.has_column for feature in source.metadata.features.values())
+    return _GROUP_BYTES * columns + episode.length * source.data_files[episode.data_url].row_bytes
