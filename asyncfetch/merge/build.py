@@ -64,5 +64,7 @@ async def build_dataset(
                 if isinstance(unit, RowsUnit):
                     leaves += [schedule.submit(summarise, folder, written, part) for part in unit.parts()]
             if leaves:
-                summary = await schedule.get(schedule.reduce(add, leaves))
+                root = schedule.reduce(add, leaves)
+                leaves.clear()  # who still needs one has it
+                summary = await schedule.get(root)
     await anyio.to_thread.run_sync(partial(write_metadata, plan, summary, folder.dataset))

@@ -207,7 +207,11 @@ def share_folder(folder: BuildFolder, target: Path) -> Iterator[None]:
 @contextmanager
 def _locked(root: Path, *, shared: bool = False) -> Iterator[bool | None]:
     """Whether the folder is ours until the block is left; None where the file system has no locks, so nobody knows."""
-    descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except FileNotFoundError:  # somebody is just removing it
+        yield False
+        return
     try:
         yield _try_lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     finally:

@@ -1,4 +1,10 @@
-"""A merge's pieces in this process: coroutines on its loop, what blocks in threads."""
+"""A merge's pieces in this process: coroutines on its loop, what blocks in threads.
+
+Not in processes of its own, which were measured: to start one takes 1.1 s of CPU for imports. For that the metadata of
+25 sources of 10 episodes are read (44 ms each), or 800 episodes of 60 frames written and summarised (1.3 ms each); the
+header of a video of 38,400 frames takes 43 ms, and the pictures are copied without the interpreter. Where many more
+episodes and processors are at hand, a local Ray does the same pieces in processes.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from asyncfetch.merge.units import FileUnit
 
 __all__ = ["MergeJob", "carry_out", "carry_out_share", "plan_job"]
+
+logger = logging.getLogger(__name__)
 
 _SOURCES_AT_ONCE = 16
 """Sources whose metadata a worker reads side by side."""
@@ -142,9 +145,7 @@ async def _opened(job: MergeJob) -> AsyncIterator[BuildFolder]:
                 if isinstance(error, DatasetError):  # the next attempt would meet it too
                     await anyio.to_thread.run_sync(folder.remove)
                 elif kept := await anyio.to_thread.run_sync(folder.keep_finished):
-                    error.add_note(
-                        f"{kept} finished files are kept in {folder.root}: the same merge goes on from there"
-                    )
+                    logger.warning("%d finished files stay in %s: the same merge goes on from there", kept, folder.root)
             raise
 
 
