@@ -159,6 +159,8 @@ def open_folder(folder: BuildFolder, target: Path) -> Iterator[None]:
     with _locked(folder.root) as is_mine:
         if is_mine is False:
             raise _busy(target, folder)
+        if target.exists():  # a merge was killed when it had taken its place, before it had tidied up
+            shutil.rmtree(folder.replaced, ignore_errors=True)
         yield
 
 

@@ -167,6 +167,21 @@ async def test_what_was_to_be_replaced_comes_back(library: Library, tmp_path: Pa
     assert not (target / "file").exists()
 
 
+async def test_what_was_replaced_goes_though_the_merge_was_killed_before_it_could_see_to_that(
+    library: Library, tmp_path: Path
+) -> None:
+    root, target = library(episodes=(4, 5)).root, tmp_path / "out"
+    await interrupt([root], target, files=1)
+    old = folder_of(tmp_path).replaced
+    old.mkdir()
+    (old / "file").touch()
+    await merge_datasets([library(episodes=(3,)).root], target.with_name("other"))
+    target.with_name("other").rename(target)
+    await merge_datasets([root], target, overwrite=True, **MANY_FILES)
+    assert names(tmp_path) == {"out"}
+    await check_merged(target, [library(episodes=(4, 5))])
+
+
 async def test_a_full_disk_is_seen_before_anything_is_written(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
