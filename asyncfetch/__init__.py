@@ -12,6 +12,7 @@
     torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
     merge           LeRobot datasets joined to one: merge_datasets
     tensors         tensors that many processes read and few hold: TensorServer, TensorClient
+    distributed     that on a cluster: RayExecutor, merge_steps
     cli             the command asyncfetch
     testing         a range server with faults on demand, datasets whose frames carry their identity
 
@@ -24,7 +25,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from asyncfetch import tensors, testing, torch
+    from asyncfetch import distributed, tensors, testing, torch
     from asyncfetch.cache import (
         ByteCache,
         CachePool,
@@ -130,7 +131,7 @@ _HOMES = {
     "ranges": ["ByteRange", "ObjectInfo"],
     "stream": ["SamplePass", "ServedBatches", "Stream", "serve_samples"],
 }
-_ROOMS = ("tensors", "testing", "torch")
+_ROOMS = ("distributed", "tensors", "testing", "torch")
 _HOME = {name: room for room, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -190,6 +191,7 @@ __all__ = [
     "UrlStore",
     "WorkerError",
     "WrongLoop",
+    "distributed",
     "frames",
     "merge_datasets",
     "open_dataset",

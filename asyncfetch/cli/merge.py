@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from asyncfetch.cli.sizes import format_bytes, parse_bytes
 from asyncfetch.merge import merge_datasets
+
+if TYPE_CHECKING:
+    from asyncfetch.merge import MergeProgress, MergeReport
 
 __all__ = ["merge"]
 
@@ -19,10 +22,10 @@ __all__ = ["merge"]
 def merge(
     paths: Annotated[list[str], typer.Argument(help="The datasets, directories or urls, then the directory to write.")],
     workers: Annotated[
-        int | None, typer.Option(help="Files written at a time. [default: one a processor]", show_default=False)
+        int | None, typer.Option(help="Pieces of work at a time. [default: one a processor]", show_default=False)
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan only.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, plan and print the plan only.")] = False,
     data_file_max_bytes: Annotated[str, typer.Option(help="Length of a file of rows, such as 100MiB.")] = "100MiB",
     video_file_max_bytes: Annotated[str, typer.Option(help="Length of a video, such as 200MiB.")] = "200MiB",
     files_per_chunk: Annotated[int, typer.Option(help="Files in a chunk directory.")] = 1000,
@@ -30,9 +33,14 @@ def merge(
     """Join LeRobot v3 datasets to one: checked first, every file written once, videos copied as they are."""
     if len(paths) < 2:
         raise typer.BadParameter("give at least one dataset, then the directory to write")
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.fields[files]}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("merge", total=None)
+        task = bar.add_task("merge", total=None, files="")
+
+        def show(now: MergeProgress) -> None:
+            files = f"{now.files_done}/{now.files_total} files"
+            bar.update(task, completed=now.bytes_done, total=now.bytes_total, files=files)
+
         call = partial(
             merge_datasets,
             paths[:-1],
@@ -43,9 +51,18 @@ def merge(
             data_file_max_bytes=parse_bytes(data_file_max_bytes),
             video_file_max_bytes=parse_bytes(video_file_max_bytes),
             files_per_chunk=files_per_chunk,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=show,
         )
         report = anyio.run(call)
+    _print(report)
+
+
+def _print(report: MergeReport) -> None:
+    if report.is_dry_run:
+        for file in report.planned:
+            print(f"{file.path}: {file.episodes:,} episodes, about {format_bytes(file.bytes)}")
+    for url in report.dropped:
+        print(f"not carried over: {url}")
     print(
         f"{report.destination}: {report.episodes:,} episodes, {report.frames:,} frames, {report.tasks:,} tasks in "
         f"{report.files:,} files, {format_bytes(report.bytes)}, {report.seconds:.1f} s"

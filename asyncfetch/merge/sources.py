@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from asyncfetch.errors import ConfigError, FetchError
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers
 from asyncfetch.lerobot.episode_files import episodes_url
@@ -18,6 +20,7 @@ from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
 from asyncfetch.merge.codecs import Pictures, describe_pictures
+from asyncfetch.merge.schemas import pack_schema, unpack_schema
 from asyncfetch.merge.segments import EpisodeSpan, Segment, cut_file
 from asyncfetch.merge.statistics import STATISTICS
 from asyncfetch.runtime.concurrently import gather
@@ -27,24 +30,34 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from asyncfetch.fetch import Fetcher
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
+    from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
 __all__ = ["DataFile", "Source", "has_pictures", "load_source"]
 
 _FILES_AT_ONCE = 32
 """Footers and video indexes of one source that are read side by side."""
+_CARRIED = frozenset({"info.json", "stats.json", "tasks.parquet", "episodes"})
+"""What in ``meta`` is merged."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """A file of rows."""
 
-    schema: pa.Schema
+    packed_schema: bytes
+    """As ``pack_schema`` has it: pickle would lose the names of lists' elements."""
     row_bytes: float
     """Of a row as it is stored, on average."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the file."""
+        return unpack_schema(self.packed_schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,10 @@ class Source:
     """By camera, in the order of the episodes."""
     picture_statistics: Mapping[str, Sequence[Mapping[str, Any] | None]]
     """By feature with pictures, per episode."""
+    version: str
+    """Hash of what the files of rows and videos are, in their order, and of the metadata that tells how."""
+    dropped: tuple[str, ...]
+    """Urls of what lies in ``meta`` and isn't carried over, where the source can be listed."""
 
 
 def has_pictures(feature: Feature) -> bool:
@@ -70,7 +87,7 @@ def has_pictures(feature: Feature) -> bool:
     return feature.is_camera or feature.kind == "image"
 
 
-async def load_source(reader: RangeReader, url: str, *, run: RunSync) -> Source:
+async def load_source(reader: Fetcher, url: str, *, run: RunSync) -> Source:
     """Read what a merge has to know of the dataset at ``url``.
 
     Raises:
@@ -79,10 +96,12 @@ async def load_source(reader: RangeReader, url: str, *, run: RunSync) -> Source:
         MissingDependency: pyarrow isn't installed.
     """
     metadata = await load_metadata(reader, url, run=run)
-    raw = parse_json(await reader.fetch(join_url(url, "meta/info.json")), url)
+    info = await reader.fetch(join_url(url, "meta/info.json"))
+    raw = parse_json(info, url)
     limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
     spans: dict[str, dict[str, list[EpisodeSpan]]] = {camera: defaultdict(list) for camera in metadata.cameras}
     data_urls: dict[str, None] = {}
+    versions: dict[str, tuple[int, str | None] | None] = {}
     for episode in metadata.episodes:
         if episode.length:
             data_urls[episode.data_url] = None
@@ -92,11 +111,15 @@ async def load_source(reader: RangeReader, url: str, *, run: RunSync) -> Source:
     async def data_file(data_url: str) -> DataFile:
         async with limiter:
             file = await open_table(reader, data_url, run=run)
-        return DataFile(file.metadata.schema.to_arrow_schema(), file.data_stop / max(1, file.metadata.num_rows))
+            versions[data_url] = _version(reader.known(data_url))
+        return DataFile(
+            pack_schema(file.metadata.schema.to_arrow_schema()), file.data_stop / max(1, file.metadata.num_rows)
+        )
 
     async def video_file(video_url: str, wanted: list[EpisodeSpan]) -> tuple[Pictures, list[Segment]]:
         async with limiter:
-            _, moov = await fetch_moov(reader, video_url)
+            known, moov = await fetch_moov(reader, video_url)
+            versions[video_url] = _version(known)
             index = await run(partial(parse_moov, moov, url=video_url))
             cut = await run(partial(cut_file, index, wanted, fps=metadata.info.fps))
             return describe_pictures(index), cut
@@ -116,7 +139,25 @@ async def load_source(reader: RangeReader, url: str, *, run: RunSync) -> Source:
         pictures=pictures,
         segments=segments,
         picture_statistics=await _picture_statistics(reader, metadata, run),
+        version=_digest(bytes(info), metadata.fingerprint, sorted(versions.items())),
+        dropped=await _dropped(reader, join_url(url, "meta")),
     )
+
+
+def _digest(*described: object) -> str:
+    return blake2b(repr(described).encode(), digest_size=16).hexdigest()
+
+
+def _version(known: ObjectInfo | None) -> tuple[int, str | None] | None:
+    return None if known is None else (known.size, known.version)
+
+
+async def _dropped(fetcher: Fetcher, directory: str) -> tuple[str, ...]:
+    try:
+        entries = await fetcher.listdir(directory)
+    except (ConfigError, FetchError):  # a web server; or one may read, but not list
+        return ()
+    return tuple(entry.url for entry in entries if entry.url.rstrip("/").rsplit("/", 1)[-1] not in _CARRIED)
 
 
 async def _picture_statistics(
