@@ -17,7 +17,10 @@ __all__ = ["merge"]
 
 
 def merge(
-    paths: Annotated[list[str], typer.Argument(help="The datasets, directories or urls, then the directory to write.")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(help="The datasets, directories or urls, then the directory or s3:// prefix to write."),
+    ],
     workers: Annotated[
         int | None, typer.Option(help="Files written at a time. [default: one a processor]", show_default=False)
     ] = None,

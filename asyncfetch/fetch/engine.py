@@ -79,7 +79,7 @@ class Transport(Protocol):
 class Fetcher:
     """Reads byte ranges of objects on web servers, S3, the Hugging Face Hub, local disks and what else fsspec knows.
 
-    It writes whole objects, to S3 and local disks: ``put``.
+    It writes whole objects, to S3 and local disks: ``put``, ``delete``.
 
     Urls are ``http://``, ``https://``, ``s3://bucket/key``, ``hf://datasets/org/name@revision/path``, ``file://`` and
     plain paths; every other scheme is fsspec's.
@@ -269,11 +269,30 @@ class Fetcher:
             FetchError: As for reading.
         """
         self._check()
+        return await self._call(url, self._put(self._writable(url, "put"), url, source), doing="wrote")
+
+    async def delete(self, url: str) -> None:
+        """Removes the object, or the local file.
+
+        Args:
+            url: As ``put`` takes it.
+
+        Raises:
+            ConfigError: Urls of this scheme can't be written.
+            FetchError: As for reading. NotFound for a local file that isn't there; S3 doesn't tell.
+        """
+        self._check()
+        try:
+            await self._call(url, self._writable(url, "delete").delete(url), doing="deleted")
+        finally:
+            self._objects.forget(url)
+
+    def _writable(self, url: str, verb: str) -> FileTransport | S3Transport:
         transport = self._transport(url)
         if not isinstance(transport, FileTransport | S3Transport):
-            message = f"{redact_url(url)!r} can't be written: put takes s3:// and file:// urls and plain paths"
+            message = f"{redact_url(url)!r} can't be written: {verb} takes s3:// and file:// urls and plain paths"
             raise ConfigError(message)
-        return await self._call(url, self._put(transport, url, source), doing="wrote")
+        return transport
 
     async def _put(self, transport: FileTransport | S3Transport, url: str, content: Content) -> ObjectInfo:
         async with open_source(content, self._memory, self._files.limiter) as source:

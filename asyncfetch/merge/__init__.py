@@ -1,6 +1,7 @@
 """Joining LeRobot datasets to one.
 
-    apply         merge_datasets: what is refused, where it is built, how it takes its place
+    apply         merge_datasets: what is refused, in which order it goes
+    destination   where it is built and comes to lie: a local folder, a prefix of S3
     sources       what is read of each dataset beforehand
     validate      what datasets must have in common
     plan          which file, frame and task everything gets

@@ -1,32 +1,30 @@
-"""``merge_datasets``: read all that matters, check it, write it once beside the destination, and rename it."""
+"""``merge_datasets``: read all that matters, check it, write it once, and let the destination have it."""
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
-import tempfile
 import time
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ConfigError, DatasetError, FetchError, MergeError
+from asyncfetch.errors import ConfigError, DatasetError, FetchError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.merge.build import build_dataset
+from asyncfetch.merge.destination import Room, destination_of
 from asyncfetch.merge.plan import Limits, plan_merge
 from asyncfetch.merge.sources import Source, load_source
 from asyncfetch.merge.validate import refuse
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.merge.plan import MergePlan
@@ -48,7 +46,8 @@ logger = logging.getLogger(__name__)
 class MergeReport:
     """What a merge wrote, or would."""
 
-    destination: Path
+    destination: Path | str
+    """A url where it isn't local."""
     episodes: int
     frames: int
     tasks: int
@@ -80,18 +79,22 @@ async def merge_datasets(
     destination is as it was. The coded pictures are copied as they are. The result doesn't depend on ``workers``, and
     merging merged datasets gives what merging all at once does.
 
+    On S3 nothing is renamed: a file is built in a temporary folder (``TMPDIR``), put when it is whole, and removed,
+    so that there are no more of them than workers; ``meta/info.json`` comes last. Where that fails, what was put stays
+    and is no dataset, nor is what it was to replace.
+
     Not carried over: rows and videos that no episode names, files in ``meta`` that LeRobot doesn't know, sound.
 
     Args:
         sources: Directories or urls of at least one dataset. They are only read.
-        destination: A local directory that is empty or doesn't exist yet.
+        destination: A local directory or an ``s3://bucket/prefix`` that is empty or doesn't exist yet.
         workers: Files written at a time; None: as many as there are processors.
-        overwrite: Replace what is there.
+        overwrite: Replace all that is there.
         dry_run: Read, check and plan only.
         data_file_max_bytes: A file of rows ends with the last episode that keeps it within this; one always fits.
         video_file_max_bytes: Likewise for a video.
         files_per_chunk: Files in a chunk directory.
-        fetch: How the sources are read.
+        fetch: How the sources are read, and the destination is written.
         progress: Called with the bytes written and about how many there will be.
 
     Raises:
@@ -104,23 +107,24 @@ async def merge_datasets(
     started = time.monotonic()
     workers = _check_workers(workers)
     limits = Limits(data_file_max_bytes, video_file_max_bytes, files_per_chunk)
-    urls, target = _check_paths(sources, destination)
+    urls = _check_sources(sources)
     _check_limits(limits)
-    await anyio.to_thread.run_sync(_check_destination, target, urls, overwrite)
     async with Fetcher(fetch if fetch is not None else FetchConfig()) as fetcher:
+        target = destination_of(destination, fetcher)
+        await target.check(urls, overwrite=overwrite)
         loaded = await _load(fetcher, urls)
         plan = await anyio.to_thread.run_sync(plan_merge, loaded, limits)
         expected_bytes = _expected_bytes(plan)
+        files, nbytes = len(plan.videos) + len(plan.data_files()), expected_bytes
         if not dry_run:
-            await anyio.to_thread.run_sync(_check_space, target, expected_bytes)
-            async with _folder_beside(target, overwrite=overwrite) as folder:
+            async with target.open(Room(expected_bytes, _most_bytes_at_once(plan, workers))) as folder:
                 counted = partial(_Counter(expected_bytes, progress).add)
-                await build_dataset(fetcher, plan, folder, workers=workers, wrote=counted)
-                files, nbytes = await anyio.to_thread.run_sync(_measure, folder)
-        else:
-            files, nbytes = len(plan.videos) + len(plan.data_files()), expected_bytes
+                files, nbytes = await build_dataset(
+                    fetcher, plan, folder, workers=workers, wrote=counted, place=target.place
+                )
+                await target.finish()
     report = MergeReport(
-        destination=target,
+        destination=target.name,
         episodes=len(plan.episodes),
         frames=plan.num_frames,
         tasks=len(plan.tasks),
@@ -131,7 +135,7 @@ async def merge_datasets(
     )
     logger.info(
         "merged %d datasets into %s: %d episodes, %d frames, %d files, %d bytes, %.1f s",
-        *(len(urls), target, report.episodes, report.frames, files, nbytes, report.seconds),
+        *(len(urls), target.name, report.episodes, report.frames, files, nbytes, report.seconds),
     )
     return report
 
@@ -165,33 +169,10 @@ def _check_limits(limits: Limits) -> None:
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
-def _check_paths(
-    sources: Sequence[str | os.PathLike[str]] | str, destination: str | os.PathLike[str]
-) -> tuple[list[str], Path]:
+def _check_sources(sources: Sequence[str | os.PathLike[str]] | str) -> list[str]:
     if isinstance(sources, str) or not sources:
         raise ConfigError(f"sources must be a list of at least one dataset, not {sources!r}")
-    target = os.fspath(destination)
-    if target.startswith("file://"):
-        target = target.removeprefix("file://")
-    elif "://" in target:
-        raise ConfigError(f"a merge writes to a local directory, not to {target!r}; copy the result there")
-    if not target:
-        raise ConfigError("destination is empty; give the directory to write")
-    return [os.fspath(source) for source in sources], Path(target).absolute()
-
-
-def _check_destination(target: Path, sources: Sequence[str], overwrite: bool) -> None:
-    resolved = target.resolve()
-    for source in sources:
-        own = Path(source.removeprefix("file://")).resolve()
-        if "://" not in source.removeprefix("file://") and (
-            own.is_relative_to(resolved) or resolved.is_relative_to(own)
-        ):
-            raise MergeError(f"{target} is, holds or lies in the source {source}: sources are never changed")
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise MergeError(f"{target} isn't a directory; remove it or choose another destination")
-    if target.exists() and any(target.iterdir()) and not overwrite:
-        raise MergeError(f"{target} isn't empty; pass overwrite=True to replace it, or choose another destination")
+    return [os.fspath(source) for source in sources]
 
 
 async def _load(reader: RangeReader, urls: Sequence[str]) -> list[Source]:
@@ -213,66 +194,11 @@ async def _load(reader: RangeReader, urls: Sequence[str]) -> list[Source]:
 
 def _expected_bytes(plan: MergePlan) -> int:
     videos = sum(segment.nbytes for video in plan.videos for segment in video.segments)
-    rows = sum(
-        planned.episode.length * plan.sources[planned.source].data_files[planned.episode.data_url].row_bytes
-        for planned in plan.episodes
-        if planned.episode.length
-    )
-    return videos + round(rows)
+    return videos + sum(map(plan.row_bytes, plan.episodes))
 
 
-def _check_space(target: Path, nbytes: int) -> None:
-    place = next(parent for parent in target.parents if parent.exists())
-    free_bytes = shutil.disk_usage(place).free
-    if free_bytes < nbytes:
-        raise MergeError(f"{place} has {free_bytes} bytes free, but the merged dataset takes about {nbytes}")
-
-
-@asynccontextmanager
-async def _folder_beside(target: Path, *, overwrite: bool) -> AsyncIterator[Path]:
-    """An empty folder that takes the target's place at the end, or is removed on an error."""
-    folder = await anyio.to_thread.run_sync(_make_folder, target)
-    try:
-        yield folder
-        await anyio.to_thread.run_sync(_publish, folder, target, overwrite)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
-
-
-def _make_folder(target: Path) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.merging-", dir=target.parent))
-    folder.chmod(0o777 & ~_umask())
-    return folder
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _publish(folder: Path, target: Path, overwrite: bool) -> None:
-    """Move the folder to the target; what is there moves into the folder's old place, and goes with it."""
-    if not overwrite or not target.exists():
-        try:
-            folder.rename(target)  # onto an empty directory too, but onto no other
-        except OSError as error:
-            raise MergeError(f"{target} was written to by somebody else during the merge: {error}") from error
-        return
-    replaced = Path(tempfile.mkdtemp(prefix=f".{target.name}.replaced-", dir=target.parent))
-    try:
-        target.rename(replaced / target.name)
-        try:
-            folder.rename(target)
-        except BaseException:
-            (replaced / target.name).rename(target)
-            raise
-    finally:
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _measure(folder: Path) -> tuple[int, int]:
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    return len(sizes), sum(sizes)
+def _most_bytes_at_once(plan: MergePlan, workers: int) -> int:
+    """Of the files that so many workers have under way."""
+    lengths = [sum(segment.nbytes for segment in video.segments) for video in plan.videos]
+    lengths += [sum(map(plan.row_bytes, episodes)) for episodes in plan.data_files()]
+    return sum(sorted(lengths)[-workers:])

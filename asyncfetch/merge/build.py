@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -15,14 +16,14 @@ import numpy as np
 from asyncfetch.lerobot.layout import EPISODES_PATH, PathTemplate
 from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.merge import statistics
-from asyncfetch.merge.info import DATA_PATH, VIDEO_PATH, merged_info
+from asyncfetch.merge.info import DATA_PATH, INFO_PATH, VIDEO_PATH, merged_info
 from asyncfetch.merge.sources import has_pictures
 from asyncfetch.merge.tables import episode_rows, numbers_of, open_writer, rows_schema, write_episodes, write_tasks
 from asyncfetch.merge.videos import build_video
 from asyncfetch.runtime.concurrently import ungrouped
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -38,6 +39,8 @@ _PIECE_BYTES = 8 * 1024 * 1024
 """Read and written at a time of a video: large enough for one request to pay, small beside a file of 200 MB."""
 
 _Statistics = dict[str, "NDArray[Any]"]
+Place = Callable[["Path", str], Awaitable[None]]
+"""Told of a file that is whole, and of its name in the dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +59,17 @@ class _Build:
     plan: MergePlan
     root: Path
     wrote: Callable[[int], object]
+    place: Place
+    files: int = 0
+    nbytes: int = 0
     rows: dict[int, _Written] = field(default_factory=dict)
     """By episode; without those that have no frames."""
 
 
 async def build_dataset(
-    reader: RangeReader, plan: MergePlan, root: Path, *, workers: int, wrote: Callable[[int], object]
-) -> None:
-    """Write the planned dataset into ``root``, info.json last.
+    reader: RangeReader, plan: MergePlan, root: Path, *, workers: int, wrote: Callable[[int], object], place: Place
+) -> tuple[int, int]:
+    """Write the planned dataset into ``root``, info.json last: (number of files, their bytes).
 
     The numbers in the rows stay in memory until their statistics are taken: for a state and an action of 7 float32
     each, 56 bytes a frame.
@@ -74,26 +80,36 @@ async def build_dataset(
         root: An empty directory, which only this call writes to.
         workers: How many files are written at a time.
         wrote: Told how many bytes were written to a video or a data file.
+        place: Has each file as soon as it is whole; it isn't read here any more.
 
     Raises:
         FetchError: A source could not be read.
         DatasetError: A source isn't what its metadata say.
     """
-    build = _Build(reader, plan, root, wrote)
+    build = _Build(reader, plan, root, wrote, place)
     schema = await anyio.to_thread.run_sync(rows_schema, plan)
     limiter = anyio.CapacityLimiter(workers)
     units = [partial(_write_video, build, video) for video in plan.videos]
     units += [partial(_write_rows, build, *file, schema) for file in enumerate(plan.data_files())]
 
-    async def work(unit: Callable[[], Any]) -> None:
+    async def work(unit: Callable[[], Awaitable[Path]]) -> None:
         async with limiter:
-            await unit()
+            await _place(build, await unit())
 
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             for unit in units:
                 tasks.start_soon(work, unit)
-    await anyio.to_thread.run_sync(_write_metadata, build)
+    for path in await anyio.to_thread.run_sync(_write_metadata, build):
+        await _place(build, path)
+    return build.files, build.nbytes
+
+
+async def _place(build: _Build, path: Path) -> None:
+    status = await anyio.Path(path).stat()
+    build.files += 1
+    build.nbytes += status.st_size
+    await build.place(path, path.relative_to(build.root).as_posix())
 
 
 def _path(build: _Build, template: str, number: int, camera: str = "") -> Path:
@@ -103,7 +119,7 @@ def _path(build: _Build, template: str, number: int, camera: str = "") -> Path:
     return path
 
 
-async def _write_video(build: _Build, planned: VideoPlan) -> None:
+async def _write_video(build: _Build, planned: VideoPlan) -> Path:
     fps = build.plan.sources[0].metadata.info.fps
     video: VideoFile = await anyio.to_thread.run_sync(partial(build_video, planned.segments, fps=fps))
     path = await anyio.to_thread.run_sync(_path, build, VIDEO_PATH, planned.file, planned.camera)
@@ -114,13 +130,14 @@ async def _write_video(build: _Build, planned: VideoPlan) -> None:
                 piece = await build.reader.fetch(url, first, min(stop, first + _PIECE_BYTES))
                 await anyio.to_thread.run_sync(_write_all, file.wrapped, piece)
                 build.wrote(len(piece))
+    return path
 
 
 def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
     file.write(data)
 
 
-async def _write_rows(build: _Build, number: int, episodes: Sequence[PlannedEpisode], schema: pa.Schema) -> None:
+async def _write_rows(build: _Build, number: int, episodes: Sequence[PlannedEpisode], schema: pa.Schema) -> Path:
     path = await anyio.to_thread.run_sync(_path, build, DATA_PATH, number)
     writer = await anyio.to_thread.run_sync(open_writer, path, schema)
     try:
@@ -135,6 +152,7 @@ async def _write_rows(build: _Build, number: int, episodes: Sequence[PlannedEpis
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(writer.close)
     build.wrote((await anyio.Path(path).stat()).st_size)
+    return path
 
 
 async def _read_table(build: _Build, url: str, columns: Sequence[str]) -> pa.Table:
@@ -158,14 +176,18 @@ def _write_episode(
     return _Written([plan.tasks[task] for task in tasks], numbers, taken)
 
 
-def _write_metadata(build: _Build) -> None:
+def _write_metadata(build: _Build) -> list[Path]:
+    """The files, info.json last."""
     meta = build.root / "meta"
     write_tasks(meta / "tasks.parquet", build.plan.tasks)
     _write_episode_table(build)
     if overall := _overall_statistics(build):
         listed = {key: {name: value.tolist() for name, value in values.items()} for key, values in overall.items()}
         (meta / "stats.json").write_text(json.dumps(listed, indent=4))
-    (meta / "info.json").write_text(json.dumps(merged_info(build.plan), indent=4, ensure_ascii=False))
+    written = sorted(path for path in meta.rglob("*") if path.is_file())
+    info_path = build.root / INFO_PATH
+    info_path.write_text(json.dumps(merged_info(build.plan), indent=4, ensure_ascii=False))
+    return [*written, info_path]
 
 
 def _overall_statistics(build: _Build) -> dict[str, _Statistics]:

@@ -86,6 +86,13 @@ class MergePlan:
         """Frames of all episodes."""
         return sum(planned.episode.length for planned in self.episodes)
 
+    def row_bytes(self, planned: PlannedEpisode) -> int:
+        """About, of the episode's rows."""
+        if not planned.episode.length:
+            return 0
+        source = self.sources[planned.source]
+        return round(planned.episode.length * source.data_files[planned.episode.data_url].row_bytes)
+
     def data_files(self) -> list[list[PlannedEpisode]]:
         """The episodes of each data file, by its number; at least one file."""
         files: list[list[PlannedEpisode]] = [[]]

@@ -85,6 +85,9 @@ class Writing:
         if method == "PUT":
             self._objects[path] = body
             return Answer(200, {"ETag": tag_of(body), "Content-Length": "0"})
+        if method == "DELETE":
+            self._objects.pop(path, None)
+            return Answer(204)
         return Refusal(405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
 
     def _complete(self, upload_id: str, upload: Upload, body: bytes) -> Answer | Refusal:

@@ -381,6 +381,20 @@ async def test_a_source_that_is_written_to_meanwhile(tmp_path: Path) -> None:
             await source.read(PART)
 
 
+async def test_what_is_deleted_is_gone(tmp_path: Path) -> None:
+    content = {"b/x": b"1", "b/y": b"2"}
+    async with S3Server(content) as server, fetcher_for(server) as fetcher:
+        assert await fetcher.fetch("s3://b/x") == b"1"
+        await fetcher.delete("s3://b/x")
+        await fetcher.delete("s3://b/x")
+        assert content == {"b/y": b"2"}
+        (tmp_path / "file").write_bytes(b"")
+        await fetcher.delete(f"file://{tmp_path}/file")
+        for url in (str(tmp_path / "file"), str(tmp_path), "https://h/x"):
+            with pytest.raises((FetchError, ConfigError), match=r"check the path|can't be removed|delete takes"):
+                await fetcher.delete(url)
+
+
 @pytest.mark.parametrize("url", ["https://h/x", "hf://datasets/a/b/c", "memory://x", "s3://b", "s3://b/", "", "a\0b"])
 async def test_where_nothing_can_be_put(url: str) -> None:
     async with Fetcher() as fetcher:

@@ -259,7 +259,7 @@ async def test_a_dry_run_writes_nothing(library: Library, tmp_path: Path) -> Non
         ({"files_per_chunk": 0}, "files_per_chunk"),
         ({"sources": []}, "at least one"),
         ({"sources": "one"}, "must be a list"),
-        ({"destination": "s3://bucket/out"}, "local directory"),
+        ({"destination": "https://host/out"}, "local directory"),
     ],
 )
 async def test_arguments_that_cannot_be_meant(tmp_path: Path, options: dict[str, Any], message: str) -> None:

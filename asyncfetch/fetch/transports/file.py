@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 from concurrent.futures import CancelledError
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
@@ -19,7 +20,7 @@ from asyncfetch.fetch.responses import Delivery
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.transports.file_writing import write_file
 from asyncfetch.ranges import ObjectInfo
-from asyncfetch.runtime.thread_call import ThreadCall
+from asyncfetch.runtime.thread_call import ThreadCall, run_to_its_end
 
 if TYPE_CHECKING:
     from asyncfetch.fetch.download import Download
@@ -86,6 +87,13 @@ class FileTransport:
             return _info(url, await write_file(path, source, self.limiter))
         except AttemptFailed as failure:
             counts.errors += 1
+            raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
+
+    async def delete(self, url: str) -> None:
+        """Removes the file."""
+        try:
+            await run_to_its_end(partial(_delete, local_path(url)), self.limiter)
+        except AttemptFailed as failure:
             raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
@@ -181,6 +189,18 @@ def _list(url: str) -> list[ObjectInfo]:
     except OSError as error:
         raise _as_failure(error) from error
     return infos
+
+
+def _delete(path: Path) -> None:
+    """Runs in a thread."""
+    try:
+        path.unlink()
+    except FileNotFoundError as error:
+        raise _as_failure(error) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        kind = AccessDenied if isinstance(error, PermissionError) else FetchError
+        raise AttemptFailed(kind, f"it can't be removed: {reason}", Verdict.FATAL) from error
 
 
 def _as_failure(error: OSError) -> AttemptFailed:

@@ -85,6 +85,12 @@ class S3Transport:
         bucket, key = bucket_and_key(url)
         return await S3Upload(url, bucket, key, self._config, self._ask, self._http.persist).put(source)
 
+    async def delete(self, url: str) -> None:
+        """Removes the object; S3 doesn't say whether there was one."""
+        bucket, key = bucket_and_key(url)
+        parameters = {"Bucket": bucket, "Key": key}
+        await self._http.persist(url, partial(self._ask, "DELETE", "delete_object", parameters))
+
     async def resolve(self, url: str) -> Address:
         """A presigned url: one signature for all ranges of the object."""
         return await self._addresses.get(url, partial(self._find, url))
