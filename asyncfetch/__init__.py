@@ -10,7 +10,8 @@
     lerobot         LeRobot v3 datasets: open_dataset
     stream          the order of an epoch, look-ahead: Stream; the same in another process: serve_samples
     torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
-    merge           LeRobot datasets joined to one: merge_datasets
+    merge           LeRobot datasets joined to one, and parts of them: merge_datasets, select_episodes, split_dataset,
+                    convert_dataset
     tensors         tensors that many processes read and few hold: TensorServer, TensorClient
     cli             the command asyncfetch
     testing         a range server with faults on demand, datasets whose frames carry their identity
@@ -72,7 +73,14 @@ if TYPE_CHECKING:
     )
     from asyncfetch.fetch import Fetcher, FetchStatistics, RangeReader
     from asyncfetch.lerobot import LeRobotDataset, frames, open_dataset
-    from asyncfetch.merge import MergeReport, merge_datasets
+    from asyncfetch.merge import (
+        MergeReport,
+        Selection,
+        convert_dataset,
+        merge_datasets,
+        select_episodes,
+        split_dataset,
+    )
     from asyncfetch.ranges import ByteRange, ObjectInfo
     from asyncfetch.stream import SamplePass, ServedBatches, Stream, serve_samples
 
@@ -126,7 +134,14 @@ _HOMES = {
     ],
     "fetch": ["FetchStatistics", "Fetcher", "RangeReader"],
     "lerobot": ["LeRobotDataset", "frames", "open_dataset"],
-    "merge": ["MergeReport", "merge_datasets"],
+    "merge": [
+        "MergeReport",
+        "Selection",
+        "convert_dataset",
+        "merge_datasets",
+        "select_episodes",
+        "split_dataset",
+    ],
     "ranges": ["ByteRange", "ObjectInfo"],
     "stream": ["SamplePass", "ServedBatches", "Stream", "serve_samples"],
 }
@@ -176,6 +191,7 @@ __all__ = [
     "RetryConfig",
     "S3Config",
     "SamplePass",
+    "Selection",
     "ServedBatches",
     "ShardNotFound",
     "SourceInfo",
@@ -190,10 +206,13 @@ __all__ = [
     "UrlStore",
     "WorkerError",
     "WrongLoop",
+    "convert_dataset",
     "frames",
     "merge_datasets",
     "open_dataset",
+    "select_episodes",
     "serve_samples",
+    "split_dataset",
     "tensors",
     "testing",
     "torch",

@@ -2,6 +2,7 @@
 
     apply         merge_datasets: what is refused, in which order it goes
     destination   where it is built and comes to lie: a local folder, a prefix of S3
+    subsets       some episodes, the parts of a split, a v2 dataset: merges of one source
     sources       what is read of each dataset beforehand
     validate      what datasets must have in common
     plan          which file, frame and task everything gets
@@ -15,5 +16,7 @@ Sources are read with the engine, so they may lie wherever it reads from.
 """
 
 from asyncfetch.merge.apply import MergeReport, merge_datasets
+from asyncfetch.merge.sources import Selection
+from asyncfetch.merge.subsets import convert_dataset, select_episodes, split_dataset
 
-__all__ = ["MergeReport", "merge_datasets"]
+__all__ = ["MergeReport", "Selection", "convert_dataset", "merge_datasets", "select_episodes", "split_dataset"]

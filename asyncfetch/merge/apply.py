@@ -18,7 +18,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.merge.build import build_dataset
 from asyncfetch.merge.destination import Room, destination_of
 from asyncfetch.merge.plan import Limits, plan_merge
-from asyncfetch.merge.sources import Source, load_source
+from asyncfetch.merge.sources import Selection, Source, load_source
 from asyncfetch.merge.validate import refuse
 from asyncfetch.runtime.concurrently import gather
 
@@ -60,7 +60,7 @@ class MergeReport:
 
 
 async def merge_datasets(
-    sources: Sequence[str | os.PathLike[str]],
+    sources: Sequence[str | os.PathLike[str] | Selection],
     destination: str | os.PathLike[str],
     *,
     workers: int | None = None,
@@ -72,7 +72,7 @@ async def merge_datasets(
     fetch: FetchConfig | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> MergeReport:
-    """Join LeRobot v3 datasets to one, their episodes one after the other in the order of the sources.
+    """Join LeRobot datasets to one of v3, their episodes one after the other in the order of the sources.
 
     Everything is read and checked before anything is written; then every file is written once, in a folder beside the
     destination which takes its place at the end. Where it fails or is cancelled, the folder is removed and the
@@ -86,7 +86,8 @@ async def merge_datasets(
     Not carried over: rows and videos that no episode names, files in ``meta`` that LeRobot doesn't know, sound.
 
     Args:
-        sources: Directories or urls of at least one dataset. They are only read.
+        sources: Directories or urls of at least one dataset, of v3, v2.1 or v2.0, or selections of some of their
+            episodes. They are only read.
         destination: A local directory or an ``s3://bucket/prefix`` that is empty or doesn't exist yet.
         workers: Files written at a time; None: as many as there are processors.
         overwrite: Replace all that is there.
@@ -107,12 +108,13 @@ async def merge_datasets(
     started = time.monotonic()
     workers = _check_workers(workers)
     limits = Limits(data_file_max_bytes, video_file_max_bytes, files_per_chunk)
-    urls = _check_sources(sources)
+    selections = _check_sources(sources)
+    urls = [selection.url for selection in selections]
     _check_limits(limits)
     async with Fetcher(fetch if fetch is not None else FetchConfig()) as fetcher:
         target = destination_of(destination, fetcher)
         await target.check(urls, overwrite=overwrite)
-        loaded = await _load(fetcher, urls)
+        loaded = await _load(fetcher, selections)
         plan = await anyio.to_thread.run_sync(plan_merge, loaded, limits)
         expected_bytes = _expected_bytes(plan)
         files, nbytes = len(plan.videos) + len(plan.data_files()), expected_bytes
@@ -169,24 +171,24 @@ def _check_limits(limits: Limits) -> None:
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
-def _check_sources(sources: Sequence[str | os.PathLike[str]] | str) -> list[str]:
+def _check_sources(sources: Sequence[str | os.PathLike[str] | Selection] | str) -> list[Selection]:
     if isinstance(sources, str) or not sources:
         raise ConfigError(f"sources must be a list of at least one dataset, not {sources!r}")
-    return [os.fspath(source) for source in sources]
+    return [source if isinstance(source, Selection) else Selection(source) for source in sources]
 
 
-async def _load(reader: RangeReader, urls: Sequence[str]) -> list[Source]:
+async def _load(reader: RangeReader, selections: Sequence[Selection]) -> list[Source]:
     """All sources, or every reason why not."""
     limiter = anyio.CapacityLimiter(_SOURCES_AT_ONCE)
 
-    async def load(url: str) -> Source | DatasetError | FetchError:
+    async def load(selection: Selection) -> Source | DatasetError | FetchError:
         async with limiter:
             try:
-                return await load_source(reader, url, run=anyio.to_thread.run_sync)
+                return await load_source(reader, selection, run=anyio.to_thread.run_sync)
             except (DatasetError, FetchError) as error:
                 return error
 
-    loaded = await gather(*(partial(load, url) for url in urls))
+    loaded = await gather(*(partial(load, selection) for selection in selections))
     errors = [one for one in loaded if not isinstance(one, Source)]
     refuse([str(error) for error in errors], errors[0] if errors else None)
     return [one for one in loaded if isinstance(one, Source)]

@@ -158,7 +158,7 @@ def _place_episodes(
     filled_bytes = 0.0
     for number, source in enumerate(sources):
         group_bytes = _GROUP_BYTES * sum(feature.has_column for feature in source.metadata.features.values())
-        for episode in source.metadata.episodes:
+        for episode in source.episodes:
             if episode.length:
                 nbytes = group_bytes + episode.length * source.data_files[episode.data_url].row_bytes
                 if filled_bytes and filled_bytes + nbytes > max_bytes:

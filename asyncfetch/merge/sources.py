@@ -1,20 +1,29 @@
-"""All that has to be known of a dataset before it is merged: metadata, video indexes, table schemas; no rows."""
+"""All that has to be known of a dataset before it is merged: metadata, video indexes, table schemas; no rows.
+
+A dataset of LeRobot v2 is known in the terms of v3, and of one of which some episodes are wanted nothing else is read.
+"""
 
 from __future__ import annotations
 
+import json
+import operator
+import os
 from collections import defaultdict
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from asyncfetch.errors import ConfigError, NotFound
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers
 from asyncfetch.lerobot.episode_files import episodes_url
-from asyncfetch.lerobot.info import parse_json
+from asyncfetch.lerobot.info import as_v3, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import open_table, read_columns
+from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
 from asyncfetch.merge.codecs import Pictures, describe_pictures
@@ -23,19 +32,61 @@ from asyncfetch.merge.statistics import STATISTICS
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
     from asyncfetch.fetch.reader import RangeReader
+    from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
+    from asyncfetch.lerobot.version2 import Version2
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["DataFile", "Source", "has_pictures", "load_source"]
+__all__ = ["DataFile", "Selection", "Source", "count_episodes", "has_pictures", "load_source"]
 
 _FILES_AT_ONCE = 32
 """Footers and video indexes of one source that are read side by side."""
+
+
+_PictureStatistics = dict[str, list["Mapping[str, Any] | None"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A dataset of which some episodes are meant."""
+
+    source: str | os.PathLike[str]
+    """A directory or url."""
+    episodes: Iterable[int] | None = None
+    """Their indices, in any order; None for all. Kept ascending, which is the order they are taken in.
+
+    Raises:
+        ConfigError: They are none, or not different whole numbers of at least 0.
+    """
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", os.fspath(self.source))
+        if self.episodes is not None:
+            object.__setattr__(self, "episodes", _ascending(self.episodes))
+
+    @property
+    def url(self) -> str:
+        """The source, as text."""
+        return os.fspath(self.source)
+
+
+def _ascending(episodes: Iterable[int]) -> tuple[int, ...]:
+    wanted = list(episodes)
+    if not wanted:
+        raise ConfigError(f"episodes must be at least one index, not {episodes!r}; None means all")
+    try:
+        indices = sorted(operator.index(one) for one in wanted)
+    except TypeError as error:
+        raise ConfigError(f"episodes must be whole numbers, not {wanted!r:.80}") from error
+    if indices[0] < 0 or len(set(indices)) < len(indices):
+        raise ConfigError(f"episodes must be different indices of at least 0, not {wanted!r:.80}")
+    return tuple(indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +104,11 @@ class Source:
 
     url: str
     raw_info: Mapping[str, Any]
-    """info.json as it is."""
+    """info.json as it is, or in the terms of v3."""
     metadata: Metadata
+    """Of the whole dataset, but without its statistics where not all episodes are to be merged."""
+    episodes: Sequence[Episode]
+    """Those to be merged, in their order."""
     data_files: Mapping[str, DataFile]
     """By url, those that episodes with frames name; what else lies there is left alone."""
     pictures: Mapping[str, Mapping[str, Pictures]]
@@ -62,7 +116,7 @@ class Source:
     segments: Mapping[str, Sequence[Segment]]
     """By camera, in the order of the episodes."""
     picture_statistics: Mapping[str, Sequence[Mapping[str, Any] | None]]
-    """By feature with pictures, per episode."""
+    """By feature with pictures, per episode of the dataset; None for those that aren't to be merged, too."""
 
 
 def has_pictures(feature: Feature) -> bool:
@@ -70,20 +124,29 @@ def has_pictures(feature: Feature) -> bool:
     return feature.is_camera or feature.kind == "image"
 
 
-async def load_source(reader: RangeReader, url: str, *, run: RunSync) -> Source:
-    """Read what a merge has to know of the dataset at ``url``.
+async def load_source(reader: RangeReader, selection: Selection, *, run: RunSync) -> Source:
+    """Read what a merge has to know of a dataset.
 
     Raises:
         FetchError: A file could not be fetched.
+        EpisodeNotFound: It hasn't all of the episodes.
         DatasetError: It isn't whole, or not what it says it is.
         MissingDependency: pyarrow isn't installed.
     """
-    metadata = await load_metadata(reader, url, run=run)
-    raw = parse_json(await reader.fetch(join_url(url, "meta/info.json")), url)
+    url = selection.url
+    metadata, raw, statistics = await _load_metadata(reader, url, run)
+    episodes = list(metadata.episodes)
+    if selection.episodes is not None:
+        episodes = [metadata.episodes[index] for index in selection.episodes]
+    if len(episodes) < len(metadata.episodes):
+        metadata = replace(metadata, stats=None)
+        chosen = {episode.index for episode in episodes}
+        for per_episode in statistics.values():
+            per_episode[:] = [one if index in chosen else None for index, one in enumerate(per_episode)]
     limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
     spans: dict[str, dict[str, list[EpisodeSpan]]] = {camera: defaultdict(list) for camera in metadata.cameras}
     data_urls: dict[str, None] = {}
-    for episode in metadata.episodes:
+    for episode in episodes:
         if episode.length:
             data_urls[episode.data_url] = None
             for camera, span in episode.videos.items():
@@ -112,18 +175,46 @@ async def load_source(reader: RangeReader, url: str, *, run: RunSync) -> Source:
         url=url,
         raw_info=raw,
         metadata=metadata,
+        episodes=episodes,
         data_files=dict(zip(data_urls, files, strict=True)),
         pictures=pictures,
         segments=segments,
-        picture_statistics=await _picture_statistics(reader, metadata, run),
+        picture_statistics=statistics,
     )
 
 
-async def _picture_statistics(
-    reader: RangeReader, metadata: Metadata, run: RunSync
-) -> dict[str, list[dict[str, Any] | None]]:
+async def count_episodes(reader: RangeReader, url: str, *, run: RunSync) -> int:
+    """How many episodes the dataset says it has; errors as of load_source."""
+    raw = await run(partial(parse_json, await reader.fetch(join_url(url, "meta/info.json")), url))
+    raw = as_v3(raw) if is_v2(raw) else raw
+    info = await run(partial(parse_info, json.dumps(raw).encode(), url))
+    return info.total_episodes
+
+
+async def _load_metadata(
+    reader: RangeReader, url: str, run: RunSync
+) -> tuple[Metadata, Mapping[str, Any], _PictureStatistics]:
+    raw: Mapping[str, Any] = {}
+    with suppress(NotFound):  # which is told better by who reads the rest
+        raw = await run(partial(parse_json, await reader.fetch(join_url(url, "meta/info.json")), url))
+    if is_v2(raw):
+        old = await load_version2(reader, url, run=run)
+        return old.metadata, old.raw_info, _statistics_of_version2(old)
+    metadata = await load_metadata(reader, url, run=run)
+    return metadata, raw, await _picture_statistics(reader, metadata, run)
+
+
+def _statistics_of_version2(old: Version2) -> _PictureStatistics:
+    return {
+        key: [old.episode_stats.get(episode, {}).get(key) for episode in old.metadata.episodes.indices]
+        for key, feature in old.metadata.features.items()
+        if has_pictures(feature)
+    }
+
+
+async def _picture_statistics(reader: RangeReader, metadata: Metadata, run: RunSync) -> _PictureStatistics:
     keys = [key for key, feature in metadata.features.items() if has_pictures(feature)]
-    found: dict[str, list[dict[str, Any] | None]] = {key: [None] * len(metadata.episodes) for key in keys}
+    found: _PictureStatistics = {key: [None] * len(metadata.episodes) for key in keys}
     rows = number = 0
     while keys and rows < len(metadata.episodes):
         file = await open_table(reader, episodes_url(metadata.url, number, metadata.info.chunks_size), run=run)
@@ -135,7 +226,7 @@ async def _picture_statistics(
     return found
 
 
-def _collect(found: Mapping[str, list[dict[str, Any] | None]], table: pa.Table, url: str) -> None:
+def _collect(found: _PictureStatistics, table: pa.Table, url: str) -> None:
     episodes = to_integers(table["episode_index"], "episode_index", url).tolist()
     for key, per_episode in found.items():
         names = [name for name in STATISTICS if f"stats/{key}/{name}" in table.column_names]

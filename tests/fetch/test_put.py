@@ -467,19 +467,19 @@ async def test_with_motos_server(moto: str, tmp_path: Path) -> None:
         get_session().create_client("s3", region_name="us-east-1", endpoint_url=moto) as client,
         Fetcher(config) as fetcher,
     ):
-        await client.create_bucket(Bucket="bucket")
+        await client.create_bucket(Bucket="written")
         for key, size in [("ü d/whole+ %20", 1000), ("parts", len(wanted)), ("empty", 0)]:
-            info = await fetcher.put(f"s3://bucket/{key}", wanted[:size])
-            found = await client.get_object(Bucket="bucket", Key=key)
+            info = await fetcher.put(f"s3://written/{key}", wanted[:size])
+            found = await client.get_object(Bucket="written", Key=key)
             assert await found["Body"].read() == wanted[:size]
             assert found["ETag"] == info.etag
-        info = await fetcher.put("s3://bucket/file", tmp_path / "source")
+        info = await fetcher.put("s3://written/file", tmp_path / "source")
         assert (info.etag or "").endswith('-3"')
         with pytest.raises(NotFound, match="no such bucket"):
             await fetcher.put("s3://none/x", wanted)
         with suppress(TimeoutError), anyio.fail_after(0.02):
-            await fetcher.put("s3://bucket/cancelled", wanted)
-        assert "Uploads" not in await client.list_multipart_uploads(Bucket="bucket")
+            await fetcher.put("s3://written/cancelled", wanted)
+        assert "Uploads" not in await client.list_multipart_uploads(Bucket="written")
 
 
 def reply(headers: dict[str, str], body: bytes = b"") -> Reply:
