@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DataFile", "Selection", "Source", "count_episodes", "has_pictures", "load_source"]
 
+_INFO = "meta/info.json"
 _FILES_AT_ONCE = 32
 """Footers and video indexes of one source that are read side by side."""
 
@@ -185,10 +186,15 @@ async def load_source(reader: RangeReader, selection: Selection, *, run: RunSync
 
 async def count_episodes(reader: RangeReader, url: str, *, run: RunSync) -> int:
     """How many episodes the dataset says it has; errors as of load_source."""
-    raw = await run(partial(parse_json, await reader.fetch(join_url(url, "meta/info.json")), url))
+    raw = await _raw_info(reader, url, run)
     raw = as_v3(raw) if is_v2(raw) else raw
-    info = await run(partial(parse_info, json.dumps(raw).encode(), url))
+    info = await run(partial(parse_info, json.dumps(raw).encode(), join_url(url, _INFO)))
     return info.total_episodes
+
+
+async def _raw_info(reader: RangeReader, url: str, run: RunSync) -> dict[str, Any]:
+    info_url = join_url(url, _INFO)
+    return await run(partial(parse_json, await reader.fetch(info_url), info_url))
 
 
 async def _load_metadata(
@@ -196,7 +202,7 @@ async def _load_metadata(
 ) -> tuple[Metadata, Mapping[str, Any], _PictureStatistics]:
     raw: Mapping[str, Any] = {}
     with suppress(NotFound):  # which is told better by who reads the rest
-        raw = await run(partial(parse_json, await reader.fetch(join_url(url, "meta/info.json")), url))
+        raw = await _raw_info(reader, url, run)
     if is_v2(raw):
         old = await load_version2(reader, url, run=run)
         return old.metadata, old.raw_info, _statistics_of_version2(old)

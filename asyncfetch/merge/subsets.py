@@ -95,6 +95,8 @@ async def split_dataset(
 
     Raises:
         ConfigError: The parts can't be meant, or one gets no episode.
+        FetchError: The source's info.json could not be read.
+        DatasetError: It isn't one.
         MergeError: As of merge_datasets.
     """
     root, selection = os.fspath(destination).rstrip("/"), Selection(source)
