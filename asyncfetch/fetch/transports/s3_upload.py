@@ -126,13 +126,13 @@ class S3Upload:
         part_bytes = self._config.upload_part_bytes
         if source.size is not None:
             part_bytes = max(part_bytes, -(-source.size // MAX_PARTS))
-        first = await source.read(part_bytes)
+        parts = [await source.read(part_bytes)]
         if source.at_end:
-            return ObjectInfo(self._url, len(first), await self._send("put_object", {}, first))
+            return ObjectInfo(self._url, len(parts[0]), await self._send("put_object", {}, parts[0]))
         try:
             await self._persist(self._url, self._begin)
             with ungrouped():
-                await self._send_parts(source, [first], part_bytes)
+                await self._send_parts(source, parts, part_bytes)
             return ObjectInfo(self._url, self._size, await self._complete())
         except BaseException:
             await outlast(self._abort, seconds=UNDO_SECONDS)
@@ -160,7 +160,10 @@ class S3Upload:
         await outlast(attempt, seconds=UNDO_SECONDS)
 
     async def _send_parts(self, source: Source, parts: list[memoryview], part_bytes: int) -> None:
-        """All of the source, ``parts`` of which were read already; so many at a time, and one more that is read."""
+        """All of the source, so many parts at a time and one more that is read.
+
+        ``parts`` has what was read of it already, and is emptied: nobody else may keep a part in memory.
+        """
         permits = anyio.Semaphore(self._config.upload_parts_in_flight)
 
         async def send(number: int, part: memoryview) -> None:
