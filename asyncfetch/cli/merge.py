@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import anyio
 import typer
@@ -14,13 +14,20 @@ from asyncfetch.cli.sizes import format_bytes, parse_bytes
 from asyncfetch.merge import merge_datasets
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from asyncfetch.merge import MergeProgress, MergeReport
 
-__all__ = ["merge"]
+__all__ = ["merge", "print_report", "run_with_bar"]
+
+T = TypeVar("T")
 
 
 def merge(
-    paths: Annotated[list[str], typer.Argument(help="The datasets, directories or urls, then the directory to write.")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(help="The datasets, directories or urls, then the directory or s3:// prefix to write."),
+    ],
     workers: Annotated[
         int | None, typer.Option(help="Pieces of work at a time. [default: one a processor]", show_default=False)
     ] = None,
@@ -33,6 +40,22 @@ def merge(
     """Join LeRobot v3 datasets to one: checked first, every file written once, videos copied as they are."""
     if len(paths) < 2:
         raise typer.BadParameter("give at least one dataset, then the directory to write")
+    call = partial(
+        merge_datasets,
+        paths[:-1],
+        paths[-1],
+        workers=workers,
+        overwrite=overwrite,
+        dry_run=dry_run,
+        data_file_max_bytes=parse_bytes(data_file_max_bytes),
+        video_file_max_bytes=parse_bytes(video_file_max_bytes),
+        files_per_chunk=files_per_chunk,
+    )
+    print_report(run_with_bar(call))
+
+
+def run_with_bar(call: Callable[..., Awaitable[T]]) -> T:
+    """What the call gives; how far it is, is shown meanwhile."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.fields[files]}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("merge", total=None, files="")
@@ -41,23 +64,11 @@ def merge(
             files = f"{now.files_done}/{now.files_total} files"
             bar.update(task, completed=now.bytes_done, total=now.bytes_total, files=files)
 
-        call = partial(
-            merge_datasets,
-            paths[:-1],
-            paths[-1],
-            workers=workers,
-            overwrite=overwrite,
-            dry_run=dry_run,
-            data_file_max_bytes=parse_bytes(data_file_max_bytes),
-            video_file_max_bytes=parse_bytes(video_file_max_bytes),
-            files_per_chunk=files_per_chunk,
-            progress=show,
-        )
-        report = anyio.run(call)
-    _print(report)
+        return anyio.run(partial(call, progress=show))
 
 
-def _print(report: MergeReport) -> None:
+def print_report(report: MergeReport) -> None:
+    """The plan, where it is no more than that, what isn't carried over, and the sums."""
     if report.is_dry_run:
         for file in report.planned:
             print(f"{file.path}: {file.episodes:,} episodes, about {format_bytes(file.bytes)}")

@@ -3,7 +3,7 @@
     ray_executor    RayExecutor: merge_datasets(..., executor=RayExecutor())
     steps           merge_steps: a merge as two steps of datatrove pipelines
 
-Both need the destination's file system on all nodes, and sources that all nodes can read.
+Both need a destination on S3 or on a file system that all nodes share, and sources that all nodes can read.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class RayExecutor:
     """An Executor of ``merge_datasets``: its pieces are tasks of the Ray cluster that this process is connected to.
 
     Each takes one of the cluster's processors; ``workers`` None means all of them. What is reduced stays in the object
-    store until the end. The destination must be a directory that all nodes share, and ``fetch`` travels without its
-    secrets: give credentials to the nodes by their environment.
+    store until the end. The destination must be a prefix of S3 or a directory that all nodes share, and ``fetch``
+    travels without its secrets: give credentials to the nodes by their environment.
 
     Raises:
         ConfigError: Ray isn't initialised, when a merge begins.
@@ -51,14 +51,16 @@ class RayExecutor:
         if workers is None:
             resources = await anyio.to_thread.run_sync(ray.cluster_resources)
             workers = max(1, int(resources.get("CPU", 1)))
-        yield _RayPool(ray, fetch, workers)
+        async with Fetcher(fetch) as fetcher:
+            yield _RayPool(ray, fetch, workers, fetcher)
 
 
 class _RayPool:
     """A Pool whose values are references."""
 
-    def __init__(self, ray: Any, fetch: FetchConfig, workers: int) -> None:  # noqa: ANN401 - a module
+    def __init__(self, ray: Any, fetch: FetchConfig, workers: int, fetcher: Fetcher) -> None:  # noqa: ANN401 - a module
         self.workers = workers
+        self.fetcher = fetcher
         self._ray = ray
         self._fetch = ray.put(fetch)
         self._task = ray.remote(num_cpus=1, num_returns=2)(_perform)

@@ -20,10 +20,9 @@ from asyncfetch.merge.apply import (
     DATA_FILE_MAX_BYTES,
     FILES_PER_CHUNK,
     VIDEO_FILE_MAX_BYTES,
-    prepare_target,
     report_on,
 )
-from asyncfetch.merge.arguments import check_limits, check_paths
+from asyncfetch.merge.arguments import check_limits, destination_of, selections_of
 from asyncfetch.merge.here import InProcess
 from asyncfetch.merge.job import carry_out, carry_out_share, plan_job
 from asyncfetch.merge.plan import Limits
@@ -34,12 +33,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncfetch.merge.job import MergeJob
+    from asyncfetch.merge.sources import Selection
 
 __all__ = ["FinishStep", "WriteStep", "merge_steps"]
 
 
 def merge_steps(
-    sources: Sequence[str | os.PathLike[str]],
+    sources: Sequence[str | os.PathLike[str] | Selection],
     destination: str | os.PathLike[str],
     *,
     overwrite: bool = False,
@@ -54,8 +54,8 @@ def merge_steps(
         written = LocalPipelineExecutor([write], tasks=16, workers=4)
         LocalPipelineExecutor([finish], tasks=1, depends=written).run()
 
-    All nodes must share the destination's file system. ``fetch`` travels without its secrets: give credentials to the
-    nodes by their environment. Whatever of it is run again goes on where it stopped.
+    All nodes must share the destination's file system, unless it is a prefix of S3. ``fetch`` travels without its
+    secrets: give credentials to the nodes by their environment. Whatever of it is run again goes on where it stopped.
 
     Args: Those of ``merge_datasets``.
 
@@ -65,16 +65,15 @@ def merge_steps(
     """
     limits = Limits(data_file_max_bytes, video_file_max_bytes, files_per_chunk)
     check_limits(limits)
-    urls, target = check_paths(sources, destination)
-    prepare_target(target, urls, overwrite)
+    selections, target = selections_of(sources), destination_of(destination)
     config = fetch or FetchConfig()
 
     async def plan() -> MergeJob:
         async with InProcess().open(config, None, Progress(None).wrote) as pool:
-            return await plan_job(pool, urls, target, limits)
+            return await plan_job(pool, selections, target, limits, overwrite=overwrite)
 
     job = anyio.run(plan)
-    return WriteStep(job, config), FinishStep(job, config, overwrite=overwrite)
+    return WriteStep(job, config), FinishStep(job, config)
 
 
 class WriteStep:
@@ -108,10 +107,9 @@ class FinishStep:
     name = "finish"
     type = "asyncfetch merge"
 
-    def __init__(self, job: MergeJob, fetch: FetchConfig, *, overwrite: bool) -> None:
+    def __init__(self, job: MergeJob, fetch: FetchConfig) -> None:
         self.job = job
         self.fetch = fetch
-        self.overwrite = overwrite
 
     def __repr__(self) -> str:
         return f"{self.type}: {self.name}"
@@ -127,5 +125,5 @@ class FinishStep:
     async def _run(self) -> None:
         started, told = time.monotonic(), Progress(None)
         async with InProcess().open(self.fetch, None, told.wrote) as pool:
-            files, nbytes = await carry_out(self.job, pool, told, overwrite=self.overwrite)
+            files, nbytes = await carry_out(self.job, pool, told)
         report_on(self.job, files, nbytes, time.monotonic() - started)

@@ -7,11 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import anyio.to_thread
-
 from asyncfetch.config import FetchConfig
-from asyncfetch.merge.arguments import check_destination, check_limits, check_paths, check_workers
-from asyncfetch.merge.folder import restore_target
+from asyncfetch.merge.arguments import check_limits, check_workers, destination_of, selections_of
 from asyncfetch.merge.here import InProcess
 from asyncfetch.merge.job import carry_out, plan_job
 from asyncfetch.merge.plan import Limits
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
     from asyncfetch.merge.job import MergeJob
     from asyncfetch.merge.kernel import Executor
     from asyncfetch.merge.progress import MergeProgress
+    from asyncfetch.merge.sources import Selection
 
 __all__ = ["MergeReport", "PlannedFile", "merge_datasets"]
 
@@ -51,7 +49,8 @@ class PlannedFile:
 class MergeReport:
     """What a merge wrote, or would."""
 
-    destination: Path
+    destination: Path | str
+    """A url where it isn't local."""
     episodes: int
     frames: int
     tasks: int
@@ -69,7 +68,7 @@ class MergeReport:
 
 
 async def merge_datasets(
-    sources: Sequence[str | os.PathLike[str]],
+    sources: Sequence[str | os.PathLike[str] | Selection],
     destination: str | os.PathLike[str],
     *,
     workers: int | None = None,
@@ -82,7 +81,7 @@ async def merge_datasets(
     executor: Executor | None = None,
     progress: Callable[[MergeProgress], object] | None = None,
 ) -> MergeReport:
-    """Join LeRobot v3 datasets to one, their episodes one after the other in the order of the sources.
+    """Join LeRobot datasets to one of v3, their episodes one after the other in the order of the sources.
 
     Everything is read and checked before anything is written; then every file is written once, in a hidden folder
     beside the destination, which takes its place at the end. Until then the destination is as it was. The coded
@@ -92,18 +91,24 @@ async def merge_datasets(
     A fetch that fails, a cancellation or a kill leaves that folder where a file in it is finished. The same call goes
     on from there; one for the same destination with other sources or limits removes it.
 
+    On S3 nothing is renamed. A file is written in a temporary folder (``TMPDIR``), put when it is whole, and removed
+    there, so that there are no more of them than workers; ``meta/info.json`` comes last. What is interrupted leaves
+    what it has put, which is no dataset, nor is what was to be replaced; the same call goes on from there, on any
+    machine. The destination must not be given to two merges at a time: on S3 that isn't seen.
+
     Not carried over: rows and videos that no episode names, files in ``meta`` that LeRobot doesn't know, sound.
 
     Args:
-        sources: Directories or urls of at least one dataset. They are only read.
-        destination: A local directory that is empty or doesn't exist yet.
+        sources: Directories or urls of at least one dataset, of v3, v2.1 or v2.0, or selections of some of their
+            episodes. They are only read.
+        destination: A local directory or an ``s3://bucket/prefix`` that is empty or doesn't exist yet.
         workers: Pieces of work at a time; None: as many as there are processors.
-        overwrite: Replace what is there.
+        overwrite: Replace all that is there.
         dry_run: Read, check and plan only.
         data_file_max_bytes: A file of rows ends with the last episode that keeps it within this; one always fits.
         video_file_max_bytes: Likewise for a video.
         files_per_chunk: Files in a chunk directory.
-        fetch: How the sources are read.
+        fetch: How the sources are read, and a destination on S3 is written.
         executor: Where the work is done; None: in this process.
         progress: Called whenever something was written.
 
@@ -111,7 +116,7 @@ async def merge_datasets(
         ConfigError: An argument can't be meant.
         MergeError: The destination is taken, too small or being built by somebody else, or the sources can't be read
             or disagree; lists every reason.
-        FetchError: A source could not be read while it was being copied.
+        FetchError: A source could not be read while it was being copied, or the destination not be written.
         DatasetError: A source's rows aren't what its metadata say.
         MissingDependency: pyarrow isn't installed.
     """
@@ -119,22 +124,15 @@ async def merge_datasets(
     check_workers(workers)
     limits = Limits(data_file_max_bytes, video_file_max_bytes, files_per_chunk)
     check_limits(limits)
-    urls, target = check_paths(sources, destination)
-    await anyio.to_thread.run_sync(prepare_target, target, urls, overwrite)
+    selections, target = selections_of(sources), destination_of(destination)
     told = Progress(progress)
     async with (executor or InProcess()).open(fetch or FetchConfig(), workers, told.wrote) as pool:
-        job = await plan_job(pool, urls, target, limits)
+        job = await plan_job(pool, selections, target, limits, overwrite=overwrite)
         if dry_run:
             return report_on(job, len(job.units), job.nbytes, time.monotonic() - started, is_dry_run=True)
         told.expect(len(job.units), job.nbytes)
-        files, nbytes = await carry_out(job, pool, told, overwrite=overwrite)
+        files, nbytes = await carry_out(job, pool, told)
     return report_on(job, files, nbytes, time.monotonic() - started)
-
-
-def prepare_target(target: Path, urls: Sequence[str], overwrite: bool) -> None:
-    """Put right what a killed merge left at the target, and refuse one that isn't free. Blocks."""
-    restore_target(target)
-    check_destination(target, urls, overwrite)
 
 
 def report_on(job: MergeJob, files: int, nbytes: int, seconds: float, *, is_dry_run: bool = False) -> MergeReport:
@@ -142,11 +140,11 @@ def report_on(job: MergeJob, files: int, nbytes: int, seconds: float, *, is_dry_
     episodes, frames = len(job.plan.episodes), job.plan.num_frames
     logger.info(
         "%s %d datasets into %s: %d episodes, %d frames, %d files, %d bytes, %.1f s",
-        *("would merge" if is_dry_run else "merged", len(job.plan.sources), job.target),
+        *("would merge" if is_dry_run else "merged", len(job.plan.sources), job.destination.name),
         *(episodes, frames, files, nbytes, seconds),
     )
     return MergeReport(
-        destination=job.target,
+        destination=job.destination.name,
         episodes=episodes,
         frames=frames,
         tasks=len(job.plan.tasks),

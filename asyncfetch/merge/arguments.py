@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncfetch.errors import ConfigError, MergeError
+from asyncfetch.errors import ConfigError, redact_url
+from asyncfetch.merge.local_folder import LocalFolder
+from asyncfetch.merge.s3_prefix import S3Prefix
+from asyncfetch.merge.sources import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asyncfetch.merge.destination import Destination
     from asyncfetch.merge.plan import Limits
 
-__all__ = ["check_destination", "check_limits", "check_paths", "check_space", "check_workers"]
+__all__ = ["check_limits", "check_workers", "destination_of", "selections_of"]
 
 
 def check_workers(workers: object) -> None:
@@ -31,43 +34,23 @@ def check_limits(limits: Limits) -> None:
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
-def check_paths(
-    sources: Sequence[str | os.PathLike[str]] | str, destination: str | os.PathLike[str]
-) -> tuple[list[str], Path]:
-    """The sources, at least one, and a local directory, absolute."""
+def selections_of(sources: Sequence[str | os.PathLike[str] | Selection] | str) -> list[Selection]:
+    """The sources, at least one."""
     if isinstance(sources, str) or not sources:
         raise ConfigError(f"sources must be a list of at least one dataset, not {sources!r}")
-    target = os.fspath(destination)
-    if target.startswith("file://"):
-        target = target.removeprefix("file://")
-    elif "://" in target:
-        raise ConfigError(f"a merge writes to a local directory, not to {target!r}; copy the result there")
-    if not target:
-        raise ConfigError("destination is empty; give the directory to write")
-    return [os.fspath(source) for source in sources], Path(target).absolute()
+    return [source if isinstance(source, Selection) else Selection(source) for source in sources]
 
 
-def check_destination(target: Path, sources: Sequence[str], overwrite: bool) -> None:
-    """It is free, or may be replaced, and has nothing to do with a source. Blocks."""
-    resolved = target.resolve()
-    for source in sources:
-        own = Path(source.removeprefix("file://")).resolve()
-        if "://" not in source.removeprefix("file://") and (
-            own.is_relative_to(resolved) or resolved.is_relative_to(own)
-        ):
-            raise MergeError(f"{target} is, holds or lies in the source {source}: sources are never changed")
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise MergeError(f"{target} isn't a directory; remove it or choose another destination")
-    if target.exists() and any(target.iterdir()) and not overwrite:
-        raise MergeError(f"{target} isn't empty; pass overwrite=True to replace it, or choose another destination")
-
-
-def check_space(target: Path, nbytes: int) -> None:
-    """There is room for this many bytes more. Blocks."""
-    place = next(parent for parent in target.parents if parent.exists())
-    free_bytes = shutil.disk_usage(place).free
-    if free_bytes < nbytes:
-        raise MergeError(
-            f"{place} has {free_bytes} bytes free, but the merge has about {nbytes} to write: make room, or choose "
-            "another destination"
+def destination_of(destination: str | os.PathLike[str]) -> Destination:
+    """The destination that a user names."""
+    named = os.fspath(destination).removeprefix("file://")
+    if named.startswith("s3://"):
+        return S3Prefix(named.rstrip("/"))
+    if "://" in named:
+        raise ConfigError(
+            f"a dataset is written to a local directory or below an s3:// prefix, not to {redact_url(named)!r}: copy "
+            "the result there"
         )
+    if not named:
+        raise ConfigError("destination is empty; give the directory to write")
+    return LocalFolder(Path(named).absolute())

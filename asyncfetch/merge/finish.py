@@ -10,7 +10,7 @@ import numpy as np
 
 from asyncfetch.lerobot.layout import EPISODES_PATH
 from asyncfetch.merge import statistics
-from asyncfetch.merge.info import merged_info
+from asyncfetch.merge.info import INFO_PATH, merged_info
 from asyncfetch.merge.sources import has_pictures
 from asyncfetch.merge.tables import write_episodes, write_tasks
 from asyncfetch.merge.units import file_path
@@ -36,13 +36,16 @@ class _Build:
     numbers: Mapping[str, statistics.Distribution]
 
 
-def write_metadata(plan: MergePlan, summary: Summary, root: Path) -> None:
-    """Write them into the dataset at ``root``, info.json last.
+def write_metadata(plan: MergePlan, summary: Summary, root: Path) -> list[str]:
+    """Write them into the dataset at ``root``.
 
     Args:
         plan: Of the merge.
         summary: Of all rows.
         root: Has the directory ``meta``, or gets it.
+
+    Returns:
+        Their paths in the dataset, info.json last.
     """
     filled = [planned.index for planned in plan.episodes if planned.episode.length]
     build = _Build(plan, root, dict(zip(filled, summary.episodes, strict=True)), summary.numbers)
@@ -53,7 +56,9 @@ def write_metadata(plan: MergePlan, summary: Summary, root: Path) -> None:
     if overall := _overall_statistics(build):
         listed = {key: {name: value.tolist() for name, value in values.items()} for key, values in overall.items()}
         (meta / "stats.json").write_text(json.dumps(listed, indent=4))
-    (meta / "info.json").write_text(json.dumps(merged_info(plan), indent=4, ensure_ascii=False))
+    (root / INFO_PATH).write_text(json.dumps(merged_info(plan), indent=4, ensure_ascii=False))
+    paths = [path.relative_to(root).as_posix() for path in sorted(meta.rglob("*")) if path.is_file()]
+    return sorted(paths, key=lambda path: path == INFO_PATH)
 
 
 def _overall_statistics(build: _Build) -> dict[str, dict[str, NDArray[Any]]]:

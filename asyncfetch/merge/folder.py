@@ -24,23 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import MergeError
+from asyncfetch.merge.destination import WrittenFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BuildFolder", "WrittenFile", "build_folder", "open_folder", "restore_target", "share_folder"]
+__all__ = ["BuildFolder", "build_folder", "open_folder", "restore_target", "share_folder"]
 
 _READ_BYTES = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A finished file of the dataset."""
-
-    path: str
-    """In the dataset."""
-    nbytes: int
-    crc32: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +55,6 @@ class BuildFolder:
         """What was at the destination."""
         return self.root / "replaced"
 
-    def place(self, path: str) -> Path:
-        """Where the dataset's file ``path`` lies, its directory made."""
-        place = self.dataset / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return place
-
     def find(self, path: str) -> WrittenFile | None:
         """The file, if it is finished and still what it was. Reads all of it."""
         with suppress(OSError, ValueError, TypeError):
@@ -88,10 +73,9 @@ class BuildFolder:
         note.write_text(json.dumps(asdict(written)))
         return written
 
-    def measure(self) -> tuple[int, int]:
-        """(number of files, their bytes) in the dataset."""
-        sizes = [path.stat().st_size for path in self.dataset.rglob("*") if path.is_file()]
-        return len(sizes), sum(sizes)
+    def measure(self) -> int:
+        """Bytes of the files in the dataset."""
+        return sum(path.stat().st_size for path in self.dataset.rglob("*") if path.is_file())
 
     def keep_finished(self) -> int:
         """How many files the journal has; the folder is removed where it has none."""
@@ -132,7 +116,7 @@ def _measure(place: Path, path: str) -> WrittenFile:
     with place.open("rb") as file:
         while piece := file.read(_READ_BYTES):
             crc32, nbytes = zlib.crc32(piece, crc32), nbytes + len(piece)
-    return WrittenFile(path, nbytes, crc32)
+    return WrittenFile(path, nbytes, f"{crc32:08x}")
 
 
 def build_folder(target: Path, fingerprint: str) -> BuildFolder:

@@ -39,6 +39,7 @@ class InProcess:
 class _Loop:
     def __init__(self, place: Workplace, workers: int) -> None:
         self.workers = workers
+        self.fetcher = place.fetcher
         self._place = place
 
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401

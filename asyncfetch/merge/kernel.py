@@ -34,8 +34,8 @@ Piece = Any
 class Workplace:
     """What a piece finds where it runs."""
 
-    reader: Fetcher
-    """Reads the sources."""
+    fetcher: Fetcher
+    """Reads the sources, and writes where the destination isn't local."""
     wrote: Callable[[str, int], object]
     """Told a file's path in the dataset and its bytes so far."""
 
@@ -45,6 +45,8 @@ class Pool(Protocol):
 
     workers: int
     """Pieces that run at a time."""
+    fetcher: Fetcher
+    """Of this process, for what is done around the pieces."""
 
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
         """The piece's value, or its error. Arguments may be values of earlier calls."""

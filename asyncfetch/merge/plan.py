@@ -165,7 +165,7 @@ def _place_episodes(
     data_file = from_index = 0
     filled_bytes = 0.0
     for number, source in enumerate(sources):
-        for episode in source.metadata.episodes:
+        for episode in source.episodes:
             if episode.length:
                 nbytes = _row_bytes(source, episode)
                 if filled_bytes and filled_bytes + nbytes > max_bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncfetch.merge.folder import WrittenFile
+    from asyncfetch.merge.destination import WrittenFile
 
 __all__ = ["MergeProgress", "Progress"]
 
@@ -48,7 +48,7 @@ class Progress:
             total = max(self._bytes_total, self._bytes_done)
             self._tell(MergeProgress(self._bytes_done, total, self._files_done, self._files_total))
 
-    async def finished(self, file: WrittenFile) -> None:
+    def finished(self, file: WrittenFile) -> None:
         """The file is whole."""
         self._files_done += 1
         self.wrote(file.path, file.nbytes)

@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.layout import PathTemplate
-from asyncfetch.lerobot.parquet import open_table, read_columns, require_pyarrow
+from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.merge.info import DATA_PATH, VIDEO_PATH
 from asyncfetch.merge.schemas import pack_schema, unpack_schema
 from asyncfetch.merge.statistics import Distribution
@@ -25,12 +25,13 @@ from asyncfetch.merge.videos import build_video
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     import pyarrow as pa
 
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.info import Feature
-    from asyncfetch.merge.folder import BuildFolder, WrittenFile
+    from asyncfetch.merge.destination import Build, WrittenFile
     from asyncfetch.merge.kernel import Workplace
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
     from asyncfetch.merge.segments import Segment
@@ -99,7 +100,7 @@ class RowsUnit:
         """What is to be known of it, some episodes at a time."""
         lengths = [planned.episode.length for planned in self.episodes]
         return [
-            PartUnit(self.path, at, tuple(lengths[at : at + _PART_EPISODES]), self.features)
+            PartUnit(at, tuple(lengths[at : at + _PART_EPISODES]), self.features)
             for at in range(0, len(lengths), _PART_EPISODES)
         ]
 
@@ -111,7 +112,6 @@ FileUnit = VideoUnit | RowsUnit
 class PartUnit:
     """Episodes in a written file of rows whose statistics are to be taken."""
 
-    path: str
     first_group: int
     lengths: tuple[int, ...]
     """Rows of this group and the following ones."""
@@ -161,27 +161,33 @@ def file_path(plan: MergePlan, template: str, number: int, camera: str = "") -> 
     return PathTemplate(template).format(chunk_index=chunk, file_index=file, video_key=camera)
 
 
-async def write(place: Workplace, folder: BuildFolder, unit: FileUnit) -> WrittenFile:
+async def write(place: Workplace, build: Build, unit: FileUnit) -> WrittenFile:
     """Write the file, or find that it was.
 
     Raises:
         FetchError: A source could not be read.
         DatasetError: A source isn't what its metadata say.
     """
-    written = await anyio.to_thread.run_sync(folder.find, unit.path)
+    written = await build.find(place.fetcher, unit.path)
     if written is None:
-        if isinstance(unit, VideoUnit):
-            await _write_video(place, folder, unit)
-        else:
-            await _write_rows(place, folder, unit)
-        written = await anyio.to_thread.run_sync(folder.finish, unit.path)
+        async with build.room() as room:
+            path = room / unit.path
+            await anyio.to_thread.run_sync(partial(path.parent.mkdir, parents=True, exist_ok=True))
+            if isinstance(unit, VideoUnit):
+                await _write_video(place, path, unit)
+            else:
+                await _write_rows(place, path, unit)
+            written = await build.finish(place.fetcher, room, unit.path)
     place.wrote(unit.path, written.nbytes)
     return written
 
 
-async def summarise(place: Workplace, folder: BuildFolder, _written: WrittenFile, part: PartUnit) -> Summary:
+async def summarise(place: Workplace, build: Build, written: WrittenFile, part: PartUnit) -> Summary:
     """What is known of some row groups of a written file."""
-    return await anyio.to_thread.run_sync(_summarise, folder, part)
+    url, names = build.url(written.path), [feature.key for feature in part.features]
+    groups = range(part.first_group, part.first_group + len(part.lengths))
+    table = await _read_table(place.fetcher, url, names, groups)
+    return await anyio.to_thread.run_sync(_summarise, table, part, url)
 
 
 async def add(place: Workplace, left: Summary, right: Summary) -> Summary:
@@ -189,14 +195,13 @@ async def add(place: Workplace, left: Summary, right: Summary) -> Summary:
     return await anyio.to_thread.run_sync(_add, left, right)
 
 
-async def _write_video(place: Workplace, folder: BuildFolder, unit: VideoUnit) -> None:
+async def _write_video(place: Workplace, path: Path, unit: VideoUnit) -> None:
     video: VideoFile = await anyio.to_thread.run_sync(partial(build_video, unit.segments, fps=unit.fps))
-    path = await anyio.to_thread.run_sync(folder.place, unit.path)
     nbytes = 0
     async with await anyio.open_file(path, "wb") as file:
         await anyio.to_thread.run_sync(_write_all, file.wrapped, video.header)
         for url, first, stop in _pieces(video):
-            piece = await place.reader.fetch(url, first, stop)
+            piece = await place.fetcher.fetch(url, first, stop)
             await anyio.to_thread.run_sync(_write_all, file.wrapped, piece)
             nbytes += len(piece)
             place.wrote(unit.path, nbytes)
@@ -212,21 +217,23 @@ def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
     file.write(data)
 
 
-async def _write_rows(place: Workplace, folder: BuildFolder, unit: RowsUnit) -> None:
-    path = await anyio.to_thread.run_sync(folder.place, unit.path)
+async def _write_rows(place: Workplace, path: Path, unit: RowsUnit) -> None:
     writer = await anyio.to_thread.run_sync(lambda: open_writer(path, unpack_schema(unit.packed_schema)))
     try:
         for url, from_one_file in groupby(unit.episodes, key=lambda planned: planned.episode.data_url):
-            table = await _read_table(place.reader, url, writer.schema.names)
+            table = await _read_table(place.fetcher, url, writer.schema.names)
             await anyio.to_thread.run_sync(_write_episodes, writer, unit, list(from_one_file), table)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(writer.close)
 
 
-async def _read_table(reader: RangeReader, url: str, columns: Sequence[str]) -> pa.Table:
+async def _read_table(
+    reader: RangeReader, url: str, columns: Sequence[str], groups: Sequence[int] | None = None
+) -> pa.Table:
+    """All row groups, or these."""
     file = await open_table(reader, url, run=anyio.to_thread.run_sync)
-    groups = range(file.metadata.num_row_groups)
+    groups = range(file.metadata.num_row_groups) if groups is None else groups
     return await read_columns(reader, file, groups, columns, run=anyio.to_thread.run_sync)
 
 
@@ -236,13 +243,8 @@ def _write_episodes(writer: Any, unit: RowsUnit, episodes: Sequence[PlannedEpiso
         writer.write_table(rows, row_group_size=len(rows))
 
 
-def _summarise(folder: BuildFolder, part: PartUnit) -> Summary:
-    path = folder.place(part.path)
-    names = [feature.key for feature in part.features]
-    groups = range(part.first_group, part.first_group + len(part.lengths))
-    with require_pyarrow().parquet.ParquetFile(path) as file:
-        table = file.read_row_groups(list(groups), columns=names, use_threads=False)
-    columns = {feature.key: to_column(table[feature.key], feature, str(path)) for feature in part.features}
+def _summarise(table: pa.Table, part: PartUnit, url: str) -> Summary:
+    columns = {feature.key: to_column(table[feature.key], feature, url) for feature in part.features}
     episodes = []
     start = 0
     for length in part.lengths:

@@ -22,6 +22,7 @@ class Hands:
     """A pool of this loop; notes the depth of each value and how many pieces run at a time."""
 
     workers: int
+    fetcher: Any = None
     most: int = 0
     running: int = 0
     done: list[str] = field(default_factory=list)

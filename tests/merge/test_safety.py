@@ -295,7 +295,7 @@ async def test_progress_ends_with_every_file_and_byte(library: Library, tmp_path
         ({"files_per_chunk": 0}, "files_per_chunk"),
         ({"sources": []}, "at least one"),
         ({"sources": "one"}, "must be a list"),
-        ({"destination": "s3://bucket/out"}, "local directory"),
+        ({"destination": "https://host/out"}, "local directory"),
     ],
 )
 async def test_arguments_that_cannot_be_meant(tmp_path: Path, options: dict[str, Any], message: str) -> None:
