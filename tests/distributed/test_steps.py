@@ -7,11 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from asyncfetch.distributed import merge_steps
 from asyncfetch.errors import ConfigError, MergeError
-from asyncfetch.merge import merge_datasets
+from asyncfetch.merge import Selection, merge_datasets
+from asyncfetch.merge.folder import build_folder
+from asyncfetch.testing import S3Server
+from tests.merge.test_destination import OUT, below, config
+from tests.merge.test_destination import scratch as scratch  # a fixture
 from tests.merge.test_merge import all_files
 from tests.merge.test_safety import names
 
@@ -48,8 +53,7 @@ def test_shares_make_the_whole_and_what_is_missing_is_made_up_for(
     write, finish = pickle.loads(pickle.dumps(steps))
     for rank in range(world_size):
         assert write("data", rank, world_size) == "data"
-    folder = write.job.folder
-    assert folder.keep_finished() == len(write.job.units)
+    assert build_folder(tmp_path / "out", write.job.plan.fingerprint()).keep_finished() == len(write.job.units)
     finish("data", 1, 2)
     assert not (tmp_path / "out").exists()
     finish("data", 0, 2)
@@ -60,6 +64,24 @@ def test_shares_make_the_whole_and_what_is_missing_is_made_up_for(
     anyio.run(partial(merge_datasets, sources(library), tmp_path / "one", video_file_max_bytes=1))
     assert once == all_files(tmp_path / "lame") == all_files(tmp_path / "one")
     assert names(tmp_path) == {"out", "lame", "one"}
+
+
+@pytest.mark.usefixtures("scratch")
+async def test_shares_of_a_dataset_on_s3_need_no_folder_in_common(library: Library, tmp_path: Path) -> None:
+    one, two = sources(library)
+    selected = [Selection(one, [0, 2]), two]
+    content: dict[str, bytes] = {}
+    async with S3Server(content) as server:
+        plan = partial(merge_steps, selected, OUT, video_file_max_bytes=1, fetch=config(server))
+        write, finish = pickle.loads(pickle.dumps(await anyio.to_thread.run_sync(plan)))
+        async with anyio.create_task_group() as tasks:
+            for rank in range(2):
+                tasks.start_soon(anyio.to_thread.run_sync, write.run, None, rank, 3)
+        await anyio.to_thread.run_sync(finish.run)
+        puts = [request.path for request in server.requests if request.method == "PUT" and ".mp4" in request.path]
+    await merge_datasets(selected, tmp_path / "one", video_file_max_bytes=1)
+    assert below(content) == all_files(tmp_path / "one")
+    assert sum(".merging" not in path for path in puts) == len(list((tmp_path / "one").rglob("*.mp4")))
 
 
 def test_what_cannot_be_merged_is_refused_before_a_step_is_made(library: Library, tmp_path: Path) -> None:
