@@ -15,8 +15,8 @@ from asyncfetch.errors import ConfigError, MergeError
 from asyncfetch.merge import Selection, merge_datasets
 from asyncfetch.merge.folder import build_folder
 from asyncfetch.testing import S3Server
-from tests.merge.test_destination import OUT, below, config
-from tests.merge.test_destination import scratch as scratch  # a fixture
+from tests.merge.on_s3 import OUT, below, config
+from tests.merge.on_s3 import scratch as scratch  # a fixture
 from tests.merge.test_merge import all_files
 from tests.merge.test_safety import names
 
@@ -69,7 +69,7 @@ def test_shares_make_the_whole_and_what_is_missing_is_made_up_for(
 @pytest.mark.usefixtures("scratch")
 async def test_shares_of_a_dataset_on_s3_need_no_folder_in_common(library: Library, tmp_path: Path) -> None:
     one, two = sources(library)
-    selected = [Selection(one, [0, 2]), two]
+    selected = [Selection(one, [0, 2]), Selection(two)]
     content: dict[str, bytes] = {}
     async with S3Server(content) as server:
         plan = partial(merge_steps, selected, OUT, video_file_max_bytes=1, fetch=config(server))

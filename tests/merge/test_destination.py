@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections import namedtuple
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from anyio import to_thread
 
-from asyncfetch.config import FetchConfig, RetryConfig, S3Config
 from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FetchError, MergeError
 from asyncfetch.merge import merge_datasets
 from asyncfetch.merge.s3_prefix import S3Build
-from asyncfetch.testing import Fault, Keys, S3Server
+from asyncfetch.testing import Fault, S3Server
+from tests.merge.on_s3 import OUT, below, config
+from tests.merge.on_s3 import scratch as scratch  # a fixture
 from tests.merge.test_merge import all_files, check_merged
 
 if TYPE_CHECKING:
@@ -28,28 +28,7 @@ if TYPE_CHECKING:
     from asyncfetch.testing import ServedRequest
     from tests.lerobot.serving import Library
 
-OUT = "s3://bucket/sets/out"
-
-
-@pytest.fixture(autouse=True)
-def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A temporary folder of this test's own, and the environment of somebody whose keys S3Server knows."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", Keys().access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", Keys().secret_key)
-    path = tmp_path_factory.mktemp("scratch")
-    monkeypatch.setattr(tempfile, "tempdir", str(path))
-    return path
-
-
-def config(server: S3Server) -> FetchConfig:
-    s3 = S3Config(endpoint_url=server.url, upload_part_bytes=20_000)
-    return FetchConfig(ca_file=server.ca_file, trust_env=False, retry=RetryConfig(attempts=1), s3=s3)
-
-
-def below(content: dict[str, bytes], prefix: str = "bucket/sets/out/") -> dict[str, bytes]:
-    return {name.removeprefix(prefix): data for name, data in content.items() if name.startswith(prefix)}
+pytestmark = pytest.mark.usefixtures("scratch")
 
 
 def count_files(scratch: Path) -> int:
