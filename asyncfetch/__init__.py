@@ -10,8 +10,10 @@
     lerobot         LeRobot v3 datasets: open_dataset
     stream          the order of an epoch, look-ahead: Stream; of several: Mixture; in another process: serve_samples
     torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
-    merge           LeRobot datasets joined to one: merge_datasets
+    merge           LeRobot datasets joined to one, and parts of them: merge_datasets, select_episodes, split_dataset,
+                    convert_dataset
     tensors         tensors that many processes read and few hold: TensorServer, TensorClient
+    distributed     that on a cluster: RayExecutor, merge_steps
     cli             the command asyncfetch
     testing         a range server with faults on demand, datasets whose frames carry their identity
 
@@ -24,7 +26,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from asyncfetch import tensors, testing, torch
+    from asyncfetch import distributed, tensors, testing, torch
     from asyncfetch.cache import (
         ByteCache,
         CachePool,
@@ -72,7 +74,14 @@ if TYPE_CHECKING:
     )
     from asyncfetch.fetch import Fetcher, FetchStatistics, RangeReader
     from asyncfetch.lerobot import LeRobotDataset, frames, open_dataset
-    from asyncfetch.merge import MergeReport, merge_datasets
+    from asyncfetch.merge import (
+        MergeReport,
+        Selection,
+        convert_dataset,
+        merge_datasets,
+        select_episodes,
+        split_dataset,
+    )
     from asyncfetch.ranges import ByteRange, ObjectInfo
     from asyncfetch.stream import Mixture, SamplePass, ServedBatches, Stream, serve_samples
 
@@ -126,11 +135,18 @@ _HOMES = {
     ],
     "fetch": ["FetchStatistics", "Fetcher", "RangeReader"],
     "lerobot": ["LeRobotDataset", "frames", "open_dataset"],
-    "merge": ["MergeReport", "merge_datasets"],
+    "merge": [
+        "MergeReport",
+        "Selection",
+        "convert_dataset",
+        "merge_datasets",
+        "select_episodes",
+        "split_dataset",
+    ],
     "ranges": ["ByteRange", "ObjectInfo"],
     "stream": ["Mixture", "SamplePass", "ServedBatches", "Stream", "serve_samples"],
 }
-_ROOMS = ("tensors", "testing", "torch")
+_ROOMS = ("distributed", "tensors", "testing", "torch")
 _HOME = {name: room for room, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -177,6 +193,7 @@ __all__ = [
     "RetryConfig",
     "S3Config",
     "SamplePass",
+    "Selection",
     "ServedBatches",
     "ShardNotFound",
     "SourceInfo",
@@ -191,10 +208,14 @@ __all__ = [
     "UrlStore",
     "WorkerError",
     "WrongLoop",
+    "convert_dataset",
+    "distributed",
     "frames",
     "merge_datasets",
     "open_dataset",
+    "select_episodes",
     "serve_samples",
+    "split_dataset",
     "tensors",
     "testing",
     "torch",

@@ -2,7 +2,7 @@
 
     AsyncFetchError
     ├── ConfigError (ValueError)                    fix the call or the configuration
-    ├── FetchError                                  one object could not be read; it says url, range, host, status
+    ├── FetchError                                  one object could not be read or put; it says url, range, host
     │   ├── NotFound (FileNotFoundError)            the server says that it isn't there
     │   ├── AccessDenied (PermissionError)          credentials are missing, wrong or expired
     │   ├── RangeNotSatisfiable                     the asked range isn't within the object
@@ -105,7 +105,7 @@ class ConfigError(AsyncFetchError, ValueError):
 
 
 class FetchError(AsyncFetchError):
-    """One object could not be read.
+    """One object could not be read, or put.
 
     Attributes:
         url: The object, without secrets.

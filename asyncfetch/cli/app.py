@@ -9,6 +9,7 @@ try:
 
     from asyncfetch.cli.cache import commands as cache_commands
     from asyncfetch.cli.merge import merge
+    from asyncfetch.cli.subsets import convert, select, split
 except ModuleNotFoundError as missing:
     raise MissingDependency('the command asyncfetch needs typer and rich: pip install "asyncfetch[cli]"') from missing
 
@@ -22,7 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cache_commands, name="cache")
-app.command()(merge)
+for command in (merge, select, split, convert):
+    app.command()(command)
 
 
 @app.callback()

@@ -99,9 +99,20 @@ class S3Config:
     """Whether the bucket stands in the path instead of the host's name; None means where there is an endpoint_url."""
     presign_seconds: int = 3600
     """How long a signed url is good for, and so used for all ranges of its object. S3 allows 7 days."""
+    upload_part_bytes: int = 16 * MIB
+    """What is longer is put in parts, side by side. S3 takes 10,000 parts of at least 5 MiB: the parts of an object of
+    more than 156 GiB get longer, where its size is known. S3's guide advises 8-16 MiB."""
+    upload_parts_in_flight: int = 4
+    """Parts of one object on their way at a time; one more is read meanwhile. A source that isn't in memory already
+    takes ``(upload_parts_in_flight + 1) * upload_part_bytes`` of it."""
 
     def __post_init__(self) -> None:
         check_types(self)
+        require(self.upload_part_bytes >= 1, f"upload_part_bytes must be at least 1, not {self.upload_part_bytes}")
+        require(
+            self.upload_parts_in_flight >= 1,
+            f"upload_parts_in_flight must be at least 1, not {self.upload_parts_in_flight}",
+        )
         require(
             1 <= self.presign_seconds <= 604_800,
             f"presign_seconds must be between 1 and 604800 (7 days), not {self.presign_seconds}",

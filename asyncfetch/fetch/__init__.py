@@ -1,10 +1,11 @@
-"""Reading byte ranges of objects: when, how often and how we ask.
+"""Reading byte ranges of objects, and writing whole ones: when, how often and how we ask.
 
 engine      Fetcher: the verbs, what they share, who may call them
 batch       many ranges: bounded workers, ranges as they arrive
 joining     ranges of one turn of the loop, by calls that know nothing of each other
 parts       how long the parts of a large range are, by what was learned of its host
 download    one range over its attempts: what has landed, in which version
+sources     what is put somewhere
 responses   whether an answer holds exactly what was asked. Pure
 retry       which failure is tried again, and when, and how many of a host's. Pure
 hedge       when a late answer is asked for again, and how often. Pure
@@ -17,8 +18,8 @@ objects     the versions seen first
 bandwidth   a cap on the bytes per second of the process
 hosts       a gate, a limit and budgets per host; a request's turn at it
 tally       what is counted and timed, and the snapshots that show it
-transports  http (session, lines, visit, exchange, hedging, direct, paced, faults, environment); s3 (s3_signer) and
-            hub, over http; file; other, by fsspec
+transports  http (session, lines, visit, exchange, hedging, direct, paced, faults, environment); s3 (s3_signer,
+            s3_upload) and hub, over http; file (file_writing); other, by fsspec
 reader      RangeReader, the protocol of the verbs
 """
 

@@ -27,6 +27,7 @@ from asyncfetch.fetch.hosts import Hosts
 from asyncfetch.fetch.objects import ObjectMemory
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import Clock
+from asyncfetch.fetch.sources import open_source
 from asyncfetch.fetch.transports.file import FileTransport
 from asyncfetch.fetch.transports.http import WEB_URLS, HttpTransport
 from asyncfetch.fetch.transports.hub import HubTransport
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
     from asyncfetch.fetch.reader import WritableBuffer
+    from asyncfetch.fetch.sources import Content
     from asyncfetch.fetch.tally import FetchStatistics
     from asyncfetch.fetch.transports.asking import Body, Reply
     from asyncfetch.ranges import Request
@@ -69,6 +71,8 @@ class Transport(Protocol):
 
 class Fetcher:
     """Reads byte ranges of objects on web servers, S3, the Hugging Face Hub, local disks and what else fsspec knows.
+
+    It writes whole objects, to S3 and local disks: ``put``, ``delete``.
 
     Urls are ``http://``, ``https://``, ``s3://bucket/key``, ``hf://datasets/org/name@revision/path``, ``file://`` and
     plain paths; every other scheme is fsspec's.
@@ -227,6 +231,63 @@ class Fetcher:
         self._check()
         return await self._call(url, self._transport(url).listdir(url))
 
+    async def put(self, url: str, source: Content) -> ObjectInfo:
+        """Writes the source to the object, in place of what is there: whole or, after an error, not at all.
+
+        A local file is written beside its place, brought to the disk and renamed; directories above it are made. An
+        object of S3 takes one request, or a multipart upload where it is longer than ``S3Config.upload_part_bytes``;
+        the store checks each part's MD5, and its tags are compared with that.
+
+        Every request is repeated as the retry policy says. An error or a cancellation removes what was begun, for
+        which a cancelled call may take some seconds more. What other fetchers and caches have of the object stays
+        there; this fetcher takes the new version for the first one it sees.
+
+        Args:
+            url: An object of ``s3://``, or a local file: ``file://`` or a plain path.
+            source: Bytes, left as they are until this returns; the path of a local file; or an async iterator of bytes,
+                each of which may be used again when the next one is asked for. It is iterated in the calling task, and
+                not closed. Its own errors come out as they are.
+
+        Returns:
+            Size and version of the object that was written.
+
+        Raises:
+            ConfigError: Urls of this scheme can't be written, or ``source`` is none.
+            FetchError: As for reading.
+        """
+        self._check()
+        return await self._call(url, self._put(self._writable(url, "put"), url, source), doing="wrote")
+
+    async def delete(self, url: str) -> None:
+        """Removes the object, or the local file.
+
+        Args:
+            url: As ``put`` takes it.
+
+        Raises:
+            ConfigError: Urls of this scheme can't be written.
+            FetchError: As for reading. NotFound for a local file that isn't there; S3 doesn't tell.
+        """
+        self._check()
+        try:
+            await self._call(url, self._writable(url, "delete").delete(url), doing="deleted")
+        finally:
+            self._objects.forget(url)
+
+    def _writable(self, url: str, verb: str) -> FileTransport | S3Transport:
+        transport = self._transport(url)
+        if not isinstance(transport, FileTransport | S3Transport):
+            message = f"{redact_url(url)!r} can't be written: {verb} takes s3:// and file:// urls and plain paths"
+            raise ConfigError(message)
+        return transport
+
+    async def _put(self, transport: FileTransport | S3Transport, url: str, content: Content) -> ObjectInfo:
+        async with open_source(content, self._memory, self._files.limiter) as source:
+            try:
+                return await transport.put(url, source)
+            finally:
+                self._objects.forget(url)
+
     async def ask(
         self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: Body | None = None
     ) -> Reply:
@@ -304,7 +365,7 @@ class Fetcher:
             self._assembly.came_from(url, download.host, len(view))
         return info, view
 
-    async def _call(self, url: str, work: Awaitable[T]) -> T:
+    async def _call(self, url: str, work: Awaitable[T], *, doing: str = "read") -> T:
         """What ``work`` returns; ClosedError where the fetcher is closed before that."""
         with Interrupt() as call:
             self._calls.add(call)
@@ -314,7 +375,7 @@ class Fetcher:
                 self._calls.discard(call)
                 if not self._calls and self._state == "closed":
                     self._last_call_left.set()
-        raise ClosedError(f"the Fetcher was closed while it read {redact_url(url)}")
+        raise ClosedError(f"the Fetcher was closed while it {doing} {redact_url(url)}")
 
     def _transport(self, url: str) -> Transport:
         if not isinstance(url, str):

@@ -36,7 +36,7 @@ from asyncfetch.lerobot.parquet import (
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.parquet import TableEnd, TableFile
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["episodes_url", "load_episodes"]
+__all__ = ["check_episodes", "episodes_url", "load_episodes"]
 
 _MAX_FILES_AT_ONCE = 8
 """Episode files read side by side."""
@@ -149,7 +149,7 @@ def _build(
     urls = [redact_url(url) for url, table in tables for _ in range(len(table))]
     order = np.argsort(columns["episode_index"], kind="stable")
     columns = {name: values[order] for name, values in columns.items()}
-    _check(columns, [urls[row] for row in order], join_url(root, "meta/info.json"), info)
+    check_episodes(columns, [urls[row] for row in order], join_url(root, "meta/info.json"), info)
     return EpisodeTable(
         root,
         info,
@@ -165,12 +165,14 @@ def _build(
     )
 
 
-def _check(columns: dict[str, NDArray[np.int64]], urls: Sequence[str], info_url: str, info: DatasetInfo) -> None:
+def check_episodes(
+    columns: Mapping[str, NDArray[np.int64]], urls: Sequence[str], info_url: str, info: DatasetInfo
+) -> None:
     """Raise FormatError at the first row, in the order of episodes, that contradicts the others."""
     episodes, lengths = columns["episode_index"], columns["length"]
     starts, stops = columns["dataset_from_index"], columns["dataset_to_index"]
     if len(episodes) != info.total_episodes:
-        message = f"meta/episodes has {len(episodes)} episodes (the last one in {urls[-1]})"
+        message = f"meta/episodes has {len(episodes)} episodes (the last one in {urls[-1] if urls else 'none'})"
         raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_episodes}")
 
     def fail(wrong: NDArray[np.bool_], says: Callable[[int], str]) -> None:

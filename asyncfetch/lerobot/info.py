@@ -14,7 +14,7 @@ from asyncfetch.lerobot.layout import PathTemplate
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DEFAULT_FEATURES", "DatasetInfo", "Feature", "FeatureKind", "parse_info", "parse_json"]
+__all__ = ["DEFAULT_FEATURES", "DatasetInfo", "Feature", "FeatureKind", "as_v3", "is_v2", "parse_info", "parse_json"]
 
 DEFAULT_FEATURES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 """Features that every LeRobot dataset has."""
@@ -33,7 +33,13 @@ _DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 _CHUNKS_SIZE = 1000
 _FILE_SIZE = "data_files_size_in_mb"
-_CONVERT = "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=<user>/<dataset>"
+_CONVERT = "asyncfetch convert SOURCE DESTINATION"
+_OLD_PATHS = {
+    "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+    "video_path": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+}
+_OLD_FIELDS = {"{episode_chunk": "{chunk_index", "{episode_index": "{file_index"}
+"""What v2 calls the numbers of a file in its path templates; a file there is an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,23 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
     )
 
 
+def is_v2(raw: Mapping[str, Any]) -> bool:
+    """Whether an info.json is of LeRobot v2.0 or v2.1."""
+    return re.match(r"v?2\.[01]\b", str(raw.get("codebase_version"))) is not None
+
+
+def as_v3(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A v2 info.json in the terms of v3: a file for each episode, numbered as that is, in the chunk of its number."""
+    converted = {**raw, "codebase_version": "v3.0"}
+    for key, default in _OLD_PATHS.items():
+        template = raw.get(key, default)
+        if isinstance(template, str):
+            for old, new in _OLD_FIELDS.items():
+                template = template.replace(old, new)
+            converted[key] = template
+    return converted
+
+
 def _version(raw: Mapping[str, Any], url: str) -> str:
     version = raw.get("codebase_version")
     match = re.match(r"v?(\d{1,6})(\.\d|$)", version) if isinstance(version, str) else None
@@ -147,7 +170,7 @@ def _version(raw: Mapping[str, Any], url: str) -> str:
     major = int(match[1])
     if major < 3:
         message = f"{redact_url(url)} is a LeRobot {version} dataset; asyncfetch reads v3. Convert it with `{_CONVERT}`"
-        raise DatasetError(message)
+        raise DatasetError(message + ("" if is_v2(raw) else ", after LeRobot's own converters have made it v2.1"))
     if major > 3:
         message = f"{redact_url(url)} is a LeRobot {version} dataset; this asyncfetch reads v3 only. Upgrade asyncfetch"
         raise DatasetError(message)

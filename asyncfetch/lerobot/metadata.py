@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.info import DatasetInfo, Feature
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["Metadata", "load_metadata"]
+__all__ = ["Metadata", "fingerprint_of", "load_metadata"]
 
 _INFO, _TASKS, _STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
 _TASK_COLUMNS = ("task", "__index_level_0__")
@@ -91,7 +91,7 @@ async def load_metadata(
             cameras = tuple(key for key, feature in chosen.items() if feature.is_camera)
             episodes = await load_episodes(reader, url, info, cameras, first_end=first.get, run=run)
             names, numbers = await task_strings.get(), await stats.get()
-    fingerprint = await run(partial(_fingerprint, info, chosen, names, episodes))
+    fingerprint = await run(partial(fingerprint_of, info, chosen, names, episodes))
     return Metadata(url, info, chosen, cameras, names, numbers, episodes, fingerprint)
 
 
@@ -143,9 +143,10 @@ def _choose(info: DatasetInfo, features: Collection[str] | None, url: str) -> di
     return {key: feature for key, feature in info.features.items() if key in features or key in DEFAULT_FEATURES}
 
 
-def _fingerprint(
+def fingerprint_of(
     info: DatasetInfo, features: Mapping[str, Feature], tasks: Mapping[int, str], episodes: EpisodeTable
 ) -> str:
+    """Hash of what defines the samples."""
     described = {
         "fps": float(info.fps),
         "features": {key: [feature.dtype, feature.shape] for key, feature in sorted(features.items())},

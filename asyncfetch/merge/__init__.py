@@ -1,18 +1,42 @@
-"""Joining LeRobot datasets to one.
+"""Joining LeRobot datasets to one, and taking parts of them.
 
-    apply         merge_datasets: what is refused, where it is built, how it takes its place
+    apply         merge_datasets: its contract and its report
+    arguments     what is refused before anything is read
+    subsets       some episodes, the parts of a split, a v2 dataset: merges of one source
     sources       what is read of each dataset beforehand
     validate      what datasets must have in common
     plan          which file, frame and task everything gets
+    job           a merge that is planned and can be carried out
+    build         the job's pieces, what waits for what, and what is reduced
+    units         the pieces: each file that is written, and what the statistics need of it
+    kernel        each piece as soon as what it needs is there; where it runs is an executor's to say
+    here          the executor of this process
+    destination   what a destination has to do
+    local_folder  one of them, and folder: built beside, gone on with after an interruption
+    s3_prefix     the other: put file by file, likewise
     segments      where a video can be cut
     videos        one video of many segments, times in whole ticks
     codecs        what a sample description says
-    build         every file written once
+    finish        the metadata, at the end
     tables, statistics, info     what is in the other files
+    schemas       schemas that pickle
+    progress      how far it is
 
 Sources are read with the engine, so they may lie wherever it reads from.
 """
 
-from asyncfetch.merge.apply import MergeReport, merge_datasets
+from asyncfetch.merge.apply import MergeReport, PlannedFile, merge_datasets
+from asyncfetch.merge.progress import MergeProgress
+from asyncfetch.merge.sources import Selection
+from asyncfetch.merge.subsets import convert_dataset, select_episodes, split_dataset
 
-__all__ = ["MergeReport", "merge_datasets"]
+__all__ = [
+    "MergeProgress",
+    "MergeReport",
+    "PlannedFile",
+    "Selection",
+    "convert_dataset",
+    "merge_datasets",
+    "select_episodes",
+    "split_dataset",
+]

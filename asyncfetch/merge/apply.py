@@ -3,52 +3,54 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
-import tempfile
 import time
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import anyio
-import anyio.to_thread
-
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ConfigError, DatasetError, FetchError, MergeError
-from asyncfetch.fetch import Fetcher
-from asyncfetch.merge.build import build_dataset
-from asyncfetch.merge.plan import Limits, plan_merge
-from asyncfetch.merge.sources import Source, load_source
-from asyncfetch.merge.validate import refuse
-from asyncfetch.runtime.concurrently import gather
+from asyncfetch.merge.arguments import check_limits, check_workers, destination_of, selections_of
+from asyncfetch.merge.here import InProcess
+from asyncfetch.merge.job import carry_out, plan_job
+from asyncfetch.merge.plan import Limits
+from asyncfetch.merge.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    import os
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-    from asyncfetch.fetch.reader import RangeReader
-    from asyncfetch.merge.plan import MergePlan
+    from asyncfetch.merge.job import MergeJob
+    from asyncfetch.merge.kernel import Executor
+    from asyncfetch.merge.progress import MergeProgress
+    from asyncfetch.merge.sources import Selection
 
-__all__ = ["MergeReport", "merge_datasets"]
+__all__ = ["MergeReport", "PlannedFile", "merge_datasets"]
 
 DATA_FILE_MAX_BYTES = 100 * 1024 * 1024
 VIDEO_FILE_MAX_BYTES = 200 * 1024 * 1024
 FILES_PER_CHUNK = 1000
 """LeRobot's defaults (0.6)."""
 
-_SOURCES_AT_ONCE = 16
-"""Sources whose metadata are read side by side."""
-
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file of rows or a video of a merged dataset."""
+
+    path: str
+    """In the destination."""
+    episodes: int
+    bytes: int
+    """About."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
     """What a merge wrote, or would."""
 
-    destination: Path
+    destination: Path | str
+    """A url where it isn't local."""
     episodes: int
     frames: int
     tasks: int
@@ -58,10 +60,15 @@ class MergeReport:
     """Of these files; before they are written, about."""
     seconds: float
     is_dry_run: bool
+    planned: tuple[PlannedFile, ...]
+    """The files of rows, then the videos."""
+    dropped: tuple[str, ...]
+    """Urls of what lies in the sources' ``meta`` and isn't carried over, of sources that can be listed. A directory's
+    ends in "/"."""
 
 
 async def merge_datasets(
-    sources: Sequence[str | os.PathLike[str]],
+    sources: Sequence[str | os.PathLike[str] | Selection],
     destination: str | os.PathLike[str],
     *,
     workers: int | None = None,
@@ -71,208 +78,80 @@ async def merge_datasets(
     video_file_max_bytes: int = VIDEO_FILE_MAX_BYTES,
     files_per_chunk: int = FILES_PER_CHUNK,
     fetch: FetchConfig | None = None,
-    progress: Callable[[int, int], object] | None = None,
+    executor: Executor | None = None,
+    progress: Callable[[MergeProgress], object] | None = None,
 ) -> MergeReport:
-    """Join LeRobot v3 datasets to one, their episodes one after the other in the order of the sources.
+    """Join LeRobot datasets to one of v3, their episodes one after the other in the order of the sources.
 
-    Everything is read and checked before anything is written; then every file is written once, in a folder beside the
-    destination which takes its place at the end. Where it fails or is cancelled, the folder is removed and the
-    destination is as it was. The coded pictures are copied as they are. The result doesn't depend on ``workers``, and
-    merging merged datasets gives what merging all at once does.
+    Everything is read and checked before anything is written; then every file is written once, in a hidden folder
+    beside the destination, which takes its place at the end. Until then the destination is as it was. The coded
+    pictures are copied as they are. The result doesn't depend on ``workers`` or ``executor``, and merging merged
+    datasets gives what merging all at once does.
+
+    A fetch that fails, a cancellation or a kill leaves that folder where a file in it is finished. The same call goes
+    on from there; one for the same destination with other sources or limits removes it.
+
+    On S3 nothing is renamed. A file is written in a temporary folder (``TMPDIR``), put when it is whole, and removed
+    there, so that there are no more of them than workers; ``meta/info.json`` comes last. What is interrupted leaves
+    what it has put, which is no dataset, nor is what was to be replaced; the same call goes on from there, on any
+    machine. The destination must not be given to two merges at a time: on S3 that isn't seen.
 
     Not carried over: rows and videos that no episode names, files in ``meta`` that LeRobot doesn't know, sound.
 
     Args:
-        sources: Directories or urls of at least one dataset. They are only read.
-        destination: A local directory that is empty or doesn't exist yet.
-        workers: Files written at a time; None: as many as there are processors.
-        overwrite: Replace what is there.
+        sources: Directories or urls of at least one dataset, of v3, v2.1 or v2.0, or selections of some of their
+            episodes. They are only read.
+        destination: A local directory or an ``s3://bucket/prefix`` that is empty or doesn't exist yet.
+        workers: Pieces of work at a time; None: as many as there are processors.
+        overwrite: Replace all that is there.
         dry_run: Read, check and plan only.
         data_file_max_bytes: A file of rows ends with the last episode that keeps it within this; one always fits.
         video_file_max_bytes: Likewise for a video.
         files_per_chunk: Files in a chunk directory.
-        fetch: How the sources are read.
-        progress: Called with the bytes written and about how many there will be.
+        fetch: How the sources are read, and a destination on S3 is written.
+        executor: Where the work is done; None: in this process.
+        progress: Called whenever something was written.
 
     Raises:
         ConfigError: An argument can't be meant.
-        MergeError: The destination is taken or too small, or the sources can't be read or disagree; lists every reason.
-        FetchError: A source could not be read while it was being copied.
+        MergeError: The destination is taken, too small or being built by somebody else, or the sources can't be read
+            or disagree; lists every reason.
+        FetchError: A source could not be read while it was being copied, or the destination not be written.
         DatasetError: A source's rows aren't what its metadata say.
         MissingDependency: pyarrow isn't installed.
     """
     started = time.monotonic()
-    workers = _check_workers(workers)
+    check_workers(workers)
     limits = Limits(data_file_max_bytes, video_file_max_bytes, files_per_chunk)
-    urls, target = _check_paths(sources, destination)
-    _check_limits(limits)
-    await anyio.to_thread.run_sync(_check_destination, target, urls, overwrite)
-    async with Fetcher(fetch if fetch is not None else FetchConfig()) as fetcher:
-        loaded = await _load(fetcher, urls)
-        plan = await anyio.to_thread.run_sync(plan_merge, loaded, limits)
-        expected_bytes = _expected_bytes(plan)
-        if not dry_run:
-            await anyio.to_thread.run_sync(_check_space, target, expected_bytes)
-            async with _folder_beside(target, overwrite=overwrite) as folder:
-                counted = partial(_Counter(expected_bytes, progress).add)
-                await build_dataset(fetcher, plan, folder, workers=workers, wrote=counted)
-                files, nbytes = await anyio.to_thread.run_sync(_measure, folder)
-        else:
-            files, nbytes = len(plan.videos) + len(plan.data_files()), expected_bytes
-    report = MergeReport(
-        destination=target,
-        episodes=len(plan.episodes),
-        frames=plan.num_frames,
-        tasks=len(plan.tasks),
+    check_limits(limits)
+    selections, target = selections_of(sources), destination_of(destination)
+    told = Progress(progress)
+    async with (executor or InProcess()).open(fetch or FetchConfig(), workers, told.wrote) as pool:
+        job = await plan_job(pool, selections, target, limits, overwrite=overwrite)
+        if dry_run:
+            return report_on(job, len(job.units), job.nbytes, time.monotonic() - started, is_dry_run=True)
+        told.expect(len(job.units), job.nbytes)
+        files, nbytes = await carry_out(job, pool, told)
+    return report_on(job, files, nbytes, time.monotonic() - started)
+
+
+def report_on(job: MergeJob, files: int, nbytes: int, seconds: float, *, is_dry_run: bool = False) -> MergeReport:
+    """The report, which is logged too."""
+    episodes, frames = len(job.plan.episodes), job.plan.num_frames
+    logger.info(
+        "%s %d datasets into %s: %d episodes, %d frames, %d files, %d bytes, %.1f s",
+        *("would merge" if is_dry_run else "merged", len(job.plan.sources), job.destination.name),
+        *(episodes, frames, files, nbytes, seconds),
+    )
+    return MergeReport(
+        destination=job.destination.name,
+        episodes=episodes,
+        frames=frames,
+        tasks=len(job.plan.tasks),
         files=files,
         bytes=nbytes,
-        seconds=time.monotonic() - started,
-        is_dry_run=dry_run,
+        seconds=seconds,
+        is_dry_run=is_dry_run,
+        planned=tuple(PlannedFile(unit.path, unit.num_episodes, unit.nbytes) for unit in job.units),
+        dropped=tuple(dict.fromkeys(url for source in job.plan.sources for url in source.dropped)),
     )
-    logger.info(
-        "merged %d datasets into %s: %d episodes, %d frames, %d files, %d bytes, %.1f s",
-        *(len(urls), target, report.episodes, report.frames, files, nbytes, report.seconds),
-    )
-    return report
-
-
-class _Counter:
-    """Adds up what was written."""
-
-    def __init__(self, expected_bytes: int, progress: Callable[[int, int], object] | None) -> None:
-        self._expected_bytes = expected_bytes
-        self._progress = progress
-        self._done_bytes = 0
-
-    def add(self, nbytes: int) -> None:
-        self._done_bytes += nbytes
-        if self._progress is not None:
-            self._progress(self._done_bytes, max(self._expected_bytes, self._done_bytes))
-
-
-def _check_workers(workers: object) -> int:
-    if workers is None:
-        return os.cpu_count() or 1
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise ConfigError(f"workers must be a whole number of at least 1, or None for one a processor, not {workers!r}")
-    return workers
-
-
-def _check_limits(limits: Limits) -> None:
-    for name in ("data_file_max_bytes", "video_file_max_bytes", "files_per_chunk"):
-        value = getattr(limits, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
-
-
-def _check_paths(
-    sources: Sequence[str | os.PathLike[str]] | str, destination: str | os.PathLike[str]
-) -> tuple[list[str], Path]:
-    if isinstance(sources, str) or not sources:
-        raise ConfigError(f"sources must be a list of at least one dataset, not {sources!r}")
-    target = os.fspath(destination)
-    if target.startswith("file://"):
-        target = target.removeprefix("file://")
-    elif "://" in target:
-        raise ConfigError(f"a merge writes to a local directory, not to {target!r}; copy the result there")
-    if not target:
-        raise ConfigError("destination is empty; give the directory to write")
-    return [os.fspath(source) for source in sources], Path(target).absolute()
-
-
-def _check_destination(target: Path, sources: Sequence[str], overwrite: bool) -> None:
-    resolved = target.resolve()
-    for source in sources:
-        own = Path(source.removeprefix("file://")).resolve()
-        if "://" not in source.removeprefix("file://") and (
-            own.is_relative_to(resolved) or resolved.is_relative_to(own)
-        ):
-            raise MergeError(f"{target} is, holds or lies in the source {source}: sources are never changed")
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise MergeError(f"{target} isn't a directory; remove it or choose another destination")
-    if target.exists() and any(target.iterdir()) and not overwrite:
-        raise MergeError(f"{target} isn't empty; pass overwrite=True to replace it, or choose another destination")
-
-
-async def _load(reader: RangeReader, urls: Sequence[str]) -> list[Source]:
-    """All sources, or every reason why not."""
-    limiter = anyio.CapacityLimiter(_SOURCES_AT_ONCE)
-
-    async def load(url: str) -> Source | DatasetError | FetchError:
-        async with limiter:
-            try:
-                return await load_source(reader, url, run=anyio.to_thread.run_sync)
-            except (DatasetError, FetchError) as error:
-                return error
-
-    loaded = await gather(*(partial(load, url) for url in urls))
-    errors = [one for one in loaded if not isinstance(one, Source)]
-    refuse([str(error) for error in errors], errors[0] if errors else None)
-    return [one for one in loaded if isinstance(one, Source)]
-
-
-def _expected_bytes(plan: MergePlan) -> int:
-    videos = sum(segment.nbytes for video in plan.videos for segment in video.segments)
-    rows = sum(
-        planned.episode.length * plan.sources[planned.source].data_files[planned.episode.data_url].row_bytes
-        for planned in plan.episodes
-        if planned.episode.length
-    )
-    return videos + round(rows)
-
-
-def _check_space(target: Path, nbytes: int) -> None:
-    place = next(parent for parent in target.parents if parent.exists())
-    free_bytes = shutil.disk_usage(place).free
-    if free_bytes < nbytes:
-        raise MergeError(f"{place} has {free_bytes} bytes free, but the merged dataset takes about {nbytes}")
-
-
-@asynccontextmanager
-async def _folder_beside(target: Path, *, overwrite: bool) -> AsyncIterator[Path]:
-    """An empty folder that takes the target's place at the end, or is removed on an error."""
-    folder = await anyio.to_thread.run_sync(_make_folder, target)
-    try:
-        yield folder
-        await anyio.to_thread.run_sync(_publish, folder, target, overwrite)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
-
-
-def _make_folder(target: Path) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.merging-", dir=target.parent))
-    folder.chmod(0o777 & ~_umask())
-    return folder
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _publish(folder: Path, target: Path, overwrite: bool) -> None:
-    """Move the folder to the target; what is there moves into the folder's old place, and goes with it."""
-    if not overwrite or not target.exists():
-        try:
-            folder.rename(target)  # onto an empty directory too, but onto no other
-        except OSError as error:
-            raise MergeError(f"{target} was written to by somebody else during the merge: {error}") from error
-        return
-    replaced = Path(tempfile.mkdtemp(prefix=f".{target.name}.replaced-", dir=target.parent))
-    try:
-        target.rename(replaced / target.name)
-        try:
-            folder.rename(target)
-        except BaseException:
-            (replaced / target.name).rename(target)
-            raise
-    finally:
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _measure(folder: Path) -> tuple[int, int]:
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    return len(sizes), sum(sizes)

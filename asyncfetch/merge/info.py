@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from asyncfetch.merge.plan import MergePlan
     from asyncfetch.merge.sources import Source
 
-__all__ = ["DATA_PATH", "VIDEO_PATH", "merged_info"]
+__all__ = ["DATA_PATH", "INFO_PATH", "VIDEO_PATH", "merged_info"]
 
+INFO_PATH = "meta/info.json"
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 """LeRobot's own writers know no others, whatever the sources have."""

@@ -8,6 +8,7 @@ one merge of all.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from asyncfetch.merge.validate import check_agreement
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FilePlace", "Limits", "MergePlan", "PlannedEpisode", "VideoPlan", "plan_merge"]
 
+_FORMAT = 1
+"""Counted up with what is written for the same plan, so that nothing older is gone on with."""
 _GROUP_BYTES = 200
 """What a column of a row group takes in the file's footer, about."""
 
@@ -86,6 +89,18 @@ class MergePlan:
         """Frames of all episodes."""
         return sum(planned.episode.length for planned in self.episodes)
 
+    def row_bytes(self, planned: PlannedEpisode) -> float:
+        """What the episode's rows take in a file, about; it has some."""
+        return _row_bytes(self.sources[planned.source], planned.episode)
+
+    def fingerprint(self) -> str:
+        """Of all that the files follow from: the sources as they are now, and the limits."""
+        digest = blake2b(digest_size=16)
+        for source in self.sources:
+            digest.update(repr((source.url, source.version)).encode())
+        digest.update(repr((_FORMAT, self.limits)).encode())
+        return digest.hexdigest()
+
     def data_files(self) -> list[list[PlannedEpisode]]:
         """The episodes of each data file, by its number; at least one file."""
         files: list[list[PlannedEpisode]] = [[]]
@@ -150,10 +165,9 @@ def _place_episodes(
     data_file = from_index = 0
     filled_bytes = 0.0
     for number, source in enumerate(sources):
-        group_bytes = _GROUP_BYTES * sum(feature.has_column for feature in source.metadata.features.values())
-        for episode in source.metadata.episodes:
+        for episode in source.episodes:
             if episode.length:
-                nbytes = group_bytes + episode.length * source.data_files[episode.data_url].row_bytes
+                nbytes = _row_bytes(source, episode)
                 if filled_bytes and filled_bytes + nbytes > max_bytes:
                     data_file, filled_bytes = data_file + 1, 0.0
                 filled_bytes += nbytes
@@ -162,3 +176,8 @@ def _place_episodes(
             planned.append(PlannedEpisode(number, episode, len(planned), from_index, data_file, videos))
             from_index += episode.length
     return planned
+
+
+def _row_bytes(source: Source, episode: Episode) -> float:
+    columns = sum(feature.has_column for feature in source.metadata.features.values())
+    return _GROUP_BYTES * columns + episode.length * source.data_files[episode.data_url].row_bytes

@@ -1,50 +1,115 @@
-"""All that has to be known of a dataset before it is merged: metadata, video indexes, table schemas; no rows."""
+"""All that has to be known of a dataset before it is merged: metadata, video indexes, table schemas; no rows.
+
+A dataset of LeRobot v2 is known in the terms of v3, and of one of which some episodes are wanted nothing else is read.
+"""
 
 from __future__ import annotations
 
+import json
+import operator
+import os
 from collections import defaultdict
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from asyncfetch.errors import ConfigError, FetchError, NotFound
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers
 from asyncfetch.lerobot.episode_files import episodes_url
-from asyncfetch.lerobot.info import parse_json
+from asyncfetch.lerobot.info import as_v3, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import open_table, read_columns
+from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
 from asyncfetch.merge.codecs import Pictures, describe_pictures
+from asyncfetch.merge.schemas import pack_schema, unpack_schema
 from asyncfetch.merge.segments import EpisodeSpan, Segment, cut_file
 from asyncfetch.merge.statistics import STATISTICS
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
+    from asyncfetch.fetch import Fetcher
     from asyncfetch.fetch.reader import RangeReader
+    from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
+    from asyncfetch.lerobot.version2 import Version2
+    from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["DataFile", "Source", "has_pictures", "load_source"]
+__all__ = ["DataFile", "Selection", "Source", "count_episodes", "has_pictures", "load_source"]
 
+_INFO = "meta/info.json"
 _FILES_AT_ONCE = 32
 """Footers and video indexes of one source that are read side by side."""
+_CARRIED = frozenset({"info.json", "stats.json", "tasks.parquet", "episodes"})
+_CARRIED_OF_V2 = frozenset({"info.json", "stats.json", "tasks.jsonl", "episodes.jsonl", "episodes_stats.jsonl"})
+"""What is merged of what lies in ``meta``."""
+
+
+_PictureStatistics = dict[str, list["Mapping[str, Any] | None"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A dataset of which some episodes are meant."""
+
+    source: str | os.PathLike[str]
+    """A directory or url."""
+    episodes: Iterable[int] | None = None
+    """Their indices, in any order; None for all. Kept ascending, which is the order they are taken in.
+
+    Raises:
+        ConfigError: They are none, or not different whole numbers of at least 0.
+    """
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "source", os.fspath(self.source))
+        if self.episodes is not None:
+            object.__setattr__(self, "episodes", _ascending(self.episodes))
+
+    @property
+    def url(self) -> str:
+        """The source, as text."""
+        return os.fspath(self.source)
+
+
+def _ascending(episodes: Iterable[int]) -> tuple[int, ...]:
+    wanted = list(episodes)
+    if not wanted:
+        raise ConfigError(f"episodes must be at least one index, not {episodes!r}; None means all")
+    try:
+        indices = sorted(operator.index(one) for one in wanted)
+    except TypeError as error:
+        raise ConfigError(f"episodes must be whole numbers, not {wanted!r:.80}") from error
+    if indices[0] < 0 or len(set(indices)) < len(indices):
+        raise ConfigError(f"episodes must be different indices of at least 0, not {wanted!r:.80}")
+    return tuple(indices)
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """A file of rows."""
 
-    schema: pa.Schema
+    packed_schema: bytes
+    """As ``pack_schema`` has it: pickle would lose the names of lists' elements."""
     row_bytes: float
     """Of a row as it is stored, on average."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the file."""
+        return unpack_schema(self.packed_schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +118,11 @@ class Source:
 
     url: str
     raw_info: Mapping[str, Any]
-    """info.json as it is."""
+    """info.json as it is, or in the terms of v3."""
     metadata: Metadata
+    """Of the whole dataset, but without its statistics where not all episodes are to be merged."""
+    episodes: Sequence[Episode]
+    """Those to be merged, in their order."""
     data_files: Mapping[str, DataFile]
     """By url, those that episodes with frames name; what else lies there is left alone."""
     pictures: Mapping[str, Mapping[str, Pictures]]
@@ -62,7 +130,11 @@ class Source:
     segments: Mapping[str, Sequence[Segment]]
     """By camera, in the order of the episodes."""
     picture_statistics: Mapping[str, Sequence[Mapping[str, Any] | None]]
-    """By feature with pictures, per episode."""
+    """By feature with pictures, per episode of the dataset; None for those that aren't to be merged, too."""
+    version: str
+    """Hash of what the files of rows and videos are, in their order, and of the metadata that tells how."""
+    dropped: tuple[str, ...]
+    """Urls of what lies in ``meta`` and isn't carried over, where the source can be listed."""
 
 
 def has_pictures(feature: Feature) -> bool:
@@ -70,20 +142,30 @@ def has_pictures(feature: Feature) -> bool:
     return feature.is_camera or feature.kind == "image"
 
 
-async def load_source(reader: RangeReader, url: str, *, run: RunSync) -> Source:
-    """Read what a merge has to know of the dataset at ``url``.
+async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) -> Source:
+    """Read what a merge has to know of a dataset.
 
     Raises:
         FetchError: A file could not be fetched.
+        EpisodeNotFound: It hasn't all of the episodes.
         DatasetError: It isn't whole, or not what it says it is.
         MissingDependency: pyarrow isn't installed.
     """
-    metadata = await load_metadata(reader, url, run=run)
-    raw = parse_json(await reader.fetch(join_url(url, "meta/info.json")), url)
+    url = selection.url
+    metadata, raw, statistics, carried = await _load_metadata(reader, url, run)
+    episodes = list(metadata.episodes)
+    if selection.episodes is not None:
+        episodes = [metadata.episodes[index] for index in selection.episodes]
+    if len(episodes) < len(metadata.episodes):
+        metadata = replace(metadata, stats=None)
+        chosen = {episode.index for episode in episodes}
+        for per_episode in statistics.values():
+            per_episode[:] = [one if index in chosen else None for index, one in enumerate(per_episode)]
     limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
     spans: dict[str, dict[str, list[EpisodeSpan]]] = {camera: defaultdict(list) for camera in metadata.cameras}
     data_urls: dict[str, None] = {}
-    for episode in metadata.episodes:
+    versions: dict[str, tuple[int, str | None] | None] = {}
+    for episode in episodes:
         if episode.length:
             data_urls[episode.data_url] = None
             for camera, span in episode.videos.items():
@@ -92,11 +174,15 @@ async def load_source(reader: RangeReader, url: str, *, run: RunSync) -> Source:
     async def data_file(data_url: str) -> DataFile:
         async with limiter:
             file = await open_table(reader, data_url, run=run)
-        return DataFile(file.metadata.schema.to_arrow_schema(), file.data_stop / max(1, file.metadata.num_rows))
+            versions[data_url] = _version(reader.known(data_url))
+        return DataFile(
+            pack_schema(file.metadata.schema.to_arrow_schema()), file.data_stop / max(1, file.metadata.num_rows)
+        )
 
     async def video_file(video_url: str, wanted: list[EpisodeSpan]) -> tuple[Pictures, list[Segment]]:
         async with limiter:
-            _, moov = await fetch_moov(reader, video_url)
+            known, moov = await fetch_moov(reader, video_url)
+            versions[video_url] = _version(known)
             index = await run(partial(parse_moov, moov, url=video_url))
             cut = await run(partial(cut_file, index, wanted, fps=metadata.info.fps))
             return describe_pictures(index), cut
@@ -112,18 +198,70 @@ async def load_source(reader: RangeReader, url: str, *, run: RunSync) -> Source:
         url=url,
         raw_info=raw,
         metadata=metadata,
+        episodes=episodes,
         data_files=dict(zip(data_urls, files, strict=True)),
         pictures=pictures,
         segments=segments,
-        picture_statistics=await _picture_statistics(reader, metadata, run),
+        picture_statistics=statistics,
+        version=_digest(raw, metadata.fingerprint, [episode.index for episode in episodes], sorted(versions.items())),
+        dropped=await _dropped(reader, join_url(url, "meta"), carried),
     )
 
 
-async def _picture_statistics(
-    reader: RangeReader, metadata: Metadata, run: RunSync
-) -> dict[str, list[dict[str, Any] | None]]:
+def _digest(*described: object) -> str:
+    return blake2b(repr(described).encode(), digest_size=16).hexdigest()
+
+
+def _version(known: ObjectInfo | None) -> tuple[int, str | None] | None:
+    return None if known is None else (known.size, known.version)
+
+
+async def _dropped(fetcher: Fetcher, directory: str, carried: Collection[str]) -> tuple[str, ...]:
+    try:
+        entries = await fetcher.listdir(directory)
+    except (ConfigError, FetchError):  # a web server; or one may read, but not list
+        return ()
+    return tuple(entry.url for entry in entries if entry.url.rstrip("/").rsplit("/", 1)[-1] not in carried)
+
+
+async def count_episodes(reader: RangeReader, url: str, *, run: RunSync) -> int:
+    """How many episodes the dataset says it has; errors as of load_source."""
+    raw = await _raw_info(reader, url, run)
+    raw = as_v3(raw) if is_v2(raw) else raw
+    info = await run(partial(parse_info, json.dumps(raw).encode(), join_url(url, _INFO)))
+    return info.total_episodes
+
+
+async def _raw_info(reader: RangeReader, url: str, run: RunSync) -> dict[str, Any]:
+    info_url = join_url(url, _INFO)
+    return await run(partial(parse_json, await reader.fetch(info_url), info_url))
+
+
+async def _load_metadata(
+    reader: RangeReader, url: str, run: RunSync
+) -> tuple[Metadata, Mapping[str, Any], _PictureStatistics, Collection[str]]:
+    """With info.json in the terms of v3, and the names of what in ``meta`` is merged."""
+    raw: Mapping[str, Any] = {}
+    with suppress(NotFound):  # which is told better by who reads the rest
+        raw = await _raw_info(reader, url, run)
+    if is_v2(raw):
+        old = await load_version2(reader, url, run=run)
+        return old.metadata, old.raw_info, _statistics_of_version2(old), _CARRIED_OF_V2
+    metadata = await load_metadata(reader, url, run=run)
+    return metadata, raw, await _picture_statistics(reader, metadata, run), _CARRIED
+
+
+def _statistics_of_version2(old: Version2) -> _PictureStatistics:
+    return {
+        key: [old.episode_stats.get(episode, {}).get(key) for episode in old.metadata.episodes.indices]
+        for key, feature in old.metadata.features.items()
+        if has_pictures(feature)
+    }
+
+
+async def _picture_statistics(reader: RangeReader, metadata: Metadata, run: RunSync) -> _PictureStatistics:
     keys = [key for key, feature in metadata.features.items() if has_pictures(feature)]
-    found: dict[str, list[dict[str, Any] | None]] = {key: [None] * len(metadata.episodes) for key in keys}
+    found: _PictureStatistics = {key: [None] * len(metadata.episodes) for key in keys}
     rows = number = 0
     while keys and rows < len(metadata.episodes):
         file = await open_table(reader, episodes_url(metadata.url, number, metadata.info.chunks_size), run=run)
@@ -135,7 +273,7 @@ async def _picture_statistics(
     return found
 
 
-def _collect(found: Mapping[str, list[dict[str, Any] | None]], table: pa.Table, url: str) -> None:
+def _collect(found: _PictureStatistics, table: pa.Table, url: str) -> None:
     episodes = to_integers(table["episode_index"], "episode_index", url).tolist()
     for key, per_episode in found.items():
         names = [name for name in STATISTICS if f"stats/{key}/{name}" in table.column_names]

@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.errors import FormatError, redact_url
-from asyncfetch.lerobot.columns import is_list, to_column, to_integers
+from asyncfetch.lerobot.columns import is_list, to_integers
 from asyncfetch.lerobot.parquet import require_pyarrow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
-    from numpy.typing import NDArray
     from pyarrow import Schema, Table
 
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
 
-__all__ = ["column_type", "episode_rows", "numbers_of", "open_writer", "rows_schema", "write_episodes", "write_tasks"]
+__all__ = ["column_type", "episode_rows", "open_writer", "rows_schema", "write_episodes", "write_tasks"]
 
 _COMPRESSION = "snappy"
 """LeRobot's."""
@@ -93,11 +92,6 @@ def episode_rows(table: pa.Table, planned: PlannedEpisode, task_map: Mapping[int
     ]
     renumbered: Table = pa.table(columns, schema=schema)
     return renumbered
-
-
-def numbers_of(rows: pa.Table, features: Iterable[Feature], url: str) -> dict[str, NDArray[Any]]:
-    """The columns that statistics are taken of, by feature."""
-    return {feature.key: to_column(rows[feature.key], feature, url) for feature in features if feature.kind == "value"}
 
 
 def open_writer(path: Path, schema: pa.Schema) -> Any:  # noqa: ANN401  (pyarrow has no types)

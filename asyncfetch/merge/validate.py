@@ -69,10 +69,10 @@ def _meaning(feature: Feature) -> dict[str, Any]:
 def _column_types(source: Source) -> dict[str, str]:
     columns = [feature for feature in source.metadata.features.values() if feature.has_column]
     return {
-        feature.key: str(column_type(feature, file.schema.field(feature.key).type))
-        for file in source.data_files.values()
+        feature.key: str(column_type(feature, schema.field(feature.key).type))
+        for schema in [file.schema for file in source.data_files.values()]
         for feature in columns
-        if feature.key in file.schema.names
+        if feature.key in schema.names
     }
 
 

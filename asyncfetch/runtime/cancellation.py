@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Self
 
+import anyio
+
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
     from anyio.abc import TaskGroup
 
-__all__ = ["Interrupt", "end_tasks", "was_cancelled"]
+__all__ = ["Interrupt", "end_tasks", "outlast", "was_cancelled"]
 
 
 class Interrupt:
@@ -73,3 +76,36 @@ async def end_tasks(group: TaskGroup) -> None:
     """
     group.cancel_scope.cancel()
     await group.__aexit__(None, None, None)
+
+
+async def outlast(call: Callable[[], Awaitable[None]], *, seconds: float) -> None:
+    """Awaits ``call()``, which a cancellation of the caller, of whichever kind, lets go on for ``seconds`` more.
+
+    For what can only be undone when it is known what came of it, and for undoing it. A caller that was cancelled gets
+    its cancellation after that, whatever came of the call: its effects have to tell.
+    """
+    scope, ended = anyio.CancelScope(shield=True), anyio.Event()
+    error: Exception | None = None
+
+    async def run() -> None:
+        nonlocal error
+        try:
+            with scope:
+                await call()
+        except Exception as failure:  # noqa: BLE001 - raised below, by itself
+            error = failure
+        finally:
+            ended.set()
+
+    async with anyio.create_task_group() as tasks:  # Task.cancel() goes through a shield, but not to another task
+        tasks.start_soon(run)
+        try:
+            await ended.wait()
+        except BaseException:
+            scope.deadline = anyio.current_time() + seconds
+            raise
+    if error is not None:
+        try:
+            raise error
+        finally:
+            error = None  # else error -> traceback -> this frame -> error is a cycle

@@ -9,12 +9,13 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
+from anyio import to_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-__all__ = ["ThreadCall"]
+__all__ = ["ThreadCall", "run_to_its_end"]
 
 ResultT = TypeVar("ResultT")
 
@@ -66,3 +67,13 @@ class ThreadCall(Generic[ResultT]):
             return
         with anyio.CancelScope(shield=True):
             await asyncio.wrap_future(self._ended)
+
+
+async def run_to_its_end(function: Callable[[], ResultT], limiter: anyio.CapacityLimiter) -> ResultT:
+    """What ``function()`` returns, from a thread; a caller that is cancelled, whichever way, waits for its end, too."""
+    call = ThreadCall(function)
+    try:
+        return await to_thread.run_sync(call.run, limiter=limiter)
+    except asyncio.CancelledError:  # Task.cancel() goes through anyio's shield
+        await call.ended()
+        raise

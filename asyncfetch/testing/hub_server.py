@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.testing.server import Fault, FaultRule, ServedRequest
     from asyncfetch.testing.server.contents import StoredObject
+    from asyncfetch.testing.server.server import Receive
 
 __all__ = ["HubServer"]
 
@@ -149,7 +150,9 @@ class _Cdn(RangeServer):
         super().__init__(owner._blobs, **options)
         self._owner = owner
 
-    async def _answer(self, record: ServedRequest, fault: Fault) -> tuple[Answer, StoredObject | None]:
+    async def _answer(
+        self, record: ServedRequest, fault: Fault, receive: Receive
+    ) -> tuple[Answer, StoredObject | None]:
         query = {name: values[0] for name, values in parse_qs(record.target.partition("?")[2]).items()}
         expires = int(query.get("Expires", "0"))
         signed = hmac.compare_digest(query.get("Signature", ""), self._owner.signature(record.path, expires))
@@ -157,7 +160,7 @@ class _Cdn(RangeServer):
             return answer_status(403, record.method), None
         if fault.answer_status is None and self._owner.now > expires:
             return answer_status(403, record.method), None
-        return await super()._answer(record, fault)
+        return await super()._answer(record, fault, receive)
 
 
 class _Hub(RangeServer):
@@ -166,9 +169,11 @@ class _Hub(RangeServer):
         super().__init__(self._served, **options)
         self._owner = owner
 
-    async def _answer(self, record: ServedRequest, fault: Fault) -> tuple[Answer, StoredObject | None]:
+    async def _answer(
+        self, record: ServedRequest, fault: Fault, receive: Receive
+    ) -> tuple[Answer, StoredObject | None]:
         if fault.answer_status is not None:
-            return await super()._answer(record, fault)
+            return await super()._answer(record, fault, receive)
         wanted = None if self._owner.token is None else f"Bearer {self._owner.token}"
         if wanted is not None and record.headers.get("Authorization") != wanted:
             return answer_status(401, record.method, {"X-Error-Code": "RepoNotFound"}), None
@@ -179,10 +184,10 @@ class _Hub(RangeServer):
         parts = parts[3:] if parts[0] in {"datasets", "spaces"} else parts[2:]
         if len(parts) < 3 or parts[0] != "resolve":
             return answer_status(404, record.method), None
-        return await self._resolve(record, fault, repository, parts[1], "/".join(parts[2:]))
+        return await self._resolve(record, fault, receive, repository, parts[1], "/".join(parts[2:]))
 
     async def _resolve(
-        self, record: ServedRequest, fault: Fault, repository: str, revision: str, path: str
+        self, record: ServedRequest, fault: Fault, receive: Receive, repository: str, revision: str, path: str
     ) -> tuple[Answer, StoredObject | None]:
         found = self._owner.files(repository, revision)
         if found is None:
@@ -199,7 +204,7 @@ class _Hub(RangeServer):
             described["X-Linked-Size"] = str(len(files[path]))
             return Answer(302, {**described, "Location": self._signed(files[path]), "Content-Length": "0"}), None
         self._served[record.path] = files[path]
-        answer, stored = await super()._answer(record, fault)
+        answer, stored = await super()._answer(record, fault, receive)
         return replace(answer, headers={**answer.headers, **described}), stored
 
     def _signed(self, content: bytes) -> str:

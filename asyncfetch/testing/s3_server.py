@@ -1,4 +1,4 @@
-"""A server that speaks as much S3 as reading needs, and verifies every signature."""
+"""A server that speaks as much S3 as reading and putting need, and verifies every signature."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from urllib.parse import parse_qs, quote_plus
 from xml.sax.saxutils import escape
 
 from asyncfetch.testing.s3_signature import Keys, Refusal, check_presigned
+from asyncfetch.testing.s3_writing import Writing, tag_of, xml
 from asyncfetch.testing.server import RangeServer
-from asyncfetch.testing.server.answers import Answer
+from asyncfetch.testing.server.contents import InMemory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
+    from asyncfetch.testing.s3_writing import Upload
     from asyncfetch.testing.server import Fault, ServedRequest
-    from asyncfetch.testing.server.contents import StoredObject
+    from asyncfetch.testing.server.answers import Answer
+    from asyncfetch.testing.server.contents import Contents, StoredObject
+    from asyncfetch.testing.server.server import Receive
 
 __all__ = ["S3Quirks", "S3Server"]
 
@@ -42,14 +46,20 @@ class S3Quirks:
     """Whether a listing of several pages says how to ask for the next one, as ListObjectsV2 does."""
     tells_size: bool = True
     """Whether a 416 has the object's size."""
+    takes_any_digest: bool = False
+    """Whether Content-MD5 is ignored."""
+    min_part_bytes: int = 0
+    """Of all parts of an upload but the last; S3's are 5 MiB."""
     wrong_region_status: int = 400
     """Of a refusal of another region's signature: 400 with the region in the body, or a redirect, 301 or 307, that has
     it in a header and leads nowhere."""
 
 
 class S3Server(RangeServer):
-    """A RangeServer of buckets, addressed by path, that serves presigned GETs and ListObjectsV2 and refuses the rest.
+    """A RangeServer of buckets, addressed by path, for presigned requests: GET, ListObjectsV2, PUT, multipart uploads.
 
+    What is put lands in ``content``. ``uploads`` has what wasn't
+    completed or aborted.
     Signatures, their expiry, region and session token are verified. Errors are S3's, XML bodies included; as there, a
     416 has no Content-Range. Faults come before all of that:
 
@@ -58,7 +68,7 @@ class S3Server(RangeServer):
             ...  # with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY from server.keys
 
     Args:
-        content: Objects by "bucket/key".
+        content: Objects by "bucket/key". Any bucket can be put to.
         keys: Whose signature counts; None serves everybody.
         region: Of buckets that aren't in ``regions``.
         regions: By bucket.
@@ -89,16 +99,29 @@ class S3Server(RangeServer):
         self._requester_pays = requester_pays
         self._page_keys = page_keys
         self._quirks = quirks
+        self._writing = Writing(content, takes_any_digest=quirks.takes_any_digest, min_part_bytes=quirks.min_part_bytes)
         self._allowance, self._allowed_at = quirks.requests_per_second or 0.0, time.monotonic()
 
-    async def _answer(self, record: ServedRequest, fault: Fault) -> tuple[Answer, StoredObject | None]:
-        answer, stored = await self._answer_as_s3(record, fault)
+    @property
+    def uploads(self) -> Mapping[str, Upload]:
+        """Multipart uploads that were begun and neither completed nor aborted, by id."""
+        return self._writing.uploads
+
+    def _open_contents(self) -> Contents:
+        return InMemory(self.objects, tag_of)
+
+    async def _answer(
+        self, record: ServedRequest, fault: Fault, receive: Receive
+    ) -> tuple[Answer, StoredObject | None]:
+        answer, stored = await self._answer_as_s3(record, fault, receive)
         date = formatdate(time.time() + self.clock_seconds, usegmt=True)
         return replace(answer, headers={**answer.headers, "Date": date}), stored
 
-    async def _answer_as_s3(self, record: ServedRequest, fault: Fault) -> tuple[Answer, StoredObject | None]:
+    async def _answer_as_s3(
+        self, record: ServedRequest, fault: Fault, receive: Receive
+    ) -> tuple[Answer, StoredObject | None]:
         if fault.answer_status is not None:
-            return await super()._answer(record, fault)
+            return await super()._answer(record, fault, receive)
         if self._is_too_fast():
             pause = self._quirks.retry_after_seconds
             answer = _error(Refusal(503, "SlowDown", "Please reduce your request rate."))
@@ -111,9 +134,14 @@ class S3Server(RangeServer):
         if refusal is not None:
             return _error(refusal), None
         bucket, _, key = record.path.lstrip("/").partition("/")
+        query = record.target.partition("?")[2]
         if not key and record.method == "GET":
-            return self._list(bucket, record.target.partition("?")[2]), None
-        answer, stored = await super()._answer(record, fault)
+            return self._list(bucket, query), None
+        if record.method in {"PUT", "POST", "DELETE"}:
+            body = _damaged(await receive(), fault)
+            written = self._writing.answer(record.method, record.path.lstrip("/"), query, record.headers, body)
+            return _error(written) if isinstance(written, Refusal) else written, None
+        answer, stored = await super()._answer(record, fault, receive)
         if answer.status == 404:
             return _error(Refusal(404, "NoSuchKey", "The specified key does not exist.")), None
         if answer.status == 412:
@@ -166,7 +194,7 @@ class S3Server(RangeServer):
         text = "".join(self._entry(bucket, name, is_prefix=name != names[name]) for name in page[: self._page_keys])
         truncated = len(page) > self._page_keys
         token = escape(page[self._page_keys - 1]) if truncated and self._quirks.sends_tokens else ""
-        return _xml(
+        return xml(
             200,
             '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
             f"{'<EncodingType>url</EncodingType>' if self._quirks.encodes_keys else ''}"
@@ -191,9 +219,12 @@ def _rolled_up(key: str, prefix: str, delimiter: str) -> str:
 def _error(refusal: Refusal, more: str = "") -> Answer:
     region = f"<Region>{refusal.region}</Region>" if refusal.region else ""
     text = f"<Error><Code>{refusal.code}</Code><Message>{escape(refusal.message)}</Message>{region}{more}</Error>"
-    return _xml(refusal.status, text)
+    return xml(refusal.status, text)
 
 
-def _xml(status: int, text: str) -> Answer:
-    body = f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'.encode()
-    return Answer(status, {"Content-Type": "application/xml", "Content-Length": str(len(body))}, text=body)
+def _damaged(body: bytes, fault: Fault) -> bytes:
+    if fault.corrupt_at is None or fault.corrupt_at >= len(body):
+        return body
+    damaged = bytearray(body)
+    damaged[fault.corrupt_at] ^= 0xFF
+    return bytes(damaged)

@@ -55,7 +55,7 @@ def receiving_loops(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.AbstractEve
         loops.append(asyncio.get_running_loop())
         await receive_body(*args, **settings)
 
-    monkeypatch.setattr("asyncfetch.fetch.transports.http.receive_body", receive_and_tell)
+    monkeypatch.setattr("asyncfetch.fetch.transports.asking.receive_body", receive_and_tell)
     return loops
 
 

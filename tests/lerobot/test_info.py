@@ -57,7 +57,7 @@ def test_unknown_keys_and_missing_optional_ones_are_fine() -> None:
 
 @pytest.mark.parametrize("version", ["v2.1", "2.0", "v1.6"])
 def test_older_versions_are_refused_with_the_way_out(version: str) -> None:
-    with pytest.raises(DatasetError, match=r"LeRobot v?\d\.\d .*convert_dataset_v21_to_v30"):
+    with pytest.raises(DatasetError, match=r"LeRobot v?\d\.\d .*`asyncfetch convert"):
         parse(codebase_version=version)
 
 

@@ -79,7 +79,7 @@ async def test_a_missing_default_feature_is_named_with_those_there(library: Libr
 
 async def test_an_old_version_is_refused_with_the_way_out(library: Library) -> None:
     truth = library(episodes=(3,), quirks=Quirks(codebase_version="v2.1"))
-    with pytest.raises(DatasetError, match=r"v2\.1 dataset.*convert_dataset_v21_to_v30"):
+    with pytest.raises(DatasetError, match=r"v2\.1 dataset.*`asyncfetch convert"):
         async with serve(truth):
             pass
 

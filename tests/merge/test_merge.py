@@ -115,6 +115,14 @@ async def test_any_number_of_sources(library: Library, tmp_path: Path, count: in
     report = await merge_datasets([truth.root for truth in truths], tmp_path / "out")
     await check_merged(tmp_path / "out", truths)
     assert (report.episodes, report.frames) == (count, 4 * count)
+    (merged,) = sorted((tmp_path / "out/videos").rglob("*.mp4"))
+    pixels = {truth.root: [own for _, own in frame_hashes(video_of(truth))] for truth in truths[:3]}
+    assert [own for _, own in frame_hashes(merged)] == [own for truth in truths for own in pixels[truth.root]]
+
+
+def video_of(truth: DatasetTruth) -> Path:
+    (path,) = (truth.root / "videos").rglob("*.mp4")
+    return path
 
 
 async def test_a_merge_of_merges_is_the_merge_of_all(library: Library, tmp_path: Path) -> None:

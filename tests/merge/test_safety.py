@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from asyncfetch.merge import MergeProgress
     from tests.lerobot.serving import Library
 
 
@@ -213,30 +214,35 @@ async def test_a_failure_halfway_leaves_the_destination_as_it_was(library: Libra
     assert (tmp_path / "out/file").exists()
 
 
-async def test_a_cancellation_leaves_nothing(library: Library, tmp_path: Path) -> None:
-    """At the first byte written, and at the last."""
+async def test_a_cancelled_merge_is_gone_on_with(library: Library, tmp_path: Path) -> None:
+    """At the first byte written, at the last, and again and again."""
     roots = [library(episodes=(4, 5)).root] * 2
     calls = 0
 
-    def count(_done: int, _total: int) -> None:
+    def count(_now: MergeProgress) -> None:
         nonlocal calls
         calls += 1
 
     await merge_datasets(roots, tmp_path / "whole", workers=1, progress=count)
-    shutil.rmtree(tmp_path / "whole")
+    cancelled = 0
     for last in range(1, calls + 1):
         left = last
         with anyio.CancelScope() as scope:
 
-            def cancel(_done: int, _total: int, scope: anyio.CancelScope = scope) -> None:
+            def cancel(_now: MergeProgress, scope: anyio.CancelScope = scope) -> None:
                 nonlocal left
                 left -= 1
                 if not left:
                     scope.cancel()
 
             await merge_datasets(roots, tmp_path / "out", workers=1, progress=cancel)
-        assert scope.cancelled_caught
-        assert not names(tmp_path)
+        if not scope.cancelled_caught:  # what was finished before is told with fewer calls
+            break
+        cancelled += 1
+        assert not (tmp_path / "out").exists()
+    assert cancelled > 2
+    assert names(tmp_path) == {"whole", "out"}
+    assert all_files(tmp_path / "out") == all_files(tmp_path / "whole")
 
 
 async def test_a_dry_run_writes_nothing(library: Library, tmp_path: Path) -> None:
@@ -247,6 +253,36 @@ async def test_a_dry_run_writes_nothing(library: Library, tmp_path: Path) -> Non
     assert (planned.episodes, planned.frames, planned.tasks) == (done.episodes, done.frames, done.tasks) == (3, 15, 2)
     assert planned.is_dry_run
     assert not done.is_dry_run
+    assert planned.planned == done.planned
+    assert [file.episodes for file in planned.planned] == [3, 3, 3]
+    for file in planned.planned:
+        assert 0.4 < file.bytes / (tmp_path / "out" / file.path).stat().st_size < 2
+
+
+async def test_what_is_not_carried_over_is_named(library: Library, tmp_path: Path) -> None:
+    """By what can be listed; a web server can't."""
+    root = tmp_path / "source"
+    shutil.copytree(library(episodes=(4, 5)).root, root)
+    (root / "meta/byte_index").mkdir()
+    (root / "meta/lineage.json").touch()
+    expected = (f"{root}/meta/byte_index/", f"{root}/meta/lineage.json")
+    async with RangeServer(root) as server:
+        fetch = FetchConfig(ca_file=server.ca_file, trust_env=False)
+        for dry_run in (True, False):
+            report = await merge_datasets([root, server.url, root], tmp_path / "out", dry_run=dry_run, fetch=fetch)
+            assert report.dropped == expected
+
+
+async def test_progress_ends_with_every_file_and_byte(library: Library, tmp_path: Path) -> None:
+    told: list[MergeProgress] = []
+    report = await merge_datasets(
+        [library(episodes=(9, 4, 5), gop=6).root] * 2, tmp_path / "out", progress=told.append, video_file_max_bytes=1
+    )
+    parts = [tmp_path / "out" / file.path for file in report.planned]
+    last = told[-1]
+    assert (last.files_done, last.bytes_done) == (len(parts), sum(path.stat().st_size for path in parts))
+    assert all(now.files_total == len(parts) and now.bytes_done <= now.bytes_total for now in told)
+    assert [now.files_done for now in told] == sorted(now.files_done for now in told)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +295,7 @@ async def test_a_dry_run_writes_nothing(library: Library, tmp_path: Path) -> Non
         ({"files_per_chunk": 0}, "files_per_chunk"),
         ({"sources": []}, "at least one"),
         ({"sources": "one"}, "must be a list"),
-        ({"destination": "s3://bucket/out"}, "local directory"),
+        ({"destination": "https://host/out"}, "local directory"),
     ],
 )
 async def test_arguments_that_cannot_be_meant(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,11 +15,11 @@ from asyncfetch.config import FetchConfig, RetryConfig, TimeoutConfig
 from asyncfetch.tensors import TensorClient, TensorServer
 from asyncfetch.tensors.server import make_application
 from asyncfetch.tensors.storage import ShardStorage
+from tests.clusters import local_ray
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-ROOT = Path(__file__).parents[2]
 MIB = 1024 * 1024
 QUICK = FetchConfig(
     timeouts=TimeoutConfig(connect_seconds=2, first_byte_seconds=1, stall_seconds=0.3),
@@ -49,22 +46,8 @@ class Backend:
 def ray_cluster() -> Iterator[None]:
     """A real Ray on this machine, which reports nothing to anybody."""
     pytest.importorskip("ray")
-    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray's own: on accelerators, on files it leaves open
-        import ray
-
-        ray.init(
-            num_cpus=1,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=200 * MIB,
-        )
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ray.shutdown()
+    with local_ray(num_cpus=1):
+        yield
 
 
 @pytest.fixture

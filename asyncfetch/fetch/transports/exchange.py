@@ -131,7 +131,7 @@ class Exchange:
         """The head is there; what is waited for now is the body, chunk after chunk.
 
         Returns:
-            The seconds that the answer took from ``connected`` on, by ``now``.
+            The seconds that the answer took from ``connected`` on, or from the request's last byte, by ``now``.
         """
         self.response = response
         self._patience_seconds = math.inf
@@ -139,7 +139,7 @@ class Exchange:
         return self.waited()
 
     def waited(self) -> float:
-        """The seconds since ``connected``, by ``now``."""
+        """The seconds since ``connected``, or since the request's last byte, by ``now``."""
         return self._now() - self._asked_at
 
     def abandon(self) -> None:
@@ -149,8 +149,9 @@ class Exchange:
             abort(self._transport)
 
     def moved(self) -> None:
-        """Something went out or came in: what is waited for is waited for from now on."""
+        """Some of the request's body went out: the answer is waited for from now on."""
         self._since = self._loop.time()
+        self._asked_at = self._now()
 
     def died_idle(self, error: Exception) -> bool:
         """Whether ``error``, in place of an answer, only says that the pooled connection was closed meanwhile."""

@@ -1,4 +1,4 @@
-"""Ranges of local files, read in threads."""
+"""Local files: ranges of them, read in threads, and whole ones that are put."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 from concurrent.futures import CancelledError
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
@@ -17,12 +18,14 @@ from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, O
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.responses import Delivery
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.transports.file_writing import write_file
 from asyncfetch.ranges import ObjectInfo
-from asyncfetch.runtime.thread_call import ThreadCall
+from asyncfetch.runtime.thread_call import ThreadCall, run_to_its_end
 
 if TYPE_CHECKING:
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts
+    from asyncfetch.fetch.sources import Source
 
 __all__ = ["FileTransport", "local_path"]
 
@@ -31,11 +34,14 @@ READ_STEP_BYTES = 1024 * 1024
 
 
 class FileTransport:
-    """Fills downloads from local files. A file has a strong version: its modification time, size and inode."""
+    """Fills downloads from local files, and writes such.
+
+    A file has a strong version: its modification time, size and inode.
+    """
 
     def __init__(self, hosts: Hosts, threads: int) -> None:
         self._hosts = hosts
-        self._limiter = anyio.CapacityLimiter(threads)
+        self.limiter = anyio.CapacityLimiter(threads)
 
     async def read(self, download: Download) -> None:
         """Fills ``download``. Cancelled, it returns when the thread has stopped writing: after a step at most."""
@@ -60,17 +66,40 @@ class FileTransport:
     async def _run(self, read: _FileRead) -> None:
         call = ThreadCall(read.run)
         try:
-            await to_thread.run_sync(call.run, limiter=self._limiter)
+            await to_thread.run_sync(call.run, limiter=self.limiter)
         except asyncio.CancelledError:
             # Task.cancel() goes through anyio's shield; the thread must not write into a buffer that was given back.
             read.stop()
             await call.ended()
             raise
 
+    async def put(self, url: str, source: Source) -> ObjectInfo:
+        """The file that the source is now; see write_file.
+
+        It takes no turn: a source may wait for reads that want one.
+        """
+        counts = self._hosts.get("file://").counts
+        counts.requests += 1
+        path = local_path(url)
+        if url.endswith("/") or not path.name:
+            raise ConfigError(f"{url!r} names a directory: write the name of a file")
+        try:
+            return _info(url, await write_file(path, source, self.limiter))
+        except AttemptFailed as failure:
+            counts.errors += 1
+            raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
+
+    async def delete(self, url: str) -> None:
+        """Removes the file."""
+        try:
+            await run_to_its_end(partial(_delete, local_path(url)), self.limiter)
+        except AttemptFailed as failure:
+            raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
+
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory, sorted by name; a directory among them has size 0 and a url that ends in "/"."""
         try:
-            return await to_thread.run_sync(_list, url, limiter=self._limiter)
+            return await to_thread.run_sync(_list, url, limiter=self.limiter)
         except AttemptFailed as failure:
             raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
 
@@ -167,6 +196,18 @@ def _list(url: str) -> list[ObjectInfo]:
     except OSError as error:
         raise _as_failure(error) from error
     return infos
+
+
+def _delete(path: Path) -> None:
+    """Runs in a thread."""
+    try:
+        path.unlink()
+    except FileNotFoundError as error:
+        raise _as_failure(error) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        kind = AccessDenied if isinstance(error, PermissionError) else FetchError
+        raise AttemptFailed(kind, f"it can't be removed: {reason}", Verdict.FATAL) from error
 
 
 def _as_failure(error: OSError) -> AttemptFailed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,8 +17,10 @@ from yarl import URL
 
 from asyncfetch.errors import ConfigError, InvalidResponse, NotFound, redact_url
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
-from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.fetch.redirects import host_name
+from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.transports.s3_signer import S3Signer
+from asyncfetch.fetch.transports.s3_upload import S3Upload
 from asyncfetch.ranges import ObjectInfo
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
     from asyncfetch.config import S3Config
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.retry import Clock
-    from asyncfetch.fetch.transports.asking import Reply
+    from asyncfetch.fetch.sources import Source
+    from asyncfetch.fetch.transports.asking import Body, Reply
     from asyncfetch.fetch.transports.http import HttpTransport
 
 __all__ = ["S3Transport"]
@@ -55,7 +58,7 @@ class _SignedAddress(Address):
 
 
 class S3Transport:
-    """``s3://bucket/key``: fills downloads, lists prefixes, and is the address book of both.
+    """``s3://bucket/key``: fills downloads, lists prefixes, puts objects, and is the address book of all that.
 
     The key is taken as it is, never unquoted. Belongs to the loop of its HttpTransport.
     """
@@ -77,6 +80,17 @@ class S3Transport:
     async def read(self, download: Download) -> None:
         """Fills ``download`` as HttpTransport does."""
         await self._http.read(download, self)
+
+    async def put(self, url: str, source: Source) -> ObjectInfo:
+        """The object that the source is now; see S3Upload."""
+        bucket, key = bucket_and_key(url)
+        return await S3Upload(url, bucket, key, self._config, self._ask, self._http.persist).put(source)
+
+    async def delete(self, url: str) -> None:
+        """Removes the object; S3 doesn't say whether there was one."""
+        bucket, key = bucket_and_key(url)
+        parameters = {"Bucket": bucket, "Key": key}
+        await self._http.persist(url, partial(self._ask, "DELETE", "delete_object", parameters))
 
     async def resolve(self, url: str) -> Address:
         """A presigned url: one signature for all ranges of the object."""
@@ -130,22 +144,39 @@ class S3Transport:
         parameters = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/", "EncodingType": "url"}
         if token:
             parameters["ContinuationToken"] = token
-        address = await self._sign("list_objects_v2", parameters)
-        try:
-            return await self._http.ask("GET", address, self)
-        except AttemptFailed as failure:
-            if not self._learns_region(bucket, address, failure):
-                raise
-        return await self._http.ask("GET", await self._sign("list_objects_v2", parameters), self)
+        return await self._ask("GET", "list_objects_v2", parameters)
+
+    async def _ask(
+        self,
+        method: str,
+        operation: str,
+        parameters: Mapping[str, str | int],
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: Body | None = None,
+    ) -> Reply:
+        """One question with a signature of its own; a second one where the first has found the bucket's region."""
+        for signatures_left in (1, 0):
+            address = await self._sign(operation, parameters)
+            asked = replace(address, headers={**address.headers, **(headers or {})})
+            try:
+                reply = await self._http.ask(method, asked, self, body=body)
+                if reply.target is None:
+                    return reply
+                raise _sent_elsewhere(reply)
+            except AttemptFailed as failure:
+                if not self._learns_region(str(parameters["Bucket"]), address, failure) or not signatures_left:
+                    raise
+        raise AssertionError("the last one returns or raises")
 
     async def _find(self, url: str) -> Found[Address]:
         bucket, key = bucket_and_key(url)
         address = await self._sign("get_object", {"Bucket": bucket, "Key": key})
         return Found(address, address.seconds)
 
-    async def _sign(self, operation: str, parameters: Mapping[str, str]) -> _SignedAddress:
+    async def _sign(self, operation: str, parameters: Mapping[str, str | int]) -> _SignedAddress:
         signer = await self._signers.get(None, self._open_signer)
-        region = self._regions.get(parameters["Bucket"], self._config.region)
+        region = self._regions.get(str(parameters["Bucket"]), self._config.region)
         signed = await signer.sign(operation, parameters, region)
         # A login configured for the store's host would be a second signature, which S3 refuses.
         headers = {"Authorization": None, **signed.headers}
@@ -180,6 +211,15 @@ def _split(url: str) -> tuple[str, str]:
     if not _BUCKET.fullmatch(bucket):
         raise ConfigError(f"{redact_url(url)!r} names no bucket: write s3://bucket/key")
     return bucket, key
+
+
+def _sent_elsewhere(reply: Reply) -> AttemptFailed:
+    """A signature is for one host, so a request isn't sent on to another."""
+    assert reply.target is not None
+    message = f"the store sends us on to {host_name(reply.target)}: set S3Config(region=...) or endpoint_url"
+    return AttemptFailed(
+        InvalidResponse, message, Verdict.FATAL, status=307, host=host_name(reply.url), headers=reply.headers
+    )
 
 
 def _clock_error(headers: Mapping[str, str], wall_now: float) -> str:

@@ -69,11 +69,11 @@ class S3Signer:
         await self._thread.acall(self._clients.aclose)
         await to_thread.run_sync(self._thread.close, limiter=anyio.CapacityLimiter(1))
 
-    async def sign(self, operation: str, parameters: Mapping[str, str], region: str | None) -> Signed:
-        """A url for ``operation``, good for GET.
+    async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> Signed:
+        """A url for ``operation``, good for the method of HTTP that this has.
 
         Args:
-            operation: "get_object" or "list_objects_v2".
+            operation: As boto3 names it: "get_object", "list_objects_v2", "upload_part".
             parameters: As boto3 names them.
             region: The bucket's; None means the configured one.
 
@@ -110,7 +110,7 @@ class _Clients:
     async def aclose(self) -> None:
         await self._open.aclose()
 
-    async def sign(self, operation: str, parameters: Mapping[str, str], region: str | None) -> Signed:
+    async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> Signed:
         from botocore import exceptions
 
         try:
@@ -168,7 +168,7 @@ class _Clients:
         )
         return await self._open.enter_async_context(made)
 
-    def _parameters(self, parameters: Mapping[str, str]) -> dict[str, str]:
+    def _parameters(self, parameters: Mapping[str, str | int]) -> dict[str, str | int]:
         payer = {"RequestPayer": "requester"} if self._config.requester_pays else {}
         return {**parameters, **payer}
 

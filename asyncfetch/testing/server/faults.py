@@ -45,7 +45,10 @@ class Fault:
     encode_gzip: bool = False
     """The body is compressed though nobody asked, as Content-Encoding says. Held in memory whole."""
     corrupt_at: int | None = None
-    """Offset in the object of one byte that is sent inverted, where a response covers it."""
+    """Offset in the object of one byte that is sent inverted, where a response covers it; of what a request puts, the
+    one that arrives inverted."""
+    taken_bytes: int | None = None
+    """Bytes of the request's body that are taken before the connection breaks; None takes all."""
     first_byte_seconds: float | None = None
     """The server's delay to the first byte, for this response."""
     bytes_per_second: float | None = None
@@ -79,6 +82,11 @@ class Fault:
     def truncate(after_bytes: int | None = 0) -> Fault:
         """Close the connection in good order after so many bytes of the body; None: instead of an answer."""
         return Fault(ending="close", after_bytes=after_bytes)
+
+    @staticmethod
+    def hang_up(taken_bytes: int = 0) -> Fault:
+        """Break the connection when so many bytes of the request's body have come, and answer nothing."""
+        return Fault(taken_bytes=taken_bytes)
 
     @staticmethod
     def stall(after_bytes: int | None = 0) -> Fault:

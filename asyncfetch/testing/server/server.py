@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -28,10 +28,10 @@ from asyncfetch.testing.server.log import RequestLog, ServedRequest, ServerStati
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from types import TracebackType
 
-__all__ = ["RangeServer"]
+__all__ = ["RangeServer", "Receive"]
 
 CLOSE_SECONDS = 0.5
 """Longest wait for requests to unwind after their connections are gone; only a read from a disk takes time then."""
@@ -39,6 +39,8 @@ BACKLOG = 1024
 """Hundreds of clients may connect at once."""
 HANDSHAKE_SECONDS = 5.0
 """A client that connects and doesn't speak TLS is dropped after this."""
+
+Receive: TypeAlias = "Callable[[], Awaitable[bytes]]"
 
 
 class RangeServer:
@@ -174,12 +176,15 @@ class RangeServer:
         self._url = f"{'https' if self._tls else 'http'}://{host}:{port}"
 
     def _prepare(self) -> ssl.SSLContext | None:
-        self._contents = _contents(self._content)
+        self._contents = self._open_contents()
         if not self._tls:
             return None
         certificate = certificate_for(self._host)
         self._pem = TemporaryPem(certificate.authority_pem)
         return certificate.context
+
+    def _open_contents(self) -> Contents:
+        return _contents(self._content)
 
     async def _listen(self, http: web.Server, context: ssl.SSLContext | None) -> asyncio.Server:
         loop = asyncio.get_running_loop()
@@ -240,7 +245,9 @@ class RangeServer:
         else:
             record.fault = self._fault(record) if self._fault else None
             fault = record.fault or Fault()
-            answer, stored = await self._answer(record, fault)
+            if fault.taken_bytes is not None:
+                await _break_off(request, fault.taken_bytes)
+            answer, stored = await self._answer(record, fault, request.content.read)
         record.status = answer.status
         read = partial(_read, stored, fault) if stored else _read_nothing
         if stored and fault.encode_gzip and answer.start < answer.stop:
@@ -251,8 +258,13 @@ class RangeServer:
         delivery = Delivery(request, record, self._log, read=read, bytes_per_second=rate)
         return await delivery.send(_override(answer, fault.answer_headers), fault)
 
-    async def _answer(self, record: ServedRequest, fault: Fault) -> tuple[Answer, StoredObject | None]:
-        """The answer, and the object that its bytes come from. Servers with an API of their own start here."""
+    async def _answer(
+        self, record: ServedRequest, fault: Fault, receive: Receive
+    ) -> tuple[Answer, StoredObject | None]:
+        """The answer, and the object that its bytes come from. Servers with an API of their own start here.
+
+        ``receive()`` gives the body of the request.
+        """
         if fault.answer_status is not None:
             return answer_status(fault.answer_status, record.method), None
         if record.method not in {"GET", "HEAD"}:
@@ -264,6 +276,16 @@ class RangeServer:
         if stored is None:
             return answer_status(404, record.method), None
         return answer_object(record.method, record.headers, stored.version, fault), stored
+
+
+async def _break_off(request: web.BaseRequest, after_bytes: int) -> None:
+    """Ends the connection when so much of the request's body has come, or all of it."""
+    taken = 0
+    while taken < after_bytes and (some := await request.content.readany()):
+        taken += len(some)
+    if request.transport is not None:
+        abort(request.transport)
+    raise ConnectionResetError
 
 
 def _contents(content: str | os.PathLike[str] | Mapping[str, bytes]) -> Contents:

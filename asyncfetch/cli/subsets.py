@@ -1,0 +1,100 @@
+"""``asyncfetch select``, ``split`` and ``convert``: a LeRobot dataset's episodes written anew."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from asyncfetch.cli.merge import print_report, run_with_bar
+from asyncfetch.errors import ConfigError
+from asyncfetch.merge import convert_dataset, select_episodes, split_dataset
+
+if TYPE_CHECKING:
+    from asyncfetch.merge.subsets import Share
+
+__all__ = ["convert", "parse_episodes", "parse_share", "select", "split"]
+
+_RANGE = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
+
+Source = Annotated[str, typer.Argument(help="The dataset, a directory or url.")]
+Destination = Annotated[str, typer.Argument(help="The directory or s3:// prefix to write.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Pieces of work at a time. [default: one a processor]", show_default=False)
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, plan and print the plan only.")]
+
+
+def select(
+    source: Source,
+    destination: Destination,
+    episodes: Annotated[str, typer.Option(help="Which ones, such as 0-9,12,40-49; both ends count.")],
+    workers: Workers = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Write some of a dataset's episodes as a dataset, videos copied as they are."""
+    call = partial(select_episodes, source, destination, parse_episodes(episodes))
+    print_report(run_with_bar(partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run)))
+
+
+def split(
+    source: Source,
+    destination: Destination,
+    parts: Annotated[
+        list[str], typer.Argument(help="Names and shares: train=0.9 val=0.1, or train=90 val=10, or val=0-9,12.")
+    ],
+    seed: Annotated[
+        int | None, typer.Option(help="Draw the episodes at random. [default: in their order]", show_default=False)
+    ] = None,
+    workers: Workers = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Write parts of a dataset as datasets, each in a directory of its name in the destination."""
+    shares = dict(map(parse_share, parts))
+    if len(shares) < len(parts):
+        raise ConfigError(f"two parts have the same name: {' '.join(parts)}")
+    call = partial(split_dataset, source, shares, destination, seed=seed)
+    for report in run_with_bar(partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run)).values():
+        print_report(report)
+
+
+def convert(
+    source: Source,
+    destination: Destination,
+    workers: Workers = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Write a LeRobot v2.0 or v2.1 dataset as one of v3, videos copied as they are."""
+    call = partial(convert_dataset, source, destination)
+    print_report(run_with_bar(partial(call, workers=workers, overwrite=overwrite, dry_run=dry_run)))
+
+
+def parse_episodes(text: str) -> list[int]:
+    """The indices in "0-9,12"; ConfigError where it has none."""
+    episodes: list[int] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise ConfigError(f"{text!r} names no episodes: write indices and ranges, such as 0-9,12")
+        first = int(match[1])
+        episodes += range(first, int(match[2] or first) + 1)
+    return episodes
+
+
+def parse_share(text: str) -> tuple[str, Share]:
+    """The name and the share in "train=0.9" (a part), "train=90" (a number) or "train=0-9,12" (which ones)."""
+    name, separator, share = text.partition("=")
+    if not separator:
+        raise ConfigError(f"{text!r} is no part of a split: write a name and a share, such as train=0.9")
+    if share.isascii() and share.isdigit():
+        return name, int(share)
+    try:
+        return name, float(share)
+    except ValueError:
+        return name, parse_episodes(share)

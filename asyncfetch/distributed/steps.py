@@ -1,0 +1,129 @@
+"""A merge as steps of datatrove pipelines.
+
+datatrove gives each task a rank and starts tasks where and when it likes, so nobody is there to hand out pieces. The
+plan is made beforehand and travels with the steps. Task r of n writes files r, r + n, r + 2n ... and notes each in the
+journal; a task behind all of them finds the files there, as a merge does that goes on after an interruption.
+
+The steps have what datatrove asks of one, and don't import it.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from asyncfetch.config import FetchConfig
+from asyncfetch.merge.apply import (
+    DATA_FILE_MAX_BYTES,
+    FILES_PER_CHUNK,
+    VIDEO_FILE_MAX_BYTES,
+    report_on,
+)
+from asyncfetch.merge.arguments import check_limits, destination_of, selections_of
+from asyncfetch.merge.here import InProcess
+from asyncfetch.merge.job import carry_out, carry_out_share, plan_job
+from asyncfetch.merge.plan import Limits
+from asyncfetch.merge.progress import Progress
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from asyncfetch.merge.job import MergeJob
+    from asyncfetch.merge.sources import Selection
+
+__all__ = ["FinishStep", "WriteStep", "merge_steps"]
+
+
+def merge_steps(
+    sources: Sequence[str | os.PathLike[str] | Selection],
+    destination: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    data_file_max_bytes: int = DATA_FILE_MAX_BYTES,
+    video_file_max_bytes: int = VIDEO_FILE_MAX_BYTES,
+    files_per_chunk: int = FILES_PER_CHUNK,
+    fetch: FetchConfig | None = None,
+) -> tuple[WriteStep, FinishStep]:
+    """Read, check and plan now; the steps write what ``merge_datasets`` would, byte for byte.
+
+        write, finish = merge_steps(["a", "b"], "out")
+        written = LocalPipelineExecutor([write], tasks=16, workers=4)
+        LocalPipelineExecutor([finish], tasks=1, depends=written).run()
+
+    All nodes must share the destination's file system, unless it is a prefix of S3. ``fetch`` travels without its
+    secrets: give credentials to the nodes by their environment. Whatever of it is run again goes on where it stopped.
+
+    Args: Those of ``merge_datasets``.
+
+    Raises:
+        ConfigError: An argument can't be meant.
+        MergeError: The destination is taken, or the sources can't be read or disagree; lists every reason.
+    """
+    limits = Limits(data_file_max_bytes, video_file_max_bytes, files_per_chunk)
+    check_limits(limits)
+    selections, target = selections_of(sources), destination_of(destination)
+    config = fetch or FetchConfig()
+
+    async def plan() -> MergeJob:
+        async with InProcess().open(config, None, Progress(None).wrote) as pool:
+            return await plan_job(pool, selections, target, limits, overwrite=overwrite)
+
+    job = anyio.run(plan)
+    return WriteStep(job, config), FinishStep(job, config)
+
+
+class WriteStep:
+    """Writes a task's share of the files; for any number of tasks."""
+
+    name = "write files"
+    type = "asyncfetch merge"
+
+    def __init__(self, job: MergeJob, fetch: FetchConfig) -> None:
+        self.job = job
+        self.fetch = fetch
+
+    def __repr__(self) -> str:
+        return f"{self.type}: {self.name}"
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Any:  # noqa: ANN401 - datatrove's
+        """Gives ``data`` on as it is."""
+        anyio.run(partial(self._run, rank, world_size))
+        return data
+
+    __call__ = run
+
+    async def _run(self, rank: int, world_size: int) -> None:
+        async with InProcess().open(self.fetch, None, Progress(None).wrote) as pool:
+            await carry_out_share(self.job, pool, rank, world_size)
+
+
+class FinishStep:
+    """Writes the metadata and what is missing, and lets the dataset take its place; for one task, behind the others."""
+
+    name = "finish"
+    type = "asyncfetch merge"
+
+    def __init__(self, job: MergeJob, fetch: FetchConfig) -> None:
+        self.job = job
+        self.fetch = fetch
+
+    def __repr__(self) -> str:
+        return f"{self.type}: {self.name}"
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Any:  # noqa: ANN401 - datatrove's
+        """Gives ``data`` on as it is. Of several tasks only the first does anything."""
+        if rank == 0:
+            anyio.run(self._run)
+        return data
+
+    __call__ = run
+
+    async def _run(self) -> None:
+        started, told = time.monotonic(), Progress(None)
+        async with InProcess().open(self.fetch, None, told.wrote) as pool:
+            files, nbytes = await carry_out(self.job, pool, told)
+        report_on(self.job, files, nbytes, time.monotonic() - started)

@@ -1,0 +1,214 @@
+"""What is put somewhere: bytes, a local file, or what an async iterator brings. Read once, from start to end."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import AsyncIterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged
+from asyncfetch.runtime.thread_call import run_to_its_end
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from typing import Self
+
+    import anyio
+
+    from asyncfetch.runtime.memory_pool import MemoryPool
+
+__all__ = ["BytesLike", "Content", "Source", "open_source"]
+
+BytesLike: TypeAlias = "bytes | bytearray | memoryview"
+Content: TypeAlias = "BytesLike | str | os.PathLike[str] | AsyncIterable[BytesLike]"
+"""What ``put`` takes: bytes, the path of a local file, or an async iterator of bytes. Whatever else has a buffer of
+bytes, such as a NumPy array, goes, too."""
+
+
+class Source(Protocol):
+    """Gives its bytes in order, once. Entered before and left after that."""
+
+    size: int | None
+    """Bytes in all; None where that isn't known before the end."""
+    at_end: bool
+    """Whether all of it was read."""
+
+    async def __aenter__(self) -> Self:
+        """Looks whether it can be read."""
+        ...
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Lets go of it."""
+        ...
+
+    async def read(self, max_bytes: int) -> memoryview:
+        """The next bytes: ``max_bytes`` of them, fewer only at the end. They stay what they are as long as needed."""
+        ...
+
+
+def open_source(content: Content, memory: MemoryPool, limiter: anyio.CapacityLimiter) -> Source:
+    """The source that ``content`` is, to be entered; ConfigError for what is none.
+
+    Args:
+        content: What ``put`` was given.
+        memory: Where what isn't in memory already is read to.
+        limiter: Of the threads that read files.
+    """
+    if isinstance(content, str | os.PathLike):
+        return _FileSource(os.fspath(content), memory, limiter)
+    if isinstance(content, AsyncIterable):
+        return _IteratedSource(content, memory)
+    return _BytesSource(_bytes_of(content, "the source"))
+
+
+def _bytes_of(content: Any, what: str) -> memoryview:  # noqa: ANN401 - what it is turns out
+    try:
+        view = memoryview(content)
+        if view.c_contiguous:
+            return view.cast("B").toreadonly()
+    except (TypeError, ValueError) as error:
+        message = f"{what} must be bytes, a path or an async iterator of bytes, not {type(content).__name__}"
+        raise ConfigError(message) from error
+    raise ConfigError(f"{what} must be contiguous in memory: copy it first, by bytes(...)")
+
+
+class _BytesSource:
+    """Bytes of the caller, who leaves them as they are until the end."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._rest = view
+        self.size: int | None = len(view)
+        self.at_end = not view
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._rest = self._rest[:0]
+
+    async def read(self, max_bytes: int) -> memoryview:
+        """See Source."""
+        some, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
+        self.at_end = not self._rest
+        return some
+
+
+class _FileSource:
+    """A local file, which must stay the same meanwhile. Read in threads."""
+
+    def __init__(self, path: str, memory: MemoryPool, limiter: anyio.CapacityLimiter) -> None:
+        self._path = path
+        self._memory = memory
+        self._limiter = limiter
+        self._descriptor = -1
+        self._position = 0
+        self.size: int | None = None
+        self.at_end = False
+
+    async def __aenter__(self) -> Self:
+        try:
+            await run_to_its_end(self._open, self._limiter)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._close()
+
+    async def read(self, max_bytes: int) -> memoryview:
+        """See Source."""
+        return await run_to_its_end(partial(self._read, max_bytes), self._limiter)
+
+    def _open(self) -> None:
+        try:
+            # Without O_NONBLOCK, opening a named pipe would wait for its writer.
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._status = os.fstat(self._descriptor)
+        except (OSError, ValueError) as error:
+            raise self._failure(error) from error
+        if not stat.S_ISREG(self._status.st_mode):
+            raise NotFound("the source is there, but it is no regular file", url=self._path)
+        self.size = self._status.st_size
+        self.at_end = self.size == 0
+
+    def _read(self, max_bytes: int) -> memoryview:
+        wanted = min(max_bytes, self._status.st_size - self._position)
+        view, filled = self._memory.take(wanted).data, 0
+        try:
+            while filled < wanted:
+                count = os.preadv(self._descriptor, [view[filled:]], self._position + filled)
+                if count == 0:
+                    raise self._changed()
+                filled += count
+            now = os.fstat(self._descriptor)
+        except OSError as error:
+            raise self._failure(error) from error
+        if (now.st_mtime_ns, now.st_size) != (self._status.st_mtime_ns, self._status.st_size):
+            raise self._changed()
+        self._position += filled
+        self.at_end = self._position == self.size
+        return view.toreadonly()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _changed(self) -> ObjectChanged:
+        return ObjectChanged("the source was written to while it was being read: put it again", url=self._path)
+
+    def _failure(self, error: OSError | ValueError) -> FetchError:
+        match error:
+            case FileNotFoundError() | NotADirectoryError():
+                return NotFound("there is no such file to put: check the path of the source", url=self._path)
+            case PermissionError():
+                return AccessDenied("this user may not read the source", url=self._path)
+            case _:
+                return FetchError(f"reading the source failed: {error}", url=self._path)
+
+
+class _IteratedSource:
+    """What an async iterator brings, put together. It is asked for more in the task that reads."""
+
+    def __init__(self, items: AsyncIterable[BytesLike], memory: MemoryPool) -> None:
+        self._items: AsyncIterator[BytesLike] = aiter(items)
+        self._memory = memory
+        self._item = memoryview(b"")
+        self.size: int | None = None
+        self.at_end = False
+
+    async def __aenter__(self) -> Self:
+        await self._advance()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._item = self._item[:0]
+
+    async def read(self, max_bytes: int) -> memoryview:
+        """See Source."""
+        if self.at_end:
+            return self._item
+        view, filled = self._memory.take(max_bytes).data, 0
+        while filled < max_bytes and not self.at_end:
+            count = min(max_bytes - filled, len(self._item))
+            view[filled : filled + count] = self._item[:count]  # copied: its owner may use the memory again
+            filled += count
+            self._item = self._item[count:]
+            if not self._item:
+                await self._advance()
+        return view[:filled].toreadonly()
+
+    async def _advance(self) -> None:
+        """To the next item that isn't empty: then it is known whether there is one."""
+        while True:
+            try:
+                item = await anext(self._items)
+            except StopAsyncIteration:
+                self.at_end = True
+                return
+            self._item = _bytes_of(item, "what the source brings")
+            if self._item:
+                return

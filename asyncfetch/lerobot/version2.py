@@ -1,0 +1,139 @@
+"""LeRobot v2.0 and v2.1: a parquet file and, for each camera, an MP4 for every episode; metadata in lines of JSON.
+
+They are read to be converted. In the terms of v3 such a dataset is one whose files hold an episode each.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncfetch.errors import AccessDenied, FormatError, NotFound, redact_url
+from asyncfetch.fetch.urls import join_url
+from asyncfetch.lerobot.episode_files import check_episodes
+from asyncfetch.lerobot.episode_table import EpisodeTable, FilePlaces, TaskLists, VideoPlaces
+from asyncfetch.lerobot.info import as_v3, parse_info, parse_json
+from asyncfetch.lerobot.metadata import Metadata, fingerprint_of
+from asyncfetch.runtime.concurrently import gather
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from asyncfetch.fetch.reader import RangeReader
+    from asyncfetch.lerobot.info import DatasetInfo
+    from asyncfetch.runtime.concurrently import RunSync
+
+__all__ = ["Version2", "load_version2"]
+
+_INFO, _TASKS, _EPISODES = "meta/info.json", "meta/tasks.jsonl", "meta/episodes.jsonl"
+_STATS, _EPISODE_STATS = "meta/stats.json", "meta/episodes_stats.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Version2:
+    """A v2 dataset's metadata."""
+
+    metadata: Metadata
+    raw_info: Mapping[str, Any]
+    """info.json in the terms of v3."""
+    episode_stats: Mapping[int, Mapping[str, Mapping[str, Any]]]
+    """By episode and feature, where the dataset has them."""
+
+
+async def load_version2(reader: RangeReader, url: str, *, run: RunSync) -> Version2:
+    """Read and check what a v2 dataset says of itself.
+
+    Raises:
+        FetchError: A file could not be fetched.
+        FormatError: A file is damaged, or two numbers contradict each other.
+        DatasetError: It lacks a default feature.
+    """
+
+    async def lines(name: str, *, needed: bool = True) -> list[dict[str, Any]]:
+        at = join_url(url, name)
+        data = await (reader.fetch(at) if needed else _fetch_if_there(reader, at))
+        return await run(partial(_parse_lines, data, at))
+
+    info_url = join_url(url, _INFO)
+    raw = as_v3(await run(partial(parse_json, await reader.fetch(info_url), info_url)))
+    info = await run(partial(parse_info, json.dumps(raw).encode(), info_url))
+    tasks, episodes, episode_stats = await gather(
+        partial(lines, _TASKS), partial(lines, _EPISODES), partial(lines, _EPISODE_STATS, needed=False)
+    )
+    stats = await _fetch_if_there(reader, join_url(url, _STATS))
+    return await run(partial(_build, url, raw, info, tasks, episodes, episode_stats, stats))
+
+
+async def _fetch_if_there(reader: RangeReader, url: str) -> memoryview:
+    try:
+        return await reader.fetch(url)
+    except (AccessDenied, NotFound):
+        return memoryview(b"")  # S3 denies access to what isn't there to those who may not list.
+
+
+def _parse_lines(data: memoryview, url: str) -> list[dict[str, Any]]:
+    return [parse_json(line, url) for line in bytes(data).splitlines() if line.strip()]
+
+
+def _build(
+    url: str,
+    raw: Mapping[str, Any],
+    info: DatasetInfo,
+    tasks: Sequence[Mapping[str, Any]],
+    episodes: Sequence[Mapping[str, Any]],
+    episode_stats: Sequence[Mapping[str, Any]],
+    stats: memoryview,
+) -> Version2:
+    cameras = tuple(key for key, feature in info.features.items() if feature.is_camera)
+    names = {_whole(task, "task_index", url, _TASKS): str(task.get("task")) for task in tasks}
+    table = _episode_table(url, info, cameras, sorted(episodes, key=lambda one: _whole(one, "episode_index", url)))
+    overall = parse_json(stats, join_url(url, _STATS)) if stats else None
+    metadata = Metadata(
+        url, info, info.features, cameras, names, overall, table, fingerprint_of(info, info.features, names, table)
+    )
+    by_episode = {_whole(one, "episode_index", url, _EPISODE_STATS): one.get("stats") or {} for one in episode_stats}
+    return Version2(metadata, raw, by_episode)
+
+
+def _episode_table(
+    url: str, info: DatasetInfo, cameras: Sequence[str], episodes: Sequence[Mapping[str, Any]]
+) -> EpisodeTable:
+    numbers = np.array([_whole(one, "episode_index", url) for one in episodes], np.int64)
+    lengths = np.array([_whole(one, "length", url) for one in episodes], np.int64)
+    stops = np.cumsum(lengths)
+    columns = {
+        "episode_index": numbers,
+        "length": lengths,
+        "dataset_from_index": stops - lengths,
+        "dataset_to_index": stops,
+    }
+    file = join_url(url, _EPISODES)
+    check_episodes(columns, [redact_url(file)] * len(episodes), join_url(url, _INFO), info)
+    places = FilePlaces((numbers // info.chunks_size).astype(np.int32), numbers.astype(np.int32))
+    words: dict[str, int] = {}
+    codes = [[words.setdefault(str(word), len(words)) for word in one.get("tasks") or ()] for one in episodes]
+    counts = np.array([len(own) for own in codes], np.int32)
+    return EpisodeTable(
+        url,
+        info,
+        lengths=lengths.astype(np.int32),
+        tasks=TaskLists(
+            tuple(words),
+            np.array([code for own in codes for code in own], np.int32),
+            np.cumsum(counts, dtype=np.int64) - counts,
+            counts,
+        ),
+        data=places,
+        videos={camera: VideoPlaces(places, np.zeros(len(episodes), np.int64)) for camera in cameras},
+    )
+
+
+def _whole(line: Mapping[str, Any], key: str, url: str, name: str = _EPISODES) -> int:
+    value = line.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise FormatError(f"{key} in {redact_url(join_url(url, name))} is {value!r:.80}; it must be a whole number")
+    return value

@@ -1,0 +1,56 @@
+"""What a merge is told, checked before anything is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncfetch.errors import ConfigError, redact_url
+from asyncfetch.merge.local_folder import LocalFolder
+from asyncfetch.merge.s3_prefix import S3Prefix
+from asyncfetch.merge.sources import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncfetch.merge.destination import Destination
+    from asyncfetch.merge.plan import Limits
+
+__all__ = ["check_limits", "check_workers", "destination_of", "selections_of"]
+
+
+def check_workers(workers: object) -> None:
+    """A whole number of at least 1, or None."""
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+        raise ConfigError(f"workers must be a whole number of at least 1, or None for one a processor, not {workers!r}")
+
+
+def check_limits(limits: Limits) -> None:
+    """Whole numbers of at least 1."""
+    for name in ("data_file_max_bytes", "video_file_max_bytes", "files_per_chunk"):
+        value = getattr(limits, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def selections_of(sources: Sequence[str | os.PathLike[str] | Selection] | str) -> list[Selection]:
+    """The sources, at least one."""
+    if isinstance(sources, str) or not sources:
+        raise ConfigError(f"sources must be a list of at least one dataset, not {sources!r}")
+    return [source if isinstance(source, Selection) else Selection(source) for source in sources]
+
+
+def destination_of(destination: str | os.PathLike[str]) -> Destination:
+    """The destination that a user names."""
+    named = os.fspath(destination).removeprefix("file://")
+    if named.startswith("s3://"):
+        return S3Prefix(named.rstrip("/"))
+    if "://" in named:
+        raise ConfigError(
+            f"a dataset is written to a local directory or below an s3:// prefix, not to {redact_url(named)!r}: copy "
+            "the result there"
+        )
+    if not named:
+        raise ConfigError("destination is empty; give the directory to write")
+    return LocalFolder(Path(named).absolute())

@@ -1,0 +1,134 @@
+"""Where a merged dataset is built and comes to lie: a local folder, or a prefix of S3.
+
+    local_folder    built in a folder beside, which takes the destination's place in one step
+    s3_prefix       each file is put as soon as it is whole; ``meta/info.json``, without which there is no dataset, last
+
+Both are values that pickle: any process can write its share, with a fetcher of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from asyncfetch.errors import MergeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
+
+    from asyncfetch.fetch import Fetcher
+
+__all__ = ["Build", "Destination", "Needed", "WrittenFile", "check_space", "is_taken"]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A finished file of the dataset."""
+
+    path: str
+    """In the dataset."""
+    nbytes: int
+    checksum: str
+    """The CRC-32 of a local file, the entity tag of an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Bytes that a merge needs, about."""
+
+    dataset: int
+    """Of all files of rows and videos."""
+    at_once: int
+    """Of those that are being written at a time."""
+
+
+class Destination(Protocol):
+    """Where the dataset comes to lie."""
+
+    @property
+    def name(self) -> Path | str:
+        """A local path, or a url."""
+        ...
+
+    async def check(self, fetcher: Fetcher, sources: Sequence[str], *, overwrite: bool) -> None:
+        """Put right what a killed merge left.
+
+        Raises:
+            MergeError: It isn't free and may not be replaced, or has to do with a source.
+        """
+        ...
+
+    def build(self, fingerprint: str) -> Build:
+        """Of the plan with this fingerprint, whether something of it is there or not."""
+        ...
+
+
+class Build(Protocol):
+    """A dataset that is being built for its destination, in any number of attempts."""
+
+    def open(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AbstractAsyncContextManager[None]:
+        """Have it for oneself. On an error it stays for the next attempt, if that can have anything of it.
+
+        Raises:
+            MergeError: There is no room, or somebody else is at it or has filled the destination.
+        """
+        ...
+
+    def share(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AbstractAsyncContextManager[None]:
+        """Write beside others of the same plan, who agree on who writes what; errors as of ``open``."""
+        ...
+
+    async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
+        """The file, if it is finished and still what it was."""
+        ...
+
+    def room(self) -> AbstractAsyncContextManager[Path]:
+        """A local folder to write files in, laid out as the dataset is."""
+        ...
+
+    async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
+        """The file in the room is whole, and noted to be."""
+        ...
+
+    def url(self, path: str) -> str:
+        """Where a finished file can be read."""
+        ...
+
+    async def publish(
+        self, fetcher: Fetcher, room: Path, files: Sequence[WrittenFile], metadata: Sequence[str], *, overwrite: bool
+    ) -> None:
+        """The dataset is there from now on, and of the build nothing else.
+
+        Args:
+            fetcher: Writes.
+            room: With the files of metadata.
+            files: Those that are finished.
+            metadata: Paths of the others, info.json last.
+            overwrite: Replace what is there.
+
+        Raises:
+            MergeError: The destination was made, or filled, by somebody else.
+        """
+        ...
+
+
+def is_taken(name: Path | str) -> MergeError:
+    """What is raised where a destination isn't free."""
+    return MergeError(f"{name} isn't empty; pass overwrite=True to replace it, or choose another destination")
+
+
+def check_space(place: Path, nbytes: int) -> None:
+    """There is room for this many bytes more. Blocks.
+
+    Raises:
+        MergeError: There isn't.
+    """
+    free_bytes = shutil.disk_usage(place).free
+    if free_bytes < nbytes:
+        raise MergeError(
+            f"{place} has {free_bytes} bytes free, but the merge has about {nbytes} to write there: make room, or "
+            "choose another place"
+        )

@@ -1,0 +1,138 @@
+"""A merge that is planned and can be carried out: by whom, and in how many attempts, is open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from asyncfetch.errors import DatasetError, FetchError
+from asyncfetch.merge.build import write_and_summarise, write_files
+from asyncfetch.merge.destination import Needed
+from asyncfetch.merge.finish import write_metadata
+from asyncfetch.merge.kernel import Schedule
+from asyncfetch.merge.plan import plan_merge
+from asyncfetch.merge.sources import Source, load_source
+from asyncfetch.merge.units import file_units
+from asyncfetch.merge.validate import refuse
+from asyncfetch.runtime.concurrently import gather, ungrouped
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from asyncfetch.merge.destination import Build, Destination
+    from asyncfetch.merge.kernel import Pool, Workplace
+    from asyncfetch.merge.plan import Limits, MergePlan
+    from asyncfetch.merge.progress import Progress
+    from asyncfetch.merge.sources import Selection
+    from asyncfetch.merge.units import FileUnit
+
+__all__ = ["MergeJob", "carry_out", "carry_out_share", "plan_job"]
+
+_SOURCES_AT_ONCE = 16
+"""Sources whose metadata a worker reads side by side."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MergeJob:
+    """All that will be done. Plain data, which pickles."""
+
+    plan: MergePlan
+    units: tuple[FileUnit, ...]
+    """Its files of rows and videos."""
+    destination: Destination
+    overwrite: bool
+
+    def __repr__(self) -> str:
+        return f"<MergeJob of {len(self.plan.sources)} datasets into {self.destination.name}, {len(self.units)} files>"
+
+    @property
+    def build(self) -> Build:
+        """Where it is built."""
+        return self.destination.build(self.plan.fingerprint())
+
+    @property
+    def nbytes(self) -> int:
+        """About, of the rows and videos."""
+        return sum(unit.nbytes for unit in self.units)
+
+    def needed(self, workers: int) -> Needed:
+        """By so many workers."""
+        return Needed(self.nbytes, sum(sorted(unit.nbytes for unit in self.units)[-workers:]))
+
+
+async def plan_job(
+    pool: Pool, selections: Sequence[Selection], destination: Destination, limits: Limits, *, overwrite: bool
+) -> MergeJob:
+    """Look whether the destination is free, read and check the sources, and plan.
+
+    Raises:
+        MergeError: It isn't, or they can't be read or disagree; lists every reason.
+    """
+    await destination.check(pool.fetcher, [selection.url for selection in selections], overwrite=overwrite)
+    different = list(dict.fromkeys(selections))
+    shares = [different[number :: pool.workers] for number in range(min(pool.workers, len(different)))]
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+            schedule = Schedule(tasks, pool)
+            pending = [schedule.submit(load_sources, share) for share in shares]
+            loaded: dict[Selection, Source | DatasetError | FetchError] = {}
+            for share, one in zip(shares, pending, strict=True):
+                loaded |= zip(share, await schedule.get(one), strict=True)
+    errors = [error for one in selections if not isinstance(error := loaded[one], Source)]
+    refuse([str(error) for error in errors], errors[0] if errors else None)
+    sources = [source for one in selections if isinstance(source := loaded[one], Source)]
+    plan = await anyio.to_thread.run_sync(plan_merge, sources, limits)
+    units = await anyio.to_thread.run_sync(file_units, plan)
+    return MergeJob(plan, tuple(units), destination, overwrite)
+
+
+async def load_sources(place: Workplace, selections: Sequence[Selection]) -> list[Source | DatasetError | FetchError]:
+    """Each, or why it can't be read."""
+    limiter = anyio.CapacityLimiter(_SOURCES_AT_ONCE)
+
+    async def load(selection: Selection) -> Source | DatasetError | FetchError:
+        async with limiter:
+            try:
+                return await load_source(place.fetcher, selection, run=anyio.to_thread.run_sync)
+            except (DatasetError, FetchError) as error:
+                return error
+
+    return await gather(*(partial(load, selection) for selection in selections))
+
+
+async def carry_out(job: MergeJob, pool: Pool, progress: Progress) -> tuple[int, int]:
+    """Write what isn't written yet and let it take its place: (number of files, their bytes).
+
+    Raises:
+        MergeError: There is no room, or the destination is being built or was filled by somebody else.
+        FetchError: A source could not be read, or the destination not be written.
+        DatasetError: A source isn't what its metadata say.
+    """
+    build, fetcher = job.build, pool.fetcher
+    async with build.open(fetcher, job.needed(pool.workers), overwrite=job.overwrite):
+        files, summary = await write_and_summarise(pool, job.units, build, progress)
+        async with build.room() as room:
+            metadata = await anyio.to_thread.run_sync(write_metadata, job.plan, summary, room)
+            nbytes = await anyio.to_thread.run_sync(_measure, room, metadata)
+            await build.publish(fetcher, room, files, metadata, overwrite=job.overwrite)
+    return len(files) + len(metadata), sum(file.nbytes for file in files) + nbytes
+
+
+async def carry_out_share(job: MergeJob, pool: Pool, rank: int, world_size: int) -> None:
+    """Write every ``world_size``-th file, from the one numbered ``rank`` on, for somebody's ``carry_out`` to find.
+
+    Raises:
+        MergeError: Somebody has the build for himself, or there is no room.
+        FetchError, DatasetError: See ``carry_out``.
+    """
+    async with job.build.share(pool.fetcher, job.needed(pool.workers), overwrite=job.overwrite):
+        await write_files(pool, job.units[rank::world_size], job.build)
+
+
+def _measure(root: Path, paths: Sequence[str]) -> int:
+    return sum((root / path).stat().st_size for path in paths)

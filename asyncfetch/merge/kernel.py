@@ -1,0 +1,134 @@
+"""In which order a merge's work is done: each piece as soon as what it needs is there and a worker is free.
+
+Pieces form a graph: files that only need placing depend on nothing, what has to be reduced is combined two by two. The
+graph is known beforehand and its shape is the plan's, so the result is the same whoever works on it and however fast;
+there are no rounds, so what is slow delays its own ancestors and nothing else. n leaves are log2(n) combinations deep.
+
+A piece is a coroutine function at the top of a module, called with a ``Workplace`` and arguments that pickle. Where it
+runs is the executor's to say: in this process, in others, on a cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from anyio.abc import TaskGroup
+
+    from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch import Fetcher
+
+__all__ = ["Executor", "Pending", "Piece", "Pool", "Schedule", "Workplace"]
+
+Piece = Any
+"""``async def piece(place: Workplace, *arguments)``, at the top of a module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """What a piece finds where it runs."""
+
+    fetcher: Fetcher
+    """Reads the sources, and writes where the destination isn't local."""
+    wrote: Callable[[str, int], object]
+    """Told a file's path in the dataset and its bytes so far."""
+
+
+class Pool(Protocol):
+    """Workers that are there. Values that ``run`` returns may be references; ``get`` has them brought here."""
+
+    workers: int
+    """Pieces that run at a time."""
+    fetcher: Fetcher
+    """Of this process, for what is done around the pieces."""
+
+    async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
+        """The piece's value, or its error. Arguments may be values of earlier calls."""
+        ...
+
+    async def get(self, value: Any) -> Any:  # noqa: ANN401
+        """What ``run`` returned, in this process."""
+        ...
+
+
+class Executor(Protocol):
+    """Where a merge's pieces run."""
+
+    def open(
+        self, fetch: FetchConfig, workers: int | None, wrote: Callable[[str, int], object]
+    ) -> AbstractAsyncContextManager[Pool]:
+        """Workers for one merge, gone when the block is left.
+
+        Args:
+            fetch: How the sources are read.
+            workers: How many; None: as many as there are processors.
+            wrote: Told what the pieces write, as far as the executor learns of it.
+        """
+        ...
+
+
+class Pending:
+    """A piece that was handed in."""
+
+    def __init__(self) -> None:
+        self._done = anyio.Event()
+        self._value: Any = None
+
+    async def value(self) -> Any:  # noqa: ANN401
+        """As ``Pool.run`` returned it, once it has."""
+        await self._done.wait()
+        return self._value
+
+    def settle(self, value: Any) -> None:  # noqa: ANN401
+        """Give it its value."""
+        self._value = value
+        self._done.set()
+
+
+class Schedule:
+    """Hands pieces to a pool, each when its arguments are there, in the order in which they were handed in.
+
+    The first error comes out of the task group and cancels everything else.
+    """
+
+    def __init__(self, tasks: TaskGroup, pool: Pool) -> None:
+        self._tasks = tasks
+        self._pool = pool
+        self._free = anyio.CapacityLimiter(pool.workers)
+
+    def submit(self, piece: Piece, *arguments: object) -> Pending:
+        """Have it run. Of arguments that are pending the piece gets the values."""
+        pending = Pending()
+        self._tasks.start_soon(self._run, pending, piece, arguments)
+        return pending
+
+    def reduce(self, piece: Piece, leaves: Sequence[Pending]) -> Pending:
+        """Combine at least one leaf to one value, neighbour with neighbour, in their order."""
+        while len(leaves) > 1:
+            pairs = [leaves[at : at + 2] for at in range(0, len(leaves), 2)]
+            leaves = [self.submit(piece, *pair) if len(pair) == 2 else pair[0] for pair in pairs]
+        return leaves[0]
+
+    async def get(self, pending: Pending) -> Any:  # noqa: ANN401
+        """The value, in this process."""
+        return await self._pool.get(await pending.value())
+
+    def then(self, pending: Pending, call: Callable[[Any], Awaitable[object]]) -> None:
+        """Await the call with the value, once it is there."""
+
+        async def follow() -> None:
+            await call(await self.get(pending))
+
+        self._tasks.start_soon(follow)
+
+    async def _run(self, pending: Pending, piece: Piece, arguments: Sequence[object]) -> None:
+        values = [await one.value() if isinstance(one, Pending) else one for one in arguments]
+        async with self._free:
+            value = await self._pool.run(piece, *values)
+        pending.settle(value)

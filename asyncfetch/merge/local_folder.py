@@ -1,0 +1,125 @@
+"""A local folder as a merge's destination; see ``folder`` for how it is built."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from asyncfetch.errors import DatasetError, MergeError
+from asyncfetch.merge.destination import check_space, is_taken
+from asyncfetch.merge.folder import BuildFolder, build_folder, open_folder, restore_target, share_folder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from asyncfetch.fetch import Fetcher
+    from asyncfetch.merge.destination import Needed, WrittenFile
+
+__all__ = ["LocalFolder"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFolder:
+    """A Destination. Until the dataset takes its place it is as it was."""
+
+    name: Path
+    """Absolute."""
+
+    async def check(self, fetcher: Fetcher, sources: Sequence[str], *, overwrite: bool) -> None:
+        """See Destination."""
+        await anyio.to_thread.run_sync(self._check, sources, overwrite)
+
+    def build(self, fingerprint: str) -> LocalBuild:
+        """See Destination."""
+        return LocalBuild(self.name, build_folder(self.name, fingerprint))
+
+    def _check(self, sources: Sequence[str], overwrite: bool) -> None:
+        target = self.name
+        restore_target(target)
+        resolved = target.resolve()
+        for source in sources:
+            own = Path(source.removeprefix("file://")).resolve()
+            if "://" not in source.removeprefix("file://") and (
+                own.is_relative_to(resolved) or resolved.is_relative_to(own)
+            ):
+                raise MergeError(f"{target} is, holds or lies in the source {source}: sources are never changed")
+        if target.is_symlink() or (target.exists() and not target.is_dir()):
+            raise MergeError(f"{target} isn't a directory; remove it or choose another destination")
+        if target.exists() and any(target.iterdir()) and not overwrite:
+            raise is_taken(target)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBuild:
+    """A Build in a folder beside the target, on the same file system."""
+
+    target: Path
+    folder: BuildFolder
+
+    @asynccontextmanager
+    async def open(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
+        """See Build."""
+        folder = self.folder
+        with ExitStack() as stack:
+            await anyio.to_thread.run_sync(stack.enter_context, open_folder(folder, self.target))
+            try:
+                await anyio.to_thread.run_sync(self._check_space, needed)
+                yield
+            except BaseException as error:
+                with anyio.CancelScope(shield=True):
+                    if isinstance(error, DatasetError):  # the next attempt would meet it too
+                        await anyio.to_thread.run_sync(folder.remove)
+                    elif kept := await anyio.to_thread.run_sync(folder.keep_finished):
+                        logger.warning(
+                            "%d finished files stay in %s: the same merge goes on from there", kept, folder.root
+                        )
+                raise
+
+    @asynccontextmanager
+    async def share(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
+        """See Build."""
+        with ExitStack() as stack:
+            await anyio.to_thread.run_sync(stack.enter_context, share_folder(self.folder, self.target))
+            await anyio.to_thread.run_sync(self._check_space, needed)
+            yield
+
+    async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
+        """See Build. Reads all of it."""
+        return await anyio.to_thread.run_sync(self.folder.find, path)
+
+    @asynccontextmanager
+    async def room(self) -> AsyncIterator[Path]:
+        """See Build. Where the files stay."""
+        yield self.folder.dataset
+
+    async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
+        """See Build."""
+        return await anyio.to_thread.run_sync(self.folder.finish, path)
+
+    def url(self, path: str) -> str:
+        """See Build."""
+        return str(self.folder.dataset / path)
+
+    async def publish(
+        self,
+        fetcher: Fetcher,
+        room: Path,
+        files: Sequence[WrittenFile],
+        metadata: Sequence[str],
+        *,
+        overwrite: bool,
+    ) -> None:
+        """See Build."""
+        await anyio.to_thread.run_sync(partial(self.folder.publish, self.target, overwrite=overwrite))
+
+    def _check_space(self, needed: Needed) -> None:
+        check_space(self.folder.root, needed.dataset - self.folder.measure())

@@ -1,0 +1,181 @@
+"""A prefix of S3 as a merge's destination.
+
+    PREFIX/data/ videos/ meta/              each file put when it is whole, what was there replaced
+    PREFIX/.merging-FINGERPRINT/begun       put before anything else: what is there is a merge under way
+    PREFIX/.merging-FINGERPRINT/PATH        the note that the dataset's file PATH is finished, with its size and tag
+
+``meta/info.json`` is removed first and put last, so nobody takes a mixture for a dataset; the notes go after it. They
+lie on S3, so a killed merge is gone on with from any machine, and by machines that share nothing else. Two merges for
+one prefix at a time aren't seen: S3 has no locks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from asyncfetch.errors import DatasetError, FetchError, MergeError, NotFound
+from asyncfetch.fetch.batch import for_each
+from asyncfetch.fetch.urls import join_url
+from asyncfetch.merge.destination import WrittenFile, check_space, is_taken
+from asyncfetch.merge.info import INFO_PATH
+from asyncfetch.runtime.concurrently import gather
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from asyncfetch.fetch import Fetcher
+    from asyncfetch.merge.destination import Needed
+
+__all__ = ["S3Prefix"]
+
+_DELETED_AT_ONCE = 16
+_MARK = ".merging-"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class S3Prefix:
+    """A Destination."""
+
+    name: str
+    """The url, without a slash at its end."""
+
+    async def check(self, fetcher: Fetcher, sources: Sequence[str], *, overwrite: bool) -> None:
+        """See Destination. What a killed merge left doesn't count."""
+        for source in sources:
+            own = f"{source.rstrip('/')}/"
+            if own.startswith(f"{self.name}/") or f"{self.name}/".startswith(own):
+                raise MergeError(f"{self.name} is, holds or lies in the source {source}: sources are never changed")
+        if not overwrite:
+            await self.check_free(fetcher)
+
+    async def check_free(self, fetcher: Fetcher) -> None:
+        """Raise MergeError unless nothing is there but what a killed merge left."""
+        entries = await _list(fetcher, self.name)
+        if not entries:
+            return
+        is_left_over = any(entry.startswith(join_url(self.name, _MARK)) for entry in entries)
+        if not is_left_over or join_url(self.name, INFO_PATH) in await _list(fetcher, join_url(self.name, "meta")):
+            raise is_taken(self.name)
+
+    def build(self, fingerprint: str) -> S3Build:
+        """See Destination."""
+        return S3Build(self, f"{_MARK}{fingerprint}")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Build:
+    """A Build: files go from a temporary folder to their places."""
+
+    prefix: S3Prefix
+    journal: str
+    """Below the prefix."""
+
+    @asynccontextmanager
+    async def open(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
+        """See Build."""
+        async with self.share(fetcher, needed, overwrite=overwrite):
+            try:
+                yield
+            except DatasetError:  # the next attempt would meet it too
+                with anyio.CancelScope(shield=True), suppress(FetchError):
+                    await self._remove(fetcher)
+                raise
+            except BaseException:
+                logger.warning("what is finished stays at %s: the same merge goes on from there", self.prefix.name)
+                raise
+
+    @asynccontextmanager
+    async def share(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
+        """See Build. From here on what was there is no dataset any more."""
+        await anyio.to_thread.run_sync(check_space, Path(tempfile.gettempdir()), needed.at_once)
+        if not overwrite:
+            await self.prefix.check_free(fetcher)
+        await fetcher.delete(self.url(INFO_PATH))
+        await fetcher.put(self._note("begun"), b"")
+        yield
+
+    async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
+        """See Build."""
+        with suppress(NotFound, ValueError, TypeError):
+            noted = WrittenFile(**json.loads(bytes(await fetcher.fetch(self._note(path)))))
+            info = await fetcher.stat(self.url(path))
+            if noted == WrittenFile(path, info.size, str(info.etag)):
+                return noted
+        return None
+
+    @asynccontextmanager
+    async def room(self) -> AsyncIterator[Path]:
+        """See Build. Gone when the block is left."""
+        make = partial(tempfile.TemporaryDirectory, prefix="asyncfetch-merging-", ignore_cleanup_errors=True)
+        with anyio.CancelScope(shield=True):
+            folder = await anyio.to_thread.run_sync(make)
+        try:
+            yield Path(folder.name)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(folder.cleanup)
+
+    async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
+        """See Build. It is in the room no more."""
+        info = await fetcher.put(self.url(path), room / path)
+        written = WrittenFile(path, info.size, str(info.etag))
+        await fetcher.put(self._note(path), json.dumps(asdict(written)).encode())
+        return written
+
+    def url(self, path: str) -> str:
+        """See Build."""
+        return join_url(self.prefix.name, path)
+
+    async def publish(
+        self, fetcher: Fetcher, room: Path, files: Sequence[WrittenFile], metadata: Sequence[str], *, overwrite: bool
+    ) -> None:
+        """See Build."""
+        *others, info = metadata
+        for path in others:
+            await fetcher.put(self.url(path), room / path)
+        wanted = {self.url(path) for path in (*(file.path for file in files), *others)}
+        there = await _list(fetcher, self.prefix.name, deep=True)
+        notes = [url for url in there if url.startswith(self._note(""))]
+        await _delete(fetcher, set(there) - wanted - set(notes))
+        await fetcher.put(self.url(info), room / info)
+        await _delete(fetcher, notes)
+
+    async def _remove(self, fetcher: Fetcher) -> None:
+        """What was put, and the notes of it after that."""
+        notes = await _list(fetcher, self.url(self.journal), deep=True)
+        await _delete(fetcher, [self.url(note.removeprefix(self._note(""))) for note in notes])
+        await _delete(fetcher, notes)
+
+    def _note(self, path: str) -> str:
+        return f"{self.url(self.journal)}/{path}"
+
+
+async def _list(fetcher: Fetcher, url: str, *, deep: bool = False) -> list[str]:
+    """Urls of what lies there; unless ``deep``, what lies further below as prefixes that end in "/"."""
+    try:
+        entries = [info.url for info in await fetcher.listdir(url)]
+    except NotFound:
+        return []
+    if not deep:
+        return entries
+    objects = [entry for entry in entries if not entry.endswith("/")]
+    below = [entry for entry in entries if entry.endswith("/")]
+    for found in await gather(*(partial(_list, fetcher, one, deep=True) for one in below)):
+        objects += found
+    return objects
+
+
+async def _delete(fetcher: Fetcher, urls: Iterable[str]) -> None:
+    await for_each(urls, fetcher.delete, key=lambda _: "", workers=_DELETED_AT_ONCE)

@@ -1,0 +1,174 @@
+"""Some of a dataset's episodes as a dataset of their own, the parts of a split, a v2 dataset as one of v3.
+
+All are merges of one source, so what is said of ``merge_datasets`` holds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
+
+import anyio.to_thread
+import numpy as np
+
+from asyncfetch.config import FetchConfig
+from asyncfetch.errors import ConfigError
+from asyncfetch.fetch import Fetcher
+from asyncfetch.merge.apply import merge_datasets
+from asyncfetch.merge.arguments import destination_of
+from asyncfetch.merge.sources import Selection, count_episodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Unpack
+
+    from asyncfetch.merge.apply import MergeReport
+    from asyncfetch.merge.kernel import Executor
+    from asyncfetch.merge.progress import MergeProgress
+
+__all__ = ["Share", "assign_episodes", "convert_dataset", "select_episodes", "split_dataset"]
+
+Share: TypeAlias = float | int | Iterable[int]
+"""Of a split: a part of the episodes (0.9), a number of them (90), or which ones."""
+
+
+class MergeOptions(TypedDict, total=False):
+    """What merge_datasets takes, but for where from and where to."""
+
+    workers: int | None
+    overwrite: bool
+    dry_run: bool
+    data_file_max_bytes: int
+    video_file_max_bytes: int
+    files_per_chunk: int
+    fetch: FetchConfig | None
+    executor: Executor | None
+    progress: Callable[[MergeProgress], object] | None
+
+
+async def select_episodes(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    episodes: Iterable[int],
+    **options: Unpack[MergeOptions],
+) -> MergeReport:
+    """Write some of a dataset's episodes as a dataset, in the source's order and numbered anew.
+
+    Nothing of the other episodes is read but their metadata. All tasks keep their numbers, also those that no chosen
+    episode has. Statistics of pictures are combined from the episodes' own.
+
+    Args:
+        source: A directory or url.
+        destination: As of merge_datasets.
+        episodes: Their indices, different ones, in any order.
+        options: As of merge_datasets.
+
+    Raises:
+        ConfigError: There is no episode, or one twice.
+        MergeError: As of merge_datasets; its cause is EpisodeNotFound where the source hasn't all of them.
+    """
+    return await merge_datasets([Selection(source, episodes)], destination, **options)
+
+
+async def split_dataset(
+    source: str | os.PathLike[str],
+    splits: Mapping[str, Share],
+    destination: str | os.PathLike[str],
+    *,
+    seed: int | None = None,
+    **options: Unpack[MergeOptions],
+) -> dict[str, MergeReport]:
+    """Write parts of a dataset as datasets, each in a directory of its name in the destination, one after the other.
+
+    Where all are free is checked before anything is written. A part that fails leaves those before it.
+
+    Args:
+        source: A directory or url.
+        splits: By name: which part of the episodes (floats, in all at most 1.0), how many (ints), or which ones. They
+            are of one kind and don't overlap; what is left over is in no part.
+        destination: The directory or prefix to put them in.
+        seed: Draws the episodes of parts and numbers at random; None takes them in their order, the first part first.
+        options: As of merge_datasets.
+
+    Returns:
+        What was written, by name.
+
+    Raises:
+        ConfigError: The parts can't be meant, or one gets no episode.
+        FetchError: The source's info.json could not be read.
+        DatasetError: It isn't one.
+        MergeError: As of merge_datasets.
+    """
+    root, selection = os.fspath(destination).rstrip("/"), Selection(source)
+    async with Fetcher(options.get("fetch") or FetchConfig()) as fetcher:
+        count = await count_episodes(fetcher, selection.url, run=anyio.to_thread.run_sync)
+        assigned = assign_episodes(splits, count, seed=seed)
+        for name in assigned:
+            target = destination_of(f"{root}/{name}")
+            await target.check(fetcher, [selection.url], overwrite=options.get("overwrite", False))
+    return {
+        name: await select_episodes(source, f"{root}/{name}", episodes, **options)
+        for name, episodes in assigned.items()
+    }
+
+
+async def convert_dataset(
+    source: str | os.PathLike[str], destination: str | os.PathLike[str], **options: Unpack[MergeOptions]
+) -> MergeReport:
+    """Write a dataset of LeRobot v2.0 or v2.1 as one of v3, its videos copied as they are.
+
+    One of v3 is written anew, regular and with what no episode names left out. Arguments and errors are those of
+    merge_datasets.
+    """
+    return await merge_datasets([source], destination, **options)
+
+
+def assign_episodes(splits: Mapping[str, Share], count: int, *, seed: int | None = None) -> dict[str, list[int]]:
+    """The episodes of each part of a split, of so many. Pure.
+
+    Raises:
+        ConfigError: See split_dataset.
+    """
+    if not splits:
+        raise ConfigError("splits must have at least one name")
+    for name in splits:
+        if not name or name in {".", ".."} or "/" in name or "\0" in name:
+            raise ConfigError(f"{name!r} can't be a split's name: it becomes a directory's")
+    shares = list(splits.values())
+    if any(isinstance(share, bool | str) for share in shares):
+        raise ConfigError(f"a split is a fraction, a number or indices of episodes, not {shares!r:.80}")
+    if all(isinstance(share, float) for share in shares):
+        assigned = _by_fractions(splits, count, seed)
+    elif all(isinstance(share, int) for share in shares):
+        assigned = _by_numbers({name: share for name, share in splits.items() if isinstance(share, int)}, count, seed)
+    elif all(isinstance(share, Iterable) for share in shares):
+        assigned = {name: list(share) for name, share in splits.items() if isinstance(share, Iterable)}
+        if len({one for own in assigned.values() for one in own}) < sum(map(len, assigned.values())):
+            raise ConfigError("the splits overlap: an episode is in one of them only")
+    else:
+        raise ConfigError(f"splits must all be fractions, numbers or indices of episodes, not {dict(splits)!r:.200}")
+    empty = [name for name, own in assigned.items() if not own]
+    if empty:
+        raise ConfigError(f"of {count} episodes none would be in {', '.join(empty)}: give it more, or leave it out")
+    return assigned
+
+
+def _by_fractions(splits: Mapping[str, Share], count: int, seed: int | None) -> dict[str, list[int]]:
+    fractions = [float(share) for share in splits.values() if isinstance(share, float)]
+    if not all(math.isfinite(one) and one > 0 for one in fractions) or math.fsum(fractions) > 1 + 1e-9:
+        raise ConfigError(f"fractions must be above 0 and in all at most 1.0, not {fractions}")
+    # Of the sum so far, so that what is rounded off one part is the next one's.
+    edges = [0, *(round(count * min(1.0, total)) for total in accumulate(fractions))]
+    return _by_numbers(dict(zip(splits, (stop - start for start, stop in pairwise(edges)), strict=True)), count, seed)
+
+
+def _by_numbers(numbers: Mapping[str, int], count: int, seed: int | None) -> dict[str, list[int]]:
+    if min(numbers.values()) < 0 or sum(numbers.values()) > count:
+        raise ConfigError(f"the dataset has {count} episodes, which can't be split into {dict(numbers)}")
+    order = range(count) if seed is None else np.random.default_rng(seed).permutation(count).tolist()
+    edges = [0, *accumulate(numbers.values())]
+    parts = (sorted(order[start:stop]) for start, stop in pairwise(edges))
+    return dict(zip(numbers, parts, strict=True))

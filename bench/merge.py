@@ -1,0 +1,199 @@
+"""What a merge costs: beside merging pairs in rounds, and beside adding one dataset after the other.
+
+    python -m bench.merge              64 members, 5 repeats; some minutes
+    python -m bench.merge --quick      8 members, 3 repeats
+
+All ways read and write with the same code, and only the order differs. "flat" is ``merge_datasets`` of all members.
+"pairs" merges neighbours, then what that gave, round by round, the pairs of a round side by side. "one by one" merges
+the first two, then that and the third, as LeRobot's ``aggregate_datasets`` grows its files. Each repeat runs all ways
+in a new order; "flat" also with members on a server that gives each stream a rate. Times are of the wall; bytes written
+are those that the process handed to the system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from asyncfetch.config import FetchConfig
+from asyncfetch.merge import merge_datasets
+from asyncfetch.testing import RangeServer, write_dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+MIB = 1024**2
+RATE_BYTES = 4 * MIB
+FIRST_BYTE_SECONDS = 0.05
+"""Of the server."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way for one place of the members: medians over the repeats."""
+
+    place: str
+    way: str
+    seconds: float
+    least_seconds: float
+    most_seconds: float
+    to_flat: float
+    """Time over that of "flat, 1 worker" in the same repeat, the median of the ratios."""
+    written_to_output: float
+    """Bytes written over the length of the merged dataset."""
+
+
+async def flat(workers: int, members: list[str], out: Path, fetch: FetchConfig | None) -> None:
+    """All at once."""
+    await merge_datasets(members, out, workers=workers, fetch=fetch)
+
+
+async def pairs(workers: int, members: list[str], out: Path, fetch: FetchConfig | None) -> None:
+    """Rounds of pairs, with a barrier behind each."""
+    level = members
+    limiter = anyio.CapacityLimiter(workers)
+    while len(level) > 2:
+        targets = [out.parent / f"round-{len(level)}-{at}" for at in range(0, len(level), 2)]
+
+        async def merge(at: int, target: Path, level: list[str]) -> None:
+            async with limiter:
+                await merge_datasets(level[2 * at : 2 * at + 2], target, workers=1, fetch=fetch)
+
+        async with anyio.create_task_group() as tasks:
+            for at, target in enumerate(targets):
+                tasks.start_soon(merge, at, target, level)
+        level = [str(target) for target in targets]
+    await merge_datasets(level, out, workers=workers, fetch=fetch)
+
+
+async def one_by_one(members: list[str], out: Path, fetch: FetchConfig | None) -> None:
+    """Each to what there is."""
+    grown = members[0]
+    for number, member in enumerate(members[1:]):
+        target = out.parent / f"grown-{number}"
+        await merge_datasets([grown, member], target, workers=1, fetch=fetch)
+        grown = str(target)
+    await anyio.Path(grown).rename(out)
+
+
+def ways() -> dict[str, Callable[[list[str], Path, FetchConfig | None], Awaitable[None]]]:
+    """All of them, by name."""
+    return {
+        "flat, 1 worker": partial(flat, 1),
+        "flat, 2 workers": partial(flat, 2),
+        "pairs, 1 worker": partial(pairs, 1),
+        "pairs, 2 workers": partial(pairs, 2),
+        "one by one": one_by_one,
+    }
+
+
+def written_bytes() -> int:
+    """What this process has handed to write calls."""
+    counters = psutil.Process().io_counters()
+    return int(counters.write_chars)
+
+
+async def measure(root: Path, count: int, episodes: int, repeats: int) -> list[Row]:
+    """All ways for local members and for served ones, interleaved."""
+    make = partial(write_dataset, codec="h264", width=160, height=128, texture=0.3, length=40, distinct_videos=1)
+    for number in range(count):
+        await anyio.to_thread.run_sync(
+            partial(make, root / f"members/{number:03d}", episodes=episodes, seed=number, tasks=(f"{number % 5}", "b"))
+        )
+    taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    async with RangeServer(
+        root / "members", bytes_per_second=RATE_BYTES, first_byte_seconds=FIRST_BYTE_SECONDS
+    ) as server:
+        slow = FetchConfig(ca_file=server.ca_file, trust_env=False)
+        places: dict[str, tuple[str, FetchConfig | None]] = {
+            "local": (str(root / "members"), None),
+            "served": (server.url, slow),
+        }
+        cells = [(place, way) for place in places for way in ways() if place == "local" or "flat" in way]
+        for _ in range(repeats):
+            for place, way in random.sample(cells, len(cells)):
+                base, fetch = places[place]
+                members = [f"{base}/{number:03d}" for number in range(count)]
+                taken.setdefault((place, way), []).append(await timed(ways()[way], members, root / "work", fetch))
+    return [summarise(place, way, taken) for place, way in cells]
+
+
+async def timed(
+    way: Callable[[list[str], Path, FetchConfig | None], Awaitable[None]],
+    members: list[str],
+    work: Path,
+    fetch: FetchConfig | None,
+) -> tuple[float, float]:
+    """Seconds, and bytes written over those of the result."""
+    await anyio.Path(work).mkdir()
+    started, before = time.perf_counter(), written_bytes()
+    await way(members, work / "out", fetch)
+    seconds, written = time.perf_counter() - started, written_bytes() - before
+    size = sum(path.stat().st_size for path in (work / "out").rglob("*") if path.is_file())
+    await anyio.to_thread.run_sync(shutil.rmtree, work)
+    return seconds, written / size
+
+
+def summarise(place: str, way: str, taken: dict[tuple[str, str], list[tuple[float, float]]]) -> Row:
+    """The row of one way."""
+    own, one_worker = taken[place, way], taken[place, "flat, 1 worker"]
+    seconds = [one[0] for one in own]
+    return Row(
+        place=place,
+        way=way,
+        seconds=statistics.median(seconds),
+        least_seconds=min(seconds),
+        most_seconds=max(seconds),
+        to_flat=statistics.median(one[0] / other[0] for one, other in zip(own, one_worker, strict=True)),
+        written_to_output=statistics.median(one[1] for one in own),
+    )
+
+
+def show(rows: Sequence[Row], title: str, console: Console) -> None:
+    """Print the table."""
+    table = Table(title=title)
+    for number, column in enumerate(("members", "way", "seconds", "spread", "of flat, 1 worker", "written / output")):
+        table.add_column(column, justify="right" if number > 1 else "left")
+    for row in rows:
+        spread = f"{row.least_seconds:.2f}-{row.most_seconds:.2f}"
+        table.add_row(
+            row.place, row.way, f"{row.seconds:.2f}", spread, f"{row.to_flat:.2f}", f"{row.written_to_output:.3f}"
+        )
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="8 members, 3 repeats")
+    parser.add_argument("--members", type=int)
+    parser.add_argument("--episodes", type=int, default=4, help="of a member, 40 frames each, two cameras")
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    asked = parser.parse_args(arguments)
+    count = asked.members or (8 if asked.quick else 64)
+    repeats = asked.repeats or (3 if asked.quick else 5)
+    with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-") as directory:
+        rows = anyio.run(measure, Path(directory), count, asked.episodes, repeats)
+    if asked.json:
+        print(json.dumps({"members": count, "repeats": repeats, "rows": [asdict(row) for row in rows]}))
+    else:
+        show(rows, f"{count} members of {asked.episodes} episodes, medians of {repeats}", Console())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""The benchmark of merging measures, and a merge writes what it gives and no more."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench import merge
+
+
+@pytest.mark.timeout(90)
+def test_a_merge_writes_every_byte_once(capsys: pytest.CaptureFixture[str]) -> None:
+    merge.main(["--json", "--members", "4", "--episodes", "1", "--repeats", "1"])
+    rows = {(row["place"], row["way"]): row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["local", "flat, 1 worker"]["to_flat"] == 1
+    for (_, way), row in rows.items():
+        if way.startswith("flat"):
+            assert row["written_to_output"] <= 1.05
+    assert rows["local", "pairs, 1 worker"]["written_to_output"] > 1.8  # two rounds
+    assert rows["local", "one by one"]["written_to_output"] > 2
+    assert ("served", "flat, 2 workers") in rows

@@ -1,0 +1,57 @@
+"""``asyncfetch select``, ``split`` and ``convert`` as a shell sees them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from asyncfetch.cli.app import app
+from asyncfetch.cli.subsets import parse_episodes, parse_share
+from asyncfetch.errors import ConfigError
+from asyncfetch.testing import write_dataset
+from tests.merge.version2 import EPISODE_FILE, as_version2
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+runner = CliRunner()
+
+
+def test_parts_of_a_dataset_and_an_old_one(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"episodes": (4, 5, 6), "codec": "h264", "width": 96, "height": 64}
+    truth = write_dataset(tmp_path / "one", **{**shape, **EPISODE_FILE})
+    old, out = as_version2(truth, tmp_path / "old"), tmp_path / "out"
+    for command, said in [
+        (["select", str(truth.root), str(out / "some"), "--episodes", "0-1"], ["2 episodes, 9 frames"]),
+        (["split", str(truth.root), str(out), "a=2", "b=1"], ["2 episodes, 9 frames", "1 episodes, 6 frames"]),
+        (["convert", str(old), str(out / "new"), "--workers", "1"], ["3 episodes, 15 frames"]),
+        (["convert", str(old), str(out / "none"), "--dry-run"], ["nothing written"]),
+    ]:
+        done = runner.invoke(app, command)
+        assert (done.exit_code, [words for words in said if words not in done.stdout]) == (0, []), done.output
+    assert {path.name for path in out.iterdir()} == {"some", "a", "b", "new"}
+    assert json.loads((out / "new/meta/info.json").read_text())["codebase_version"] == "v3.0"
+
+
+def test_episodes_and_shares_as_people_write_them() -> None:
+    assert parse_episodes("0-3, 7,9 - 9") == [0, 1, 2, 3, 7, 9]
+    assert [parse_share(text) for text in ("a=0.5", "b=3", "c=3-3", "d=.5", "e=0,4")] == [
+        ("a", 0.5),
+        ("b", 3),
+        ("c", [3]),
+        ("d", 0.5),
+        ("e", [0, 4]),
+    ]
+    for text in ("", "x", "1-", "-1", "0..3"):
+        with pytest.raises(ConfigError, match="such as 0-9,12"):
+            parse_episodes(text)
+    with pytest.raises(ConfigError, match=r"train=0\.9"):
+        parse_share("train")
+
+
+def test_two_parts_of_one_name_are_refused(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["split", str(tmp_path), str(tmp_path / "out"), "a=1", "a=2"])
+    assert isinstance(done.exception, ConfigError)

@@ -1,0 +1,81 @@
+"""A merge on a real Ray: the same bytes, our errors, and nothing that goes on behind the caller's back."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from typing import TYPE_CHECKING
+
+import anyio
+import pyarrow.parquet as pq
+import pytest
+
+from asyncfetch.distributed import RayExecutor
+from asyncfetch.errors import ConfigError, FormatError
+from asyncfetch.merge import MergeProgress, merge_datasets
+from tests.merge.test_merge import all_files
+from tests.merge.test_safety import names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.lerobot.serving import Library
+
+pytestmark = [pytest.mark.timeout(90)]  # Ray's workers import
+
+
+def sources(library: Library) -> list[Path]:
+    return [library(episodes=(9, 4, 5), tasks=("a", "b")).root, library(episodes=(5, 6), tasks=("c", "a")).root]
+
+
+async def test_ray_must_run(library: Library, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ray\.init"):
+        await merge_datasets(sources(library), tmp_path / "out", executor=RayExecutor())
+
+
+@pytest.mark.usefixtures("ray_cluster")
+async def test_it_gives_the_same_bytes_report_and_log(
+    library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "asyncfetch")
+    roots, told = sources(library), list[MergeProgress]()
+    here = await merge_datasets(roots, tmp_path / "here", video_file_max_bytes=1)
+    for workers in (None, 2):
+        out = tmp_path / f"with-{workers}"
+        there = await merge_datasets(
+            roots, out, workers=workers, executor=RayExecutor(), progress=told.append, video_file_max_bytes=1
+        )
+        assert all_files(out) == all_files(tmp_path / "here")
+        assert (there.files, there.bytes, there.episodes) == (here.files, here.bytes, here.episodes)
+    assert told[-1].files_done == told[-1].files_total
+    lines = [record.message.partition(": ")[2].rpartition(",")[0] for record in caplog.records]
+    assert len(lines) == 3
+    assert len(set(lines)) == 1
+
+
+@pytest.mark.usefixtures("ray_cluster")
+async def test_a_workers_error_is_ours(library: Library, tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    shutil.copytree(library(episodes=(4, 5)).root, root)
+    path = next((root / "data").rglob("*.parquet"))
+    pq.write_table(pq.read_table(path).slice(0, 6), path)
+    with pytest.raises(FormatError, match="has 2 rows with index in") as caught:
+        await merge_datasets([root], tmp_path / "out", executor=RayExecutor())
+    assert type(caught.value) is FormatError
+    assert names(tmp_path) == {"source"}
+
+
+@pytest.mark.usefixtures("ray_cluster")
+async def test_what_was_cancelled_is_gone_on_with(library: Library, tmp_path: Path) -> None:
+    roots = sources(library)
+    with anyio.CancelScope() as scope:
+
+        def cancel(_now: MergeProgress) -> None:
+            scope.cancel()
+
+        await merge_datasets(roots, tmp_path / "out", executor=RayExecutor(), progress=cancel, video_file_max_bytes=1)
+    assert scope.cancelled_caught
+    await merge_datasets(roots, tmp_path / "out", video_file_max_bytes=1)
+    await merge_datasets(roots, tmp_path / "here", video_file_max_bytes=1)
+    assert all_files(tmp_path / "out") == all_files(tmp_path / "here")
+    assert names(tmp_path) == {"out", "here"}

@@ -1,0 +1,91 @@
+"""A merge by datatrove's own executor."""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from asyncfetch.distributed import merge_steps
+from asyncfetch.errors import ConfigError, MergeError
+from asyncfetch.merge import Selection, merge_datasets
+from asyncfetch.merge.folder import build_folder
+from asyncfetch.testing import S3Server
+from tests.merge.on_s3 import OUT, below, config
+from tests.merge.on_s3 import scratch as scratch  # a fixture
+from tests.merge.test_merge import all_files
+from tests.merge.test_safety import names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.lerobot.serving import Library
+
+
+def sources(library: Library) -> list[Path]:
+    return [library(episodes=(9, 4, 5), tasks=("a", "b")).root, library(episodes=(5, 6), tasks=("c", "a")).root]
+
+
+@pytest.mark.timeout(120)  # it starts a manager, a fork server and two processes
+def test_datatrove_gives_the_same_bytes(library: Library, tmp_path: Path) -> None:
+    from datatrove.executor import LocalPipelineExecutor
+
+    roots, out = sources(library), tmp_path / "out"
+    write, finish = merge_steps(roots, out, video_file_max_bytes=1)
+    written = LocalPipelineExecutor([write], tasks=3, workers=2, logging_dir=str(tmp_path / "logs/write"))
+    LocalPipelineExecutor(
+        [finish], tasks=1, workers=1, logging_dir=str(tmp_path / "logs/finish"), depends=written
+    ).run()
+    anyio.run(partial(merge_datasets, roots, tmp_path / "one", video_file_max_bytes=1))
+    assert all_files(out) == all_files(tmp_path / "one")
+    assert names(tmp_path) == {"out", "one", "logs"}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 50])
+def test_shares_make_the_whole_and_what_is_missing_is_made_up_for(
+    library: Library, tmp_path: Path, world_size: int
+) -> None:
+    steps = merge_steps(sources(library), tmp_path / "out", video_file_max_bytes=1)
+    write, finish = pickle.loads(pickle.dumps(steps))
+    for rank in range(world_size):
+        assert write("data", rank, world_size) == "data"
+    assert build_folder(tmp_path / "out", write.job.plan.fingerprint()).keep_finished() == len(write.job.units)
+    finish("data", 1, 2)
+    assert not (tmp_path / "out").exists()
+    finish("data", 0, 2)
+    once = all_files(tmp_path / "out")
+    write, finish = merge_steps(sources(library), tmp_path / "lame", video_file_max_bytes=1)
+    write.run(None, 0, 2)
+    finish.run()
+    anyio.run(partial(merge_datasets, sources(library), tmp_path / "one", video_file_max_bytes=1))
+    assert once == all_files(tmp_path / "lame") == all_files(tmp_path / "one")
+    assert names(tmp_path) == {"out", "lame", "one"}
+
+
+@pytest.mark.usefixtures("scratch")
+async def test_shares_of_a_dataset_on_s3_need_no_folder_in_common(library: Library, tmp_path: Path) -> None:
+    one, two = sources(library)
+    selected = [Selection(one, [0, 2]), Selection(two)]
+    content: dict[str, bytes] = {}
+    async with S3Server(content) as server:
+        plan = partial(merge_steps, selected, OUT, video_file_max_bytes=1, fetch=config(server))
+        write, finish = pickle.loads(pickle.dumps(await anyio.to_thread.run_sync(plan)))
+        async with anyio.create_task_group() as tasks:
+            for rank in range(2):
+                tasks.start_soon(anyio.to_thread.run_sync, write.run, None, rank, 3)
+        await anyio.to_thread.run_sync(finish.run)
+        puts = [request.path for request in server.requests if request.method == "PUT" and ".mp4" in request.path]
+    await merge_datasets(selected, tmp_path / "one", video_file_max_bytes=1)
+    assert below(content) == all_files(tmp_path / "one")
+    assert sum(".merging" not in path for path in puts) == len(list((tmp_path / "one").rglob("*.mp4")))
+
+
+def test_what_cannot_be_merged_is_refused_before_a_step_is_made(library: Library, tmp_path: Path) -> None:
+    with pytest.raises(MergeError, match="fps"):
+        merge_steps([*sources(library), library(episodes=(4,), fps=10).root], tmp_path / "out")
+    with pytest.raises(ConfigError, match="at least one"):
+        merge_steps([], tmp_path / "out")

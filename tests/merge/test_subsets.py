@@ -1,0 +1,232 @@
+"""Some episodes of a dataset, its splits, and old datasets as new ones: every frame by its pixels."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from asyncfetch.config import FetchConfig
+from asyncfetch.errors import ConfigError, DatasetError, EpisodeNotFound, FormatError, MergeError
+from asyncfetch.lerobot import open_dataset
+from asyncfetch.merge import Selection, convert_dataset, merge_datasets, select_episodes, split_dataset
+from asyncfetch.merge.subsets import assign_episodes
+from asyncfetch.testing import RangeServer, read_identity
+from tests.lerobot.serving import TOP
+from tests.merge.test_merge import all_files, check_close, check_merged, read_json, read_table
+from tests.merge.version2 import EPISODE_FILE, as_version2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from asyncfetch.testing import DatasetTruth
+    from tests.lerobot.serving import Library
+
+LENGTHS = (9, 4, 14, 5, 7)
+
+
+async def check_selected(root: Path, wanted: Sequence[tuple[DatasetTruth, int]]) -> None:
+    """Every frame of these episodes, in this order, through our reader."""
+    async with open_dataset(str(root)) as dataset:
+        assert (dataset.num_episodes, len(read_table(root, "data"))) == (len(wanted), dataset.num_frames)
+        index = 0
+        for episode, (truth, own) in enumerate(wanted):
+            for frame in range(truth.lengths[own]):
+                sample = await dataset.sample(episode, frame)
+                for camera in truth.cameras:
+                    assert read_identity(sample[camera]) == truth.identity(own, frame, camera)
+                np.testing.assert_array_equal(
+                    sample["observation.state"], truth.column("observation.state", own)[frame]
+                )
+                assert (sample["episode_index"], sample["frame_index"], sample["index"]) == (episode, frame, index)
+                assert sample["task"] == truth.task(own)
+                index += 1
+        assert dataset.num_frames == index
+
+
+@pytest.mark.parametrize("options", [{"codec": "h264", "gop": 12}, {"codec": "hevc", "gop": 6}], ids=["h264", "hevc"])
+@pytest.mark.parametrize("episodes", [[0], [4, 1], range(1, 5)], ids=str)
+async def test_selected_episodes(
+    library: Library, tmp_path: Path, options: dict[str, Any], episodes: Sequence[int]
+) -> None:
+    truth = library(episodes=LENGTHS, episodes_per_video_file=3, **options)
+    report = await select_episodes(truth.root, tmp_path / "out", episodes)
+    await check_selected(tmp_path / "out", [(truth, episode) for episode in sorted(episodes)])
+    assert report.frames == sum(LENGTHS[episode] for episode in episodes)
+    videos = sum(path.stat().st_size for path in (tmp_path / "out/videos").rglob("*.mp4"))
+    assert videos < 0.9 * sum(path.stat().st_size for path in (truth.root / "videos").rglob("*.mp4"))
+
+
+async def test_all_episodes_are_what_a_merge_of_one_is(library: Library, tmp_path: Path) -> None:
+    """File for file. And parts of it, merged, are the whole again."""
+    root = library(episodes=LENGTHS).root
+    await merge_datasets([root], tmp_path / "merged")
+    await select_episodes(root, tmp_path / "selected", range(len(LENGTHS)))
+    whole = all_files(tmp_path / "merged")
+    assert all_files(tmp_path / "selected") == whole
+    await merge_datasets([Selection(root, [0, 1, 2]), Selection(root, (4, 3))], tmp_path / "joined")
+    joined = all_files(tmp_path / "joined")
+    assert {name for name in whole if whole[name] != joined[name]} <= {"meta/stats.json"}
+    check_close(read_json(tmp_path / "joined", "stats.json")["action"], json.loads(whole["meta/stats.json"])["action"])
+
+
+async def test_statistics_are_those_of_the_selected(library: Library, tmp_path: Path) -> None:
+    root = library(episodes=LENGTHS, texture=0.5).root
+    await select_episodes(root, tmp_path / "out", [1, 3])
+    stats = read_json(tmp_path / "out", "stats.json")
+    action = np.array(read_table(tmp_path / "out", "data")["action"].to_pylist())
+    np.testing.assert_allclose(stats["action"]["mean"], action.mean(axis=0))
+    own = read_table(root, "meta/episodes")
+    counts = [own[f"stats/{TOP}/count"][episode].as_py()[0] for episode in (1, 3)]
+    means = [np.array(own[f"stats/{TOP}/mean"][episode].as_py()) for episode in (1, 3)]
+    np.testing.assert_allclose(stats[TOP]["mean"], np.average(means, axis=0, weights=counts))
+    assert stats[TOP]["count"] == [sum(counts)]
+
+
+async def test_nothing_of_other_episodes_is_read(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=LENGTHS, **EPISODE_FILE)
+    async with RangeServer(truth.root) as server:
+        fetch = FetchConfig(ca_file=server.ca_file, trust_env=False)
+        await select_episodes(server.url, tmp_path / "out", [2], fetch=fetch)
+        paths = {request.path for request in server.requests if not request.path.startswith("/meta")}
+    assert len(paths) == 3
+    assert all("file-002" in path for path in paths)
+
+
+@pytest.mark.parametrize("episodes", [[], [0, 0], [-1], ["a"], [0.5]], ids=str)
+async def test_selections_that_can_not_be_meant(library: Library, tmp_path: Path, episodes: list[Any]) -> None:
+    with pytest.raises(ConfigError, match="episodes must be"):
+        await select_episodes(library(episodes=(4,)).root, tmp_path / "out", episodes)
+
+
+async def test_an_episode_that_is_not_there(library: Library, tmp_path: Path) -> None:
+    with pytest.raises(MergeError, match="no episode 7; it has 0 to 4") as caught:
+        await select_episodes(library(episodes=LENGTHS).root, tmp_path / "out", [1, 7])
+    assert isinstance(caught.value.__cause__, EpisodeNotFound)
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
+
+
+async def test_splits(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=LENGTHS)
+    reports = await split_dataset(truth.root, {"train": 0.8, "val": 0.2}, tmp_path)
+    assert {name: report.episodes for name, report in reports.items()} == {"train": 4, "val": 1}
+    await check_selected(tmp_path / "train", [(truth, episode) for episode in range(4)])
+    await check_selected(tmp_path / "val", [(truth, 4)])
+    tasks = [pq.read_table(tmp_path / name / "meta/tasks.parquet") for name in ("train", "val")]
+    assert tasks[0].equals(tasks[1])
+    with pytest.raises(MergeError, match="val isn't empty"):
+        await split_dataset(truth.root, {"test": [0], "val": [1]}, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"train", "val"}  # noqa: ASYNC240
+
+
+@pytest.mark.parametrize(
+    ("splits", "count", "expected"),
+    [
+        ({"a": 0.9, "b": 0.1}, 10, {"a": [*range(9)], "b": [9]}),
+        ({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, 10, {"a": [0, 1, 2], "b": [3, 4, 5, 6], "c": [7, 8, 9]}),
+        ({"a": 0.5}, 3, {"a": [0, 1]}),
+        ({"a": 1, "b": 2}, 4, {"a": [0], "b": [1, 2]}),
+        ({"a": [3, 1], "b": range(2, 3)}, 4, {"a": [3, 1], "b": [2]}),
+    ],
+)
+def test_who_gets_which_episodes(splits: dict[str, Any], count: int, expected: dict[str, list[int]]) -> None:
+    assert assign_episodes(splits, count) == expected
+
+
+def test_drawn_splits_are_the_same_each_time_and_share_nothing() -> None:
+    drawn = [assign_episodes({"a": 0.7, "b": 0.3}, 100, seed=seed) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    for one in drawn:
+        assert sorted(one["a"] + one["b"]) == list(range(100))
+        assert (len(one["a"]), one["a"] == sorted(one["a"])) == (70, True)
+
+
+@pytest.mark.parametrize(
+    "splits",
+    [
+        {},
+        {"a": 0.9, "b": 0.2},
+        {"a": 0.0},
+        {"a": -0.5},
+        {"a": float("nan")},
+        {"a": 11},
+        {"a": -1},
+        {"a": 0},
+        {"a": 0.01},
+        {"a": 0.5, "b": 1},
+        {"a": [0, 1], "b": [1]},
+        {"a": []},
+        {"a": True},
+        {"a": "0-9"},
+        {"a/b": 0.5},
+        {"..": 0.5},
+        {"": 0.5},
+    ],
+    ids=str,
+)
+def test_splits_that_can_not_be_meant(splits: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        assign_episodes(splits, 10)
+
+
+@pytest.mark.parametrize("stats", [True, False], ids=["v2.1", "v2.0"])
+async def test_an_old_dataset_becomes_the_new_one(library: Library, tmp_path: Path, stats: bool) -> None:
+    """The very files that a merge of the new one gives, so it is right by every test of those."""
+    truth = library(episodes=(9, 4, 0, 14, 5), **EPISODE_FILE)
+    old = as_version2(truth, tmp_path / "old", stats=stats)
+    before = all_files(old)
+    await convert_dataset(old, tmp_path / "new")
+    await check_merged(tmp_path / "new", [truth])
+    await merge_datasets([truth.root], tmp_path / "merged")
+    new, merged = all_files(tmp_path / "new"), all_files(tmp_path / "merged")
+    different = {name for name in merged if new[name] != merged[name]}
+    assert different <= ({"meta/stats.json"} if stats else {"meta/episodes/chunk-000/file-000.parquet"})
+    assert all_files(old) == before
+    await merge_datasets([old, Selection(old, [3])], tmp_path / "both")
+    await check_selected(tmp_path / "both", [(truth, episode) for episode in (0, 1, 2, 3, 4, 3)])
+
+
+def _drop_last_line(root: Path) -> None:
+    path = root / "meta/episodes.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
+def _break_line(root: Path) -> None:
+    (root / "meta/tasks.jsonl").write_text('{"task_index": 0\n')
+
+
+def _drop_number(root: Path) -> None:
+    path = root / "meta/episodes.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    del lines[1]["length"]
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_drop_last_line, "has 2 episodes.*counts 3"),
+        (_break_line, "tasks.jsonl isn't JSON"),
+        (_drop_number, "length in .*episodes.jsonl is None"),
+    ],
+)
+async def test_a_damaged_old_dataset(
+    library: Library, tmp_path: Path, change: Callable[[Path], None], words: str
+) -> None:
+    old = as_version2(library(episodes=(9, 4, 5), **EPISODE_FILE), tmp_path / "old")
+    change(old)
+    with pytest.raises(MergeError, match=words) as caught:
+        await convert_dataset(old, tmp_path / "new")
+    assert isinstance(caught.value.__cause__, FormatError)
+
+
+async def test_still_older_ones_are_refused_with_the_way_out(library: Library, tmp_path: Path) -> None:
+    old = as_version2(library(episodes=(9, 4, 5), **EPISODE_FILE), tmp_path / "old")
+    (old / "meta/info.json").write_text((old / "meta/info.json").read_text().replace("v2.1", "v1.6"))
+    with pytest.raises(MergeError, match="LeRobot's own converters") as caught:
+        await convert_dataset(old, tmp_path / "new")
+    assert isinstance(caught.value.__cause__, DatasetError)
