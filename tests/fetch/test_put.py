@@ -363,7 +363,10 @@ async def test_a_source_that_fails_is_nobody_else_s_error(tmp_path: Path) -> Non
         assert (content, server.uploads, os.listdir(tmp_path)) == ({}, {}, [])
 
 
-@pytest.mark.parametrize("source", [3, None, "text", [b"x"], memoryview(CONTENT)[::2]], ids=repr)
+SOURCES = {"number": 3, "none": None, "text": "text", "list": [b"x"], "with gaps": memoryview(CONTENT)[::2]}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
 async def test_what_is_no_source(source: object, tmp_path: Path) -> None:
     async with Fetcher() as fetcher:
         with pytest.raises((ConfigError, NotFound), match=r"must be|path of the source"):
