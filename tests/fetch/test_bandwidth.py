@@ -152,6 +152,7 @@ async def test_two_fetchers_and_two_loops_share_it(
     assert time.monotonic() - started >= 0.75 * 0.95 - BURST_SECONDS
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("direct_bodies", [True, False])
 async def test_the_stall_timeout_does_not_count_our_own_pauses(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, direct_bodies: bool

@@ -201,6 +201,7 @@ async def test_a_range_on_slow_streams_comes_by_parts_of_less_than_half_the_leng
         assert server.statistics().peak_in_flight == len(lengths)
 
 
+@pytest.mark.alone
 async def test_on_fast_streams_parts_stay_long() -> None:
     content = bytes(16 * MIB)
     async with RangeServer({"x": content}, tls=False) as server, Fetcher(FetchConfig(trust_env=False)) as fetcher:

@@ -194,6 +194,7 @@ class ClipsBefore:
             self.count += 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["sample", "ready"])
 @pytest.mark.parametrize("prefetched", [23, 24])
 async def test_an_episode_that_somebody_waits_for_overtakes_those_that_are_prefetched(

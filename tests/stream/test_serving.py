@@ -495,6 +495,7 @@ def test_it_dies_with_its_parent_whatever_kills_that(truth: DatasetTruth, tmp_pa
     assert set(os.listdir("/dev/shm")) <= names
 
 
+@pytest.mark.alone
 def test_an_interrupt_of_both_processes_is_a_clean_end_with_one_traceback(truth: DatasetTruth, tmp_path: Path) -> None:
     body = """
     if __name__ == "__main__":
