@@ -10,18 +10,13 @@ The steps have what datatrove asks of one, and don't import it.
 from __future__ import annotations
 
 import time
-from functools import partial
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.merge.apply import (
-    DATA_FILE_MAX_BYTES,
-    FILES_PER_CHUNK,
-    VIDEO_FILE_MAX_BYTES,
-    report_on,
-)
+from asyncfetch.merge.apply import DATA_FILE_MAX_BYTES, FILES_PER_CHUNK, VIDEO_FILE_MAX_BYTES, report_on
 from asyncfetch.merge.arguments import check_limits, destination_of, selections_of
 from asyncfetch.merge.here import InProcess
 from asyncfetch.merge.job import carry_out, carry_out_share, plan_job
@@ -76,10 +71,10 @@ def merge_steps(
     return WriteStep(job, config), FinishStep(job, config)
 
 
-class WriteStep:
-    """Writes a task's share of the files; for any number of tasks."""
+class _Step(ABC):
+    """What datatrove asks of a step."""
 
-    name = "write files"
+    name: str
     type = "asyncfetch merge"
 
     def __init__(self, job: MergeJob, fetch: FetchConfig) -> None:
@@ -90,39 +85,35 @@ class WriteStep:
         return f"{self.type}: {self.name}"
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Any:  # noqa: ANN401 - datatrove's
-        """Gives ``data`` on as it is."""
-        anyio.run(partial(self._run, rank, world_size))
+        """Does a task's part, and gives ``data`` on as it is."""
+        anyio.run(self._run, rank, world_size)
         return data
 
     __call__ = run
+
+    @abstractmethod
+    async def _run(self, rank: int, world_size: int) -> None:
+        """The part of task ``rank`` of ``world_size``."""
+
+
+class WriteStep(_Step):
+    """Writes a task's share of the files; for any number of tasks."""
+
+    name = "write files"
 
     async def _run(self, rank: int, world_size: int) -> None:
         async with InProcess().open(self.fetch, None, Progress(None).wrote) as pool:
             await carry_out_share(self.job, pool, rank, world_size)
 
 
-class FinishStep:
+class FinishStep(_Step):
     """Writes the metadata and what is missing, and lets the dataset take its place; for one task, behind the others."""
 
     name = "finish"
-    type = "asyncfetch merge"
 
-    def __init__(self, job: MergeJob, fetch: FetchConfig) -> None:
-        self.job = job
-        self.fetch = fetch
-
-    def __repr__(self) -> str:
-        return f"{self.type}: {self.name}"
-
-    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Any:  # noqa: ANN401 - datatrove's
-        """Gives ``data`` on as it is. Of several tasks only the first does anything."""
-        if rank == 0:
-            anyio.run(self._run)
-        return data
-
-    __call__ = run
-
-    async def _run(self) -> None:
+    async def _run(self, rank: int, world_size: int) -> None:
+        if rank:
+            return  # of several tasks only the first does anything
         started, told = time.monotonic(), Progress(None)
         async with InProcess().open(self.fetch, None, told.wrote) as pool:
             files, nbytes = await carry_out(self.job, pool, told)
