@@ -8,11 +8,13 @@ import json
 import math
 import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError
@@ -28,7 +30,7 @@ from asyncfetch.stream.state import Progress, State
 from asyncfetch.stream.stream import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
     from asyncfetch.lerobot import Engine
@@ -96,12 +98,12 @@ class Mixture(SampleSource[OpenMixture]):
         super().__init__()
         _check_streams(streams)
         self.schedule = _schedule(weights, len(streams))
-        if stop_on not in ("first", "all") and (isinstance(stop_on, bool | str) or operator.index(stop_on) < 1):
+        if stop_on not in ("first", "all") and not _is_count(stop_on):
             raise ConfigError(f'stop_on must be "first", "all" or a number of samples from 1 on, not {stop_on!r}')
         if missing not in {"keep", "drop", "pad", "raise"}:
             raise ConfigError(f'missing must be "keep", "drop", "pad" or "raise", not {missing!r}')
-        if block_samples is not None and block_samples < 1:
-            raise ConfigError(f"block_samples must be at least 1, or None, not {block_samples}")
+        if block_samples is not None and not _is_count(block_samples):
+            raise ConfigError(f"block_samples must be at least 1, or None, not {block_samples!r}")
         self.stop_on: StopOn = stop_on if isinstance(stop_on, str) else operator.index(stop_on)
         self.seed = seed
         self.keys = _renames(keys, len(streams))
@@ -231,21 +233,29 @@ def _digest(value: object) -> str:
 
 
 def _check_streams(streams: Sequence[Stream]) -> None:
-    if not streams:
-        raise ConfigError("a mixture needs at least one stream")
+    if not isinstance(streams, Sequence) or not streams:  # type: ignore[redundant-expr]
+        raise ConfigError("a mixture needs at least one stream, in a list")
     for member, stream in enumerate(streams):
         if not isinstance(stream, Stream) or stream.is_open:  # type: ignore[redundant-expr]
             raise ConfigError(f"member {member} of a mixture must be a Stream of a URL, not {stream!r}")
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | np.integer) and value is not True and int(value) >= 1
+
+
 def _schedule(weights: Any, members: int) -> Schedule:  # noqa: ANN401
-    if isinstance(weights, Mapping):
-        stages = sorted(weights.items())
-    elif len(weights) and hasattr(weights[0], "__len__"):
-        stages = list(weights)
-    else:
-        stages = [(0, weights)]
-    schedule = tuple((operator.index(step), tuple(map(float, these))) for step, these in stages)
+    try:
+        if isinstance(weights, Mapping):
+            stages = sorted(weights.items())
+        elif len(weights) and isinstance(weights[0], Sequence) and not isinstance(weights[0], str):
+            stages = list(weights)
+        else:
+            stages = [(0, weights)]
+        schedule = tuple((operator.index(step), tuple(map(float, these))) for step, these in stages)
+    except (TypeError, ValueError) as error:
+        message = f"weights must be a number for each stream, or a schedule {{step: numbers}}, not {weights!r}"
+        raise ConfigError(message) from error
     steps = [step for step, _ in schedule]
     if steps[:1] != [0] or sorted(set(steps)) != steps:
         raise ConfigError(f"weights must begin at step 0, and their steps must ascend, not {steps}")
@@ -267,6 +277,8 @@ def _renames(
         if unknown:
             raise ConfigError(f"keys: there are no members {unknown} among {members}")
         return tuple(keys.get(member, {}) for member in range(members))
+    if not isinstance(keys, Sequence):
+        raise ConfigError(f"keys must be a mapping or None for each stream, or {{member: mapping}}, not {keys!r}")
     if len(keys) != members:
         raise ConfigError(f"keys: {members} streams need {members} mappings, or None in their place, not {len(keys)}")
     return tuple(these or {} for these in keys)
