@@ -190,6 +190,7 @@ def slow_server(session_served: Served) -> Iterator[Served]:
         yield replace(session_served, server=server)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("case", INTERRUPTED, ids=lambda case: case.name)
 def test_an_interrupt_ends_it_within_a_second(slow_server: Served, case: Interrupted) -> None:
     process = start(slow_server, case.body)

@@ -180,6 +180,7 @@ async def test_a_server_that_stalls_is_still_noticed(
         assert fetcher.statistics().retries == 1
 
 
+@pytest.mark.alone
 async def test_a_cancelled_read_costs_the_others_nothing(
     fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str
 ) -> None:

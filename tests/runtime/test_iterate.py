@@ -87,6 +87,7 @@ def test_an_error_of_entering_or_leaving_is_raised(loop_thread: LoopThread) -> N
         next(items)
 
 
+@pytest.mark.alone
 def test_an_early_break_leaves_the_context_at_once(loop_thread: LoopThread) -> None:
     source = endless()
     began = time.monotonic()

@@ -135,6 +135,7 @@ def test_every_call_is_answered_however_close_the_end_is() -> None:
         assert answered == [True] * 3
 
 
+@pytest.mark.alone
 def test_a_coroutine_that_blocks_bounds_the_close(caplog: pytest.LogCaptureFixture) -> None:
     loop_thread = LoopThread()
     release = threading.Event()

@@ -469,6 +469,7 @@ def test_the_process_ends_and_nothing_is_said(truth: DatasetTruth, tmp_path: Pat
     assert_gone(pid)
 
 
+@pytest.mark.alone
 def test_it_dies_with_its_parent_whatever_kills_that(truth: DatasetTruth, tmp_path: Path) -> None:
     """Also where a child forked from the parent has a copy of the connection, which so doesn't end."""
     body = """

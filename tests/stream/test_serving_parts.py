@@ -164,6 +164,7 @@ def test_a_slot_is_used_again_and_a_larger_batch_replaces_the_free_ones() -> Non
     assert slots.take(10)[0] is larger  # a batch at the end of an epoch is smaller
 
 
+@pytest.mark.alone
 def test_a_slot_has_no_name_and_its_memory_is_shared() -> None:
     before = set(os.listdir("/dev/shm"))
     slot = Slots().take(5000)[0]

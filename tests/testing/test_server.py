@@ -507,6 +507,7 @@ def session_without_checks() -> aiohttp.ClientSession:
 # Life
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("tls", [True, False])
 @pytest.mark.parametrize("after_bytes", [None, 0, 100])
 async def test_leaving_ends_stalled_streams_at_once(tls: bool, after_bytes: int | None) -> None:
@@ -538,6 +539,7 @@ async def test_leaving_ends_stalled_streams_at_once(tls: bool, after_bytes: int 
     await session.close()
 
 
+@pytest.mark.alone
 def test_leaving_a_thread_ends_a_client_that_does_not_read() -> None:
     with no_thread_left(), RangeServer({"a": bytes(50_000_000)}) as server:
         connection = connect(server)
@@ -568,6 +570,7 @@ async def test_a_client_that_goes_is_no_warning_of_asyncio(caplog: pytest.LogCap
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
+@pytest.mark.alone
 async def test_leaving_is_quick_with_a_client_that_never_speaks_tls() -> None:
     async with RangeServer({}) as server:
         parts = urlsplit(server.url)

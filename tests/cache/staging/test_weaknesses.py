@@ -448,6 +448,7 @@ assert pool.statistics().bytes == pool.statistics().count == pool.statistics().e
     assert os.listdir(parent) == []
 
 
+@pytest.mark.alone
 def test_w19_a_fork_waits_for_nothing(parent: Path) -> None:
     # There: the hook before the fork waits for the executor, whose worker is blocked.
     ended = script(
@@ -480,6 +481,7 @@ assert lazy.get() == b"a" * 10
     ],
     ids=["queued and staged", "reading", "waiting for room", "somebody waits"],
 )
+@pytest.mark.alone
 def test_w20_the_interpreter_exits_without_close(parent: Path, state: str) -> None:
     # There: it hangs.
     ended = script(f"{FORK}{state}\nprint(time.monotonic())", str(parent))
