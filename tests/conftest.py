@@ -6,6 +6,8 @@ import asyncio
 import functools
 import gc
 import inspect
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import aiofastnet
@@ -74,6 +76,14 @@ def _collections_are_short() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _priority_stays() -> Iterator[None]:
+    """A process that something has raised to a realtime priority starves the others, and all that it starts does."""
+    yield
+    if sys.platform == "linux":
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 @pytest.fixture(autouse=True)

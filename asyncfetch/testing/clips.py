@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from asyncfetch.errors import ConfigError, MissingDependency
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DEPTH_ENCODING", "ENCODINGS", "Codec", "Encoding", "encode_clip", "join_clips", "require_encoder"]
+__all__ = [
+    "DEPTH_ENCODING",
+    "ENCODINGS",
+    "Codec",
+    "Encoding",
+    "encode_clip",
+    "join_clips",
+    "keeping_priority",
+    "require_encoder",
+]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Codec = Literal["av1", "h264", "hevc"]
 
 # Both libraries print to the process's stderr by themselves; SVT-AV1 takes its level from SVT_LOG (1: errors only).
@@ -73,6 +86,22 @@ def require_encoder(encoding: Encoding) -> None:
         ) from error
 
 
+def keeping_priority(encode: Callable[P, T]) -> Callable[P, T]:
+    """It, in a thread of its own, so that the priority which an encoder takes ends with it.
+
+    Where root encodes AV1, SVT-AV1 4.1 raises the thread that calls it to the highest realtime priority (SCHED_FIFO,
+    99), and leaves it there. All that this thread starts later, threads and processes, would starve the machine.
+    """
+
+    @wraps(encode)
+    def apart(*args: P.args, **options: P.kwargs) -> T:
+        with ThreadPoolExecutor(1, "encode") as thread:
+            return thread.submit(encode, *args, **options).result()
+
+    return apart
+
+
+@keeping_priority
 def encode_clip(
     pictures: Iterable[NDArray[np.uint8] | NDArray[np.uint16]],
     *,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from asyncfetch.decode import Clip, DepthScale
+from asyncfetch.testing.clips import keeping_priority
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,6 +63,7 @@ class Video:
         return Clip(**(fields | changes))
 
 
+@keeping_priority
 def encode(
     encoder: str, pix_fmt: str, options: dict[str, str], images: list[NDArray[Any]], image_format: str = "rgb24"
 ) -> bytes:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from asyncfetch.media import Mp4Index, locate_moov, parse_moov
+from asyncfetch.testing.clips import keeping_priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -51,6 +52,7 @@ def _mp4_writer(movflags: str) -> Iterator[tuple[Any, Path]]:
             yield container, path
 
 
+@keeping_priority
 def encode(
     codec: str,
     *,

@@ -453,6 +453,13 @@ for codec in ("av1", "h264", "hevc"):
     assert (done.stdout, done.stderr) == (b"", b"")
 
 
+def test_encoding_leaves_the_priority_alone(coded: DatasetTruth) -> None:
+    """SVT-AV1 would raise root's."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells")
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
 def test_other_rates_keep_every_frame_on_its_tick(tmp_path: Path) -> None:
     for fps in (1, 7, 25, 240):
         truth = write_dataset(tmp_path / str(fps), episodes=(3, 4), fps=fps, **SMALL)
