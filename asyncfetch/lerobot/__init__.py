@@ -18,10 +18,11 @@ from asyncfetch.lerobot.dataset import DatasetStatistics, LeRobotDataset, open_d
 from asyncfetch.lerobot.depth import DepthUnit
 from asyncfetch.lerobot.engine import Engine
 from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
-from asyncfetch.lerobot.samples import Field, ImageDtype, Sample, SampleBuilder
+from asyncfetch.lerobot.samples import Asked, Field, ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.windows import Windows, frames
 
 __all__ = [
+    "Asked",
     "DatasetStatistics",
     "DepthUnit",
     "Engine",

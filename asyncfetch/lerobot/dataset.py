@@ -288,7 +288,7 @@ class LeRobotDataset:
         builder = self.sample_builder(windows)
         self._raise_failure(wanted)
         with await self._hold_beside_passes(wanted) as held:
-            samples = await self.decode_pool.run(builder.build, [(held, number)])
+            samples = await self.decode_pool.run(builder.build, [(held, number, 0)])
         return samples[0]
 
     async def _hold_beside_passes(self, episode: Episode) -> HeldEpisode:

@@ -129,22 +129,28 @@ class HeldEpisode:
         self._check()
         return self._entry.clips[camera]
 
-    def frames(self, camera: str, frames: Sequence[int]) -> torch.Tensor:
+    def frames(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> torch.Tensor:
         """Decoded frames of one camera, (len(frames), C, H, W). Takes a while: call it in a thread.
 
         ``each`` gives a tensor for each frame instead, in memory of its own, which costs less.
+
+        Args:
+            camera: Its feature.
+            frames: Of the episode, from 0, in any order.
+            reader: Below ``EpisodeCache.READERS``. Each has a decoder of its own, which goes on where it stopped; so
+                two who go through different groups of pictures in turns don't begin theirs anew each time.
 
         Raises:
             FrameMissing: The video has no such frame.
             DecodeError: The bytes can't be decoded.
         """
         self._check()
-        return self._cache.decoder(self._entry, camera, frames).frames(frames)
+        return self._cache.decoder(self._entry, camera, frames, reader).frames(frames)
 
-    def each(self, camera: str, frames: Sequence[int]) -> list[torch.Tensor]:
+    def each(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> list[torch.Tensor]:
         """See ``frames``; duplicates are one tensor."""
         self._check()
-        return self._cache.decoder(self._entry, camera, frames).each(frames)
+        return self._cache.decoder(self._entry, camera, frames, reader).each(frames)
 
     def release(self) -> None:
         """Let go of its bytes. Call it on the loop."""
@@ -175,6 +181,9 @@ class EpisodeCache:
         backend: Which library decodes.
         depth_unit: Unit of depth cameras' frames.
     """
+
+    READERS = 2
+    """Of an episode, at most: each has a decoder of its own."""
 
     def __init__(
         self,
@@ -207,7 +216,7 @@ class EpisodeCache:
         self._tables: LRUPart[int, _Kept[EpisodeRows]] = LRUPart(engine.tables, number)
         self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
-        engine.clips.on_evict(self._drop_decoder)
+        engine.clips.on_evict(self._drop_decoders)
 
     async def clip_bytes(self, episode: Episode) -> int:
         """Memory that the clips of the episode take. Fetches what its plan is made from where needed."""
@@ -422,8 +431,8 @@ class EpisodeCache:
             for camera, clip in planned.items()
         }
 
-    def decoder(self, entry: _Entry, camera: str, frames: Sequence[int]) -> FrameDecoder:
-        """The decoder of a held clip, kept or a new one, to ask for these frames. Thread-safe."""
+    def decoder(self, entry: _Entry, camera: str, frames: Sequence[int], reader: int) -> FrameDecoder:
+        """A reader's decoder of a held clip, kept or a new one, to ask for these frames. Thread-safe."""
         clip, lease = entry.clips[camera], entry.leases[camera]
 
         def open_clip() -> FrameDecoder:
@@ -432,10 +441,11 @@ class EpisodeCache:
 
         if entry.generation != self._generation:
             return open_clip()  # nobody will ask for the replaced video again
-        return self._decoders.get((self._number, lease.key, entry.generation), open_clip)
+        return self._decoders.get((self._number, lease.key, entry.generation, reader), open_clip)
 
-    def _drop_decoder(self, key: CacheKey) -> None:
-        self._decoders.discard((self._number, key, self._generation))
+    def _drop_decoders(self, key: CacheKey) -> None:
+        for reader in range(self.READERS):
+            self._decoders.discard((self._number, key, self._generation, reader))
 
     def statistics(self) -> EpisodeCacheStatistics:
         """A snapshot."""

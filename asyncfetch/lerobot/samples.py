@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import Feature
 
-__all__ = ["Field", "ImageDtype", "Sample", "SampleBuilder"]
+__all__ = ["Asked", "Field", "ImageDtype", "Sample", "SampleBuilder"]
 
 ImageDtype = Literal["uint8", "float32"]
 """uint8 in [0, 255], or float32 in [0, 1]. Depth cameras are float32 in their unit either way; depth maps in a table
@@ -32,6 +32,9 @@ Sample = dict[str, Any]
 """Feature key to tensor (or str), beside ``<key>_is_pad`` for windows and ``task``. It is the receiver's own: no tensor
 shares memory with one of another sample or with a cache, so it may be changed, and a sample that is kept keeps nothing
 else alive."""
+
+Asked: TypeAlias = "tuple[HeldEpisode, int, int]"
+"""An episode, one of its frames, and the number of the reader that goes through them: see HeldEpisode.each."""
 
 _PICTURES = {"image", "video", "depth"}
 
@@ -113,25 +116,25 @@ class SampleBuilder:
             return Field(feature.dtype, () if feature.shape == (1,) else feature.shape)
         return Field(feature.dtype)
 
-    def build(self, asked: Sequence[tuple[HeldEpisode, int]]) -> list[Sample]:
-        """The samples of (episode, frame) pairs, in order; the frames of one episode are decoded in one call."""
-        by_episode: dict[int, list[int]] = {}
-        for place, (held, _) in enumerate(asked):
-            by_episode.setdefault(held.episode.index, []).append(place)
+    def build(self, asked: Sequence[Asked]) -> list[Sample]:
+        """The samples that are asked for, in order; the frames of one reader are decoded in one call."""
+        by_reader: dict[tuple[int, int], list[int]] = {}
+        for place, (held, _, reader) in enumerate(asked):
+            by_reader.setdefault((held.episode.index, reader), []).append(place)
         samples: list[Sample] = [{} for _ in asked]
-        for places in by_episode.values():
-            held = asked[places[0]][0]
-            self._fill(held, [asked[place][1] for place in places], [samples[place] for place in places])
+        for places in by_reader.values():
+            held, _, reader = asked[places[0]]
+            self._fill(held, reader, [asked[place][1] for place in places], [samples[place] for place in places])
         return samples
 
-    def _fill(self, held: HeldEpisode, frames: Sequence[int], samples: Sequence[Sample]) -> None:
+    def _fill(self, held: HeldEpisode, reader: int, frames: Sequence[int], samples: Sequence[Sample]) -> None:
         for key, feature in self._features.items():
             offsets = self._windows.get(key)
             if offsets is None:
-                values = self._singles(held, feature, frames)
+                values = self._singles(held, reader, feature, frames)
             else:
                 spans = [clamp(frame, offsets, held.episode.length) for frame in frames]
-                values = self._spans(held, feature, [inside for inside, _ in spans])
+                values = self._spans(held, reader, feature, [inside for inside, _ in spans])
                 for sample, (_, is_pad) in zip(samples, spans, strict=True):
                     sample[f"{key}_is_pad"] = _tensor(is_pad)
             for sample, value in zip(samples, values, strict=True):
@@ -139,19 +142,20 @@ class SampleBuilder:
         for frame, sample in zip(frames, samples, strict=True):
             sample["task"] = self._tasks[int(held.rows["task_index"][frame])]
 
-    def _singles(self, held: HeldEpisode, feature: Feature, frames: Sequence[int]) -> list[Any]:
+    def _singles(self, held: HeldEpisode, reader: int, feature: Feature, frames: Sequence[int]) -> list[Any]:
         """The feature's value at each of the frames."""
         if feature.kind in _PICTURES:
-            return [self._as_image_dtype(picture, feature) for picture in _unshared(_pictures(held, feature, frames))]
+            pictures = _unshared(_pictures(held, reader, feature, frames))
+            return [self._as_image_dtype(picture, feature) for picture in pictures]
         column = held.rows[feature.key]
         if isinstance(column, list):
             return [column[frame] for frame in frames]
         return [_tensor(np.array(column[frame])) for frame in frames]
 
-    def _spans(self, held: HeldEpisode, feature: Feature, spans: Sequence[NDArray[np.int64]]) -> list[Any]:
+    def _spans(self, held: HeldEpisode, reader: int, feature: Feature, spans: Sequence[NDArray[np.int64]]) -> list[Any]:
         """The feature's values at the frames of each span."""
         if feature.kind in _PICTURES:
-            pictures = _pictures(held, feature, np.concatenate(spans).tolist())
+            pictures = _pictures(held, reader, feature, np.concatenate(spans).tolist())
             parts = iter(pictures if len(spans[0]) > 1 else _unshared(pictures))
             stacks = [stack_frames(list(itertools.islice(parts, len(span)))) for span in spans]
             return [self._as_image_dtype(stack, feature) for stack in stacks]
@@ -174,10 +178,10 @@ def _channels_first(feature: Feature) -> tuple[int, ...]:
     return (shape[2], *shape[:2])
 
 
-def _pictures(held: HeldEpisode, feature: Feature, frames: Sequence[int]) -> list[torch.Tensor]:
+def _pictures(held: HeldEpisode, reader: int, feature: Feature, frames: Sequence[int]) -> list[torch.Tensor]:
     """A (C, H, W) for each of the frames; duplicates are one tensor."""
     if feature.is_camera:
-        return held.each(feature.key, frames)
+        return held.each(feature.key, frames, reader=reader)
     return _decode_images(held.episode, feature.key, held.rows[feature.key], frames)
 
 

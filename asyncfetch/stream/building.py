@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from asyncfetch.lerobot import HeldEpisode, Sample, SampleBuilder
+    from asyncfetch.lerobot import Asked, HeldEpisode, Sample, SampleBuilder
     from asyncfetch.stream.order import Step
 
 __all__ = ["Builder", "Failed", "JobBuilder", "Transform", "transformed"]
@@ -66,11 +66,11 @@ class JobBuilder:
             steps: What to read.
             episodes: By position in the selection, or why one can't be had.
         """
-        asked: list[tuple[HeldEpisode, int]] = []
+        asked: list[Asked] = []
         for step in steps:
             episode = episodes[step.episode]
             if not isinstance(episode, Exception):
-                asked.append((episode, step.frame))
+                asked.append((episode, step.frame, step.reader))
         read = iter(self._read(asked))
         results: list[Sample | Failed] = []
         for step in steps:
@@ -79,7 +79,7 @@ class JobBuilder:
             results.append(result if isinstance(result, Failed) else self._finish(step, result))
         return results
 
-    def _read(self, asked: list[tuple[HeldEpisode, int]]) -> Sequence[Sample | Failed]:
+    def _read(self, asked: list[Asked]) -> Sequence[Sample | Failed]:
         try:
             return self._samples.build(asked)
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order

@@ -111,7 +111,7 @@ class _Ahead:
         self._length = sizes.waiting_samples + sizes.job_samples + 1
         self._entries: deque[tuple[Step, _Run, int]] = deque()
         self._read = 0
-        self._open: dict[tuple[int, int], _Run] = {}
+        self._open: dict[tuple[int, int, int], _Run] = {}
         self._runs: deque[_Run] = deque()  # without a job, in the order of their first steps
         self._ends: deque[int] = deque()  # numbers of the steps behind which an episode isn't used any more
 
@@ -156,5 +156,5 @@ class _Ahead:
         self._read += 1
         return True
 
-    def _key(self, step: Step) -> tuple[int, int]:
-        return step.episode, step.frame // self._sizes.group_frames
+    def _key(self, step: Step) -> tuple[int, int, int]:
+        return step.episode, step.reader, step.frame // self._sizes.group_frames

@@ -107,11 +107,11 @@ class MixedOrder:
             if opened is None or opened.cycle != cycle:
                 finished += [] if opened is None else opened.used()
                 opened = open_members[member] = self._enter(member, cycle, place, seating or {})
-            left, episode, frame = opened.visits.at(place)
+            left, episode, frame, reader = opened.visits.at(place)
             finished += map(opened.name, left)
             if step is not None:
                 yield step._replace(finished=tuple(finished))
-            step = Step(opened.name(episode), frame)
+            step = Step(opened.name(episode), frame, reader)
         if step is not None:
             yield step
 

@@ -58,6 +58,8 @@ class Step(NamedTuple):
     """Position in the selection of episodes that the order was made for."""
     frame: int
     """Frame in the episode, from 0."""
+    reader: int = 0
+    """Of the readers of the episode: where two seats share it they go through different groups at a time."""
     finished: tuple[int, ...] = ()
     """Episodes that this consumer used and won't use after this step; each is named once, or never at the very end."""
     is_padding: bool = False
@@ -169,10 +171,10 @@ class Order:
         visits = self.visits(seating)
         step: Step | None = None
         for position in positions:
-            left, episode, frame = visits.at(position)
+            left, episode, frame, reader = visits.at(position)
             if step is not None:
                 yield step._replace(finished=tuple(left))
-            step = Step(episode, frame)
+            step = Step(episode, frame, reader)
         if step is not None:
             yield step
 
@@ -229,8 +231,8 @@ class Visits:
         self._frames: dict[int, NDArray[np.int64]] = {}
         """The frame orders of the open episodes that were used."""
 
-    def at(self, position: int) -> tuple[list[int], int, int]:
-        """The episodes that were used and aren't from this position on, and the episode and frame that come at it.
+    def at(self, position: int) -> tuple[list[int], int, int, int]:
+        """The episodes that were used and aren't from this position on; the episode, frame and reader that come at it.
 
         Raises:
             ConfigError: It isn't a position of the order, or is below that of an earlier call.
@@ -246,10 +248,10 @@ class Visits:
         cycle = seating.cycle + turn
         if self._turns_of != (seating.cycle, cycle):
             self._turns, self._turns_of = self._order.turns(seating, cycle), (seating.cycle, cycle)
-        episode, since = seating.episodes[self._turns[place]]
+        episode, since, reader = seating.episodes[self._turns[place]]
         if episode not in used:
             used[episode] = self._order.frames(episode)
-        return left, episode, int(used[episode][cycle - since])
+        return left, episode, int(used[episode][cycle - since]), reader
 
     def used(self) -> list[int]:
         """The open episodes of which some frame was taken."""
@@ -267,9 +269,9 @@ class Seating:
         """Position of its first sample."""
         self.cycle = 0
         """Its first one."""
-        self.episodes: dict[int, tuple[int, int]] = {}
-        """On the seats that are taken: the episode, and the cycle in which it gave its first frame or, where another
-        seat gives that, would have given it."""
+        self.episodes: dict[int, tuple[int, int, int]] = {}
+        """On the seats that are taken: the episode, the cycle in which it gave its first frame or, where another seat
+        gives that, would have given it, and the number of its reader there."""
         self._shared: set[int] = set()  # episodes that two seats have
         self._ends: list[tuple[int, int]] = []  # (the cycle that its episode doesn't see any more, seat): a heap
         pairs = order.seats // 2 if len(order.lengths) > order.seats else 0
@@ -291,7 +293,7 @@ class Seating:
         while self._ends and self._ends[0][0] == self.cycle:
             seat = heapq.heappop(self._ends)[1]
             seats.append(seat)
-            episode, _ = self.episodes.pop(seat)
+            episode = self.episodes.pop(seat)[0]
             if episode in self._shared:
                 self._shared.remove(episode)
             else:
@@ -309,7 +311,7 @@ class Seating:
         part = int(length * share)
         self._sit(other, episode, part, length)
         if part:
-            self._sit(seat, episode, 0, part)
+            self._sit(seat, episode, 0, part, reader=1)
             self._shared.add(episode)
         else:
             self._take(seat)
@@ -319,9 +321,9 @@ class Seating:
         if taken is not None:
             self._sit(seat, taken[0], 0, taken[1])
 
-    def _sit(self, seat: int, episode: int, start: int, stop: int) -> None:
+    def _sit(self, seat: int, episode: int, start: int, stop: int, reader: int = 0) -> None:
         """The seat gives these of the episode's frames, as they are drawn."""
-        self.episodes[seat] = (episode, self.cycle - start)
+        self.episodes[seat] = (episode, self.cycle - start, reader)
         heapq.heappush(self._ends, (self.cycle + stop - start, seat))
 
     def _next(self) -> tuple[int, int] | None:

@@ -332,6 +332,18 @@ async def test_decoders_are_kept_between_reads(truth: DatasetTruth) -> None:
         assert (decoders.misses, decoders.hits, decoders.size) == (CAMERAS, 3 * CAMERAS, CAMERAS)
 
 
+async def test_each_reader_of_an_episode_has_a_decoder_of_its_own(truth: DatasetTruth) -> None:
+    async with serve(truth) as served:
+        await served.dataset.ready(0)
+        with await served.dataset.hold(0) as episode:
+            for frame in range(3):
+                for reader, number in ((0, frame), (1, 4 - frame)):
+                    picture = episode.frames(TOP, [number], reader=reader)[0]
+                    assert read_identity(picture) == truth.identity(0, number, TOP)
+        decoders = served.dataset.statistics().decoders
+        assert (decoders.misses, decoders.hits, decoders.size) == (2, 4, 2)
+
+
 # Room.
 
 
@@ -356,8 +368,11 @@ async def test_the_decoder_goes_with_its_clip(truth: DatasetTruth, monkeypatch: 
     async with serve(truth, max_bytes=await budget(truth, 3)) as served:
         for episode in served.dataset.episodes.indices:
             await served.dataset.sample(episode, 0)
+            with await served.dataset.hold(episode) as held:
+                held.frames(TOP, [0], reader=1)
             now = served.dataset.statistics()
-            assert CAMERAS <= now.decoders.size <= now.clips.entries
+            assert CAMERAS < now.decoders.size <= 2 * now.clips.entries
+            assert now.decoders.size <= 3 * (CAMERAS + 1)
 
 
 async def test_many_readers_of_more_than_fits(truth: DatasetTruth) -> None:

@@ -134,6 +134,24 @@ def test_the_frames_of_a_group_come_in_a_row_as_far_as_their_episode_goes(length
         ]
 
 
+@given(whole=orders())
+def test_the_readers_of_a_shared_episode_go_through_different_groups(whole: Order) -> None:
+    """But for one, where the first part may end: so neither begins a group anew for the sake of the other."""
+    of_reader: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for step in whole.steps(range(len(whole))):
+        of_reader[step.episode, step.reader].append(step.frame)
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for (episode, reader), frames in of_reader.items():
+        assert reader in {0, 1}
+        runs = [
+            (group, list(run)) for group, run in itertools.groupby(frames, lambda frame: frame // whole.group_frames)
+        ]
+        assert all(run == list(range(run[0], run[0] + len(run))) for _, run in runs)
+        assert len({group for group, _ in runs}) == len(runs)
+        groups[episode] += [group for group, _ in runs]
+    assert all(len(both) <= len(set(both)) + 1 for both in groups.values())
+
+
 def test_groups_are_drawn() -> None:
     frames = [frame for _, frame in drawn(order([40], lanes=1, pool=1, group=2))]
     assert frames[::2] != sorted(frames[::2])
