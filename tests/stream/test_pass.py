@@ -51,6 +51,28 @@ def broken(truth: DatasetTruth, tmp_path: Path) -> DatasetTruth:
     return dataclasses.replace(truth, root=root)
 
 
+async def test_an_epoch_opens_each_decoder_once(tmp_path: Path) -> None:
+    """Though as many are used in turns as there are clips in the pool, and each that was read through stays a while."""
+    episodes, cameras, seats = 96, 2, 64
+    truth = write_dataset(
+        tmp_path / "data",
+        episodes=episodes,
+        length=20,
+        distinct_videos=1,
+        width=64,
+        height=64,
+        gop=10,
+        codec="h264",
+        episodes_per_video_file=32,
+    )
+    config = af.StreamConfig(lanes=seats, pool_episodes=seats, decoded_max_bytes=4 << 20)
+    async with af.open_dataset(str(truth.root), config=config) as dataset:
+        async with af.Stream(dataset).samples() as samples:
+            assert len({index(sample) async for sample in samples}) == episodes * 20
+        # Half of the seats begin with an episode that another one has, and read it with a decoder of their own.
+        assert dataset.statistics().decoders.misses <= (episodes + seats // 2) * cameras
+
+
 async def test_the_episodes_that_the_consumer_waits_for_are_hurried(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
