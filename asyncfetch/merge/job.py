@@ -115,9 +115,9 @@ async def carry_out(job: MergeJob, pool: Pool, progress: Progress) -> tuple[int,
     """
     build, fetcher = job.build, pool.fetcher
     async with build.open(fetcher, job.needed(pool.workers), overwrite=job.overwrite):
-        files, summary = await write_and_summarise(pool, job.units, build, progress)
+        files, summary, numbers = await write_and_summarise(pool, job.units, build, progress)
         async with build.room() as room:
-            metadata = await anyio.to_thread.run_sync(write_metadata, job.plan, summary, room)
+            metadata = await anyio.to_thread.run_sync(write_metadata, job.plan, summary, numbers, room)
             nbytes = await anyio.to_thread.run_sync(_measure, room, metadata)
             await build.publish(fetcher, room, files, metadata, overwrite=job.overwrite)
     return len(files) + len(metadata), sum(file.nbytes for file in files) + nbytes

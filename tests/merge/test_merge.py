@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncfetch.lerobot import open_dataset
-from asyncfetch.merge import merge_datasets
+from asyncfetch.merge import merge_datasets, quantiles, summaries
 from asyncfetch.testing import Quirks, read_identity
 from tests.lerobot.serving import TOP, WRIST
 
@@ -218,6 +218,18 @@ async def test_statistics_are_those_of_the_merged_rows(library: Library, tmp_pat
     assert episodes["stats/index/max"] == [[3], [9], [14]]
     assert episodes["stats/episode_index/mean"] == [[0], [1], [2]]
     assert episodes["stats/task_index/q99"] == [[0], [1], [2]]
+
+
+async def test_statistics_of_many_rows_are_found_in_rounds(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are the same bytes as those that are found at once."""
+    monkeypatch.setattr(summaries, "_PART_ROWS", 7)
+    roots = [library(episodes=(9, 4, 5)).root, library(episodes=(5, 6), tasks=("place", "stack")).root]
+    await merge_datasets(roots, tmp_path / "at-once", workers=2)
+    monkeypatch.setattr(quantiles, "_FEW_ROWS", 0)
+    await merge_datasets(roots, tmp_path / "in-rounds", workers=2)
+    assert all_files(tmp_path / "in-rounds") == all_files(tmp_path / "at-once")
 
 
 async def test_picture_statistics_are_combined_by_their_counts(library: Library, tmp_path: Path) -> None:
