@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["DataFile", "Selection", "Source", "count_episodes", "has_pictures", "load_source"]
+__all__ = ["DataFile", "Selection", "Source", "count_episodes", "has_pictures", "load_source", "read_version"]
 
 _INFO = "meta/info.json"
 _FILES_AT_ONCE = 32
@@ -234,6 +234,13 @@ async def count_episodes(reader: RangeReader, url: str, *, run: RunSync) -> int:
     raw = as_v3(raw) if is_v2(raw) else raw
     info = await run(partial(parse_info, json.dumps(raw).encode(), join_url(url, _INFO)))
     return info.total_episodes
+
+
+async def read_version(reader: RangeReader, url: str, *, run: RunSync) -> str:
+    """Of LeRobot, as the dataset has it; empty where it says nothing, and is none."""
+    with suppress(NotFound):
+        return str((await _raw_info(reader, url, run)).get("codebase_version", ""))
+    return ""
 
 
 async def _raw_info(reader: RangeReader, url: str, run: RunSync) -> dict[str, Any]:

@@ -15,11 +15,11 @@ import anyio.to_thread
 import numpy as np
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ConfigError, MergeError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.merge.apply import merge_datasets
 from asyncfetch.merge.arguments import destination_of
-from asyncfetch.merge.sources import Selection, count_episodes
+from asyncfetch.merge.sources import Selection, count_episodes, read_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,10 +120,18 @@ async def convert_dataset(
 ) -> MergeReport:
     """Write a dataset of LeRobot v2.0 or v2.1 as one of v3, its videos copied as they are.
 
-    One of v3 is written anew, regular and with what no episode names left out. Arguments and errors are those of
-    merge_datasets.
+    Arguments are those of merge_datasets, and so are errors, but that a dataset of v3 is a MergeError, too:
+    merge_datasets of it alone writes it anew, regular and without what no episode names.
     """
-    return await merge_datasets([source], destination, **options)
+    selection = Selection(source)
+    async with Fetcher(options.get("fetch") or FetchConfig()) as fetcher:
+        version = await read_version(fetcher, selection.url, run=anyio.to_thread.run_sync)
+    if version.startswith("v3"):
+        raise MergeError(
+            f"{redact_url(selection.url)} is a LeRobot {version} dataset already, and needs no conversion; to write it "
+            "anew, without what no episode names, merge it alone"
+        )
+    return await merge_datasets([selection], destination, **options)
 
 
 def assign_episodes(splits: Mapping[str, Share], count: int, *, seed: int | None = None) -> dict[str, list[int]]:

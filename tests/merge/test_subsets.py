@@ -224,6 +224,15 @@ async def test_a_damaged_old_dataset(
     assert isinstance(caught.value.__cause__, FormatError)
 
 
+async def test_what_needs_no_conversion_is_not_copied(library: Library, tmp_path: Path) -> None:
+    root = library(episodes=(4,)).root
+    with pytest.raises(MergeError, match=rf"{root} is a LeRobot v3\.0 dataset already.*merge it alone"):
+        await convert_dataset(root, tmp_path / "out")
+    with pytest.raises(MergeError, match="nowhere"):
+        await convert_dataset(tmp_path / "nowhere", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
+
+
 async def test_still_older_ones_are_refused_with_the_way_out(library: Library, tmp_path: Path) -> None:
     old = as_version2(library(episodes=(9, 4, 5), **EPISODE_FILE), tmp_path / "old")
     (old / "meta/info.json").write_text((old / "meta/info.json").read_text().replace("v2.1", "v1.6"))
