@@ -63,7 +63,7 @@ async def write_and_summarise(
 
     async def finished(file: WrittenFile) -> None:
         files.append(file)
-        progress.finished(file)
+        progress.finished(build.url(file.path), file.nbytes)
 
     with ungrouped():
         async with anyio.create_task_group() as tasks:

@@ -42,7 +42,7 @@ class Workplace:
     fetcher: Fetcher
     """Reads the sources, and writes where the destination isn't local."""
     wrote: Callable[[str, int], object]
-    """Told a file's path in the dataset and its bytes so far."""
+    """Told where a file lies when it is finished, and its bytes so far."""
 
 
 class Pool(Protocol):

@@ -21,11 +21,12 @@ from asyncfetch.merge.tables import RowsByIndex, open_writer, rows_schema
 from asyncfetch.merge.videos import build_video
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
 
+    from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.destination import Build, WrittenFile
     from asyncfetch.merge.kernel import Workplace
@@ -132,24 +133,24 @@ async def write(place: Workplace, build: Build, unit: FileUnit) -> WrittenFile:
             path = room / unit.path
             await anyio.to_thread.run_sync(partial(path.parent.mkdir, parents=True, exist_ok=True))
             if isinstance(unit, VideoUnit):
-                await _write_video(place, path, unit)
+                await _write_video(unit, path, place.fetcher, partial(place.wrote, build.url(unit.path)))
             else:
                 await _write_rows(place, path, unit)
             written = await build.finish(place.fetcher, room, unit.path)
-    place.wrote(unit.path, written.nbytes)
+    place.wrote(build.url(unit.path), written.nbytes)
     return written
 
 
-async def _write_video(place: Workplace, path: Path, unit: VideoUnit) -> None:
+async def _write_video(unit: VideoUnit, path: Path, reader: RangeReader, wrote: Callable[[int], object]) -> None:
     video: VideoFile = await anyio.to_thread.run_sync(partial(build_video, unit.segments, fps=unit.fps))
     nbytes = 0
     async with await anyio.open_file(path, "wb") as file:
         await anyio.to_thread.run_sync(_write_all, file.wrapped, video.header)
         for url, first, stop in _pieces(video):
-            piece = await place.fetcher.fetch(url, first, stop)
+            piece = await reader.fetch(url, first, stop)
             await anyio.to_thread.run_sync(_write_all, file.wrapped, piece)
             nbytes += len(piece)
-            place.wrote(unit.path, nbytes)
+            wrote(nbytes)
 
 
 def _pieces(video: VideoFile) -> Iterator[tuple[str, int, int]]:

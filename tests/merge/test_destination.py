@@ -194,12 +194,14 @@ async def test_killed_at_any_moment_it_is_gone_on_with(library: Library, tmp_pat
         assert await run() == 0
         assert below(content) == whole
         writes = child.writes
+        ends = []
         for _ in range(2):
             child = Child(random.randrange(1, writes))
-            assert await run() == -signal.SIGKILL
+            ends.append(await run())
             there = below(content)
             is_whole = whole.items() <= there.items()
             assert is_whole or "meta/info.json" not in there, child.last
+        assert ends[0] == -signal.SIGKILL  # the second one, which goes on, may come to its end
         await merge_datasets(roots, OUT, fetch=config(server), **options)
     assert below(content) == whole
 
