@@ -128,8 +128,8 @@ async def test_splits(library: Library, tmp_path: Path) -> None:
 
 async def test_a_split_that_is_interrupted_is_gone_on_with(library: Library, tmp_path: Path) -> None:
     """Until all parts are written none is there; what is finished of each isn't written again."""
-    root, parts, options = library(episodes=LENGTHS).root, {"a": 2, "b": 3}, {"video_file_max_bytes": 1, "workers": 1}
-    split = partial(split_dataset, root, parts, **options)
+    root = library(episodes=LENGTHS).root
+    split = partial(split_dataset, root, {"a": 2, "b": 3}, video_file_max_bytes=1, workers=1)
     await split(destination=tmp_path / "whole")
     told: list[MergeProgress] = []
 
