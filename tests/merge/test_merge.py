@@ -100,6 +100,10 @@ async def test_ffmpeg_decodes_the_same_pictures_at_whole_frames(library: Library
     times = np.array([int(time) for time, _ in frames])
     assert times[0] == 0
     assert len(set(np.diff(times))) == 1
+    episodes = read_table(tmp_path / "out", "meta/episodes").to_pydict()
+    ends = np.cumsum([9, 4, 5, 7, 6])
+    assert episodes[f"videos/{TOP}/to_timestamp"] == (ends / 30).tolist()
+    assert episodes[f"videos/{TOP}/from_timestamp"] == [0, *(ends[:-1] / 30).tolist()]
 
 
 async def test_the_index_of_a_video_is_in_front(library: Library, tmp_path: Path) -> None:

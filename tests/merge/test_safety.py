@@ -52,7 +52,31 @@ async def test_every_disagreement_is_listed_before_anything_is_written(library: 
     assert names(tmp_path) == {"other"}
 
 
-async def test_another_pixel_format_is_seen_in_the_files(library: Library, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("-c:v libx264 -pix_fmt yuv444p", "pixel_format of .* is 'yuv420p' .*, but 'yuv444p' in .*file-001.mp4"),
+        ("-c:v copy -video_track_timescale 90000", "timescale of .* is 15360 .*, but 90000 in .*file-001.mp4"),
+        ("-c:v libx264 -vf scale=128:64", "width of .* is 96 .*, but 128 in .*file-001.mp4"),
+        ("-c:v libx264 -r 15", "lacks 3 of the 6 frames of episode 1"),
+    ],
+    ids=["pixel format", "time base", "width", "frame rate"],
+)
+async def test_every_video_file_is_looked_at(library: Library, tmp_path: Path, options: str, message: str) -> None:
+    """info.json describes the first one only."""
+    root = tmp_path / "source"
+    shutil.copytree(library(episodes=(4, 6), episodes_per_video_file=1).root, root)
+    path = root / f"videos/{TOP}/chunk-000/file-001.mp4"
+    made = tmp_path / "made.mp4"
+    command = ["ffmpeg", "-v", "error", "-i", str(path), *options.split(), "-g", "2", "-bf", "0", str(made)]
+    await anyio.run_process(command)
+    made.rename(path)
+    with pytest.raises(MergeError, match=message):
+        await merge_datasets([root], tmp_path / "out")
+    assert names(tmp_path) == {"source"}
+
+
+async def test_depth_is_described_by_its_files(library: Library, tmp_path: Path) -> None:
     root = library(episodes=(4,), extras=("observation.images.depth",)).root
     await merge_datasets([root, root], tmp_path / "out")
     info = read_json(tmp_path / "out", "info.json")["features"]["observation.images.depth"]["info"]
