@@ -50,9 +50,9 @@ async def test_recorded_datasets(tmp_path: Path) -> None:
             assert (sample["index"], sample["episode_index"]) == (index, episode)
             assert sample["task"] in tasks
     for camera in (TOP, WRIST):
-        merged = [pixels for path in videos_of(out, camera) for _, pixels in frame_hashes(path)]
+        merged = [pixels for path in videos_of(out, camera) for pixels in frame_hashes(path)]
         sources = [path for root in roots for path in videos_of(root, camera)]
-        assert merged == [pixels for path in sources for _, pixels in frame_hashes(path)]
+        assert merged == [pixels for path in sources for pixels in frame_hashes(path)]
         assert 1 < len(videos_of(out, camera)) < len(sources)
     assert read_json(out, "info.json")["total_tasks"] == len({task for _, tasks in expected for task in tasks})
 
