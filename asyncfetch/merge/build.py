@@ -45,7 +45,7 @@ async def write_and_summarise(
 ) -> tuple[list[WrittenFile], Summary, dict[str, Statistics]]:
     """Write all of a plan's files. What is finished stays.
 
-    The rows are read back twice or more, since quantiles are searched for in rounds: see ``quantiles``.
+    Few rows are read back once, many twice or more, since quantiles are searched for in rounds: see ``quantiles``.
 
     Args:
         pool: Does the work.

@@ -56,7 +56,7 @@ class Tally:
     """Different ones, ascending."""
     counts: NDArray[np.int64]
     used_bits: int
-    """Those that any of the rows has."""
+    """Those that any key has, whole."""
 
     def __add__(self, other: Tally) -> Tally:
         bins, places = np.unique(np.concatenate((self.bins, other.bins)), return_inverse=True)
