@@ -115,6 +115,7 @@ def put_files(server: S3Server, behind: int = 0) -> set[str]:
     return {path for path in puts if path.startswith(("data/", "videos/"))}
 
 
+@pytest.mark.timeout(60)  # hundreds of requests
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "replaced"])
 async def test_what_is_interrupted_is_gone_on_with(library: Library, tmp_path: Path, overwrite: bool) -> None:
     """Behind what is whole still; without leave to overwrite, too, but not when it has become a dataset."""
