@@ -75,7 +75,9 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import Fetcher, FetchStatistics, RangeReader
     from asyncfetch.lerobot import LeRobotDataset, frames, open_dataset
     from asyncfetch.merge import (
+        MergeProgress,
         MergeReport,
+        PlannedFile,
         Selection,
         convert_dataset,
         merge_datasets,
@@ -136,7 +138,9 @@ _HOMES = {
     "fetch": ["FetchStatistics", "Fetcher", "RangeReader"],
     "lerobot": ["LeRobotDataset", "frames", "open_dataset"],
     "merge": [
+        "MergeProgress",
         "MergeReport",
+        "PlannedFile",
         "Selection",
         "convert_dataset",
         "merge_datasets",
@@ -181,6 +185,7 @@ __all__ = [
     "Lazy",
     "LeRobotDataset",
     "MergeError",
+    "MergeProgress",
     "MergeReport",
     "MissingDependency",
     "Mixture",
@@ -188,6 +193,7 @@ __all__ = [
     "NotFound",
     "ObjectChanged",
     "ObjectInfo",
+    "PlannedFile",
     "RangeNotSatisfiable",
     "RangeReader",
     "RetryConfig",

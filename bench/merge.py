@@ -1,13 +1,14 @@
 """What a merge costs: beside merging pairs in rounds, and beside adding one dataset after the other.
 
-    python -m bench.merge              64 members, 5 repeats; some minutes
+    python -m bench.merge              64 members, 5 repeats, 1 and 2 workers; some minutes
     python -m bench.merge --quick      8 members, 3 repeats
 
 All ways read and write with the same code, and only the order differs. "flat" is ``merge_datasets`` of all members.
 "pairs" merges neighbours, then what that gave, round by round, the pairs of a round side by side. "one by one" merges
 the first two, then that and the third, as LeRobot's ``aggregate_datasets`` grows its files. Each repeat runs all ways
-in a new order; "flat" also with members on a server that gives each stream a rate. Times are of the wall; bytes written
-are those that the process handed to the system.
+in a new order; "flat" also with members on a server that gives each stream a rate. Times are of the wall, with the
+least and the greatest; the CPU's beside them say how much others took of it. Bytes written are those that the process
+handed to the system.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +36,7 @@ from asyncfetch.merge import merge_datasets
 from asyncfetch.testing import RangeServer, write_dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
 MIB = 1024**2
 RATE_BYTES = 4 * MIB
@@ -51,8 +53,10 @@ class Row:
     seconds: float
     least_seconds: float
     most_seconds: float
+    cpu_seconds: float
+    """Of this process; the server's are in it where there is one."""
     to_flat: float
-    """Time over that of "flat, 1 worker" in the same repeat, the median of the ratios."""
+    """Time over that of the first "flat" in the same repeat, the median of the ratios."""
     written_to_output: float
     """Bytes written over the length of the merged dataset."""
 
@@ -90,13 +94,15 @@ async def one_by_one(members: list[str], out: Path, fetch: FetchConfig | None) -
     await anyio.Path(grown).rename(out)
 
 
-def ways() -> dict[str, Callable[[list[str], Path, FetchConfig | None], Awaitable[None]]]:
+Way = Callable[[list[str], Path, FetchConfig | None], Awaitable[None]]
+
+
+def ways(workers: Sequence[int]) -> dict[str, Way]:
     """All of them, by name."""
+    named = {count: f"{count} worker{'s' if count > 1 else ''}" for count in workers}
     return {
-        "flat, 1 worker": partial(flat, 1),
-        "flat, 2 workers": partial(flat, 2),
-        "pairs, 1 worker": partial(pairs, 1),
-        "pairs, 2 workers": partial(pairs, 2),
+        **{f"flat, {name}": partial(flat, count) for count, name in named.items()},
+        **{f"pairs, {name}": partial(pairs, count) for count, name in named.items()},
         "one by one": one_by_one,
     }
 
@@ -107,14 +113,24 @@ def written_bytes() -> int:
     return int(counters.write_chars)
 
 
-async def measure(root: Path, count: int, episodes: int, repeats: int) -> list[Row]:
+@dataclass(frozen=True)
+class Run:
+    """One way, once."""
+
+    seconds: float
+    cpu_seconds: float
+    written_to_output: float
+
+
+async def measure(root: Path, count: int, episodes: int, repeats: int, workers: Sequence[int]) -> list[Row]:
     """All ways for local members and for served ones, interleaved."""
     make = partial(write_dataset, codec="h264", width=160, height=128, texture=0.3, length=40, distinct_videos=1)
     for number in range(count):
         await anyio.to_thread.run_sync(
             partial(make, root / f"members/{number:03d}", episodes=episodes, seed=number, tasks=(f"{number % 5}", "b"))
         )
-    taken: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    taken: dict[tuple[str, str], list[Run]] = {}
+    named = ways(workers)
     async with RangeServer(
         root / "members", bytes_per_second=RATE_BYTES, first_byte_seconds=FIRST_BYTE_SECONDS
     ) as server:
@@ -123,57 +139,65 @@ async def measure(root: Path, count: int, episodes: int, repeats: int) -> list[R
             "local": (str(root / "members"), None),
             "served": (server.url, slow),
         }
-        cells = [(place, way) for place in places for way in ways() if place == "local" or "flat" in way]
+        cells = [(place, way) for place in places for way in named if place == "local" or "flat" in way]
         for _ in range(repeats):
             for place, way in random.sample(cells, len(cells)):
                 base, fetch = places[place]
                 members = [f"{base}/{number:03d}" for number in range(count)]
-                taken.setdefault((place, way), []).append(await timed(ways()[way], members, root / "work", fetch))
-    return [summarise(place, way, taken) for place, way in cells]
+                taken.setdefault((place, way), []).append(await timed(named[way], members, root / "work", fetch))
+    return [summarise(place, way, next(iter(named)), taken) for place, way in cells]
 
 
-async def timed(
-    way: Callable[[list[str], Path, FetchConfig | None], Awaitable[None]],
-    members: list[str],
-    work: Path,
-    fetch: FetchConfig | None,
-) -> tuple[float, float]:
-    """Seconds, and bytes written over those of the result."""
+async def timed(way: Way, members: list[str], work: Path, fetch: FetchConfig | None) -> Run:
+    """What it took, and bytes written over those of the result."""
     await anyio.Path(work).mkdir()
-    started, before = time.perf_counter(), written_bytes()
+    started, cpu, before = time.perf_counter(), time.process_time(), written_bytes()
     await way(members, work / "out", fetch)
-    seconds, written = time.perf_counter() - started, written_bytes() - before
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+    written = written_bytes() - before
     size = sum(path.stat().st_size for path in (work / "out").rglob("*") if path.is_file())
     await anyio.to_thread.run_sync(shutil.rmtree, work)
-    return seconds, written / size
+    return Run(seconds, cpu_seconds, written / size)
 
 
-def summarise(place: str, way: str, taken: dict[tuple[str, str], list[tuple[float, float]]]) -> Row:
+def summarise(place: str, way: str, first_flat: str, taken: dict[tuple[str, str], list[Run]]) -> Row:
     """The row of one way."""
-    own, one_worker = taken[place, way], taken[place, "flat, 1 worker"]
-    seconds = [one[0] for one in own]
+    own, first = taken[place, way], taken[place, first_flat]
+    seconds = [one.seconds for one in own]
     return Row(
         place=place,
         way=way,
         seconds=statistics.median(seconds),
         least_seconds=min(seconds),
         most_seconds=max(seconds),
-        to_flat=statistics.median(one[0] / other[0] for one, other in zip(own, one_worker, strict=True)),
-        written_to_output=statistics.median(one[1] for one in own),
+        cpu_seconds=statistics.median(one.cpu_seconds for one in own),
+        to_flat=statistics.median(one.seconds / other.seconds for one, other in zip(own, first, strict=True)),
+        written_to_output=statistics.median(one.written_to_output for one in own),
     )
 
 
 def show(rows: Sequence[Row], title: str, console: Console) -> None:
     """Print the table."""
     table = Table(title=title)
-    for number, column in enumerate(("members", "way", "seconds", "spread", "of flat, 1 worker", "written / output")):
+    for number, column in enumerate(("members", "way", "seconds", "spread", "CPU", "/ flat", "written / output")):
         table.add_column(column, justify="right" if number > 1 else "left")
     for row in rows:
         spread = f"{row.least_seconds:.2f}-{row.most_seconds:.2f}"
         table.add_row(
-            row.place, row.way, f"{row.seconds:.2f}", spread, f"{row.to_flat:.2f}", f"{row.written_to_output:.3f}"
+            row.place,
+            row.way,
+            f"{row.seconds:.2f}",
+            spread,
+            f"{row.cpu_seconds:.2f}",
+            f"{row.to_flat:.2f}",
+            f"{row.written_to_output:.3f}",
         )
     console.print(table)
+
+
+def parse_counts(text: str) -> list[int]:
+    """The numbers in "1,2"."""
+    return [int(part) for part in text.split(",")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -181,14 +205,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="8 members, 3 repeats")
     parser.add_argument("--members", type=int)
-    parser.add_argument("--episodes", type=int, default=4, help="of a member, 40 frames each, two cameras")
+    parser.add_argument("--episodes", type=int, default=1, help="of a member, 40 frames each, two cameras")
     parser.add_argument("--repeats", type=int)
+    parser.add_argument("--workers", type=parse_counts, default=[1, 2], help="such as 1,2")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     asked = parser.parse_args(arguments)
     count = asked.members or (8 if asked.quick else 64)
     repeats = asked.repeats or (3 if asked.quick else 5)
     with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-") as directory:
-        rows = anyio.run(measure, Path(directory), count, asked.episodes, repeats)
+        rows = anyio.run(measure, Path(directory), count, asked.episodes, repeats, asked.workers)
     if asked.json:
         print(json.dumps({"members": count, "repeats": repeats, "rows": [asdict(row) for row in rows]}))
     else:

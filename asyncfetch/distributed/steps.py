@@ -116,5 +116,5 @@ class FinishStep(_Step):
             return  # of several tasks only the first does anything
         started, told = time.monotonic(), Progress(None)
         async with InProcess().open(self.fetch, None, told.wrote) as pool:
-            files, nbytes = await carry_out(self.job, pool, told)
+            [(files, nbytes)] = await carry_out([self.job], pool, told)
         report_on(self.job, files, nbytes, time.monotonic() - started)

@@ -8,7 +8,9 @@
     plan          which file, frame and task everything gets
     job           a merge that is planned and can be carried out
     build         the job's pieces, what waits for what, and what is reduced
-    units         the pieces: each file that is written, and what the statistics need of it
+    units         the pieces that write: each file
+    summaries     the pieces that read back what the statistics need of the rows
+    quantiles     how quantiles are found without all rows in memory
     kernel        each piece as soon as what it needs is there; where it runs is an executor's to say
     here          the executor of this process
     destination   what a destination has to do
@@ -18,7 +20,7 @@
     videos        one video of many segments, times in whole ticks
     codecs        what a sample description says
     finish        the metadata, at the end
-    tables, statistics, info     what is in the other files
+    tables, statistics, info     what is in the files
     schemas       schemas that pickle
     progress      how far it is
 

@@ -120,19 +120,71 @@ async def merge_datasets(
         DatasetError: A source's rows aren't what its metadata say.
         MissingDependency: pyarrow isn't installed.
     """
+    options = Options(
+        workers=workers,
+        overwrite=overwrite,
+        dry_run=dry_run,
+        data_file_max_bytes=data_file_max_bytes,
+        video_file_max_bytes=video_file_max_bytes,
+        files_per_chunk=files_per_chunk,
+        fetch=fetch,
+        executor=executor,
+        progress=progress,
+    )
+    [report] = await merge_several([(sources, destination)], options)
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What ``merge_datasets`` takes, but for where from and where to.
+
+    Raises:
+        ConfigError: One of them can't be meant.
+    """
+
+    workers: int | None = None
+    overwrite: bool = False
+    dry_run: bool = False
+    data_file_max_bytes: int = DATA_FILE_MAX_BYTES
+    video_file_max_bytes: int = VIDEO_FILE_MAX_BYTES
+    files_per_chunk: int = FILES_PER_CHUNK
+    fetch: FetchConfig | None = None
+    executor: Executor | None = None
+    progress: Callable[[MergeProgress], object] | None = None
+
+    def __post_init__(self) -> None:
+        check_workers(self.workers)
+        check_limits(self.limits)
+
+    @property
+    def limits(self) -> Limits:
+        """Of the files."""
+        return Limits(self.data_file_max_bytes, self.video_file_max_bytes, self.files_per_chunk)
+
+
+async def merge_several(
+    merges: Sequence[tuple[Sequence[str | os.PathLike[str] | Selection], str | os.PathLike[str]]], options: Options
+) -> list[MergeReport]:
+    """Sources and a destination each: all are planned, then all are written, then all take their places.
+
+    Errors are those of ``merge_datasets``.
+    """
+    named = [(selections_of(sources), destination_of(destination)) for sources, destination in merges]
+    told = Progress(options.progress)
+    executor, fetch = options.executor or InProcess(), options.fetch or FetchConfig()
     started = time.monotonic()
-    check_workers(workers)
-    limits = Limits(data_file_max_bytes, video_file_max_bytes, files_per_chunk)
-    check_limits(limits)
-    selections, target = selections_of(sources), destination_of(destination)
-    told = Progress(progress)
-    async with (executor or InProcess()).open(fetch or FetchConfig(), workers, told.wrote) as pool:
-        job = await plan_job(pool, selections, target, limits, overwrite=overwrite)
-        if dry_run:
-            return report_on(job, len(job.units), job.nbytes, time.monotonic() - started, is_dry_run=True)
-        told.expect(len(job.units), job.nbytes)
-        files, nbytes = await carry_out(job, pool, told)
-    return report_on(job, files, nbytes, time.monotonic() - started)
+    async with executor.open(fetch, options.workers, told.wrote) as pool:
+        jobs = [
+            await plan_job(pool, selections, target, options.limits, overwrite=options.overwrite)
+            for selections, target in named
+        ]
+        if options.dry_run:
+            written = [(len(job.units), job.nbytes) for job in jobs]
+        else:
+            written = await carry_out(jobs, pool, told)
+    seconds = time.monotonic() - started
+    return [report_on(job, *one, seconds, is_dry_run=options.dry_run) for job, one in zip(jobs, written, strict=True)]
 
 
 def report_on(job: MergeJob, files: int, nbytes: int, seconds: float, *, is_dry_run: bool = False) -> MergeReport:

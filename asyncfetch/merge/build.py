@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING
 import anyio
 
 from asyncfetch.merge.kernel import Schedule
-from asyncfetch.merge.units import RowsUnit, Summary, add, summarise, write
+from asyncfetch.merge.quantiles import Search
+from asyncfetch.merge.statistics import quantile_ranks
+from asyncfetch.merge.summaries import Summary, add, summarise, tally_again
+from asyncfetch.merge.units import RowsUnit, write
 from asyncfetch.runtime.concurrently import ungrouped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncfetch.merge.destination import Build, WrittenFile
-    from asyncfetch.merge.kernel import Pool
+    from asyncfetch.merge.kernel import Pending, Pool
     from asyncfetch.merge.progress import Progress
+    from asyncfetch.merge.statistics import Statistics
+    from asyncfetch.merge.summaries import PartUnit
     from asyncfetch.merge.units import FileUnit
 
 __all__ = ["write_and_summarise", "write_files"]
@@ -37,11 +42,10 @@ async def write_files(pool: Pool, units: Sequence[FileUnit], build: Build) -> No
 
 async def write_and_summarise(
     pool: Pool, units: Sequence[FileUnit], build: Build, progress: Progress
-) -> tuple[list[WrittenFile], Summary]:
-    """Write all of a plan's files: which they are, and what is known of the rows. What is finished stays.
+) -> tuple[list[WrittenFile], Summary, dict[str, Statistics]]:
+    """Write all of a plan's files. What is finished stays.
 
-    The numbers in the rows stay in memory until their statistics are taken: for a state and an action of 7 float32
-    each, 56 bytes a frame.
+    Few rows are read back once, many twice or more, since quantiles are searched for in rounds: see ``quantiles``.
 
     Args:
         pool: Does the work.
@@ -49,27 +53,53 @@ async def write_and_summarise(
         build: Which nobody else writes to.
         progress: Told of each file.
 
+    Returns:
+        Which files they are, what is known of the rows, and the statistics of numeric features over all of them.
+
     Raises:
         FetchError, DatasetError: See ``write_files``.
     """
     files: list[WrittenFile] = []
-    summary = Summary()
 
     async def finished(file: WrittenFile) -> None:
         files.append(file)
-        progress.finished(file)
+        progress.finished(build.url(file.path), file.nbytes)
 
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             schedule = Schedule(tasks, pool)
-            leaves = []
+            parts: list[tuple[Pending, PartUnit]] = []
             for unit in units:
                 written = schedule.submit(write, build, unit)
                 schedule.then(written, finished)
                 if isinstance(unit, RowsUnit):
-                    leaves += [schedule.submit(summarise, build, written, part) for part in unit.parts()]
-            if leaves:
-                root = schedule.reduce(add, leaves)
-                leaves.clear()  # who still needs one has it
-                summary = await schedule.get(root)
-    return files, summary
+                    parts += [(written, part) for part in unit.parts()]
+            summary, numbers = await _summarise(schedule, build, parts)
+    return files, summary, numbers
+
+
+async def _summarise(
+    schedule: Schedule, build: Build, parts: Sequence[tuple[Pending, PartUnit]]
+) -> tuple[Summary, dict[str, Statistics]]:
+    """What is known of the rows of all parts, and their statistics."""
+    count = sum(sum(part.lengths) for _, part in parts)
+    if not count:
+        return Summary(), {}
+    search = Search(count, quantile_ranks(count))
+    leaves = [schedule.submit(summarise, build, written, part, search.shift) for written, part in parts]
+    root = schedule.reduce(add, leaves)
+    leaves.clear()  # who still needs one has it
+    summary: Summary = await schedule.get(root)
+    search.learn(summary.counted)
+    while search.wanted:
+        leaves += [
+            schedule.submit(tally_again, build, written, part, search.wanted, search.shift) for written, part in parts
+        ]
+        root = schedule.reduce(add, leaves)
+        leaves.clear()
+        search.learn(await schedule.get(root))
+    numbers = {}
+    for key, moments in summary.moments.items():
+        ordered = search.values(key).reshape(*moments.mean.shape, -1)
+        numbers[key] = moments.statistics(ordered)
+    return summary, numbers

@@ -21,8 +21,8 @@ _ENTRY_BYTES = 78
 _STSD_BYTES = 8
 """Version, flags and the number of entries, in front of the entries."""
 _CHROMA = {0: "gray", 1: "yuv420p", 2: "yuv422p", 3: "yuv444p"}
-_HIGH_PROFILES = frozenset({100, 110, 122, 144})
-"""H.264 profiles whose configuration ends with the chroma format and the bit depths; the others are 8 bit 4:2:0."""
+_PLAIN_PROFILES = frozenset({66, 77, 88})
+"""H.264 profiles that are 8 bit 4:2:0; the configuration of the others ends with the chroma format and bit depths."""
 
 
 class Pictures(NamedTuple):
@@ -104,7 +104,7 @@ def _h264_format(box: Box) -> tuple[int, int]:
     if len(data) < 7:
         raise box.error(f"is {len(data)} bytes long, too short for a decoder configuration")
     position = 5
-    if data[1] not in _HIGH_PROFILES:
+    if data[1] in _PLAIN_PROFILES:
         return 1, 8
     for mask in (0x1F, 0xFF):
         count = data[position] & mask if position < len(data) else 0

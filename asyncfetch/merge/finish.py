@@ -12,6 +12,7 @@ from asyncfetch.lerobot.layout import EPISODES_PATH
 from asyncfetch.merge import statistics
 from asyncfetch.merge.info import INFO_PATH, merged_info
 from asyncfetch.merge.sources import has_pictures
+from asyncfetch.merge.statistics import EpisodeColumn
 from asyncfetch.merge.tables import write_episodes, write_tasks
 from asyncfetch.merge.units import file_path
 
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from asyncfetch.merge.plan import MergePlan
-    from asyncfetch.merge.units import EpisodeSummary, Summary
+    from asyncfetch.merge.statistics import Statistics
+    from asyncfetch.merge.summaries import Summary
 
 __all__ = ["write_metadata"]
 
@@ -31,24 +31,24 @@ __all__ = ["write_metadata"]
 class _Build:
     plan: MergePlan
     root: Path
-    rows: Mapping[int, EpisodeSummary]
-    """By episode; without those that have no frames."""
-    numbers: Mapping[str, statistics.Distribution]
+    summary: Summary
+    """Of the episodes that have frames."""
+    numbers: Mapping[str, Statistics]
 
 
-def write_metadata(plan: MergePlan, summary: Summary, root: Path) -> list[str]:
+def write_metadata(plan: MergePlan, summary: Summary, numbers: Mapping[str, Statistics], root: Path) -> list[str]:
     """Write them into the dataset at ``root``.
 
     Args:
         plan: Of the merge.
         summary: Of all rows.
+        numbers: Statistics of numeric features over all rows.
         root: Has the directory ``meta``, or gets it.
 
     Returns:
         Their paths in the dataset, info.json last.
     """
-    filled = [planned.index for planned in plan.episodes if planned.episode.length]
-    build = _Build(plan, root, dict(zip(filled, summary.episodes, strict=True)), summary.numbers)
+    build = _Build(plan, root, summary, numbers)
     meta = root / "meta"
     meta.mkdir(parents=True, exist_ok=True)
     write_tasks(meta / "tasks.parquet", plan.tasks)
@@ -61,8 +61,8 @@ def write_metadata(plan: MergePlan, summary: Summary, root: Path) -> list[str]:
     return sorted(paths, key=lambda path: path == INFO_PATH)
 
 
-def _overall_statistics(build: _Build) -> dict[str, dict[str, NDArray[Any]]]:
-    overall: dict[str, dict[str, NDArray[Any]]] = {}
+def _overall_statistics(build: _Build) -> dict[str, Statistics]:
+    overall: dict[str, Statistics] = {}
     sources = build.plan.sources
     for key, feature in sources[0].metadata.features.items():
         if has_pictures(feature):
@@ -71,7 +71,7 @@ def _overall_statistics(build: _Build) -> dict[str, dict[str, NDArray[Any]]]:
             if weighed and len(weighed) == len(parts):
                 overall[key] = statistics.combine(weighed)
         elif key in build.numbers:
-            overall[key] = build.numbers[key].statistics()
+            overall[key] = build.numbers[key]
     return overall
 
 
@@ -81,7 +81,14 @@ def _picture_statistics(build: _Build, number: int, key: str) -> Mapping[str, An
     own = (source.metadata.stats or {}).get(key)
     if own is not None:
         return own  # type: ignore[no-any-return]  # JSON
-    parts = [part for part in source.picture_statistics[key] if part is not None]
+    columns = source.picture_statistics[key]
+    if not columns.keys() >= {"count", "mean", "std"}:
+        return None
+    is_known = np.all([columns[name].is_known for name in ("count", "mean", "std")], axis=0)
+    parts = [
+        {name: column.values[episode] for name, column in columns.items() if column.is_known[episode]}
+        for episode in np.flatnonzero(is_known)
+    ]
     return statistics.combine(parts) if parts else None
 
 
@@ -99,13 +106,13 @@ def _episodes_per_file(build: _Build, num_columns: int) -> int:
     return max(1, build.plan.limits.data_file_max_bytes // (40 * num_columns))
 
 
-def _episode_columns(build: _Build) -> dict[str, list[Any]]:
+def _episode_columns(build: _Build) -> dict[str, list[Any] | EpisodeColumn]:
     plan, per_chunk = build.plan, build.plan.limits.files_per_chunk
     fps = plan.sources[0].metadata.info.fps
     episodes = plan.episodes
-    columns: dict[str, list[Any]] = {
+    columns: dict[str, list[Any] | EpisodeColumn] = {
         "episode_index": [planned.index for planned in episodes],
-        "tasks": [_tasks(build, planned.index) for planned in episodes],
+        "tasks": _tasks(build),
         "length": [planned.episode.length for planned in episodes],
         "data/chunk_index": [planned.data_file // per_chunk for planned in episodes],
         "data/file_index": [planned.data_file % per_chunk for planned in episodes],
@@ -127,23 +134,46 @@ def _episode_columns(build: _Build) -> dict[str, list[Any]]:
     return columns
 
 
-def _tasks(build: _Build, index: int) -> list[str]:
-    return [build.plan.tasks[task] for task in build.rows[index].tasks] if index in build.rows else []
+def _tasks(build: _Build) -> list[list[str]]:
+    found = iter(build.summary.tasks)
+    return [
+        [build.plan.tasks[task] for task in next(found)] if planned.episode.length else []
+        for planned in build.plan.episodes
+    ]
 
 
-def _statistics_columns(build: _Build) -> dict[str, list[Any]]:
+def _statistics_columns(build: _Build) -> dict[str, EpisodeColumn]:
     plan = build.plan
-    columns: dict[str, list[Any]] = {}
+    has_frames = np.array([planned.episode.length > 0 for planned in plan.episodes], np.bool_)
+    columns: dict[str, EpisodeColumn] = {}
     for key, feature in plan.sources[0].metadata.features.items():
-        taken: list[Mapping[str, Any] | None]
-        if has_pictures(feature):
-            taken = [plan.sources[one.source].picture_statistics[key][one.episode.index] for one in plan.episodes]
-        elif feature.kind == "value":
-            taken = [build.rows[one.index].statistics[key] if one.episode.length else None for one in plan.episodes]
-        else:
-            continue
         for name in statistics.STATISTICS:
-            values = [None if one is None or name not in one else np.asarray(one[name]).tolist() for one in taken]
-            if any(value is not None for value in values):
-                columns[f"stats/{key}/{name}"] = values
+            column = None
+            if has_pictures(feature):
+                column = _picture_column(plan, key, name)
+            elif key in build.numbers:
+                parts = [part[key][name] for part in build.summary.episodes]
+                values = np.zeros((len(has_frames), *parts[0].shape[1:]), parts[0].dtype)
+                values[has_frames] = np.concatenate(parts)
+                column = EpisodeColumn(values, has_frames)
+            if column is not None:
+                columns[f"stats/{key}/{name}"] = column
     return columns
+
+
+def _picture_column(plan: MergePlan, key: str, name: str) -> EpisodeColumn | None:
+    """A statistic that the sources have for their episodes; None where none has."""
+    columns = [source.picture_statistics[key].get(name) for source in plan.sources]
+    like = next((column.values for column in columns if column is not None), None)
+    if like is None:
+        return None
+    parts = []
+    for source, column in zip(plan.sources, columns, strict=True):
+        if column is None:
+            count = len(source.episodes)
+            parts.append(EpisodeColumn(np.zeros((count, *like.shape[1:]), like.dtype), np.zeros(count, np.bool_)))
+        else:
+            parts.append(column.take(np.array([episode.index for episode in source.episodes], np.int64)))
+    return EpisodeColumn(
+        np.concatenate([part.values for part in parts]), np.concatenate([part.is_known for part in parts])
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from asyncfetch.merge.validate import refuse
 from asyncfetch.runtime.concurrently import gather, ungrouped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from asyncfetch.merge.destination import Build, Destination
@@ -105,22 +106,37 @@ async def load_sources(place: Workplace, selections: Sequence[Selection]) -> lis
     return await gather(*(partial(load, selection) for selection in selections))
 
 
-async def carry_out(job: MergeJob, pool: Pool, progress: Progress) -> tuple[int, int]:
-    """Write what isn't written yet and let it take its place: (number of files, their bytes).
+async def carry_out(jobs: Sequence[MergeJob], pool: Pool, progress: Progress) -> list[tuple[int, int]]:
+    """Write what isn't written yet: number of files and their bytes, by job.
+
+    When all of it is written, the datasets take their places one right after the other: what ends earlier leaves none,
+    and all of it is gone on with.
 
     Raises:
         MergeError: There is no room, or the destination is being built or was filled by somebody else.
         FetchError: A source could not be read, or the destination not be written.
         DatasetError: A source isn't what its metadata say.
     """
-    build, fetcher = job.build, pool.fetcher
-    async with build.open(fetcher, job.needed(pool.workers), overwrite=job.overwrite):
-        files, summary = await write_and_summarise(pool, job.units, build, progress)
-        async with build.room() as room:
-            metadata = await anyio.to_thread.run_sync(write_metadata, job.plan, summary, room)
+    progress.expect(sum(len(job.units) for job in jobs), sum(job.nbytes for job in jobs))
+    async with AsyncExitStack() as stack:
+        for job in jobs:
+            await stack.enter_async_context(
+                job.build.open(pool.fetcher, job.needed(pool.workers), overwrite=job.overwrite)
+            )
+        publications: list[Callable[[], Awaitable[None]]] = []
+        written = []
+        for job in jobs:
+            files, summary, numbers = await write_and_summarise(pool, job.units, job.build, progress)
+            room = await stack.enter_async_context(job.build.room())
+            metadata = await anyio.to_thread.run_sync(write_metadata, job.plan, summary, numbers, room)
             nbytes = await anyio.to_thread.run_sync(_measure, room, metadata)
-            await build.publish(fetcher, room, files, metadata, overwrite=job.overwrite)
-    return len(files) + len(metadata), sum(file.nbytes for file in files) + nbytes
+            publications.append(
+                partial(job.build.publish, pool.fetcher, room, files, metadata, overwrite=job.overwrite)
+            )
+            written.append((len(files) + len(metadata), sum(file.nbytes for file in files) + nbytes))
+        for publish in publications:
+            await publish()
+    return written
 
 
 async def carry_out_share(job: MergeJob, pool: Pool, rank: int, world_size: int) -> None:

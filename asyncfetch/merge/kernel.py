@@ -1,5 +1,8 @@
 """In which order a merge's work is done: each piece as soon as what it needs is there and a worker is free.
 
+Of pieces that are ready the one furthest up the tree goes first. So values are combined before more are made, and at
+any time there is about one for each worker and level, however many leaves there are.
+
 Pieces form a graph: files that only need placing depend on nothing, what has to be reduced is combined two by two. The
 graph is known beforehand and its shape is the plan's, so the result is the same whoever works on it and however fast;
 there are no rounds, so what is slow delays its own ancestors and nothing else. n leaves are log2(n) combinations deep.
@@ -10,13 +13,15 @@ runs is the executor's to say: in this process, in others, on a cluster.
 
 from __future__ import annotations
 
+import heapq
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskGroup
@@ -37,7 +42,7 @@ class Workplace:
     fetcher: Fetcher
     """Reads the sources, and writes where the destination isn't local."""
     wrote: Callable[[str, int], object]
-    """Told a file's path in the dataset and its bytes so far."""
+    """Told where a file lies when it is finished, and its bytes so far."""
 
 
 class Pool(Protocol):
@@ -74,9 +79,14 @@ class Executor(Protocol):
 
 
 class Pending:
-    """A piece that was handed in."""
+    """A piece that was handed in.
 
-    def __init__(self) -> None:
+    Args:
+        depth: Of the pieces below it.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
         self._done = anyio.Event()
         self._value: Any = None
 
@@ -92,7 +102,7 @@ class Pending:
 
 
 class Schedule:
-    """Hands pieces to a pool, each when its arguments are there, in the order in which they were handed in.
+    """Hands pieces to a pool, each when its arguments are there: the deepest first, else as they were handed in.
 
     The first error comes out of the task group and cancels everything else.
     """
@@ -100,12 +110,15 @@ class Schedule:
     def __init__(self, tasks: TaskGroup, pool: Pool) -> None:
         self._tasks = tasks
         self._pool = pool
-        self._free = anyio.CapacityLimiter(pool.workers)
+        self._idle_workers = pool.workers
+        self._waiting: list[tuple[int, int, anyio.Event]] = []
+        self._submitted = 0
 
     def submit(self, piece: Piece, *arguments: object) -> Pending:
         """Have it run. Of arguments that are pending the piece gets the values."""
-        pending = Pending()
-        self._tasks.start_soon(self._run, pending, piece, arguments)
+        pending = Pending(max((one.depth + 1 for one in arguments if isinstance(one, Pending)), default=0))
+        self._submitted += 1
+        self._tasks.start_soon(self._run, pending, (-pending.depth, self._submitted), piece, arguments)
         return pending
 
     def reduce(self, piece: Piece, leaves: Sequence[Pending]) -> Pending:
@@ -127,8 +140,23 @@ class Schedule:
 
         self._tasks.start_soon(follow)
 
-    async def _run(self, pending: Pending, piece: Piece, arguments: Sequence[object]) -> None:
+    async def _run(self, pending: Pending, rank: tuple[int, int], piece: Piece, arguments: Sequence[object]) -> None:
         values = [await one.value() if isinstance(one, Pending) else one for one in arguments]
-        async with self._free:
+        async with self._worker(rank):
             value = await self._pool.run(piece, *values)
         pending.settle(value)
+
+    @asynccontextmanager
+    async def _worker(self, rank: tuple[int, int]) -> AsyncIterator[None]:
+        """One to oneself; of those who wait the least rank gets the next."""
+        if self._idle_workers:
+            self._idle_workers -= 1
+        else:
+            turn = anyio.Event()
+            heapq.heappush(self._waiting, (*rank, turn))
+            await turn.wait()  # whoever is cancelled here is cancelled with all others
+        yield
+        if self._waiting:
+            heapq.heappop(self._waiting)[-1].set()
+        else:
+            self._idle_workers += 1

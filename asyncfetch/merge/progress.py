@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncfetch.merge.destination import WrittenFile
-
 __all__ = ["MergeProgress", "Progress"]
 
 
@@ -40,15 +38,15 @@ class Progress:
         """How many files of rows and videos there will be, and about how many bytes."""
         self._files_total, self._bytes_total = files, nbytes
 
-    def wrote(self, path: str, nbytes: int) -> None:
+    def wrote(self, url: str, nbytes: int) -> None:
         """The file has this many bytes so far."""
-        self._bytes_done += nbytes - self._bytes.get(path, 0)
-        self._bytes[path] = nbytes
+        self._bytes_done += nbytes - self._bytes.get(url, 0)
+        self._bytes[url] = nbytes
         if self._tell is not None:
             total = max(self._bytes_total, self._bytes_done)
             self._tell(MergeProgress(self._bytes_done, total, self._files_done, self._files_total))
 
-    def finished(self, file: WrittenFile) -> None:
+    def finished(self, url: str, nbytes: int) -> None:
         """The file is whole."""
         self._files_done += 1
-        self.wrote(file.path, file.nbytes)
+        self.wrote(url, nbytes)

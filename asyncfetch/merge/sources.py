@@ -16,8 +16,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import numpy as np
 
-from asyncfetch.errors import ConfigError, FetchError, NotFound
+from asyncfetch.errors import ConfigError, FetchError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers
 from asyncfetch.lerobot.episode_files import episodes_url
@@ -30,13 +31,14 @@ from asyncfetch.media import parse_moov
 from asyncfetch.merge.codecs import Pictures, describe_pictures
 from asyncfetch.merge.schemas import pack_schema, unpack_schema
 from asyncfetch.merge.segments import EpisodeSpan, Segment, cut_file
-from asyncfetch.merge.statistics import STATISTICS
+from asyncfetch.merge.statistics import STATISTICS, EpisodeColumn
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     from asyncfetch.fetch import Fetcher
     from asyncfetch.fetch.reader import RangeReader
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["DataFile", "Selection", "Source", "count_episodes", "has_pictures", "load_source"]
+__all__ = ["DataFile", "Selection", "Source", "count_episodes", "has_pictures", "load_source", "read_version"]
 
 _INFO = "meta/info.json"
 _FILES_AT_ONCE = 32
@@ -57,7 +59,7 @@ _CARRIED_OF_V2 = frozenset({"info.json", "stats.json", "tasks.jsonl", "episodes.
 """What is merged of what lies in ``meta``."""
 
 
-_PictureStatistics = dict[str, list["Mapping[str, Any] | None"]]
+_PictureStatistics = dict[str, dict[str, EpisodeColumn]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,8 @@ class Source:
     """By camera and video file."""
     segments: Mapping[str, Sequence[Segment]]
     """By camera, in the order of the episodes."""
-    picture_statistics: Mapping[str, Sequence[Mapping[str, Any] | None]]
-    """By feature with pictures, per episode of the dataset; None for those that aren't to be merged, too."""
+    picture_statistics: Mapping[str, Mapping[str, EpisodeColumn]]
+    """By feature with pictures and name, of all episodes of the dataset; of those that aren't to be merged none."""
     version: str
     """Hash of what the files of rows and videos are, in their order, and of the metadata that tells how."""
     dropped: tuple[str, ...]
@@ -158,9 +160,11 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         episodes = [metadata.episodes[index] for index in selection.episodes]
     if len(episodes) < len(metadata.episodes):
         metadata = replace(metadata, stats=None)
-        chosen = {episode.index for episode in episodes}
-        for per_episode in statistics.values():
-            per_episode[:] = [one if index in chosen else None for index, one in enumerate(per_episode)]
+        is_chosen = np.zeros(len(metadata.episodes), np.bool_)
+        is_chosen[[episode.index for episode in episodes]] = True
+        for columns in statistics.values():
+            for column in columns.values():
+                column.is_known[~is_chosen] = False
     limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
     spans: dict[str, dict[str, list[EpisodeSpan]]] = {camera: defaultdict(list) for camera in metadata.cameras}
     data_urls: dict[str, None] = {}
@@ -232,6 +236,13 @@ async def count_episodes(reader: RangeReader, url: str, *, run: RunSync) -> int:
     return info.total_episodes
 
 
+async def read_version(reader: RangeReader, url: str, *, run: RunSync) -> str:
+    """Of LeRobot, as the dataset has it; empty where it says nothing, and is none."""
+    with suppress(NotFound):
+        return str((await _raw_info(reader, url, run)).get("codebase_version", ""))
+    return ""
+
+
 async def _raw_info(reader: RangeReader, url: str, run: RunSync) -> dict[str, Any]:
     info_url = join_url(url, _INFO)
     return await run(partial(parse_json, await reader.fetch(info_url), info_url))
@@ -252,32 +263,58 @@ async def _load_metadata(
 
 
 def _statistics_of_version2(old: Version2) -> _PictureStatistics:
-    return {
-        key: [old.episode_stats.get(episode, {}).get(key) for episode in old.metadata.episodes.indices]
-        for key, feature in old.metadata.features.items()
-        if has_pictures(feature)
-    }
+    found: _PictureStatistics = {}
+    for key, feature in old.metadata.features.items():
+        if has_pictures(feature):
+            given = {episode: stats[key] for episode, stats in old.episode_stats.items() if key in stats}
+            found[key] = {}
+            for name in STATISTICS:
+                values = {episode: own[name] for episode, own in given.items() if name in own}
+                where = f"{name} of {key} in meta/episodes_stats.jsonl of {redact_url(old.metadata.url)}"
+                _put(found[key], name, list(values), list(values.values()), len(old.metadata.episodes), where)
+    return found
 
 
 async def _picture_statistics(reader: RangeReader, metadata: Metadata, run: RunSync) -> _PictureStatistics:
     keys = [key for key, feature in metadata.features.items() if has_pictures(feature)]
-    found: _PictureStatistics = {key: [None] * len(metadata.episodes) for key in keys}
+    found: _PictureStatistics = {key: {} for key in keys}
     rows = number = 0
     while keys and rows < len(metadata.episodes):
         file = await open_table(reader, episodes_url(metadata.url, number, metadata.info.chunks_size), run=run)
         wanted = [f"stats/{key}/{name}" for key in keys for name in STATISTICS]
         columns = ["episode_index", *(column for column in wanted if column in file.columns)]
         table = await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
-        await run(partial(_collect, found, table, file.url))
+        await run(partial(_collect, found, table, len(metadata.episodes), file.url))
         rows, number = rows + len(table), number + 1
     return found
 
 
-def _collect(found: _PictureStatistics, table: pa.Table, url: str) -> None:
-    episodes = to_integers(table["episode_index"], "episode_index", url).tolist()
-    for key, per_episode in found.items():
-        names = [name for name in STATISTICS if f"stats/{key}/{name}" in table.column_names]
-        columns = [table[f"stats/{key}/{name}"].to_pylist() for name in names]
-        for episode, values in zip(episodes, zip(*columns, strict=True), strict=False):
-            if all(value is not None for value in values):
-                per_episode[episode] = dict(zip(names, values, strict=True))
+def _collect(found: _PictureStatistics, table: pa.Table, count: int, url: str) -> None:
+    episodes = to_integers(table["episode_index"], "episode_index", url)
+    for key, columns in found.items():
+        for name in STATISTICS:
+            if (label := f"stats/{key}/{name}") in table.column_names:
+                is_known = table[label].is_valid()
+                values = table[label].filter(is_known).to_pylist()
+                _put(columns, name, episodes[is_known.to_numpy()], values, count, f"{label} in {redact_url(url)}")
+
+
+def _put(
+    columns: dict[str, EpisodeColumn],
+    name: str,
+    episodes: Sequence[int] | NDArray[Any],
+    values: Sequence[Any],
+    count: int,
+    where: str,
+) -> None:
+    """Note a statistic of some of ``count`` episodes."""
+    if not len(values):
+        return
+    try:
+        array = np.asarray(values, np.int64 if name == "count" else np.float64)
+        if name not in columns:
+            columns[name] = EpisodeColumn(np.zeros((count, *array.shape[1:]), array.dtype), np.zeros(count, np.bool_))
+        columns[name].values[episodes] = array
+        columns[name].is_known[episodes] = True
+    except (ValueError, TypeError, IndexError) as error:
+        raise FormatError(f"{where} isn't a number, or a list of one length, for each episode: {error}") from error

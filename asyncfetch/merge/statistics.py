@@ -1,7 +1,7 @@
 """Statistics of features, as ``meta/stats.json`` and the ``stats/*`` columns have them. Pure.
 
-Those of numbers are taken from the rows, quantiles too: parts are sorted where they are read, and sorted parts are
-merged. Those of pictures would need decoding, so they are combined: counts, means and deviations exactly, extremes and
+Those of numbers are taken from the rows: Moments add up, and ``quantiles`` finds the values that QUANTILES lie between.
+Those of pictures would need decoding, so they are combined: counts, means and deviations exactly, extremes and
 quantiles as an envelope, since quantiles can't be recovered.
 """
 
@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["QUANTILES", "STATISTICS", "Distribution", "combine"]
+__all__ = [
+    "QUANTILES",
+    "STATISTICS",
+    "EpisodeColumn",
+    "Moments",
+    "Statistics",
+    "combine",
+    "components_of",
+    "describe",
+    "quantile_ranks",
+]
 
 Statistics = dict[str, "NDArray[Any]"]
 
@@ -30,56 +40,88 @@ _SHARES = np.array(list(QUANTILES.values()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Distribution:
-    """All values of a feature in some rows, by component."""
+class EpisodeColumn:
+    """One statistic of a feature, by episode."""
 
-    ordered: NDArray[Any]
-    """(\\*shape, rows), ascending in the last axis, of the stored dtype; NaN last."""
+    values: NDArray[Any]
+    """(episodes, \\*shape)."""
+    is_known: NDArray[np.bool_]
+    """(episodes,). What isn't has any values."""
+
+    def take(self, episodes: NDArray[np.int64]) -> EpisodeColumn:
+        """Of some, in this order."""
+        return EpisodeColumn(self.values[episodes], self.is_known[episodes])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """What of a feature's values in some rows adds up, by component: arrays have its shape."""
+
+    count: int
+    least: NDArray[np.float64]
+    """NaN where one of the values is; the others likewise."""
+    greatest: NDArray[np.float64]
     mean: NDArray[np.float64]
-    """(\\*shape)."""
     squares: NDArray[np.float64]
-    """(\\*shape): sum of the squared distances from the mean."""
+    """Sum of the squared distances from the mean."""
 
     @classmethod
-    def of_rows(cls, values: NDArray[Any]) -> Distribution:
-        """Over the first axis, which holds at least one row; scalars count as one component."""
-        rows = np.ascontiguousarray(np.moveaxis(values[:, None] if values.ndim == 1 else values, 0, -1))
-        exact = rows.astype(np.float64)
+    def of_rows(cls, values: NDArray[Any]) -> Moments:
+        """Over the last axis, which isn't empty."""
+        exact = values.astype(np.float64)
         with np.errstate(invalid="ignore"):  # of infinities the deviation is NaN
             mean = exact.mean(axis=-1)
-            return cls(np.sort(rows, axis=-1), mean, ((exact - mean[..., None]) ** 2).sum(axis=-1))
+            squares = ((exact - mean[..., None]) ** 2).sum(axis=-1)
+        return cls(exact.shape[-1], exact.min(axis=-1), exact.max(axis=-1), mean, squares)
 
-    def __add__(self, other: Distribution) -> Distribution:
-        n, m = self.ordered.shape[-1], other.ordered.shape[-1]
-        ordered = np.concatenate((self.ordered, other.ordered), axis=-1)
-        ordered.sort(axis=-1, kind="stable")  # which merges what is sorted
+    def __add__(self, other: Moments) -> Moments:
+        n, m = self.count, other.count
         with np.errstate(invalid="ignore"):
             apart = other.mean - self.mean
-            squares = self.squares + other.squares + apart**2 * (n * m / (n + m))
-            return Distribution(ordered, self.mean + apart * (m / (n + m)), squares)
+            return Moments(
+                count=n + m,
+                least=np.minimum(self.least, other.least),
+                greatest=np.maximum(self.greatest, other.greatest),
+                mean=self.mean + apart * (m / (n + m)),
+                squares=self.squares + other.squares + apart**2 * (n * m / (n + m)),
+            )
 
-    def statistics(self) -> Statistics:
-        """As LeRobot names them. Quantiles are linear between neighbours."""
-        count = self.ordered.shape[-1]
-        position = _SHARES * (count - 1)
-        below = np.floor(position).astype(np.int64)
-        low = self.ordered[..., below].astype(np.float64)
-        high = self.ordered[..., np.minimum(below + 1, count - 1)].astype(np.float64)
+    def statistics(self, ordered: NDArray[np.float64]) -> Statistics:
+        r"""As LeRobot names them; quantiles are linear between neighbours.
+
+        Args:
+            ordered: (\*shape, 10) values at the ``quantile_ranks`` of so many rows.
+        """
+        low, high = np.split(ordered, 2, axis=-1)
+        position = _SHARES * (self.count - 1)
         with np.errstate(invalid="ignore"):
-            quantiles = low + (high - low) * (position - below)
-        least, greatest = self.ordered[..., 0].astype(np.float64), self.ordered[..., -1].astype(np.float64)
-        unknown = np.isnan(greatest)
-        if unknown.any():  # one NaN makes every statistic NaN
-            least = np.where(unknown, np.nan, least)
-            quantiles = np.where(unknown[..., None], np.nan, quantiles)
+            quantiles = low + (high - low) * (position - np.floor(position))
+        quantiles = np.where(np.isnan(self.least)[..., None], np.nan, quantiles)  # one NaN makes all of them NaN
         return {
-            "min": least,
-            "max": greatest,
+            "min": self.least,
+            "max": self.greatest,
             "mean": self.mean,
-            "std": np.sqrt(self.squares / count),
-            "count": np.array([count]),
+            "std": np.sqrt(self.squares / self.count),
+            "count": np.array([self.count]),
             **{name: quantiles[..., at] for at, name in enumerate(QUANTILES)},
         }
+
+
+def components_of(values: NDArray[Any]) -> NDArray[Any]:
+    r"""(rows, \*shape) as (\*shape, rows); scalars count as one component."""
+    return np.ascontiguousarray(np.moveaxis(values[:, None] if values.ndim == 1 else values, 0, -1))
+
+
+def quantile_ranks(count: int) -> NDArray[np.int64]:
+    """The 10 places in the order of so many rows that QUANTILES lie between: those below, then those above."""
+    below = np.floor(_SHARES * (count - 1)).astype(np.int64)
+    return np.concatenate((below, np.minimum(below + 1, count - 1)))
+
+
+def describe(components: NDArray[Any]) -> Statistics:
+    """The statistics of rows that are at hand, over the last axis."""
+    ordered = np.sort(components, axis=-1)[..., quantile_ranks(components.shape[-1])]
+    return Moments.of_rows(components).statistics(ordered.astype(np.float64))
 
 
 def combine(parts: Sequence[Mapping[str, Any]]) -> Statistics:

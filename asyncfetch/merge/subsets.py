@@ -15,11 +15,10 @@ import anyio.to_thread
 import numpy as np
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ConfigError, MergeError, redact_url
 from asyncfetch.fetch import Fetcher
-from asyncfetch.merge.apply import merge_datasets
-from asyncfetch.merge.arguments import destination_of
-from asyncfetch.merge.sources import Selection, count_episodes
+from asyncfetch.merge.apply import Options, merge_datasets, merge_several
+from asyncfetch.merge.sources import Selection, count_episodes, read_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +35,7 @@ Share: TypeAlias = float | int | Iterable[int]
 
 
 class MergeOptions(TypedDict, total=False):
-    """What merge_datasets takes, but for where from and where to."""
+    """Options, as a call has them."""
 
     workers: int | None
     overwrite: bool
@@ -81,9 +80,11 @@ async def split_dataset(
     seed: int | None = None,
     **options: Unpack[MergeOptions],
 ) -> dict[str, MergeReport]:
-    """Write parts of a dataset as datasets, each in a directory of its name in the destination, one after the other.
+    """Write parts of a dataset as datasets, each in a directory of its name in the destination.
 
-    Where all are free is checked before anything is written. A part that fails leaves those before it.
+    All are there at the end, one right after the other, and before that none. The same call goes on with what was
+    interrupted, unless it was killed in just that moment: then those that are there are refused, and ``overwrite``
+    replaces them.
 
     Args:
         source: A directory or url.
@@ -94,7 +95,7 @@ async def split_dataset(
         options: As of merge_datasets.
 
     Returns:
-        What was written, by name.
+        What was written, by name; seconds are those of all parts.
 
     Raises:
         ConfigError: The parts can't be meant, or one gets no episode.
@@ -103,16 +104,12 @@ async def split_dataset(
         MergeError: As of merge_datasets.
     """
     root, selection = os.fspath(destination).rstrip("/"), Selection(source)
-    async with Fetcher(options.get("fetch") or FetchConfig()) as fetcher:
+    checked = Options(**options)
+    async with Fetcher(checked.fetch or FetchConfig()) as fetcher:
         count = await count_episodes(fetcher, selection.url, run=anyio.to_thread.run_sync)
-        assigned = assign_episodes(splits, count, seed=seed)
-        for name in assigned:
-            target = destination_of(f"{root}/{name}")
-            await target.check(fetcher, [selection.url], overwrite=options.get("overwrite", False))
-    return {
-        name: await select_episodes(source, f"{root}/{name}", episodes, **options)
-        for name, episodes in assigned.items()
-    }
+    assigned = assign_episodes(splits, count, seed=seed)
+    parts = [([Selection(source, episodes)], f"{root}/{name}") for name, episodes in assigned.items()]
+    return dict(zip(assigned, await merge_several(parts, checked), strict=True))
 
 
 async def convert_dataset(
@@ -120,10 +117,18 @@ async def convert_dataset(
 ) -> MergeReport:
     """Write a dataset of LeRobot v2.0 or v2.1 as one of v3, its videos copied as they are.
 
-    One of v3 is written anew, regular and with what no episode names left out. Arguments and errors are those of
-    merge_datasets.
+    Arguments are those of merge_datasets, and so are errors, but that a dataset of v3 is a MergeError, too:
+    merge_datasets of it alone writes it anew, regular and without what no episode names.
     """
-    return await merge_datasets([source], destination, **options)
+    selection = Selection(source)
+    async with Fetcher(options.get("fetch") or FetchConfig()) as fetcher:
+        version = await read_version(fetcher, selection.url, run=anyio.to_thread.run_sync)
+    if version.startswith("v3"):
+        raise MergeError(
+            f"{redact_url(selection.url)} is a LeRobot {version} dataset already, and needs no conversion; to write it "
+            "anew, without what no episode names, merge it alone"
+        )
+    return await merge_datasets([selection], destination, **options)
 
 
 def assign_episodes(splits: Mapping[str, Share], count: int, *, seed: int | None = None) -> dict[str, list[int]]:

@@ -10,6 +10,7 @@ import numpy as np
 from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.lerobot.columns import is_list, to_integers
 from asyncfetch.lerobot.parquet import require_pyarrow
+from asyncfetch.merge.statistics import EpisodeColumn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
 
-__all__ = ["column_type", "episode_rows", "open_writer", "rows_schema", "write_episodes", "write_tasks"]
+__all__ = ["RowsByIndex", "column_type", "open_writer", "rows_schema", "write_episodes", "write_tasks"]
 
 _COMPRESSION = "snappy"
 """LeRobot's."""
@@ -57,41 +58,53 @@ def rows_schema(plan: MergePlan) -> pa.Schema:
     return schema
 
 
-def episode_rows(table: pa.Table, planned: PlannedEpisode, task_map: Mapping[int, int], schema: pa.Schema) -> pa.Table:
-    """The episode's rows out of its file's ``table``, in order, with their new numbers.
+class RowsByIndex:
+    """A source's file of rows, whose episodes are looked up by ``index``, wherever they lie in it.
 
     Raises:
-        FormatError: They aren't there, or name a task that isn't.
+        FormatError: ``index`` or ``episode_index`` aren't whole numbers.
     """
-    pa = require_pyarrow()
-    episode = planned.episode
-    where = f"{redact_url(episode.data_url)}: episode {episode.index}"
-    episodes = to_integers(table["episode_index"], "episode_index", episode.data_url)
-    indices = to_integers(table["index"], "index", episode.data_url)
-    rows = np.flatnonzero((episodes == episode.index) & (indices >= episode.from_index) & (indices < episode.to_index))
-    rows = rows[np.argsort(indices[rows], kind="stable")]
-    if not np.array_equal(indices[rows], np.arange(episode.from_index, episode.to_index)):
-        raise FormatError(
-            f"{where} has {len(rows)} rows with index in [{episode.from_index}, {episode.to_index}); "
-            f"there must be one for each of its {episode.length} frames"
-        )
-    own = table.take(pa.array(rows))
-    tasks = to_integers(own["task_index"], "task_index", episode.data_url)
-    if unknown := sorted(set(tasks.tolist()) - task_map.keys()):
-        raise FormatError(f"{where} has task_index {unknown}, which meta/tasks.parquet doesn't number")
-    numbers = {
-        "episode_index": np.full(len(rows), planned.index),
-        "index": np.arange(len(rows)) + planned.from_index,
-        "task_index": np.array([task_map[task] for task in tasks.tolist()], np.int64),
-    }
-    columns = [
-        pa.chunked_array([pa.array(numbers[field.name]).cast(field.type)])
-        if field.name in numbers
-        else own[field.name].cast(field.type)
-        for field in schema
-    ]
-    renumbered: Table = pa.table(columns, schema=schema)
-    return renumbered
+
+    def __init__(self, table: pa.Table, url: str) -> None:
+        self._table = table.combine_chunks()  # pyarrow would do it anew for each episode
+        self._episodes = to_integers(table["episode_index"], "episode_index", url)
+        indices = to_integers(table["index"], "index", url)
+        self._order = np.argsort(indices, kind="stable")
+        self._indices = indices[self._order]
+
+    def find(self, planned: PlannedEpisode, task_map: Mapping[int, int], schema: pa.Schema) -> pa.Table:
+        """The episode's rows, in order, with their new numbers.
+
+        Raises:
+            FormatError: They aren't there, or name a task that isn't.
+        """
+        pa = require_pyarrow()
+        episode = planned.episode
+        where = f"{redact_url(episode.data_url)}: episode {episode.index}"
+        first, stop = np.searchsorted(self._indices, (episode.from_index, episode.to_index))
+        places = np.arange(first, stop)[self._episodes[self._order[first:stop]] == episode.index]
+        if not np.array_equal(self._indices[places], np.arange(episode.from_index, episode.to_index)):
+            raise FormatError(
+                f"{where} has {len(places)} rows with index in [{episode.from_index}, {episode.to_index}); "
+                f"there must be one for each of its {episode.length} frames"
+            )
+        own = self._table.take(pa.array(self._order[places]))
+        tasks = to_integers(own["task_index"], "task_index", episode.data_url)
+        if unknown := sorted(set(tasks.tolist()) - task_map.keys()):
+            raise FormatError(f"{where} has task_index {unknown}, which meta/tasks.parquet doesn't number")
+        numbers = {
+            "episode_index": np.full(len(places), planned.index),
+            "index": np.arange(len(places)) + planned.from_index,
+            "task_index": np.array([task_map[task] for task in tasks.tolist()], np.int64),
+        }
+        columns = [
+            pa.chunked_array([pa.array(numbers[field.name]).cast(field.type)])
+            if field.name in numbers
+            else own[field.name].cast(field.type)
+            for field in schema
+        ]
+        renumbered: Table = pa.table(columns, schema=schema)
+        return renumbered
 
 
 def open_writer(path: Path, schema: pa.Schema) -> Any:  # noqa: ANN401  (pyarrow has no types)
@@ -120,20 +133,34 @@ def write_tasks(path: Path, tasks: Sequence[str]) -> None:
         writer.write_table(table)
 
 
-def write_episodes(path: Path, columns: Mapping[str, Sequence[Any]], first: int, stop: int) -> None:
-    """Rows [first, stop) of meta/episodes. ``columns`` has the values of all episodes, None for null."""
+def write_episodes(path: Path, columns: Mapping[str, Sequence[Any] | EpisodeColumn], first: int, stop: int) -> None:
+    """Rows [first, stop) of meta/episodes. ``columns`` has all episodes' values; what isn't known becomes null."""
     pa = require_pyarrow()
-    table = pa.table({name: pa.array(values[first:stop], _episode_type(pa, name)) for name, values in columns.items()})
+    arrays = {
+        name: _nested(pa, values.take(np.arange(first, stop)))
+        if isinstance(values, EpisodeColumn)
+        else pa.array(values[first:stop], _episode_type(pa, name))
+        for name, values in columns.items()
+    }
+    table = pa.table(arrays)
     with open_writer(path, table.schema) as writer:
         writer.write_table(table, row_group_size=_EPISODES_PER_GROUP)
 
 
+def _nested(pa: Any, column: EpisodeColumn) -> Any:  # noqa: ANN401
+    """Lists in lists, as many as an episode's value has axes."""
+    values = column.values
+    array = pa.array(values.reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        count = int(np.prod(values.shape[:axis]))
+        offsets = pa.array(np.arange(count + 1, dtype=np.int32) * values.shape[axis])
+        mask = pa.array(~column.is_known) if axis == 1 else None
+        array = pa.ListArray.from_arrays(offsets, array, type=pa.list_(pa.field("element", array.type)), mask=mask)
+    return array
+
+
 def _episode_type(pa: Any, name: str) -> Any:  # noqa: ANN401
-    """The type LeRobot gives the column; None where the values tell."""
+    """The type LeRobot gives the column."""
     if name == "tasks":
         return pa.list_(pa.field("element", pa.string()))
-    if name.endswith("_timestamp"):
-        return pa.float64()
-    if name.endswith("/count"):
-        return pa.list_(pa.field("element", pa.int64()))
-    return None if name.startswith("stats/") else pa.int64()
+    return pa.float64() if name.endswith("_timestamp") else pa.int64()

@@ -1,12 +1,11 @@
-"""The pieces of a merge: each file that is written, and what the statistics need of it.
+"""The pieces of a merge that write its files.
 
-A unit is plain data that says all about one file, so whoever gets it can write it. What is known of the rows is read
-back from the file once it is there: then it doesn't matter whether it was written now or before an interruption.
+A unit is plain data that says all about one file, so whoever gets it can write it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from typing import IO, TYPE_CHECKING, Any
@@ -14,17 +13,15 @@ from typing import IO, TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.layout import PathTemplate
-from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.merge.info import DATA_PATH, VIDEO_PATH
 from asyncfetch.merge.schemas import pack_schema, unpack_schema
-from asyncfetch.merge.statistics import Distribution
-from asyncfetch.merge.tables import episode_rows, open_writer, rows_schema
+from asyncfetch.merge.summaries import cut_parts, read_groups
+from asyncfetch.merge.tables import RowsByIndex, open_writer, rows_schema
 from asyncfetch.merge.videos import build_video
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -35,25 +32,20 @@ if TYPE_CHECKING:
     from asyncfetch.merge.kernel import Workplace
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
     from asyncfetch.merge.segments import Segment
+    from asyncfetch.merge.summaries import PartUnit
     from asyncfetch.merge.videos import VideoFile
 
 __all__ = [
-    "EpisodeSummary",
     "FileUnit",
-    "PartUnit",
     "RowsUnit",
-    "Summary",
     "VideoUnit",
-    "add",
+    "file_path",
     "file_units",
-    "summarise",
     "write",
 ]
 
 _PIECE_BYTES = 8 * 1024 * 1024
 """Read and written at a time of a video: large enough for one request to pay, small beside a file of 200 MB."""
-_PART_EPISODES = 64
-"""Episodes that are summarised at a time, which takes some 0.1 s: one file of rows holds thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,43 +90,10 @@ class RowsUnit:
 
     def parts(self) -> list[PartUnit]:
         """What is to be known of it, some episodes at a time."""
-        lengths = [planned.episode.length for planned in self.episodes]
-        return [
-            PartUnit(at, tuple(lengths[at : at + _PART_EPISODES]), self.features)
-            for at in range(0, len(lengths), _PART_EPISODES)
-        ]
+        return cut_parts([planned.episode.length for planned in self.episodes], self.features)
 
 
 FileUnit = VideoUnit | RowsUnit
-
-
-@dataclass(frozen=True, slots=True)
-class PartUnit:
-    """Episodes in a written file of rows whose statistics are to be taken."""
-
-    first_group: int
-    lengths: tuple[int, ...]
-    """Rows of this group and the following ones."""
-    features: tuple[Feature, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeSummary:
-    """What is known of an episode's rows."""
-
-    tasks: tuple[int, ...]
-    """Different ones, in the order of the frames."""
-    statistics: Mapping[str, Mapping[str, list[Any]]]
-    """By numeric feature."""
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What is known of the rows of some episodes that follow each other."""
-
-    episodes: tuple[EpisodeSummary, ...] = ()
-    numbers: Mapping[str, Distribution] = field(default_factory=dict)
-    """By numeric feature."""
 
 
 def file_units(plan: MergePlan) -> list[FileUnit]:
@@ -174,37 +133,24 @@ async def write(place: Workplace, build: Build, unit: FileUnit) -> WrittenFile:
             path = room / unit.path
             await anyio.to_thread.run_sync(partial(path.parent.mkdir, parents=True, exist_ok=True))
             if isinstance(unit, VideoUnit):
-                await _write_video(place, path, unit)
+                await _write_video(unit, path, place.fetcher, partial(place.wrote, build.url(unit.path)))
             else:
                 await _write_rows(place, path, unit)
             written = await build.finish(place.fetcher, room, unit.path)
-    place.wrote(unit.path, written.nbytes)
+    place.wrote(build.url(unit.path), written.nbytes)
     return written
 
 
-async def summarise(place: Workplace, build: Build, written: WrittenFile, part: PartUnit) -> Summary:
-    """What is known of some row groups of a written file."""
-    url, names = build.url(written.path), [feature.key for feature in part.features]
-    groups = range(part.first_group, part.first_group + len(part.lengths))
-    table = await _read_table(place.fetcher, url, names, groups)
-    return await anyio.to_thread.run_sync(_summarise, table, part, url)
-
-
-async def add(place: Workplace, left: Summary, right: Summary) -> Summary:
-    """Of both, the left one's episodes first."""
-    return await anyio.to_thread.run_sync(_add, left, right)
-
-
-async def _write_video(place: Workplace, path: Path, unit: VideoUnit) -> None:
+async def _write_video(unit: VideoUnit, path: Path, reader: RangeReader, wrote: Callable[[int], object]) -> None:
     video: VideoFile = await anyio.to_thread.run_sync(partial(build_video, unit.segments, fps=unit.fps))
     nbytes = 0
     async with await anyio.open_file(path, "wb") as file:
         await anyio.to_thread.run_sync(_write_all, file.wrapped, video.header)
         for url, first, stop in _pieces(video):
-            piece = await place.fetcher.fetch(url, first, stop)
+            piece = await reader.fetch(url, first, stop)
             await anyio.to_thread.run_sync(_write_all, file.wrapped, piece)
             nbytes += len(piece)
-            place.wrote(unit.path, nbytes)
+            wrote(nbytes)
 
 
 def _pieces(video: VideoFile) -> Iterator[tuple[str, int, int]]:
@@ -221,42 +167,15 @@ async def _write_rows(place: Workplace, path: Path, unit: RowsUnit) -> None:
     writer = await anyio.to_thread.run_sync(lambda: open_writer(path, unpack_schema(unit.packed_schema)))
     try:
         for url, from_one_file in groupby(unit.episodes, key=lambda planned: planned.episode.data_url):
-            table = await _read_table(place.fetcher, url, writer.schema.names)
+            table = await read_groups(place.fetcher, url, writer.schema.names)
             await anyio.to_thread.run_sync(_write_episodes, writer, unit, list(from_one_file), table)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(writer.close)
 
 
-async def _read_table(
-    reader: RangeReader, url: str, columns: Sequence[str], groups: Sequence[int] | None = None
-) -> pa.Table:
-    """All row groups, or these."""
-    file = await open_table(reader, url, run=anyio.to_thread.run_sync)
-    groups = range(file.metadata.num_row_groups) if groups is None else groups
-    return await read_columns(reader, file, groups, columns, run=anyio.to_thread.run_sync)
-
-
 def _write_episodes(writer: Any, unit: RowsUnit, episodes: Sequence[PlannedEpisode], table: pa.Table) -> None:  # noqa: ANN401
+    source = RowsByIndex(table, episodes[0].episode.data_url)
     for planned in episodes:
-        rows = episode_rows(table, planned, unit.task_maps[planned.source], writer.schema)
+        rows = source.find(planned, unit.task_maps[planned.source], writer.schema)
         writer.write_table(rows, row_group_size=len(rows))
-
-
-def _summarise(table: pa.Table, part: PartUnit, url: str) -> Summary:
-    columns = {feature.key: to_column(table[feature.key], feature, url) for feature in part.features}
-    episodes = []
-    start = 0
-    for length in part.lengths:
-        own = {key: values[start : start + length] for key, values in columns.items()}
-        tasks = tuple(dict.fromkeys(own["task_index"].tolist()))
-        taken = {key: Distribution.of_rows(values).statistics() for key, values in own.items()}
-        listed = {key: {name: value.tolist() for name, value in values.items()} for key, values in taken.items()}
-        episodes.append(EpisodeSummary(tasks, listed))
-        start += length
-    return Summary(tuple(episodes), {key: Distribution.of_rows(values) for key, values in columns.items()})
-
-
-def _add(left: Summary, right: Summary) -> Summary:
-    numbers = {key: own + right.numbers[key] for key, own in left.numbers.items()}
-    return Summary(left.episodes + right.episodes, numbers)

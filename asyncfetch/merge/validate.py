@@ -31,6 +31,7 @@ def check_agreement(sources: Sequence[Source]) -> None:
     first = sources[0]
     problems = [problem for other in sources[1:] for problem in _differences(first, other)]
     problems += [problem for camera in first.metadata.cameras for problem in _different_pictures(sources, camera)]
+    problems += _different_statistics(sources)
     refuse(problems)
 
 
@@ -83,3 +84,15 @@ def _different_pictures(sources: Sequence[Source], camera: str) -> Iterator[str]
         for name, one, another in zip(first._fields, first, pictures, strict=True):
             if one != another:
                 yield f"{name} of {camera} is {one!r} in {redact_url(first_url)}, but {another!r} in {redact_url(url)}"
+
+
+def _different_statistics(sources: Sequence[Source]) -> Iterator[str]:
+    """Of pictures: they become a column. Those of numbers are taken anew."""
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+    for source in sources:
+        for key, columns in source.picture_statistics.items():
+            for name, column in columns.items():
+                shape, where = column.values.shape[1:], redact_url(source.url)
+                first_shape, first_where = shapes.setdefault(f"stats/{key}/{name}", (shape, where))
+                if shape != first_shape:
+                    yield (f"the shape of stats/{key}/{name} is {first_shape} in {first_where}, but {shape} in {where}")

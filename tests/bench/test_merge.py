@@ -11,7 +11,7 @@ from bench import merge
 
 @pytest.mark.timeout(90)
 def test_a_merge_writes_every_byte_once(capsys: pytest.CaptureFixture[str]) -> None:
-    merge.main(["--json", "--members", "4", "--episodes", "1", "--repeats", "1"])
+    merge.main(["--json", "--members", "4", "--repeats", "1", "--workers", "1,3"])
     rows = {(row["place"], row["way"]): row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["local", "flat, 1 worker"]["to_flat"] == 1
     for (_, way), row in rows.items():
@@ -19,4 +19,4 @@ def test_a_merge_writes_every_byte_once(capsys: pytest.CaptureFixture[str]) -> N
             assert row["written_to_output"] <= 1.05
     assert rows["local", "pairs, 1 worker"]["written_to_output"] > 1.8  # two rounds
     assert rows["local", "one by one"]["written_to_output"] > 2
-    assert ("served", "flat, 2 workers") in rows
+    assert {("served", "flat, 3 workers"), ("local", "pairs, 3 workers")} <= rows.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -11,8 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncfetch.distributed import RayExecutor
-from asyncfetch.errors import ConfigError, FormatError
+from asyncfetch.errors import ConfigError, FetchError, FormatError
 from asyncfetch.merge import MergeProgress, merge_datasets
+from asyncfetch.testing import S3Server
+from tests.merge.on_s3 import OUT, below, config
+from tests.merge.on_s3 import scratch as scratch  # a fixture
 from tests.merge.test_merge import all_files
 from tests.merge.test_safety import names
 
@@ -51,6 +55,35 @@ async def test_it_gives_the_same_bytes_report_and_log(
     lines = [record.message.partition(": ")[2].rpartition(",")[0] for record in caplog.records]
     assert len(lines) == 3
     assert len(set(lines)) == 1
+
+
+@pytest.mark.usefixtures("ray_cluster", "scratch")
+async def test_straight_to_s3(library: Library, tmp_path: Path) -> None:
+    """The workers put, read back and add up; what an interruption has left they find."""
+    roots, content, puts = sources(library), dict[str, bytes](), list[str]()
+
+    def stop(now: MergeProgress) -> None:
+        if now.files_done == 4:
+            raise FetchError("the network is gone")
+
+    async with S3Server(content) as server:
+        merge = partial(
+            merge_datasets, roots, OUT, executor=RayExecutor(), fetch=config(server), video_file_max_bytes=1
+        )
+        with pytest.raises(FetchError, match="network"):
+            await merge(progress=stop)
+        assert "meta/info.json" not in below(content)
+        finished = {path for path in below(content) if path.startswith((".merging", "videos"))}
+        before = len(server.requests)
+        report = await merge()
+        puts = [request.path for request in server.requests[before:] if request.method == "PUT"]
+    await merge_datasets(roots, tmp_path / "here", video_file_max_bytes=1)
+    assert below(content) == all_files(tmp_path / "here")
+    assert report.destination == OUT
+    assert puts[-1] == "/bucket/sets/out/meta/info.json"
+    noted = {path.partition("/")[2] for path in finished if path.startswith(".merging") and path.endswith(".mp4")}
+    assert noted
+    assert not {f"/bucket/sets/out/{path}" for path in noted} & set(puts)
 
 
 @pytest.mark.usefixtures("ray_cluster")

@@ -23,6 +23,7 @@ from tests.merge.test_safety import names
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from asyncfetch.distributed.steps import FinishStep, WriteStep
     from tests.lerobot.serving import Library
 
 
@@ -30,18 +31,26 @@ def sources(library: Library) -> list[Path]:
     return [library(episodes=(9, 4, 5), tasks=("a", "b")).root, library(episodes=(5, 6), tasks=("c", "a")).root]
 
 
-@pytest.mark.timeout(120)  # it starts a manager, a fork server and two processes
-def test_datatrove_gives_the_same_bytes(library: Library, tmp_path: Path) -> None:
+def run_by_datatrove(steps: tuple[WriteStep, FinishStep], logs: Path) -> None:
     from datatrove.executor import LocalPipelineExecutor
 
-    roots, out = sources(library), tmp_path / "out"
-    write, finish = merge_steps(roots, out, video_file_max_bytes=1)
-    written = LocalPipelineExecutor([write], tasks=3, workers=2, logging_dir=str(tmp_path / "logs/write"))
-    LocalPipelineExecutor(
-        [finish], tasks=1, workers=1, logging_dir=str(tmp_path / "logs/finish"), depends=written
-    ).run()
-    anyio.run(partial(merge_datasets, roots, tmp_path / "one", video_file_max_bytes=1))
-    assert all_files(out) == all_files(tmp_path / "one")
+    write, finish = steps
+    written = LocalPipelineExecutor([write], tasks=3, workers=2, logging_dir=str(logs / "write"))
+    LocalPipelineExecutor([finish], tasks=1, workers=1, logging_dir=str(logs / "finish"), depends=written).run()
+
+
+@pytest.mark.timeout(120)  # it starts a manager, a fork server and two processes
+@pytest.mark.usefixtures("scratch")
+async def test_datatrove_gives_the_same_bytes(library: Library, tmp_path: Path) -> None:
+    """In a folder, and straight to S3."""
+    roots, out, content = sources(library), tmp_path / "out", dict[str, bytes]()
+    async with S3Server(content) as server:
+        for target, fetch in ((out, None), (OUT, config(server))):
+            plan = partial(merge_steps, roots, target, video_file_max_bytes=1, fetch=fetch)
+            steps = await anyio.to_thread.run_sync(plan)
+            await anyio.to_thread.run_sync(run_by_datatrove, steps, tmp_path / f"logs/{type(target).__name__}")
+    await merge_datasets(roots, tmp_path / "one", video_file_max_bytes=1)
+    assert all_files(out) == below(content) == all_files(tmp_path / "one")
     assert names(tmp_path) == {"out", "one", "logs"}
 
 

@@ -22,13 +22,18 @@ OUT = "s3://bucket/sets/out"
 @pytest.fixture
 def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A temporary folder of this test's own, and the environment of somebody whose keys S3Server knows."""
+    set_keys(monkeypatch)
+    path = tmp_path_factory.mktemp("scratch")
+    monkeypatch.setattr(tempfile, "tempdir", str(path))
+    return path
+
+
+def set_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that S3Server knows, in the environment and nothing else of that kind."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", Keys().access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", Keys().secret_key)
-    path = tmp_path_factory.mktemp("scratch")
-    monkeypatch.setattr(tempfile, "tempdir", str(path))
-    return path
 
 
 def config(server: S3Server) -> FetchConfig:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
+import signal
+import subprocess
+import sys
 from collections import namedtuple
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -20,13 +27,13 @@ from tests.merge.on_s3 import scratch as scratch  # a fixture
 from tests.merge.test_merge import all_files, check_merged
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from asyncfetch.fetch import Fetcher
     from asyncfetch.merge import MergeProgress
     from asyncfetch.merge.destination import WrittenFile
     from asyncfetch.testing import ServedRequest
     from tests.lerobot.serving import Library
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.usefixtures("scratch")
 
@@ -108,6 +115,7 @@ def put_files(server: S3Server, behind: int = 0) -> set[str]:
     return {path for path in puts if path.startswith(("data/", "videos/"))}
 
 
+@pytest.mark.timeout(60)  # hundreds of requests
 @pytest.mark.parametrize("overwrite", [False, True], ids=["new", "replaced"])
 async def test_what_is_interrupted_is_gone_on_with(library: Library, tmp_path: Path, overwrite: bool) -> None:
     """Behind what is whole still; without leave to overwrite, too, but not when it has become a dataset."""
@@ -135,6 +143,68 @@ async def test_what_is_interrupted_is_gone_on_with(library: Library, tmp_path: P
         assert below(content) == whole
         with pytest.raises(MergeError, match="overwrite=True"):
             await merge_datasets([root], OUT, **options)
+
+
+CHILD = """
+import sys
+from functools import partial
+import anyio
+from asyncfetch.config import FetchConfig, S3Config
+from asyncfetch.merge import merge_datasets
+
+url, ca_file, target, *roots = sys.argv[1:]
+fetch = FetchConfig(ca_file=ca_file, trust_env=False, s3=S3Config(endpoint_url=url, upload_part_bytes=20_000))
+options = {"video_file_max_bytes": 1, "data_file_max_bytes": 10_000, "workers": 2, "overwrite": True}
+anyio.run(partial(merge_datasets, roots, target, fetch=fetch, **options))
+"""
+
+
+@dataclass
+class Child:
+    """A process that merges, killed at one of its requests that write."""
+
+    last: int | None = None
+    writes: int = 0
+    process: subprocess.Popen[bytes] | None = None
+
+    def saw(self, request: ServedRequest) -> None:
+        """Called by the server, in its own thread."""
+        self.writes += request.method != "GET"
+        if self.writes == self.last and self.process is not None:
+            self.process.kill()
+
+    def run(self, *arguments: str) -> int:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, *arguments], env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        with self.process:
+            return self.process.wait()
+
+
+@pytest.mark.timeout(120)  # three processes
+async def test_killed_at_any_moment_it_is_gone_on_with(library: Library, tmp_path: Path) -> None:
+    """At any request that writes: what is there is no dataset, or a whole one."""
+    truths = [library(episodes=(9, 4, 5), gop=6), library(episodes=(5, 7, 6), gop=6)]
+    roots = [truth.root for truth in truths]
+    options: dict[str, Any] = {"video_file_max_bytes": 1, "data_file_max_bytes": 10_000, "overwrite": True}
+    await merge_datasets(roots, tmp_path / "whole", **options)
+    whole, content = all_files(tmp_path / "whole"), {"bucket/sets/out/meta/info.json": b"old"}
+    child = Child()
+    async with S3Server(content, fault=lambda request: child.saw(request)) as server:
+        run = partial(to_thread.run_sync, lambda: child.run(server.url, str(server.ca_file), OUT, *map(str, roots)))
+        assert await run() == 0
+        assert below(content) == whole
+        writes = child.writes
+        ends = []
+        for _ in range(2):
+            child = Child(random.randrange(1, writes))
+            ends.append(await run())
+            there = below(content)
+            is_whole = whole.items() <= there.items()
+            assert is_whole or "meta/info.json" not in there, child.last
+        assert ends[0] == -signal.SIGKILL  # the second one, which goes on, may come to its end
+        await merge_datasets(roots, OUT, fetch=config(server), **options)
+    assert below(content) == whole
 
 
 async def test_of_another_plan_nothing_stays(library: Library, tmp_path: Path) -> None:

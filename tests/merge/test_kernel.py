@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from asyncfetch.errors import MergeError
@@ -104,3 +105,27 @@ async def test_the_first_error_ends_the_rest() -> None:
     with pytest.raises(MergeError, match="no"):
         await work()
     assert (hands.running, hands.done) == (0, [])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+async def test_values_are_combined_before_more_are_made(workers: int) -> None:
+    """Else there would be as many at a time as there are leaves."""
+    alive = most = 0
+
+    async def make(_hands: Hands, name: str) -> tuple[str, int]:
+        nonlocal alive, most
+        await anyio.lowlevel.checkpoint()
+        alive, most = alive + 1, max(most, alive + 1)
+        return name, 0
+
+    async def join_two(hands: Hands, left: tuple[str, int], right: tuple[str, int]) -> tuple[str, int]:
+        nonlocal alive
+        await anyio.lowlevel.checkpoint()
+        alive -= 1
+        return await join(hands, left, right)
+
+    async with anyio.create_task_group() as tasks:
+        schedule = Schedule(tasks, Hands(workers))
+        schedule.reduce(join_two, [schedule.submit(make, str(number)) for number in range(128)])
+    assert alive == 1
+    assert most <= 2 * workers + math.log2(128)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from asyncfetch.lerobot import open_dataset
-from asyncfetch.merge import merge_datasets
+from asyncfetch.merge import merge_datasets, quantiles, summaries
 from asyncfetch.testing import Quirks, read_identity
 from tests.lerobot.serving import TOP, WRIST
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from asyncfetch.testing import DatasetTruth
     from tests.lerobot.serving import Library
@@ -48,13 +52,22 @@ def read_table(root: Path, part: str) -> pa.Table:
     return pa.concat_tables([pq.read_table(path) for path in sorted(root.glob(f"{part}/*/*.parquet"))])
 
 
-def frame_hashes(path: Path) -> list[tuple[str, str]]:
-    """(time, hash of the pixels) of each frame, by FFmpeg."""
-    command = ["ffmpeg", "-v", "error", "-i", str(path), "-map", "0:v", "-f", "framemd5", "-"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+def frame_hashes(path: Path) -> list[str]:
+    """Of the pixels of each frame, by FFmpeg."""
+    lines = run_tool("ffmpeg", "-i", str(path), "-map", "0:v", "-f", "framemd5", "-")
+    return [line.rpartition(",")[-1].strip() for line in lines if not line.startswith("#")]
+
+
+def frame_times(path: Path) -> NDArray[np.int64]:
+    """When each frame is shown, in ticks, by FFmpeg."""
+    lines = run_tool("ffprobe", "-select_streams", "v", "-show_entries", "frame=pts", "-of", "csv=p=0", str(path))
+    return np.array([int(line.rstrip(",")) for line in lines if line])  # side data leaves empty ones
+
+
+def run_tool(name: str, *arguments: str) -> list[str]:
+    done = subprocess.run([name, "-v", "error", *arguments], check=True, capture_output=True, text=True)
     assert not done.stderr
-    rows = [line.split(",") for line in done.stdout.splitlines() if not line.startswith("#")]
-    return [(row[2].strip(), row[-1].strip()) for row in rows]
+    return done.stdout.splitlines()
 
 
 def read_json(root: Path, name: str) -> dict[str, Any]:
@@ -95,11 +108,32 @@ async def test_ffmpeg_decodes_the_same_pictures_at_whole_frames(library: Library
     await merge_datasets([truth.root for truth in truths], tmp_path / "out")
     (merged,) = (tmp_path / "out/videos" / TOP).rglob("*.mp4")
     sources = [path for truth in truths for path in sorted((truth.root / "videos" / TOP).rglob("*.mp4"))]
-    frames = frame_hashes(merged)
-    assert [pixels for _, pixels in frames] == [pixels for path in sources for _, pixels in frame_hashes(path)]
-    times = np.array([int(time) for time, _ in frames])
-    assert times[0] == 0
-    assert len(set(np.diff(times))) == 1
+    assert frame_hashes(merged) == [pixels for path in sources for pixels in frame_hashes(path)]
+    np.testing.assert_array_equal(frame_times(merged), np.arange(9 + 4 + 5 + 7 + 6) * 512)
+    episodes = read_table(tmp_path / "out", "meta/episodes").to_pydict()
+    ends = np.cumsum([9, 4, 5, 7, 6])
+    assert episodes[f"videos/{TOP}/to_timestamp"] == (ends / 30).tolist()
+    assert episodes[f"videos/{TOP}/from_timestamp"] == [0, *(ends[:-1] / 30).tolist()]
+
+
+async def test_times_do_not_drift_where_frames_are_not_whole_ticks(library: Library, tmp_path: Path) -> None:
+    """At 1000 ticks a second a frame has 33 or 34; each episode begins at the tick nearest to its frame."""
+    lengths = (5, 7, 4, 8, 5, 7) * 2
+    truth = library(episodes=lengths[:6], cameras=(TOP,), episodes_per_video_file=6)
+    root = tmp_path / "source"
+    shutil.copytree(truth.root, root)
+    path, made = root / f"videos/{TOP}/chunk-000/file-000.mp4", tmp_path / "made.mp4"
+    command = ["ffmpeg", "-v", "error", "-i", str(path), "-c", "copy", "-video_track_timescale", "1000", str(made)]
+    await anyio.run_process(command)
+    made.rename(path)
+    await merge_datasets([root, root], tmp_path / "out")
+    await check_merged(tmp_path / "out", [truth, truth])
+    (merged,) = (tmp_path / "out").rglob("*.mp4")
+    times = frame_times(merged)
+    frames = np.arange(sum(lengths))
+    starts = np.cumsum((0, *lengths[:-1]))
+    np.testing.assert_array_equal(times[starts], np.round(starts * 1000 / 30))
+    assert np.abs(times - frames * 1000 / 30).max() <= 1
 
 
 async def test_the_index_of_a_video_is_in_front(library: Library, tmp_path: Path) -> None:
@@ -116,8 +150,8 @@ async def test_any_number_of_sources(library: Library, tmp_path: Path, count: in
     await check_merged(tmp_path / "out", truths)
     assert (report.episodes, report.frames) == (count, 4 * count)
     (merged,) = sorted((tmp_path / "out/videos").rglob("*.mp4"))
-    pixels = {truth.root: [own for _, own in frame_hashes(video_of(truth))] for truth in truths[:3]}
-    assert [own for _, own in frame_hashes(merged)] == [own for truth in truths for own in pixels[truth.root]]
+    pixels = {truth.root: frame_hashes(video_of(truth)) for truth in truths[:3]}
+    assert frame_hashes(merged) == [own for truth in truths for own in pixels[truth.root]]
 
 
 def video_of(truth: DatasetTruth) -> Path:
@@ -218,6 +252,18 @@ async def test_statistics_are_those_of_the_merged_rows(library: Library, tmp_pat
     assert episodes["stats/index/max"] == [[3], [9], [14]]
     assert episodes["stats/episode_index/mean"] == [[0], [1], [2]]
     assert episodes["stats/task_index/q99"] == [[0], [1], [2]]
+
+
+async def test_statistics_of_many_rows_are_found_in_rounds(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are the same bytes as those that are found at once."""
+    monkeypatch.setattr(summaries, "_PART_ROWS", 7)
+    roots = [library(episodes=(9, 4, 5)).root, library(episodes=(5, 6), tasks=("place", "stack")).root]
+    await merge_datasets(roots, tmp_path / "at-once", workers=2)
+    monkeypatch.setattr(quantiles, "_FEW_ROWS", 0)
+    await merge_datasets(roots, tmp_path / "in-rounds", workers=2)
+    assert all_files(tmp_path / "in-rounds") == all_files(tmp_path / "at-once")
 
 
 async def test_picture_statistics_are_combined_by_their_counts(library: Library, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -52,7 +54,31 @@ async def test_every_disagreement_is_listed_before_anything_is_written(library: 
     assert names(tmp_path) == {"other"}
 
 
-async def test_another_pixel_format_is_seen_in_the_files(library: Library, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("-c:v libx264 -pix_fmt yuv444p", "pixel_format of .* is 'yuv420p' .*, but 'yuv444p' in .*file-001.mp4"),
+        ("-c:v copy -video_track_timescale 90000", "timescale of .* is 15360 .*, but 90000 in .*file-001.mp4"),
+        ("-c:v libx264 -vf scale=128:64", "width of .* is 96 .*, but 128 in .*file-001.mp4"),
+        ("-c:v libx264 -r 15", "lacks 3 of the 6 frames of episode 1"),
+    ],
+    ids=["pixel format", "time base", "width", "frame rate"],
+)
+async def test_every_video_file_is_looked_at(library: Library, tmp_path: Path, options: str, message: str) -> None:
+    """info.json describes the first one only."""
+    root = tmp_path / "source"
+    shutil.copytree(library(episodes=(4, 6), episodes_per_video_file=1).root, root)
+    path = root / f"videos/{TOP}/chunk-000/file-001.mp4"
+    made = tmp_path / "made.mp4"
+    command = ["ffmpeg", "-v", "error", "-i", str(path), *options.split(), "-g", "2", "-bf", "0", str(made)]
+    await anyio.run_process(command)
+    made.rename(path)
+    with pytest.raises(MergeError, match=message):
+        await merge_datasets([root], tmp_path / "out")
+    assert names(tmp_path) == {"source"}
+
+
+async def test_depth_is_described_by_its_files(library: Library, tmp_path: Path) -> None:
     root = library(episodes=(4,), extras=("observation.images.depth",)).root
     await merge_datasets([root, root], tmp_path / "out")
     info = read_json(tmp_path / "out", "info.json")["features"]["observation.images.depth"]["info"]
@@ -72,12 +98,78 @@ async def test_what_describes_the_encoder_may_differ(library: Library, tmp_path:
         info["features"]["action"]["fps"] = 30.0
 
     truth = library(episodes=(4,))
-    await merge_datasets([truth.root, changed(truth.root, tmp_path / "other", change)], tmp_path / "out")
-    features = read_json(tmp_path / "out", "info.json")["features"]
-    video = features[TOP]["info"]
-    assert (video["video.crf"], video["video.extra_options"], video["video.height"]) == (None, {}, 64)
-    assert video["video.g"] == read_json(truth.root, "info.json")["features"][TOP]["info"]["video.g"]
-    assert "fps" not in features["action"]
+    roots = [truth.root, changed(truth.root, tmp_path / "other", change)]
+    for number, sources in enumerate((roots, roots[::-1])):
+        await merge_datasets(sources, tmp_path / f"out-{number}")
+        features = read_json(tmp_path / f"out-{number}", "info.json")["features"]
+        video = features[TOP]["info"]
+        assert (video["video.crf"], video["video.extra_options"], video["video.height"]) == (None, {}, 64)
+        assert video["video.g"] == read_json(truth.root, "info.json")["features"][TOP]["info"]["video.g"]
+        assert "fps" not in features["action"]
+
+
+def with_episodes(root: Path, copy: Path, change: Callable[[pa.Table], pa.Table]) -> Path:
+    """A copy of the dataset with another table of episodes."""
+    shutil.copytree(root, copy)
+    (path,) = (copy / "meta/episodes").rglob("*.parquet")
+    pq.write_table(change(pq.read_table(path)), path)
+    return copy
+
+
+async def test_picture_statistics_of_another_shape_are_refused(library: Library, tmp_path: Path) -> None:
+    name = f"stats/{TOP}/mean"
+
+    def flatten(table: pa.Table) -> pa.Table:
+        flat = [np.array(value).ravel().tolist() for value in table[name].to_pylist()]
+        return table.set_column(table.column_names.index(name), name, [flat])
+
+    root = library(episodes=(4, 5)).root
+    with pytest.raises(MergeError, match=rf"shape of {name} is \(3, 1, 1\) in .*, but \(3,\) in .*other"):
+        await merge_datasets([root, with_episodes(root, tmp_path / "other", flatten)], tmp_path / "out")
+
+
+async def test_what_one_source_does_not_know_of_its_pictures_stays_unknown(library: Library, tmp_path: Path) -> None:
+    """Older recorders took no quantiles. A merge of such a merge keeps the rest."""
+
+    def drop(table: pa.Table) -> pa.Table:
+        return table.drop_columns([name for name in table.column_names if name.startswith(f"stats/{TOP}/q")])
+
+    root = library(episodes=(4, 5)).root
+    other = with_episodes(root, tmp_path / "other", drop)
+    await merge_datasets([root, other], tmp_path / "once")
+    await merge_datasets([tmp_path / "once"], tmp_path / "twice")
+    for out in ("once", "twice"):
+        columns = read_table(tmp_path / out, "meta/episodes").to_pydict()
+        assert columns[f"stats/{TOP}/mean"] == 2 * read_table(root, "meta/episodes")[f"stats/{TOP}/mean"].to_pylist()
+        assert [one is None for one in columns[f"stats/{TOP}/q50"]] == [False, False, True, True]
+        assert all(columns[f"stats/{WRIST}/q50"])
+
+
+async def test_pictures_of_which_one_source_knows_nothing_get_no_overall_statistics(
+    library: Library, tmp_path: Path
+) -> None:
+    def drop(table: pa.Table) -> pa.Table:
+        return table.drop_columns([name for name in table.column_names if name.startswith(f"stats/{TOP}/")])
+
+    other = with_episodes(library(episodes=(4, 5)).root, tmp_path / "other", drop)
+    (other / "meta/stats.json").unlink()
+    await merge_datasets([library(episodes=(4, 5)).root, other], tmp_path / "out")
+    stats = read_json(tmp_path / "out", "stats.json")
+    assert TOP not in stats
+    assert stats.keys() >= {WRIST, "action", "index"}
+
+
+async def test_rows_are_found_by_their_numbers_wherever_they_lie(library: Library, tmp_path: Path) -> None:
+    """Also beside rows of a dead episode, which have the same indices."""
+    truth = library(episodes=(4, 5))
+    shutil.copytree(truth.root, tmp_path / "source")
+    (path,) = (tmp_path / "source/data").rglob("*.parquet")
+    rows = pq.read_table(path)
+    dead = rows.set_column(rows.column_names.index("episode_index"), "episode_index", [[7] * len(rows)])
+    mixed = pa.concat_tables([dead, rows]).take(np.random.default_rng(0).permutation(2 * len(rows)))
+    pq.write_table(mixed, path, row_group_size=5)
+    await merge_datasets([tmp_path / "source", truth.root], tmp_path / "out")
+    await check_merged(tmp_path / "out", [truth, truth])
 
 
 async def test_a_source_without_a_default_feature_is_refused(library: Library, tmp_path: Path) -> None:

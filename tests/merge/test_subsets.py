@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ConfigError, DatasetError, EpisodeNotFound, FormatError, MergeError
+from asyncfetch.errors import ConfigError, DatasetError, EpisodeNotFound, FetchError, FormatError, MergeError
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.merge import Selection, convert_dataset, merge_datasets, select_episodes, split_dataset
 from asyncfetch.merge.subsets import assign_episodes
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from asyncfetch.merge import MergeProgress
     from asyncfetch.testing import DatasetTruth
     from tests.lerobot.serving import Library
 
@@ -121,6 +124,40 @@ async def test_splits(library: Library, tmp_path: Path) -> None:
     with pytest.raises(MergeError, match="val isn't empty"):
         await split_dataset(truth.root, {"test": [0], "val": [1]}, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"train", "val"}  # noqa: ASYNC240
+
+
+async def test_a_split_that_is_interrupted_is_gone_on_with(library: Library, tmp_path: Path) -> None:
+    """Until all parts are written none is there; what is finished of each isn't written again."""
+    root = library(episodes=LENGTHS).root
+    split = partial(split_dataset, root, {"a": 2, "b": 3}, video_file_max_bytes=1, workers=1)
+    await split(destination=tmp_path / "whole")
+    told: list[MergeProgress] = []
+
+    def stop(now: MergeProgress) -> None:
+        told.append(now)
+        if now.files_done == 8:  # of 5 and 7
+            raise FetchError("the network is gone")
+
+    out = tmp_path / "out"
+    with pytest.raises(FetchError, match="network"):
+        await split(destination=out, progress=stop)
+    assert (told[-1].files_total, told[-1].bytes_done <= told[-1].bytes_total) == (12, True)
+    assert all(path.name.startswith(".") for path in out.iterdir())
+    before = {path.stat().st_ino for path in out.rglob("*.mp4")}
+    reports = await split(destination=out)
+    assert all_files(out) == all_files(tmp_path / "whole")
+    assert len(before & {path.stat().st_ino for path in out.rglob("*.mp4")}) > 5
+    assert [report.episodes for report in reports.values()] == [2, 3]
+
+
+async def test_a_split_of_a_broken_dataset_leaves_nothing(library: Library, tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    shutil.copytree(library(episodes=LENGTHS).root, root)
+    path = next((root / "data").rglob("*.parquet"))
+    pq.write_table(pq.read_table(path).slice(0, 30), path)
+    with pytest.raises(DatasetError, match="episode 3 has 3 rows"):
+        await split_dataset(root, {"a": 2, "b": 3}, tmp_path / "out")
+    assert all_files(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize(
@@ -222,6 +259,15 @@ async def test_a_damaged_old_dataset(
     with pytest.raises(MergeError, match=words) as caught:
         await convert_dataset(old, tmp_path / "new")
     assert isinstance(caught.value.__cause__, FormatError)
+
+
+async def test_what_needs_no_conversion_is_not_copied(library: Library, tmp_path: Path) -> None:
+    root = library(episodes=(4,)).root
+    with pytest.raises(MergeError, match=rf"{root} is a LeRobot v3\.0 dataset already.*merge it alone"):
+        await convert_dataset(root, tmp_path / "out")
+    with pytest.raises(MergeError, match="nowhere"):
+        await convert_dataset(tmp_path / "nowhere", tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
 
 
 async def test_still_older_ones_are_refused_with_the_way_out(library: Library, tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""Values at given places of an order that is never in memory, exactly. Pure.
+
+Numbers become whole ones of the same order: the bits of a float64. Those are looked at from the left, round by round.
+In the first one all rows are counted by their first bits, which tells the first bits of the value at each place; in the
+next only rows that begin with those, by some bits more; until all bits are known that any row has. A round's counts are
+sums over rows, taken anywhere and added in a tree. What they take doesn't grow with the rows: in the first round 1024
+counts for each power of two that occurs, later up to 32,768 for each place.
+
+float32, and whole numbers below 2**24, need two rounds; few rows are counted by all their bits at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["Place", "Search", "Tally", "TallySet", "keys_of", "tally"]
+
+_SHIFTS = (42, 29, 14, 0)
+"""Bits on the right that a round leaves out. 10 bits of a float64's fraction, all that a float32 has, then the rest."""
+_FEW_ROWS = 65_536
+"""Of which a component's keys and counts take 1 MiB at most."""
+_SIGN = np.int64(-(2**63))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """What is known of the values at some places of one component's order."""
+
+    shift: int
+    """Bits that aren't known yet."""
+    bins: NDArray[np.int64]
+    """The bits left of those, by place."""
+    ranks: NDArray[np.int64]
+    """How many rows with the same bits lie before the place."""
+
+    def values(self) -> NDArray[np.float64]:
+        """With zeros for what isn't known."""
+        keys = self.bins << self.shift
+        bits: NDArray[np.int64] = np.where(keys < 0, -keys | _SIGN, keys)
+        return bits.view(np.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tally:
+    """One component's rows, counted by their first bits."""
+
+    bins: NDArray[np.int64]
+    """Different ones, ascending."""
+    counts: NDArray[np.int64]
+    used_bits: int
+    """Those that any key has, whole."""
+
+    def __add__(self, other: Tally) -> Tally:
+        bins, places = np.unique(np.concatenate((self.bins, other.bins)), return_inverse=True)
+        counts = np.zeros(len(bins), np.int64)
+        np.add.at(counts, places, np.concatenate((self.counts, other.counts)))
+        return Tally(bins, counts, self.used_bits | other.used_bits)
+
+    def find(self, ranks: NDArray[np.int64], shift: int) -> Place:
+        """The places with so many of the counted rows before them."""
+        behind = np.cumsum(self.counts)
+        at = np.searchsorted(behind, ranks, "right")
+        return Place(shift, self.bins[at], ranks - (behind[at] - self.counts[at]))
+
+    def narrow(self, place: Place, shift: int) -> Place:
+        """The same places, by the bits that were counted of the rows that ``place`` asks for."""
+        first = np.searchsorted(self.bins >> (place.shift - shift), place.bins)
+        before = np.concatenate(([0], np.cumsum(self.counts)))
+        return self.find(before[first] + place.ranks, shift)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TallySet:
+    """Of several features, by key: a tally for each component."""
+
+    tallies: Mapping[str, Sequence[Tally]]
+
+    def __add__(self, other: TallySet) -> TallySet:
+        return TallySet({
+            key: [one + another for one, another in zip(own, other.tallies[key], strict=True)]
+            for key, own in self.tallies.items()
+        })
+
+
+class Search:
+    """The same places in the order of each component of each feature, looked for in rounds.
+
+    Args:
+        num_rows: Of all features.
+        ranks: How many rows lie before each place.
+    """
+
+    def __init__(self, num_rows: int, ranks: NDArray[np.int64]) -> None:
+        self.shift = 0 if num_rows <= _FEW_ROWS else _SHIFTS[0]
+        """The next round's."""
+        self.wanted: dict[str, list[Place]] = {}
+        """What the next round is to ask for, by feature; none where all is known."""
+        self._ranks = ranks
+        self._found: dict[str, list[Place]] = {}
+
+    def learn(self, counted: TallySet) -> None:
+        """From what a round has counted: the first one of all features, the others of what is wanted."""
+        found: dict[str, list[Place]] = {}
+        is_known = {}
+        for key, tallies in counted.tallies.items():
+            before = self.wanted.get(key, [None] * len(tallies))
+            found[key] = [
+                one.find(self._ranks, self.shift) if place is None else one.narrow(place, self.shift)
+                for one, place in zip(tallies, before, strict=True)
+            ]
+            is_known[key] = not any(one.used_bits & ((1 << self.shift) - 1) for one in tallies)
+        self._found |= found
+        self.wanted = {key: places for key, places in found.items() if not is_known[key]}
+        self.shift = next((shift for shift in _SHIFTS if shift < self.shift), 0)
+
+    def values(self, key: str) -> NDArray[np.float64]:
+        """(components, places) of a feature."""
+        return np.stack([place.values() for place in self._found[key]])
+
+
+def keys_of(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Whole numbers of the same order as these, of the same shape; NaN first or last, -0.0 as 0.0.
+
+    Bits that are zero in all values are zero in all keys.
+    """
+    bits = values.astype(np.float64).view(np.int64)
+    return np.where(bits < 0, -(bits & ~_SIGN), bits)
+
+
+def tally(keys: NDArray[np.int64], shift: int, place: Place | None = None) -> Tally:
+    """Counts of one component's keys: of all, or those that ``place`` asks for."""
+    if place is not None:
+        keys = keys[np.isin(keys >> place.shift, place.bins)]
+    bins, counts = np.unique(keys >> shift, return_counts=True)
+    return Tally(bins, counts, int(np.bitwise_or.reduce(keys)) if len(keys) else 0)
