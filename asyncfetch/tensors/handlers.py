@@ -12,7 +12,6 @@ from aiohttp import web
 
 from asyncfetch.errors import TensorError
 from asyncfetch.tensors.off_loop import off_loop
-from asyncfetch.tensors.storage import SHARED_FROM_BYTES
 from asyncfetch.tensors.wire import MAX_HEADER_BYTES, MIN_HEADER_BYTES, Header, is_shard_id, missing, parse_header
 
 if TYPE_CHECKING:
@@ -97,11 +96,7 @@ class ShardHandlers:
         """Where the larger shards can be read by who is on this machine, and how that is proven."""
         if self._shared is None:
             return web.json_response({})
-        return web.json_response({
-            "name": self._shared.path.name,
-            "proof": self._shared.proof,
-            "from_bytes": SHARED_FROM_BYTES,
-        })
+        return web.json_response({"name": self._shared.path.name, "proof": self._shared.proof})
 
     async def _receive(self, request: web.Request, upload: Upload, header: Header, head: bytes) -> web.Response:
         memory = await off_loop(upload.nbytes, upload.take_memory)

@@ -140,4 +140,4 @@ def _import_ray() -> Any:  # noqa: ANN401 - a module
 
 def _open(remote: RemoteTensor, frame: tuple[bytes, NDArray[np.uint8]]) -> Shard:
     head, data = frame
-    return open_payload(remote, parse_header(head, max_bytes=len(data)), data.data, copy=False)
+    return open_payload(remote, parse_header(head, max_bytes=len(data)), data)

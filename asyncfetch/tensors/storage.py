@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from asyncfetch.errors import TensorError
 from asyncfetch.runtime.memory_pool import MemoryPool
+from asyncfetch.tensors.shared import SHARED_FROM_BYTES
 from asyncfetch.tensors.wire import Header, check_payload
 
 if TYPE_CHECKING:
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
 
     from asyncfetch.tensors.shared import SharedDirectory
 
-__all__ = ["SHARED_FROM_BYTES", "ShardStorage", "StorageStatistics", "Stored", "Upload"]
+__all__ = ["ShardStorage", "StorageStatistics", "Stored", "Upload"]
 
-SHARED_FROM_BYTES = 64 * 1024
-"""Frames from this size on are shared. Opening and mapping a file costs as much as sending a smaller one in a batch."""
 MAX_IDLE_BYTES = 128 * 1024 * 1024
 """Memory of deleted shards kept for the next ones; shared memory isn't, which somebody may still have mapped."""
 
