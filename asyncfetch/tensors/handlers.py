@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -166,10 +167,11 @@ async def _send(request: web.Request, parts: list[memoryview], *, etag: str | No
     if ranged:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     response = web.StreamResponse(status=206 if ranged else 200, headers=headers)
-    await response.prepare(request)
-    for piece in _pieces(parts, start, stop):
-        await response.write(piece)
-    await response.write_eof()
+    with suppress(ConnectionError):  # who asked is gone, which aiohttp would log as an error of ours
+        await response.prepare(request)
+        for piece in _pieces(parts, start, stop):
+            await response.write(piece)
+        await response.write_eof()
     return response
 
 
