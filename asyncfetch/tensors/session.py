@@ -183,7 +183,7 @@ class Session:
         if server != RAY:
             return self._http
         if self._ray is None:
-            self._ray = RayStore()
+            self._ray = RayStore(self._memory)
         return self._ray
 
     async def _fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
