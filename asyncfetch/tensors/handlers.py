@@ -100,7 +100,8 @@ class ShardHandlers:
         return web.json_response({"name": self._shared.path.name, "proof": self._shared.proof})
 
     async def _receive(self, request: web.Request, upload: Upload, header: Header, head: bytes) -> web.Response:
-        memory = await off_loop(upload.nbytes, upload.take_memory)
+        shared = self._storage.shares(upload.nbytes)
+        memory = await off_loop(upload.nbytes, upload.take_memory, blocks=shared)
         memory[: len(head)] = head
         filled = len(head)
         while filled < len(memory):
@@ -110,7 +111,7 @@ class ShardHandlers:
             memory[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
         del memory
-        is_new = await off_loop(upload.nbytes, partial(upload.commit, header))
+        is_new = await off_loop(upload.nbytes, partial(upload.commit, header), blocks=shared)
         return web.Response(status=201 if is_new else 200)
 
 

@@ -26,7 +26,7 @@ from asyncfetch.tensors.ray_store import RAY, RayStore
 from asyncfetch.tensors.remote import RemoteTensor, bytes_of, import_torch, tensor_on
 from asyncfetch.tensors.stores import MAX_BATCH_SHARDS
 from asyncfetch.tensors.structure import remotes_in, replace_leaves, unpadded
-from asyncfetch.tensors.wire import describe
+from asyncfetch.tensors.wire import describe, header_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -238,7 +238,8 @@ class Session:
         dtype, data = await off_loop(_bytes_to_move(tensor), partial(bytes_of, tensor))
         shape = tuple(tensor.shape)
         if self._is_own(server):
-            await off_loop(len(data), partial(self._store_own, shard_id, dtype, shape, data))
+            store = partial(self._store_own, shard_id, dtype, shape, data)
+            await off_loop(len(data), store, blocks=self._storage.shares(header_bytes(len(shape)) + len(data)))
         else:
             await self._store_of(server).store(server, shard_id, dtype, shape, data)
         self.stored += 1

@@ -158,6 +158,10 @@ class ShardStorage:
             self._uploads.add(upload)
             return upload
 
+    def shares(self, nbytes: int) -> bool:
+        """Whether a frame of this size goes to shared memory, which takes calls that may block."""
+        return self._shared_directory is not None and nbytes >= SHARED_FROM_BYTES
+
     def get(self, shard_id: str) -> Stored | None:
         """The shard, if it is there; its time begins afresh."""
         now = self._now()
@@ -222,7 +226,7 @@ class ShardStorage:
             )
 
     def _memory_for(self, upload: Upload) -> NDArray[np.uint8]:
-        if self._shared_directory is not None and upload.nbytes >= SHARED_FROM_BYTES:
+        if self._shared_directory is not None and self.shares(upload.nbytes):
             array = self._shared_directory.create(upload.shard_id, upload.nbytes)
             if array is not None:
                 upload.shared = True

@@ -15,7 +15,14 @@ import anyio
 import pytest
 import torch
 
-from asyncfetch.errors import AsyncFetchError, ClosedError, ConnectionFailed, TensorError, WrongLoop
+from asyncfetch.errors import (
+    AsyncFetchError,
+    ClosedError,
+    ConnectionFailed,
+    ShardNotFound,
+    TensorError,
+    WrongLoop,
+)
 from asyncfetch.tensors import RemoteTensor, TensorServer
 from tests.tensors.conftest import MIB, Backend
 
@@ -108,6 +115,20 @@ async def test_one_server_is_down_and_the_others_shards_arrive(server: TensorSer
         with pytest.raises(ConnectionFailed, match=gone.url):
             await client.localize([*there, lost])
         assert client.statistics().entries == 2
+
+
+async def test_a_server_started_anew_has_none_of_the_old_shards() -> None:
+    async with http_client() as client:
+        async with TensorServer(max_bytes=MIB) as first:
+            old = await client.remotize([torch.ones(3), torch.ones(4)], first.url)
+            await client.localize(old[0])
+        port = int(first.url.rpartition(":")[2])
+        async with TensorServer(port=port, max_bytes=MIB) as second:
+            assert second.url == first.url
+            with pytest.raises(ShardNotFound, match=f"1 of 2 shards.*{old[1].shard_id}.*started anew"):
+                await client.localize(old)
+            new = await client.remotize(torch.ones(5), second.url)
+            assert torch.equal(await client.localize(new), torch.ones(5))
 
 
 async def test_an_error_isnt_kept(scripted: ScriptedServer) -> None:
