@@ -63,8 +63,13 @@ class ShardHandlers:
             head = await _read_exactly(request, min(length, MAX_HEADER_BYTES))
             header = parse_header(head, max_bytes=length)
             _check(header, shard_id, length)
-            with self._storage.reserve(shard_id, length) as upload:
+            upload = self._storage.reserve(shard_id, length)
+            try:
                 return await self._receive(request, upload, header, head)
+            finally:
+                if upload.is_open:
+                    with anyio.CancelScope(shield=True):
+                        await off_loop(0, upload.close, blocks=upload.shared)
         except TensorError as error:
             return refuse(507 if str(error).startswith("max_bytes") else 409 if error.shard_ids else 400, str(error))
         except TimeoutError:

@@ -75,7 +75,10 @@ class _Entry:
 
 
 class Upload:
-    """Room for one frame, to be written to and committed; leaving the context gives back what wasn't."""
+    """Room for one frame, to be written to and committed; closing it, as leaving its context does, gives back the rest.
+
+    All of it may block where ``shared``, or where the storage will share it.
+    """
 
     def __init__(self, storage: ShardStorage, shard_id: str, nbytes: int) -> None:
         self.shard_id = shard_id
@@ -84,15 +87,20 @@ class Upload:
         """Whether the shard was deleted since: who did that may never have heard that it was stored."""
         self._storage = storage
         self.nbytes = nbytes
-        self._open = True
+        self.is_open = True
+        """Whether its room is neither an entry's nor given back."""
         self._memory: NDArray[np.uint8] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._open:
-            self._open = False
+        self.close()
+
+    def close(self) -> None:
+        """Give back what wasn't committed."""
+        if self.is_open:
+            self.is_open = False
             self._storage._give_back(self)
 
     def take_memory(self) -> memoryview:
@@ -110,7 +118,7 @@ class Upload:
         assert self._memory is not None
         check_payload(header, self._memory[header.header_bytes :])
         kept = self._storage._keep(self, Stored(header, self._memory.data.toreadonly()))
-        self._open = not kept
+        self.is_open = not kept
         if kept and self.shared:
             self._storage._publish(self.shard_id)
         return kept

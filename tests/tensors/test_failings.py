@@ -197,7 +197,7 @@ def test_r8_a_server_for_everybody_has_to_be_asked_for_twice() -> None:
 
 
 async def test_r9_a_consumer_that_is_faster_is_caught_up_with(server: TensorServer) -> None:
-    count = 2000
+    count = 1000
     async with http_client() as client:
         items = await client.remotize([torch.tensor([number]) for number in range(count)], server.url)
         before = client.statistics().requests

@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 
 import anyio
+import numpy as np
 import pytest
 import torch
 
 from asyncfetch.errors import ConnectionFailed, ShardNotFound
 from asyncfetch.tensors import RemoteTensor, TensorServer
 from asyncfetch.tensors.shared import ROOT, SharedDirectory, find_shared, read_shared
+from asyncfetch.tensors.wire import describe
 from tests.tensors.conftest import MIB, Backend
 
 pytestmark = pytest.mark.skipif(not ROOT.is_dir(), reason="no /dev/shm")
@@ -54,6 +56,29 @@ async def test_large_shards_come_without_a_request(delivery: str) -> None:
         before = client.statistics().requests
         await client.localize(remotes[1:])
         assert client.statistics().requests == before
+
+
+async def test_a_broken_upload_leaves_no_file() -> None:
+    async with TensorServer(max_bytes=64 * MIB) as server:
+        folder = server.storage._shared_directory.path  # type: ignore[union-attr]
+        shard_id, data = "f" * 32, np.zeros(100_000, np.uint8)
+        head = describe(shard_id, "uint8", (len(data),), data).encode()
+        host, port = server.url.removeprefix("http://").split(":")
+        async with await anyio.connect_tcp(host, int(port)) as stream:
+            length = len(head) + len(data)
+            await stream.send(
+                f"PUT /shards/{shard_id} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+            )
+            await stream.send(head + bytes(5000))
+            with anyio.fail_after(5):
+                while not (folder / f"{shard_id}.part").exists():  # noqa: ASYNC110 - another task's doing
+                    await anyio.sleep(0.005)
+        with anyio.fail_after(5):
+            while server.statistics().reserved_bytes:  # noqa: ASYNC110 - another task's doing
+                await anyio.sleep(0.005)
+        with anyio.fail_after(5):
+            while (folder / f"{shard_id}.part").exists():  # noqa: ASYNC110 - another task's doing
+                await anyio.sleep(0.005)
 
 
 async def test_an_own_servers_files_are_made_off_the_loop() -> None:
