@@ -174,7 +174,7 @@ anyio.run(read)
         ("from asyncfetch.cache.disk import DiskStore; DiskStore(af.DiskTier('nowhere', 1))", "disk"),
         ("import asyncfetch.cli.app", "cli"),
         ("from asyncfetch.tensors.remote import import_torch; import_torch()", "tensors"),
-        ("from asyncfetch.tensors.ray_store import RayStore; RayStore()", "ray"),
+        ("from asyncfetch.tensors.ray_store import RayStore; RayStore(None)", "ray"),
         ("anyio.run(af.distributed.RayExecutor().open(af.FetchConfig(), 1, print).__aenter__)", "ray"),
         ("with af.tensors.TensorClient() as client: client.remotize(1, 'http://localhost')", "tensors"),
     ],

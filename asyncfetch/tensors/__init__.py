@@ -11,7 +11,7 @@ stores        the protocol of back ends, and how shards become requests: http_st
 session       the verbs, on the client's loop
 storage, handlers  a server's shards, and its answers
 shared        shards in memory that processes of one machine share
-wire, checksum, urls  frames, what guards them, addresses. Pure
+wire, urls    frames, addresses. Pure
 """
 
 from asyncfetch.tensors.ahead import Ahead

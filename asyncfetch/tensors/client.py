@@ -16,7 +16,6 @@ from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.runtime.kept_open import KeptOpen
-from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.tensors.ahead import MAX_BYTES as AHEAD_BYTES
 from asyncfetch.tensors.ahead import Ahead
 from asyncfetch.tensors.buffer import BufferStatistics, FetchBuffer
@@ -123,7 +122,7 @@ class TensorClient:
             self._buffer,
             own=own,
             shared_memory=shared_memory,
-            copies=MemoryPool(config.max_idle_buffer_bytes) if delivery == "copy" else None,
+            copies=delivery == "copy",
         )
         self._session: Session | None = None
         self._thread: LoopThread | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from aiohttp import web
 
 from asyncfetch.errors import TensorError
 from asyncfetch.tensors.off_loop import off_loop
-from asyncfetch.tensors.storage import SHARED_FROM_BYTES
 from asyncfetch.tensors.wire import MAX_HEADER_BYTES, MIN_HEADER_BYTES, Header, is_shard_id, missing, parse_header
 
 if TYPE_CHECKING:
@@ -63,8 +63,13 @@ class ShardHandlers:
             head = await _read_exactly(request, min(length, MAX_HEADER_BYTES))
             header = parse_header(head, max_bytes=length)
             _check(header, shard_id, length)
-            with self._storage.reserve(shard_id, length) as upload:
+            upload = self._storage.reserve(shard_id, length)
+            try:
                 return await self._receive(request, upload, header, head)
+            finally:
+                if upload.is_open:
+                    with anyio.CancelScope(shield=True):
+                        await off_loop(0, upload.close, blocks=upload.shared)
         except TensorError as error:
             return refuse(507 if str(error).startswith("max_bytes") else 409 if error.shard_ids else 400, str(error))
         except TimeoutError:
@@ -97,14 +102,11 @@ class ShardHandlers:
         """Where the larger shards can be read by who is on this machine, and how that is proven."""
         if self._shared is None:
             return web.json_response({})
-        return web.json_response({
-            "name": self._shared.path.name,
-            "proof": self._shared.proof,
-            "from_bytes": SHARED_FROM_BYTES,
-        })
+        return web.json_response({"name": self._shared.path.name, "proof": self._shared.proof})
 
     async def _receive(self, request: web.Request, upload: Upload, header: Header, head: bytes) -> web.Response:
-        memory = await off_loop(upload.nbytes, upload.take_memory)
+        shared = self._storage.shares(upload.nbytes)
+        memory = await off_loop(upload.nbytes, upload.take_memory, blocks=shared)
         memory[: len(head)] = head
         filled = len(head)
         while filled < len(memory):
@@ -114,7 +116,7 @@ class ShardHandlers:
             memory[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
         del memory
-        is_new = await off_loop(upload.nbytes, partial(upload.commit, header))
+        is_new = await off_loop(upload.nbytes, partial(upload.commit, header), blocks=shared)
         return web.Response(status=201 if is_new else 200)
 
 
@@ -171,10 +173,11 @@ async def _send(request: web.Request, parts: list[memoryview], *, etag: str | No
     if ranged:
         headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     response = web.StreamResponse(status=206 if ranged else 200, headers=headers)
-    await response.prepare(request)
-    for piece in _pieces(parts, start, stop):
-        await response.write(piece)
-    await response.write_eof()
+    with suppress(ConnectionError):  # who asked is gone, which aiohttp would log as an error of ours
+        await response.prepare(request)
+        for piece in _pieces(parts, start, stop):
+            await response.write(piece)
+        await response.write_eof()
     return response
 
 

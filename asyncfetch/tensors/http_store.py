@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from asyncfetch.fetch.addresses import Found, FoundOnce
 from asyncfetch.tensors.buffer import Shard
 from asyncfetch.tensors.handlers import PIECE_BYTES
 from asyncfetch.tensors.off_loop import off_loop
-from asyncfetch.tensors.shared import find_shared, read_shared
+from asyncfetch.tensors.shared import SHARED_FROM_BYTES, find_shared, read_shared
 from asyncfetch.tensors.urls import shards_url
 from asyncfetch.tensors.wire import (
     MAX_HEADER_BYTES,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.fetch import Fetcher
+    from asyncfetch.runtime.memory_pool import MemoryPool
     from asyncfetch.tensors.remote import RemoteTensor
 
 __all__ = ["HttpStore", "mismatch", "open_payload"]
@@ -47,27 +47,20 @@ _OURS = frozenset({400, 409, 411, 413, 507})
 """What the server refuses for a reason of its own."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Place:
-    """Where a server on this machine keeps its larger frames."""
-
-    path: Path
-    from_bytes: int
-    """Smaller ones aren't there."""
-
-
 class HttpStore:
     """A ``ShardStore`` over HTTP, and over shared memory where a server is on this machine.
 
     Args:
         fetcher: Entered; set up by ``TensorClient``, and shared by all servers.
+        memory: For shards that come together.
         shared_memory: Whether to look for shared memory.
     """
 
-    def __init__(self, fetcher: Fetcher, *, shared_memory: bool) -> None:
+    def __init__(self, fetcher: Fetcher, memory: MemoryPool, *, shared_memory: bool) -> None:
         self._fetcher = fetcher
+        self._memory = memory
         self._looks_for_shared = shared_memory
-        self._shared: FoundOnce[str, _Place | None] = FoundOnce(time.monotonic)
+        self._shared: FoundOnce[str, Path | None] = FoundOnce(time.monotonic)
         self.shared_reads = 0
         """Shards that came through shared memory."""
 
@@ -94,13 +87,12 @@ class HttpStore:
 
     async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
         """From shared memory what can be had there, the rest by one request."""
-        found = await self._read_shared(batch[0]) if self._looks_for_shared and len(batch) == 1 else None
-        if found is not None:
-            self.shared_reads += 1
-            return {batch[0].shard_id: found}
-        if len(batch) == 1:
-            return await self._fetch_one(batch[0])
-        return await self._fetch_several(batch)
+        found = await self._read_shared(batch) if self._looks_for_shared else {}
+        self.shared_reads += len(found)
+        rest = [remote for remote in batch if remote.shard_id not in found]
+        if rest:
+            found |= await (self._fetch_one(rest[0]) if len(rest) == 1 else self._fetch_several(rest))
+        return found
 
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
         """Asks the server to forget them. Repeated after an answer that got lost, it counts fewer than it did."""
@@ -115,7 +107,8 @@ class HttpStore:
             return {}
         except RangeNotSatisfiable as error:
             raise mismatch(remote, f"{error.size} bytes") from error
-        return {remote.shard_id: await off_loop(len(frame), partial(_open_frame, remote, frame))}
+        open_frame = partial(_open_frame, remote, np.frombuffer(frame, np.uint8))
+        return {remote.shard_id: await off_loop(len(frame), open_frame)}
 
     async def _fetch_several(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
         url = shards_url(batch[0].server, [remote.shard_id for remote in batch])
@@ -128,26 +121,29 @@ class HttpStore:
             raise TensorError(
                 f"{len(batch)} shards of {expected} bytes were asked for, {info.size} bytes are the reply"
             )
-        return await off_loop(len(body), partial(_open_batch, batch, body))
+        return await off_loop(len(body), partial(_open_batch, batch, body, self._memory))
 
-    async def _read_shared(self, remote: RemoteTensor) -> Shard | None:
-        place = await self._shared.get(remote.server, partial(self._find_place, remote.server))
-        if place is None or remote.frame_bytes < place.from_bytes:
-            return None
-        shard, still_there = await anyio.to_thread.run_sync(_open_shared, place.path, remote)
+    async def _read_shared(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
+        larger = [remote for remote in batch if remote.frame_bytes >= SHARED_FROM_BYTES]
+        if not larger:
+            return {}
+        server = larger[0].server
+        path = await self._shared.get(server, partial(self._find_shared, server))
+        if path is None:
+            return {}
+        shards, still_there = await anyio.to_thread.run_sync(_open_shared, path, larger)
         if not still_there:
-            self._shared.forget(remote.server, place)
-        return shard
+            self._shared.forget(server, path)
+        return shards
 
-    async def _find_place(self, server: str) -> Found[_Place | None]:
+    async def _find_shared(self, server: str) -> Found[Path | None]:
         try:
             answer = json.loads((await self._fetcher.ask("GET", f"{server}/shared")).body)
-            name, proof, from_bytes = str(answer["name"]), str(answer["proof"]), int(answer["from_bytes"])
+            name, proof = str(answer["name"]), str(answer["proof"])
         except (FetchError, ValueError, KeyError, TypeError):
             # If anything is wrong, the request for the shard itself will say so.
             return Found(None, ASK_AGAIN_SECONDS)
-        path = await anyio.to_thread.run_sync(find_shared, name, proof)
-        return Found(None if path is None else _Place(path, from_bytes))
+        return Found(await anyio.to_thread.run_sync(find_shared, name, proof))
 
 
 def _pieces(head: bytes, data: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:
@@ -157,35 +153,44 @@ def _pieces(head: bytes, data: NDArray[np.uint8]) -> Iterator[bytes | memoryview
         yield view[start : start + PIECE_BYTES]
 
 
-def _open_shared(path: Path, remote: RemoteTensor) -> tuple[Shard | None, bool]:
-    """The shard, where it is there, and whether the directory is."""
-    array = read_shared(path, remote.shard_id, remote.frame_bytes)
-    return (None, path.is_dir()) if array is None else (_open_frame(remote, array.data), True)
+def _open_shared(path: Path, remotes: Sequence[RemoteTensor]) -> tuple[dict[str, Shard], bool]:
+    """The shards that are there, and whether the directory is."""
+    shards = {}
+    for remote in remotes:
+        frame = read_shared(path, remote.shard_id, remote.frame_bytes)
+        if frame is not None:
+            shards[remote.shard_id] = _open_frame(remote, frame)
+    return shards, len(shards) == len(remotes) or path.is_dir()
 
 
-def _open_frame(remote: RemoteTensor, frame: memoryview) -> Shard:
+def _open_frame(remote: RemoteTensor, frame: NDArray[np.uint8]) -> Shard:
     """The shard in a frame of its own, on the frame's memory."""
-    header = parse_header(frame[:MAX_HEADER_BYTES], max_bytes=len(frame))
-    return open_payload(remote, header, frame[header.header_bytes :], copy=False)
+    header = parse_header(frame[:MAX_HEADER_BYTES].data, max_bytes=len(frame))
+    return open_payload(remote, header, frame[header.header_bytes :])
 
 
-def _open_batch(batch: Sequence[RemoteTensor], body: memoryview) -> dict[str, Shard]:
+def _open_batch(batch: Sequence[RemoteTensor], body: memoryview, memory: MemoryPool) -> dict[str, Shard]:
     """The shards in a reply, each in memory of its own: on the body's, one would keep all the others'."""
+    shards = {}
     frames = split_frames(body, [remote.shard_id for remote in batch])
-    return {
-        remote.shard_id: open_payload(remote, header, payload, copy=True)
-        for remote, (header, payload) in zip(batch, frames, strict=True)
-        if not header.missing
-    }
+    for remote, (header, payload) in zip(batch, frames, strict=True):
+        if not header.missing:
+            array = memory.take(len(payload))
+            array[:] = payload
+            shards[remote.shard_id] = open_payload(remote, header, array)
+    return shards
 
 
-def open_payload(remote: RemoteTensor, header: Header, payload: memoryview, *, copy: bool) -> Shard:
-    """The shard that came for ``remote``, on the payload's memory or on its own; TensorError where it is no such."""
+def open_payload(remote: RemoteTensor, header: Header, payload: NDArray[np.uint8]) -> Shard:
+    """The shard that came for ``remote``, on the payload's memory where that is possible.
+
+    Raises:
+        TensorError: It is another one, or damaged.
+    """
     if (header.shard_id, header.dtype, header.shape) != (remote.shard_id, remote.dtype_name, remote.shape):
         raise mismatch(remote, f"shard {header.shard_id} of shape {header.shape} and dtype {header.dtype}")
     check_payload(header, payload)
-    array = np.frombuffer(payload, np.uint8)
-    return Shard(to_native(header, array.copy() if copy else array), header.dtype, header.shape)
+    return Shard(to_native(header, payload), header.dtype, header.shape)
 
 
 def mismatch(remote: RemoteTensor, came: str) -> TensorError:

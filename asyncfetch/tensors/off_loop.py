@@ -13,10 +13,10 @@ __all__ = ["off_loop"]
 
 T = TypeVar("T")
 
-OFF_LOOP_BYTES = 256 * 1024
-"""Checksums and copies of more than this go to a thread. Going there takes as long as reading them once, 0.1 ms."""
+OFF_LOOP_BYTES = 2 * 1024 * 1024
+"""Checksums and copies of more than this go to a thread. Going there takes as long as a checksum of them, 0.1 ms."""
 
 
-async def off_loop(nbytes: int, work: Callable[[], T]) -> T:
-    """What ``work()`` returns, which reads or writes so many bytes; a cancelled caller waits for it."""
-    return await anyio.to_thread.run_sync(work) if nbytes > OFF_LOOP_BYTES else work()
+async def off_loop(nbytes: int, work: Callable[[], T], *, blocks: bool = False) -> T:
+    """What ``work()`` returns, which reads or writes so many bytes, or may block; a cancelled caller waits for it."""
+    return await anyio.to_thread.run_sync(work) if blocks or nbytes > OFF_LOOP_BYTES else work()

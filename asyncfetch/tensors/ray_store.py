@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from asyncfetch.runtime.memory_pool import MemoryPool
     from asyncfetch.tensors.buffer import Shard
     from asyncfetch.tensors.remote import RemoteTensor
 
@@ -60,10 +61,15 @@ class Directory:
 
 
 class RayStore:
-    """A ``ShardStore`` on the Ray cluster that this process is connected to. All of it is one node, "ray"."""
+    """A ``ShardStore`` on the Ray cluster that this process is connected to. All of it is one node, "ray".
 
-    def __init__(self) -> None:
+    Args:
+        memory: For the shards that are fetched.
+    """
+
+    def __init__(self, memory: MemoryPool) -> None:
         self._ray = _import_ray()
+        self._memory = memory
         self._actor: Any = None
 
     async def store(
@@ -75,13 +81,13 @@ class RayStore:
             await self._answer((await self._directory()).add.remote(shard_id, [reference]))
 
     async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
-        """Views of the object store's memory, which stays in use as long as they are."""
+        """Copies: a write to the object store's own memory, which torch doesn't prevent, would reach all processes."""
         ids = [remote.shard_id for remote in batch]
         with self._mapped():
             references = await self._answer((await self._directory()).find.remote(ids))
             frames = {shard_id: await self._object(one) for shard_id, one in references.items()}
         return {
-            remote.shard_id: await anyio.to_thread.run_sync(_open, remote, frame)
+            remote.shard_id: await anyio.to_thread.run_sync(self._open, remote, frame)
             for remote in batch
             if (frame := frames.get(remote.shard_id)) is not None
         }
@@ -94,6 +100,12 @@ class RayStore:
 
     def _put(self, shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> Any:  # noqa: ANN401
         return self._ray.put((describe(shard_id, dtype, shape, data).encode(), data))
+
+    def _open(self, remote: RemoteTensor, frame: tuple[bytes, NDArray[np.uint8]]) -> Shard:
+        head, data = frame
+        array = self._memory.take(len(data))
+        array[:] = data
+        return open_payload(remote, parse_header(head, max_bytes=len(data)), array)
 
     async def _directory(self) -> Any:  # noqa: ANN401 - an actor's handle
         if self._actor is None:
@@ -122,6 +134,8 @@ class RayStore:
         except TimeoutError as error:
             raise FetchTimeout(f"Ray gave no answer within {ANSWER_SECONDS:g} s: is the cluster up?") from error
         except self._ray.exceptions.RayError as error:
+            if isinstance(error, self._ray.exceptions.ActorDiedError):
+                self._actor = None  # with what it knew; the next call finds or makes another one
             raise ConnectionFailed(f"Ray can't keep or give tensors now: {error}") from error
 
 
@@ -136,8 +150,3 @@ def _import_ray() -> Any:  # noqa: ANN401 - a module
         return importlib.import_module("ray")
     except ImportError as error:
         raise MissingDependency('tensors in Ray need ray: pip install "asyncfetch[ray]"') from error
-
-
-def _open(remote: RemoteTensor, frame: tuple[bytes, NDArray[np.uint8]]) -> Shard:
-    head, data = frame
-    return open_payload(remote, parse_header(head, max_bytes=len(data)), data.data, copy=False)

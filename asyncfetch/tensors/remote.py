@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -69,9 +68,10 @@ class RemoteTensor:
 def import_torch() -> Any:  # noqa: ANN401 - a module
     """The torch module, at first use."""
     try:
-        return importlib.import_module("torch")
+        import torch
     except ImportError as error:
         raise MissingDependency(f"remote tensors need torch: {INSTALL_TORCH}") from error
+    return torch
 
 
 def bytes_of(tensor: torch.Tensor) -> tuple[str, NDArray[np.uint8]]:
@@ -99,11 +99,14 @@ def tensor_on(array: NDArray[np.uint8], remote: RemoteTensor) -> torch.Tensor:
 
     torch has no read-only tensors, so nothing stops who has one on memory of others from writing to it.
     """
-    dtype = getattr(import_torch(), remote.dtype_name, None)
+    library = import_torch()
+    dtype = getattr(library, remote.dtype_name, None)
     if dtype is None:
         raise TensorError(f"this torch has no dtype {remote.dtype_name!r}: install a newer one")
-    octets = import_torch().from_numpy(np.asarray(_Writable(array)))
-    tensor: torch.Tensor = octets.view(dtype).reshape(remote.shape)
+    if not len(array):  # numpy's strides of nothing are none that torch can view
+        return library.empty(remote.shape, dtype=dtype)  # type: ignore[no-any-return]
+    writable = array if array.flags.writeable else np.asarray(_Writable(array))
+    tensor: torch.Tensor = library.from_numpy(writable).view(dtype).reshape(remote.shape)
     return tensor
 
 

@@ -17,6 +17,7 @@ from asyncfetch.errors import AsyncFetchError, FetchError, ShardNotFound, Tensor
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.tensors.buffer import Shard
 from asyncfetch.tensors.flights import Flights
 from asyncfetch.tensors.http_store import HttpStore, mismatch
@@ -25,7 +26,7 @@ from asyncfetch.tensors.ray_store import RAY, RayStore
 from asyncfetch.tensors.remote import RemoteTensor, bytes_of, import_torch, tensor_on
 from asyncfetch.tensors.stores import MAX_BATCH_SHARDS
 from asyncfetch.tensors.structure import remotes_in, replace_leaves, unpadded
-from asyncfetch.tensors.wire import describe
+from asyncfetch.tensors.wire import describe, header_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch import FetchStatistics
-    from asyncfetch.runtime.memory_pool import MemoryPool
     from asyncfetch.tensors.buffer import FetchBuffer
     from asyncfetch.tensors.server import TensorServer
     from asyncfetch.tensors.storage import ShardStorage
@@ -59,7 +59,7 @@ class Session:
         buffer: Where shards are kept.
         own: The server of this process, whose shards need no request.
         shared_memory: Whether to look for servers' shared memory.
-        copies: Memory for what is delivered as a copy; None delivers tensors on the buffer's own.
+        copies: Whether to deliver copies; else tensors on the buffer's own memory.
     """
 
     def __init__(
@@ -69,11 +69,12 @@ class Session:
         *,
         own: TensorServer | None,
         shared_memory: bool,
-        copies: MemoryPool | None,
+        copies: bool,
     ) -> None:
         self._fetcher = Fetcher(config)
         self._workers = config.max_requests_per_host
-        self._http = HttpStore(self._fetcher, shared_memory=shared_memory)
+        self._memory = MemoryPool(config.max_idle_buffer_bytes)
+        self._http = HttpStore(self._fetcher, self._memory, shared_memory=shared_memory)
         self._ray: RayStore | None = None
         self._buffer = buffer
         self._own = own
@@ -89,6 +90,7 @@ class Session:
     async def __aexit__(self, *exc_info: object) -> None:
         await end_tasks(self._tasks)
         await self._fetcher.__aexit__(None, None, None)
+        self._memory.close()
 
     @property
     def shared_reads(self) -> int:
@@ -181,7 +183,7 @@ class Session:
         if server != RAY:
             return self._http
         if self._ray is None:
-            self._ray = RayStore()
+            self._ray = RayStore(self._memory)
         return self._ray
 
     async def _fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
@@ -221,14 +223,14 @@ class Session:
         tensors = {}
         for shard_id, remote in wanted.items():
             shard = shards[shard_id]
-            if self._copies is not None or shard_id in own:
+            if self._copies or shard_id in own:
                 tensors[shard_id] = tensor_on(self._copy(shard.array), remote)
             else:
                 tensors[shard_id] = shard.shared_tensor(remote)
         return tensors
 
     def _copy(self, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        new = np.empty(len(array), np.uint8) if self._copies is None else self._copies.take(len(array))
+        new = self._memory.take(len(array))
         np.copyto(new, array)
         return new
 
@@ -236,7 +238,8 @@ class Session:
         dtype, data = await off_loop(_bytes_to_move(tensor), partial(bytes_of, tensor))
         shape = tuple(tensor.shape)
         if self._is_own(server):
-            await off_loop(len(data), partial(self._store_own, shard_id, dtype, shape, data))
+            store = partial(self._store_own, shard_id, dtype, shape, data)
+            await off_loop(len(data), store, blocks=self._storage.shares(header_bytes(len(shape)) + len(data)))
         else:
             await self._store_of(server).store(server, shard_id, dtype, shape, data)
         self.stored += 1

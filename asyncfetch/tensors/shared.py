@@ -29,8 +29,10 @@ from asyncfetch.runtime.fork import ForkGuard
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["SharedDirectory", "find_shared", "read_shared"]
+__all__ = ["SHARED_FROM_BYTES", "SharedDirectory", "find_shared", "read_shared"]
 
+SHARED_FROM_BYTES = 64 * 1024
+"""Frames from this size on are shared. Opening and mapping a file costs as much as sending a smaller one in a batch."""
 ROOT = Path("/dev/shm")
 SECRET = "secret"
 _NAME = re.compile("asyncfetch-tensors-[0-9a-f]{32}")

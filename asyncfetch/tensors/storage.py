@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from asyncfetch.errors import TensorError
 from asyncfetch.runtime.memory_pool import MemoryPool
+from asyncfetch.tensors.shared import SHARED_FROM_BYTES
 from asyncfetch.tensors.wire import Header, check_payload
 
 if TYPE_CHECKING:
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
 
     from asyncfetch.tensors.shared import SharedDirectory
 
-__all__ = ["SHARED_FROM_BYTES", "ShardStorage", "StorageStatistics", "Stored", "Upload"]
+__all__ = ["ShardStorage", "StorageStatistics", "Stored", "Upload"]
 
-SHARED_FROM_BYTES = 64 * 1024
-"""Frames from this size on are shared. Opening and mapping a file costs as much as sending a smaller one in a batch."""
 MAX_IDLE_BYTES = 128 * 1024 * 1024
 """Memory of deleted shards kept for the next ones; shared memory isn't, which somebody may still have mapped."""
 
@@ -76,7 +75,10 @@ class _Entry:
 
 
 class Upload:
-    """Room for one frame, to be written to and committed; leaving the context gives back what wasn't."""
+    """Room for one frame, to be written to and committed; closing it, as leaving its context does, gives back the rest.
+
+    All of it may block where ``shared``, or where the storage will share it.
+    """
 
     def __init__(self, storage: ShardStorage, shard_id: str, nbytes: int) -> None:
         self.shard_id = shard_id
@@ -85,15 +87,20 @@ class Upload:
         """Whether the shard was deleted since: who did that may never have heard that it was stored."""
         self._storage = storage
         self.nbytes = nbytes
-        self._open = True
+        self.is_open = True
+        """Whether its room is neither an entry's nor given back."""
         self._memory: NDArray[np.uint8] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._open:
-            self._open = False
+        self.close()
+
+    def close(self) -> None:
+        """Give back what wasn't committed."""
+        if self.is_open:
+            self.is_open = False
             self._storage._give_back(self)
 
     def take_memory(self) -> memoryview:
@@ -111,7 +118,7 @@ class Upload:
         assert self._memory is not None
         check_payload(header, self._memory[header.header_bytes :])
         kept = self._storage._keep(self, Stored(header, self._memory.data.toreadonly()))
-        self._open = not kept
+        self.is_open = not kept
         if kept and self.shared:
             self._storage._publish(self.shard_id)
         return kept
@@ -158,6 +165,10 @@ class ShardStorage:
             upload = Upload(self, shard_id, nbytes)
             self._uploads.add(upload)
             return upload
+
+    def shares(self, nbytes: int) -> bool:
+        """Whether a frame of this size goes to shared memory, which takes calls that may block."""
+        return self._shared_directory is not None and nbytes >= SHARED_FROM_BYTES
 
     def get(self, shard_id: str) -> Stored | None:
         """The shard, if it is there; its time begins afresh."""
@@ -223,7 +234,7 @@ class ShardStorage:
             )
 
     def _memory_for(self, upload: Upload) -> NDArray[np.uint8]:
-        if self._shared_directory is not None and upload.nbytes >= SHARED_FROM_BYTES:
+        if self._shared_directory is not None and self.shares(upload.nbytes):
             array = self._shared_directory.create(upload.shard_id, upload.nbytes)
             if array is not None:
                 upload.shared = True

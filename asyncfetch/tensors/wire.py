@@ -6,7 +6,7 @@
     6       1      order of the tensor's bytes: 0 little-endian, 1 big-endian
     7       1      number of dimensions
     8       8      number of the tensor's bytes
-    16      8      their checksum
+    16      8      their checksum, XXH3 of 64 bits
     24      4      CRC-32 of the header, these four bytes taken for zeros
     28      1      dtype: its place in DTYPES, from 1
     29      1      1 where the server has no such shard; then nothing follows
@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from asyncfetch.errors import TensorError
-from asyncfetch.tensors.checksum import checksum
+from asyncfetch.errors import MissingDependency, TensorError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +42,7 @@ __all__ = [
     "MIN_HEADER_BYTES",
     "Header",
     "check_payload",
+    "checksum",
     "describe",
     "header_bytes",
     "is_shard_id",
@@ -142,6 +142,21 @@ def item_bytes(dtype: str) -> int:
             " convert them first"
         )
     return _ITEM_BYTES[dtype]
+
+
+def checksum(data: memoryview | NDArray[np.uint8]) -> int:
+    """XXH3 of the bytes, 64 bits: 1 us for 64 KiB where this was measured, and zlib's CRC-32 18.
+
+    TCP or TLS has guarded them already; this finds our own and others' mistakes. It isn't a signature.
+
+    Raises:
+        MissingDependency: xxhash isn't installed.
+    """
+    try:
+        from xxhash import xxh3_64_intdigest
+    except ImportError as error:
+        raise MissingDependency('remote tensors need xxhash: pip install "asyncfetch[tensors]"') from error
+    return xxh3_64_intdigest(data)  # type: ignore[arg-type]  # below 3.12 no type says that arrays are buffers
 
 
 def describe(shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]) -> Header:

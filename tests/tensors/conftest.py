@@ -57,7 +57,7 @@ def server() -> Iterator[TensorServer]:
         yield server
 
 
-@pytest.fixture(params=["http", "ray"])
+@pytest.fixture(params=["http", pytest.param("ray", marks=pytest.mark.timeout(60))])  # Ray takes its time to start
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each back end in turn."""
     if request.param == "ray":

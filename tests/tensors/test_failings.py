@@ -1,14 +1,16 @@
-"""Sixteen failings that other remote-tensor stores have had, R1 to R16, and that this one must not have."""
+"""Sixteen failings that other remote-tensor stores have had, R1 to R16, and that this one must not have.
+
+Those that any back end could have are in ``test_failings_anywhere``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 import pytest
@@ -17,7 +19,6 @@ from aiohttp import web
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchTimeout, ShardNotFound, TensorError, Throttled
 from asyncfetch.tensors import Cleared, RemoteTensor, TensorClient, TensorServer
-from asyncfetch.tensors.remote import bytes_of
 from asyncfetch.tensors.stores import MAX_BATCH_BYTES, MAX_BATCH_SHARDS, plan_batches
 from asyncfetch.tensors.wire import DTYPES
 from tests.tensors.conftest import MIB, QUICK, Backend
@@ -34,116 +35,18 @@ async def store(client: TensorClient, server: str, *tensors: torch.Tensor) -> li
     return remotes
 
 
-# R1: duplicates in one localize were asked for again and again.
-
-
-async def test_r1_duplicates_in_one_structure_are_fetched_once(server: TensorServer) -> None:
-    async with http_client() as client:
-        [first, second] = await store(client, server.url, torch.ones(3), torch.zeros(3))
-        local = await client.localize({"a": first, "b": [first, second], "c": (first,)})
-    assert torch.equal(local["c"][0], torch.ones(3))
-    assert server.statistics().read == 2
-
-
-# R2: five threads, one shard, five fetches.
-
-
-async def test_r2_five_waiters_one_cancelled_one_fetch_four_results(scripted: ScriptedServer) -> None:
-    go = asyncio.Event()
-    asked = asyncio.Event()
-
-    async def wait(request: web.Request) -> None:
-        asked.set()
-        await go.wait()
-
-    async with http_client() as client:
-        [remote] = await store(client, scripted.url, torch.ones(3))
-        scripted.script.append(wait)
-        results = []
-
-        async def ask() -> None:
-            results.append(await client.localize(remote))
-
-        first = anyio.CancelScope()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask_within, first, ask)
-            await asked.wait()
-            for _ in range(4):
-                tasks.start_soon(ask)
-            while client.statistics().misses < 5:  # noqa: ASYNC110 - another thread counts
-                await anyio.sleep(0.001)
-            first.cancel()
-            await anyio.sleep(0.02)
-            go.set()
-        assert len(results) == 4
-        assert sum(request.startswith("GET") for request in scripted.requests) == 1
-
-
-async def ask_within(scope: anyio.CancelScope, ask: Any) -> None:  # noqa: ANN401
-    with scope:
-        await ask()
-
-
-# R3: a fetch under way put its shard back after a clear, for ever.
-
-
-async def test_r3_a_clear_during_the_fetch_stays_cleared(scripted: ScriptedServer) -> None:
-    go, asked = asyncio.Event(), asyncio.Event()
-
-    async def wait(request: web.Request) -> None:
-        asked.set()
-        await go.wait()
-
-    async with http_client() as client:
-        [remote] = await store(client, scripted.url, torch.ones(3))
-        scripted.script.append(wait)
-        got = []
-
-        async def ask() -> None:
-            got.append(await client.localize(remote))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask)
-            await asked.wait()
-            assert client.clear_all() == 0
-            go.set()
-        assert torch.equal(got[0], torch.ones(3))  # who had asked is served
-        now = client.statistics()
-        assert (now.entries, now.bytes, now.in_flight, now.in_flight_bytes) == (0, 0, 0, 0)
-
-
 # R4: every consumer got the same tensor object, and a store kept its caller's.
 
 
-@pytest.mark.parametrize("own", [False, True])
-async def test_r4_an_edit_by_one_consumer_isnt_seen_by_another(server: TensorServer, own: bool) -> None:
-    async with http_client(own=server if own else None) as client:
-        [remote] = await store(client, server.url, torch.ones(3))
-        first, second = await client.localize(remote), await client.localize(remote)
-        first.add_(1)
-        assert torch.equal(second, torch.ones(3))
-        assert torch.equal(await client.localize(remote), torch.ones(3))
-
-
-@pytest.mark.parametrize("own", [False, True])
-async def test_r4_the_server_owns_its_bytes(server: TensorServer, own: bool) -> None:
+async def test_r4_an_own_server_shares_memory_with_nobody(server: TensorServer) -> None:
     mine = torch.ones(3)
-    async with http_client(own=server if own else None) as client:
+    async with http_client(own=server, delivery="view") as client:
         [remote] = await store(client, server.url, mine)
         mine.add_(1)
-        assert torch.equal(await client.localize(remote), torch.ones(3))
-
-
-async def test_r4_views_are_shared_and_an_edit_is_noticed(
-    server: TensorServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with http_client(delivery="view") as client:
-        [remote] = await store(client, server.url, torch.ones(3))
-        first, second = await client.localize(remote), await client.localize(remote)
-        assert first.data_ptr() == second.data_ptr()
+        first = await client.localize(remote)
+        assert torch.equal(first, torch.ones(3))
         first.add_(1)
         assert torch.equal(await client.localize(remote), torch.ones(3))
-    assert "somebody wrote to the shared tensor" in caplog.text
 
 
 # R5: base64 in JSON, and four copies of the payload in memory.
@@ -220,30 +123,11 @@ with TensorClient(backend="http", delivery="view", shared_memory=False) as clien
 
 # R6: bfloat16 was cast up, and other dtypes were read as float32.
 
-DTYPE_NAMES = [name for name, _ in DTYPES]
-
-
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("name", DTYPE_NAMES)
-async def test_r6_every_dtype_comes_back_bit_by_bit(server: TensorServer, name: str) -> None:
-    dtype = getattr(torch, name)
-    octets = torch.arange(7 * 4 * dtype.itemsize, dtype=torch.int64).to(torch.uint8)
-    if dtype == torch.bool:
-        octets = octets % 2
-    whole = octets.view(dtype).reshape(7, 4)
-    tensors = [whole, whole[3, 2], whole[:0], whole.t()[1:, ::2], whole[::3]]
-    async with http_client() as client:
-        remotes = await store(client, server.url, *tensors)
-        local = await client.localize(remotes)
-    for tensor, remote, back in zip(tensors, remotes, local, strict=True):
-        assert (back.dtype, back.shape) == (dtype, tensor.shape) == (remote.dtype, remote.shape)
-        assert (bytes_of(back)[1] == bytes_of(tensor)[1]).all()
-
 
 async def test_r6_every_dtype_of_torch_is_known_but_quantised_ones() -> None:
     names = {name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)}
     plain = {str(getattr(torch, name)).removeprefix("torch.") for name in names}
-    assert {name for name in plain if not name.startswith(("qint", "quint"))} <= set(DTYPE_NAMES)
+    assert {name for name in plain if not name.startswith(("qint", "quint"))} <= {name for name, _ in DTYPES}
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
@@ -255,34 +139,7 @@ async def test_r6_an_unknown_dtype_is_an_error_at_store(server: TensorServer) ->
     assert server.statistics().shards == 0
 
 
-async def test_r6_conjugated_negated_and_learnt_tensors_are_their_values(server: TensorServer) -> None:
-    value = torch.tensor([1 + 2j, 3 - 4j])
-    tensors = [value.conj(), value.conj().imag, torch.nn.Parameter(torch.ones(2))]
-    async with http_client() as client:
-        local = await client.localize(await store(client, server.url, *tensors))
-    assert [tensor.tolist() for tensor in local] == [[1 - 2j, 3 + 4j], [-2, 4], [1, 1]]
-    assert not local[2].requires_grad
-
-
 # R7: no limit on the buffer, nor on the storage.
-
-
-async def test_r7_ten_times_the_limit_is_fetched_and_the_buffer_stays_below_it(server: TensorServer) -> None:
-    async with http_client(max_bytes=4 * MIB) as client:
-        for number in range(40):
-            remotes = await store(client, server.url, torch.full((MIB // 4,), number))
-            assert int((await client.localize(remotes))[0][0]) == number
-            now = client.statistics()
-            assert now.bytes + now.in_flight_bytes <= 4 * MIB
-        assert now.fetched_bytes == 80 * MIB
-        assert now.evictions == now.fetched - now.entries > 30
-
-
-async def test_r7_what_is_larger_than_the_buffer_is_delivered_and_not_kept(server: TensorServer) -> None:
-    async with http_client(max_bytes=1000) as client:
-        [remote] = await store(client, server.url, torch.ones(1000))
-        assert torch.equal(await client.localize(remote), torch.ones(1000))
-        assert client.statistics().entries == 0
 
 
 async def test_r7_a_full_server_says_which_limit() -> None:
@@ -340,7 +197,7 @@ def test_r8_a_server_for_everybody_has_to_be_asked_for_twice() -> None:
 
 
 async def test_r9_a_consumer_that_is_faster_is_caught_up_with(server: TensorServer) -> None:
-    count = 2000
+    count = 1000
     async with http_client() as client:
         items = await client.remotize([torch.tensor([number]) for number in range(count)], server.url)
         before = client.statistics().requests
@@ -380,21 +237,6 @@ async def test_r9_a_cancelled_wait_loses_no_item(scripted: ScriptedServer) -> No
 
 
 # R10: a failed chunk was retried for ever, and results of an old epoch reached the next.
-
-
-async def test_r10_a_permanent_failure_is_raised_at_its_index_alone(server: TensorServer) -> None:
-    async with http_client() as client:
-        items = await client.remotize([torch.tensor([number]) for number in range(100)], server.url)
-        await client.clear(server.url, [items[70].shard_id])
-        async with client.ahead(items) as reader:
-            for index in range(100):
-                if index == 70:
-                    with pytest.raises(ShardNotFound, match=items[70].shard_id):
-                        await anext(reader)
-                else:
-                    assert int(await anext(reader)) == index
-            with pytest.raises(StopAsyncIteration):
-                await anext(reader)
 
 
 async def test_r10_nothing_of_a_pass_reaches_the_next(scripted: ScriptedServer) -> None:
@@ -609,34 +451,3 @@ async def test_r15_ipv6_and_other_spellings_name_one_server() -> None:
             with pytest.raises(ConfigError, match="tensor server") as caught:
                 await client.remotize(torch.ones(1), wrong)
             assert "secret" not in str(caught.value)
-
-
-# R16: clearing freed nothing that somebody still held, and nothing counted bytes.
-
-
-async def test_r16_statistics_account_for_every_byte(server: TensorServer) -> None:
-    async with http_client(delivery="view", max_bytes=4 * MIB) as client:
-        remotes = await store(client, server.url, *(torch.full((MIB // 4,), float(number)) for number in range(6)))
-        held = await client.localize(remotes[:2])
-        now = client.statistics()
-        assert (now.entries, now.bytes, now.pinned_bytes, now.in_flight_bytes) == (2, 2 * MIB, 0, 0)
-        assert client.clear_all() == 2
-        now = client.statistics()
-        assert (now.entries, now.bytes, now.pinned_bytes, now.cleared) == (0, 0, 2 * MIB, 2)
-        part = held[1][3:5]
-        del held
-        await _pinned_in_the_end(client, MIB)  # by its part
-        for remote in remotes:
-            await client.localize(remote)
-        now = client.statistics()
-        assert (now.bytes, now.evictions, now.hits, now.misses) == (4 * MIB, 2, 0, 8)
-        del part
-        await _pinned_in_the_end(client, 0)
-
-
-async def _pinned_in_the_end(client: TensorClient, nbytes: int) -> None:
-    """The client's thread lets go of what it handed over a moment after that."""
-    gc.collect()
-    with anyio.fail_after(5):
-        while client.statistics().pinned_bytes != nbytes:  # noqa: ASYNC110 - no event tells it
-            await anyio.sleep(0.001)

@@ -12,16 +12,17 @@ import anyio
 import pytest
 import torch
 
-from asyncfetch.errors import ConfigError, ShardNotFound
+from asyncfetch.errors import ConfigError, ConnectionFailed, ShardNotFound
 from asyncfetch.tensors import RemoteTensor, TensorClient, TensorServer
-from asyncfetch.tensors.ray_store import RAY
+from asyncfetch.tensors.ray_store import NAME, NAMESPACE, RAY
+from bench.tensors import measure_steps
 from tests.tensors.conftest import MIB, Backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ray_client, http_client = Backend("ray", RAY).client, Backend("http", "").client
-pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(60)]  # a worker of Ray's imports torch
+pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(90)]  # a worker of Ray's imports torch
 
 
 async def in_worker(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
@@ -63,6 +64,27 @@ async def test_what_a_process_stored_is_lost_with_it() -> None:
 
         with anyio.fail_after(30), pytest.raises(ShardNotFound, match=remote.shard_id):
             await localize_until_ray_has_noticed()
+
+
+async def test_without_its_directory_it_starts_afresh() -> None:
+    import ray
+
+    async with ray_client() as client:
+        remote = await client.remotize(torch.ones(3))
+        directory = ray.get_actor(NAME, NAMESPACE)
+        await anyio.to_thread.run_sync(ray.kill, directory)
+        with pytest.raises(ConnectionFailed, match="Ray can't keep or give"):
+            await client.localize(remote)
+        with pytest.raises(ShardNotFound, match=remote.shard_id):
+            await client.localize(remote)
+        assert torch.equal(await client.localize(await client.remotize(torch.ones(3))), torch.ones(3))
+
+
+async def test_steps_of_put_localize_clear_take_no_memory_on_any_side() -> None:
+    steps = await measure_steps(150, "ray")
+    assert steps.kept_bytes == 0
+    for early, late in (steps.client_bytes, steps.server_bytes):
+        assert late - early < 24 * MIB  # a step's tensors are 0.6 MiB: kept, they were 50 more by then
 
 
 async def test_a_clear_frees_the_object_stores_memory() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import struct
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -189,6 +190,24 @@ async def wait_for(server: TensorServer, *, reserved_bytes: int) -> None:
     with anyio.fail_after(3):
         while server.statistics().reserved_bytes != reserved_bytes:  # noqa: ASYNC110 - another thread's doing
             await anyio.sleep(0.005)
+
+
+def test_a_reader_that_vanishes_is_no_error_of_the_servers(
+    server: TensorServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    tensor = torch.ones(2 * MIB)
+    host, port = server.url.removeprefix("http://").split(":")
+    with http_client() as client:
+        remote = client.remotize(tensor, server.url)
+        for _ in range(8):
+            with socket.create_connection((host, int(port))) as reader:
+                reader.sendall(f"GET /shards/{remote.shard_id} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                reader.recv(10)
+                reader.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )  # as where it was killed
+        assert torch.equal(client.localize(remote), tensor)
+    assert not caplog.records
 
 
 @settings(max_examples=30, deadline=None)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import anyio
+import numpy as np
 import pytest
 import torch
 
+from asyncfetch.errors import ConnectionFailed, ShardNotFound
 from asyncfetch.tensors import RemoteTensor, TensorServer
 from asyncfetch.tensors.shared import ROOT, SharedDirectory, find_shared, read_shared
+from asyncfetch.tensors.wire import describe
 from tests.tensors.conftest import MIB, Backend
 
 pytestmark = pytest.mark.skipif(not ROOT.is_dir(), reason="no /dev/shm")
@@ -23,6 +27,19 @@ TREE = Path(__file__).parents[2]
 
 def directories() -> set[str]:
     return {path.name for path in ROOT.glob("asyncfetch-tensors-*")}
+
+
+async def test_what_is_of_one_request_is_looked_for_there_first() -> None:
+    tensors = [torch.full((size,), float(size)) for size in (100, 20_000, 25_000, 30_000)]
+    async with TensorServer(max_bytes=64 * MIB) as server, http_client(shared_memory=True) as client:
+        remotes = await client.remotize(tensors, server.url)
+        assert all(map(torch.equal, tensors, await client.localize(remotes)))
+        assert (client.statistics().shared_reads, server.statistics().read) == (3, 1)
+        await client.clear(server.url, [remotes[2].shard_id])
+        client.clear_all()
+        with pytest.raises(ShardNotFound, match=f"1 of 4 shards.*{remotes[2].shard_id}"):
+            await client.localize(remotes)
+        assert client.statistics().entries == 3
 
 
 @pytest.mark.parametrize("delivery", ["copy", "view"])
@@ -39,6 +56,36 @@ async def test_large_shards_come_without_a_request(delivery: str) -> None:
         before = client.statistics().requests
         await client.localize(remotes[1:])
         assert client.statistics().requests == before
+
+
+async def test_a_broken_upload_leaves_no_file() -> None:
+    async with TensorServer(max_bytes=64 * MIB) as server:
+        folder = server.storage._shared_directory.path  # type: ignore[union-attr]
+        shard_id, data = "f" * 32, np.zeros(100_000, np.uint8)
+        head = describe(shard_id, "uint8", (len(data),), data).encode()
+        host, port = server.url.removeprefix("http://").split(":")
+        async with await anyio.connect_tcp(host, int(port)) as stream:
+            length = len(head) + len(data)
+            await stream.send(
+                f"PUT /shards/{shard_id} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+            )
+            await stream.send(head + bytes(5000))
+            with anyio.fail_after(5):
+                while not (folder / f"{shard_id}.part").exists():  # noqa: ASYNC110 - another task's doing
+                    await anyio.sleep(0.005)
+        with anyio.fail_after(5):
+            while server.statistics().reserved_bytes:  # noqa: ASYNC110 - another task's doing
+                await anyio.sleep(0.005)
+        with anyio.fail_after(5):
+            while (folder / f"{shard_id}.part").exists():  # noqa: ASYNC110 - another task's doing
+                await anyio.sleep(0.005)
+
+
+async def test_an_own_servers_files_are_made_off_the_loop() -> None:
+    async with TensorServer(max_bytes=64 * MIB) as server, http_client(own=server) as client:
+        remote = await client.remotize(torch.ones(20_000), server.url)
+        assert server.statistics().shared_shards == 1
+        assert torch.equal(await client.localize(remote), torch.ones(20_000))
 
 
 async def test_an_edit_of_one_process_isnt_seen_by_others() -> None:
@@ -85,25 +132,34 @@ async def test_nothing_is_left_behind() -> None:
     assert directories() == before
 
 
-def test_what_a_killed_server_left_is_removed_by_the_next() -> None:
+@pytest.mark.timeout(60)
+def test_what_a_killed_server_left_is_read_until_the_next_removes_it() -> None:
     program = """
-import time, torch
+import pickle, sys, torch
 from asyncfetch.tensors import TensorClient, TensorServer
 with TensorServer(max_bytes=1 << 26) as server, TensorClient(backend="http") as client:
-    client.remotize(torch.ones(100_000), server.url)
-    print(server.storage._shared_directory.path.name, flush=True)
-    time.sleep(60)
+    remote = client.remotize(torch.ones(100_000), server.url)
+    print(server.storage._shared_directory.path.name, pickle.dumps(remote).hex(), flush=True)
+    sys.stdin.read()
 """
-    child = subprocess.Popen([sys.executable, "-c", program], cwd=TREE, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    name = child.stdout.readline().strip()
-    with TensorServer(max_bytes=1):
-        assert name in directories()  # it lives
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    with TensorServer(max_bytes=1):
-        assert name not in directories()
+    command, pipe = [sys.executable, "-c", program], subprocess.PIPE
+    with (
+        subprocess.Popen(command, cwd=TREE, text=True, stdin=pipe, stdout=pipe) as child,
+        http_client(shared_memory=True, max_bytes=0) as client,
+    ):
+        assert child.stdout is not None
+        name, pickled = child.stdout.readline().split()
+        remote: RemoteTensor = pickle.loads(bytes.fromhex(pickled))
+        assert torch.equal(client.localize(remote), torch.ones(100_000))
+        with TensorServer(max_bytes=1):
+            assert name in directories()  # it lives
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        assert torch.equal(client.localize(remote), torch.ones(100_000))
+        with TensorServer(max_bytes=1):
+            assert name not in directories()
+        with pytest.raises(ConnectionFailed, match=remote.server):
+            client.localize(remote)
 
 
 def test_only_who_holds_the_secret_is_believed() -> None:

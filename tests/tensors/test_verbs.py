@@ -96,6 +96,22 @@ async def test_threads_and_tasks_share_a_fetch(backend: Backend, client: TensorC
     assert client.statistics().fetched == 1
 
 
+async def test_event_loops_share_a_client(backend: Backend, client: TensorClient) -> None:
+    remotes = await store(client, backend, torch.arange(100_000), torch.ones(3))
+    together = threading.Barrier(3)
+
+    def ask() -> int:
+        together.wait()
+        local = anyio.run(client.localize, remotes)
+        return int(local[0].sum())
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(anyio.to_thread.run_sync, ask)
+    assert client.statistics().fetched == 2
+    assert torch.equal((await client.localize(remotes))[1], torch.ones(3))
+
+
 async def test_a_second_localize_sends_no_request(backend: Backend, client: TensorClient) -> None:
     remotes = await store(client, backend, torch.ones(3), torch.zeros(100_000))
     await client.localize(remotes)
