@@ -124,10 +124,10 @@ class Engine:
     def join(self, open_clips: int) -> int:
         """A dataset joins, with so many clips in its pool; the number that it has here.
 
-        The pool needs a decoder for each of its clips, since frames are drawn from all of them in turn, and room for half
-        as many that were read through. Where there is none, one that has been used lately, though nobody will again,
-        stays in place of one that is needed next; that one, opened anew, takes the place of the one after it, and so on,
-        once around.
+        The pool needs a decoder for each of its clips, since frames are drawn from all of them in turn, and room for
+        half as many that were read through. Where there is none, one that has been used lately, though nobody will
+        again, stays in place of one that is needed next; that one, opened anew, takes the place of the one after it,
+        and so on, once around.
         """
         self._open_clips += open_clips + open_clips // 2
         if self.config.decoder_cache_size is None and SIZE_VARIABLE not in os.environ:
