@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from asyncfetch.cache.disk.account import Account
-from asyncfetch.cache.disk.layout import Piece, Version, cost_bytes
+from asyncfetch.cache.disk.layout import (
+    Piece,
+    Version,
+    cost_bytes,
+    file_path,
+    find_larger,
+    is_file_name,
+    parse_file_name,
+    shelves,
+)
 from asyncfetch.cache.disk.mounts import require_locks
 from asyncfetch.errors import CacheError
 
@@ -37,8 +46,6 @@ __all__ = ["BlockFile", "Folder", "NewFile", "Removed", "Survey"]
 SLACK: Final = 20
 """A twentieth of the bound is freed at a time: so about 20 files are looked at for each that is written. Looking at one
 and deleting it took 32 us."""
-PUBLISH_TRIES: Final = 10
-"""An evictor can take an empty folder away between its making and its first file; so often in a row it doesn't."""
 _TAG: Final = b"Signature: 8a477f597d28d172789f06886806bc55\n# Fetched bytes, kept by asyncfetch.\n"
 """What https://bford.info/cachedir asks for."""
 
@@ -144,21 +151,23 @@ class Folder:
         status = os.statvfs(self._root)
         return status.f_bavail * status.f_frsize
 
-    def has_object(self, name: str) -> bool:
-        """Whether there may be something of an object, by the name of its folder."""
-        return os.access(f"{self._objects}/{name}", os.F_OK)
+    def may_have(self, object_id: str, start: int, stop: int) -> bool:
+        """Whether there may be something of the blocks of an object that bytes [start, stop) are in."""
+        return any(name.startswith(f"{object_id}-") for name in self._names(object_id, start, stop))
 
     def path(self, version: Version, piece: Piece) -> str:
         """Where a file is if it is there."""
-        return f"{self._objects}/{version.folder}/{piece.name}"
+        return f"{self._objects}/{file_path(version, piece)}"
 
-    def pieces(self, version: Version) -> list[Piece]:
-        """What there is of a version, in no order."""
-        try:
-            names = os.listdir(f"{self._objects}/{version.folder}")
-        except FileNotFoundError:
-            return []
-        return [piece for piece in map(Piece.parse, names) if piece is not None]
+    def larger(self, version: Version, piece: Piece) -> Piece | None:
+        """A piece that is there and holds this one among others."""
+        return find_larger(self._names(version.object, piece.start, piece.stop), version, piece)
+
+    def _names(self, object_id: str, start: int, stop: int) -> Iterator[str]:
+        """Of all files on the shelves that these bytes belong to."""
+        for shelf in shelves(object_id, start, stop):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                yield from os.listdir(f"{self._objects}/{shelf}")
 
     # Writing.
 
@@ -196,15 +205,11 @@ class Folder:
     def publish(self, new: NewFile, version: Version, piece: Piece) -> None:
         """Let others find what was written. It takes the place of an equal one. Close the descriptor afterwards."""
         target = self.path(version, piece)
-        for _ in range(PUBLISH_TRIES):
-            try:
-                os.rename(new.path, target)
-            except FileNotFoundError:  # nobody made the folder yet, or an evictor took it away as it was empty
-                with suppress(FileNotFoundError, FileExistsError):  # the one above it, or this one, just now
-                    os.makedirs(os.path.dirname(target), exist_ok=True)
-            else:
-                return
-        os.rename(new.path, target)
+        try:
+            os.rename(new.path, target)
+        except FileNotFoundError:  # it is the shelf's first
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.rename(new.path, target)
 
     def discard(self, new: NewFile) -> None:
         """Give up a file that isn't published. Close the descriptor afterwards."""
@@ -218,30 +223,31 @@ class Folder:
 
     def files(self) -> Iterator[BlockFile]:
         """All files, in no order. What comes and goes meanwhile may be among them or not."""
-        for object_entry in _entries(self._objects):
-            for version_entry in _entries(object_entry.path):
-                version = Version.parse(object_entry.name, version_entry.name)
-                if version is None:
-                    continue
-                for entry in _entries(version_entry.path):
-                    piece = Piece.parse(entry.name)
-                    if piece is None or not entry.is_file(follow_symlinks=False):
-                        continue
+        for entry, status in self._found():
+            yield BlockFile(entry.path, *parse_file_name(entry.name), status.st_mtime_ns, cost_bytes(status.st_size))
+
+    def _found(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+        for each in _entries(self._objects):
+            for entry in _entries(each.path):
+                if is_file_name(entry.name) and entry.is_file(follow_symlinks=False):
                     with suppress(FileNotFoundError):
-                        status = entry.stat(follow_symlinks=False)
-                        yield BlockFile(entry.path, version, piece, status.st_mtime_ns, cost_bytes(status.st_size))
+                        yield entry, entry.stat(follow_symlinks=False)
 
     def survey(self) -> Survey:
         """Look at everything."""
-        objects = files = total = 0
-        latest = ""
-        times: list[int] = []
-        for file in self.files():  # an object's one after another
-            objects, latest = objects + (file.version.object != latest), file.version.object
-            files, total = files + 1, total + file.cost_bytes
-            times = [min([*times, file.used_at_ns]), max([*times, file.used_at_ns])]
-        oldest, newest = times or (None, None)
-        return Survey(objects, files, total, self._unfinished_bytes(), oldest, newest)
+        objects, times, costs = array("Q"), array("q"), array("q")  # 24 bytes a file: there may be millions
+        for entry, status in self._found():
+            objects.append(int(entry.name[:16], 16))
+            times.append(status.st_mtime_ns)
+            costs.append(cost_bytes(status.st_size))
+        return Survey(
+            objects=len(np.unique(np.frombuffer(objects, np.uint64))),
+            files=len(times),
+            cost_bytes=sum(costs),
+            unfinished_bytes=self._unfinished_bytes(),
+            oldest_use_ns=min(times, default=None),
+            newest_use_ns=max(times, default=None),
+        )
 
     def count(self) -> int:
         """What there is, counted; sets the account right. Waits for those who evict."""
@@ -278,12 +284,11 @@ class Folder:
 
     def _times_and_costs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of all files: 16 bytes for each, because there may be millions."""
-        numbers = array("q")
-        for file in self.files():
-            numbers.append(file.used_at_ns)
-            numbers.append(file.cost_bytes)
-        pairs = np.frombuffer(numbers, np.int64)
-        return pairs[::2], pairs[1::2]
+        times, costs = array("q"), array("q")
+        for _, status in self._found():
+            times.append(status.st_mtime_ns)
+            costs.append(cost_bytes(status.st_size))
+        return np.frombuffer(times, np.int64), np.frombuffer(costs, np.int64)
 
     def _delete_oldest(
         self,
@@ -298,17 +303,14 @@ class Folder:
         position = int(np.searchsorted(np.cumsum(costs[order]), excess_bytes))
         newest = int(times[order[min(position, len(order) - 1)]])
         files = gone = 0
-        folders = set()
-        for file in self.files():
+        for entry, status in self._found():
             if gone >= excess_bytes:
                 break
-            if file.used_at_ns > newest:
+            if status.st_mtime_ns > newest:
                 continue
             with suppress(OSError):  # another was faster, or it is another user's
-                os.unlink(file.path)
-                files, gone = files + 1, gone + file.cost_bytes
-                folders.add(os.path.dirname(file.path))
-        _remove_empty(folders)
+                os.unlink(entry.path)
+                files, gone = files + 1, gone + cost_bytes(status.st_size)
         return Removed(files, gone)
 
     @contextmanager
@@ -372,12 +374,6 @@ def _delete_if_abandoned(path: str) -> int:
         return 0
     finally:
         os.close(descriptor)
-
-
-def _remove_empty(folders: set[str]) -> None:
-    for folder in [*folders, *{os.path.dirname(folder) for folder in folders}]:
-        with suppress(OSError):  # it isn't empty
-            os.rmdir(folder)
 
 
 def _unusable(directory: Path, error: OSError) -> CacheError:

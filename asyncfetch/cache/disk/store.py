@@ -102,9 +102,13 @@ class DiskStore:
             counts = {field.name: getattr(self._counts, field.name) for field in fields(self._counts)}
         return DiskStatistics(**counts, max_bytes=self.tier.max_bytes)
 
-    def has_object(self, name: str) -> bool:
-        """Whether there may be something of an object, by the name of its folder."""
-        return self.folder.has_object(name)
+    def may_have(self, object_id: str, start: int, stop: int) -> bool:
+        """Whether there may be something of bytes [start, stop) of an object, or near them."""
+        try:
+            return self.folder.may_have(object_id, start, stop)
+        except OSError as error:
+            self._failed("read", error)
+            return False
 
     def read(self, version: Version, start: int, view: memoryview) -> list[Piece]:
         """Fill ``view``, which is for the bytes from ``start`` on, and return the pieces that aren't there, ascending.
@@ -112,7 +116,6 @@ class DiskStore:
         What a missing piece's place in ``view`` holds is undefined.
         """
         missing: list[Piece] = []
-        listed: list[Piece] | None = None
         pieces = split(start, start + len(view))
         descriptors = [self._open(version, piece) for piece in pieces]
         try:
@@ -120,9 +123,7 @@ class DiskStore:
                 place = view[piece.start - start : piece.stop - start]
                 if self._read_file(version, piece, place, descriptors[number:]):
                     continue
-                if listed is None:
-                    listed = self._list(version)
-                larger = next((other for other in listed if other != piece and other.holds(piece)), None)
+                larger = self._larger(version, piece)
                 if larger is None or not self._read_part(version, larger, piece, place):
                     missing.append(piece)
         finally:
@@ -187,12 +188,12 @@ class DiskStore:
             return False
         return True
 
-    def _list(self, version: Version) -> list[Piece]:
+    def _larger(self, version: Version, piece: Piece) -> Piece | None:
         try:
-            return self.folder.pieces(version)
+            return self.folder.larger(version, piece)
         except OSError as error:
             self._failed("read", error)
-            return []
+            return None
 
     def _write_file(self, version: Version, piece: Piece, content: memoryview) -> None:
         if os.path.exists(self.folder.path(version, piece)):

@@ -38,7 +38,7 @@ class Tier:
 
     def files(self) -> list[Path]:
         """Those of blocks, by name."""
-        return sorted((self.directory / "v1/objects").glob("*/*/*"))
+        return sorted((self.directory / "v1/objects").glob("*/*"), key=lambda path: path.name)
 
     def unfinished(self) -> list[Path]:
         return list((self.directory / "v1/new").iterdir())
