@@ -1,11 +1,11 @@
-"""The directory of a disk tier: its files, how many bytes they are, and which of them have to go.
+"""The directory of a disk tier: who may write how much to it, and when something has to go.
 
 Readers take no lock. What they opened stays readable when it is deleted, and what they find is whole, because a file is
 written elsewhere and renamed into its place. So only those who make files have to agree, on how many bytes there may be
 (`account`), and those who delete some, of whom there is one at a time.
 
-The files' own times of modification are the order of their last use: whoever reads one sets it. Choosing the oldest
-means to look at all, so a twentieth of the bound goes at a time. Who wants to write meanwhile goes without.
+Choosing the longest unused means to look at all files, so a twentieth of the bound goes at a time. Who wants to write
+meanwhile goes without.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 import fcntl
 import os
 import pwd
-from array import array
-from contextlib import contextmanager, suppress
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -22,53 +22,25 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from asyncfetch.cache.disk.account import Account
-from asyncfetch.cache.disk.layout import (
-    Piece,
-    Version,
-    cost_bytes,
-    file_path,
-    find_larger,
-    is_file_name,
-    parse_file_name,
-    shelves,
-)
+from asyncfetch.cache.disk.layout import cost_bytes
 from asyncfetch.cache.disk.mounts import require_locks
+from asyncfetch.cache.disk.shelves import Shelves, entries
 from asyncfetch.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    from asyncfetch.cache.disk.layout import Piece, Version
+    from asyncfetch.cache.disk.shelves import Removed
 
-__all__ = ["BlockFile", "Folder", "NewFile", "Removed", "Survey"]
+__all__ = ["Folder", "NewFile", "Survey"]
 
 SLACK: Final = 20
 """A twentieth of the bound is freed at a time: so about 20 files are looked at for each that is written. Looking at one
 and deleting it took 32 us."""
 _TAG: Final = b"Signature: 8a477f597d28d172789f06886806bc55\n# Fetched bytes, kept by asyncfetch.\n"
 """What https://bford.info/cachedir asks for."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockFile:
-    """A file as it is found."""
-
-    path: str
-    version: Version
-    piece: Piece
-    used_at_ns: int
-    """Its last use, or its writing."""
-    cost_bytes: int
-    """What it takes of the disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """What went."""
-
-    files: int
-    cost_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +54,7 @@ class Survey:
     unfinished_bytes: int
     """What those take that are being written."""
     oldest_use_ns: int | None
-    """Since the epoch; None where there is no file."""
+    """Since the epoch, and not after now; None where there is no file."""
     newest_use_ns: int | None
 
 
@@ -101,15 +73,21 @@ class Folder:
     Args:
         directory: Absolute.
         create: Whether to make it where it isn't there.
+        wall_ns: Nanoseconds since the epoch.
+
+    Attributes:
+        directory: As given.
+        shelves: The files that are whole.
 
     Raises:
         CacheError: It isn't there, can't be used by this user, or lies on a file system without proper locks.
     """
 
-    def __init__(self, directory: Path, *, create: bool) -> None:
+    def __init__(self, directory: Path, *, create: bool, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self.directory = directory
         self._root = directory / "v1"
         self._objects, self._new, self._evicting = self._root / "objects", self._root / "new", self._root / "evicting"
+        self.shelves = Shelves(self._objects, wall_ns=wall_ns)
         try:
             if not create and not (self._objects.is_dir() and (self._root / "used").is_file()):
                 raise CacheError(
@@ -151,26 +129,6 @@ class Folder:
         status = os.statvfs(self._root)
         return status.f_bavail * status.f_frsize
 
-    def may_have(self, object_id: str, start: int, stop: int) -> bool:
-        """Whether there may be something of the blocks of an object that bytes [start, stop) are in."""
-        return any(name.startswith(f"{object_id}-") for name in self._names(object_id, start, stop))
-
-    def path(self, version: Version, piece: Piece) -> str:
-        """Where a file is if it is there."""
-        return f"{self._objects}/{file_path(version, piece)}"
-
-    def larger(self, version: Version, piece: Piece) -> Piece | None:
-        """A piece that is there and holds this one among others."""
-        return find_larger(self._names(version.object, piece.start, piece.stop), version, piece)
-
-    def _names(self, object_id: str, start: int, stop: int) -> Iterator[str]:
-        """Of all files on the shelves that these bytes belong to."""
-        for shelf in shelves(object_id, start, stop):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                yield from os.listdir(f"{self._objects}/{shelf}")
-
-    # Writing.
-
     def new_file(self, file_bytes: int, limit_bytes: Callable[[int], int]) -> NewFile | None:
         """A file of this length to write, or None where there is no room for it.
 
@@ -204,49 +162,27 @@ class Folder:
 
     def publish(self, new: NewFile, version: Version, piece: Piece) -> None:
         """Let others find what was written. It takes the place of an equal one. Close the descriptor afterwards."""
-        target = self.path(version, piece)
-        try:
-            os.rename(new.path, target)
-        except FileNotFoundError:  # it is the shelf's first
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.rename(new.path, target)
+        self.shelves.put(new.path, version, piece)
 
     def discard(self, new: NewFile) -> None:
         """Give up a file that isn't published. Close the descriptor afterwards."""
         self._account.give_back(partial(_delete, new.path, new.cost_bytes))
 
-    def remove(self, path: str, piece: Piece) -> None:
+    def remove(self, version: Version, piece: Piece) -> None:
         """Delete the file of a piece, which may have gone already."""
-        self._account.give_back(partial(_delete, path, cost_bytes(piece.file_bytes)))
-
-    # Keeping house.
-
-    def files(self) -> Iterator[BlockFile]:
-        """All files, in no order. What comes and goes meanwhile may be among them or not."""
-        for entry, status in self._found():
-            yield BlockFile(entry.path, *parse_file_name(entry.name), status.st_mtime_ns, cost_bytes(status.st_size))
-
-    def _found(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-        for each in _entries(self._objects):
-            for entry in _entries(each.path):
-                if is_file_name(entry.name) and entry.is_file(follow_symlinks=False):
-                    with suppress(FileNotFoundError):
-                        yield entry, entry.stat(follow_symlinks=False)
+        self._account.give_back(partial(_delete, self.shelves.path(version, piece), cost_bytes(piece.file_bytes)))
 
     def survey(self) -> Survey:
-        """Look at everything."""
-        objects, times, costs = array("Q"), array("q"), array("q")  # 24 bytes a file: there may be millions
-        for entry, status in self._found():
-            objects.append(int(entry.name[:16], 16))
-            times.append(status.st_mtime_ns)
-            costs.append(cost_bytes(status.st_size))
+        """Look at everything; see Shelves.look."""
+        found = self.shelves.look()
+        times = found.used_at_ns
         return Survey(
-            objects=len(np.unique(np.frombuffer(objects, np.uint64))),
+            objects=len(np.unique(found.object_ids)),
             files=len(times),
-            cost_bytes=sum(costs),
+            cost_bytes=int(found.cost_bytes.sum()),
             unfinished_bytes=self._unfinished_bytes(),
-            oldest_use_ns=min(times, default=None),
-            newest_use_ns=max(times, default=None),
+            oldest_use_ns=int(times.min()) if len(times) else None,
+            newest_use_ns=int(times.max()) if len(times) else None,
         )
 
     def count(self) -> int:
@@ -262,7 +198,7 @@ class Folder:
 
     def sweep(self) -> int:
         """Delete what dead writers left, and return how many bytes that was."""
-        return self._account.give_back(lambda: sum(_delete_if_abandoned(entry.path) for entry in _entries(self._new)))
+        return self._account.give_back(lambda: sum(_delete_if_abandoned(entry.path) for entry in entries(self._new)))
 
     def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool) -> Removed | None:
         """Delete the longest unused until ``goal_bytes`` of what there is are left; None while another does that."""
@@ -273,45 +209,14 @@ class Folder:
             self.sweep()
             # First those that are being written: they may be published meanwhile, and then count twice, not never.
             unfinished_bytes = self._unfinished_bytes()
-            times, costs = self._times_and_costs()
-            total = unfinished_bytes + int(costs.sum())
-            removed = self._delete_oldest(times, costs, total - goal_bytes(total))
+            found = self.shelves.look()
+            total = unfinished_bytes + int(found.cost_bytes.sum())
+            removed = self.shelves.delete_oldest(found, total - goal_bytes(total))
             self._account.recount(total - removed.cost_bytes, taken_before)
             return removed
 
     def _unfinished_bytes(self) -> int:
-        return sum(_cost_of(entry) for entry in _entries(self._new))
-
-    def _times_and_costs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of all files: 16 bytes for each, because there may be millions."""
-        times, costs = array("q"), array("q")
-        for _, status in self._found():
-            times.append(status.st_mtime_ns)
-            costs.append(cost_bytes(status.st_size))
-        return np.frombuffer(times, np.int64), np.frombuffer(costs, np.int64)
-
-    def _delete_oldest(
-        self,
-        times: NDArray[np.int64],
-        costs: NDArray[np.int64],
-        excess_bytes: int,
-    ) -> Removed:
-        """Delete what makes up ``excess_bytes``, but nothing that was used since it was looked at."""
-        if excess_bytes <= 0 or not len(times):
-            return Removed(0, 0)
-        order = np.argsort(times, kind="stable")
-        position = int(np.searchsorted(np.cumsum(costs[order]), excess_bytes))
-        newest = int(times[order[min(position, len(order) - 1)]])
-        files = gone = 0
-        for entry, status in self._found():
-            if gone >= excess_bytes:
-                break
-            if status.st_mtime_ns > newest:
-                continue
-            with suppress(OSError):  # another was faster, or it is another user's
-                os.unlink(entry.path)
-                files, gone = files + 1, gone + cost_bytes(status.st_size)
-        return Removed(files, gone)
+        return sum(_cost_of(entry) for entry in entries(self._new))
 
     @contextmanager
     def _sole_evictor(self, *, wait: bool) -> Iterator[bool]:
@@ -333,14 +238,6 @@ class Folder:
 def _goal(limit_bytes: int, needed_bytes: int, used_bytes: int) -> int:
     """Down to where, so that ``needed_bytes`` and a few more files fit; nowhere if they can't anyhow."""
     return used_bytes if limit_bytes < needed_bytes else limit_bytes - max(needed_bytes, limit_bytes // SLACK)
-
-
-def _entries(path: str | Path) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(path) as entries:
-            yield from entries
-    except (FileNotFoundError, NotADirectoryError):
-        pass
 
 
 def _cost_of(entry: os.DirEntry[str]) -> int:

@@ -19,7 +19,8 @@ from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version, load_chec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from asyncfetch.cache.disk.folder import BlockFile, NewFile
+    from asyncfetch.cache.disk.folder import NewFile
+    from asyncfetch.cache.disk.shelves import BlockFile
     from asyncfetch.cache.disk.tier import DiskTier
 
 __all__ = ["DiskStatistics", "DiskStore", "verify"]
@@ -75,18 +76,25 @@ class DiskStore:
 
     Args:
         tier: Where, and how much.
-        clock: Seconds, for pauses in writing.
+        clock: Monotonic seconds, for pauses in writing.
+        wall_ns: Nanoseconds since the epoch, for the order of last uses.
 
     Raises:
         CacheError: The directory can't be used.
         MissingDependency: xxhash isn't installed.
     """
 
-    def __init__(self, tier: DiskTier, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        tier: DiskTier,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         self.tier = tier
         self._clock = clock
         self._checksum = load_checksum()
-        self.folder = Folder(tier.path, create=True)
+        self.folder = Folder(tier.path, create=True, wall_ns=wall_ns)
         self._counts = _Counts()
         self._lock = threading.Lock()
         self._paused_until = -math.inf
@@ -105,7 +113,7 @@ class DiskStore:
     def may_have(self, object_id: str, start: int, stop: int) -> bool:
         """Whether there may be something of bytes [start, stop) of an object, or near them."""
         try:
-            return self.folder.may_have(object_id, start, stop)
+            return self.folder.shelves.may_have(object_id, start, stop)
         except OSError as error:
             self._failed("read", error)
             return False
@@ -165,7 +173,7 @@ class DiskStore:
 
     def _open(self, version: Version, piece: Piece) -> int | None:
         try:
-            return os.open(self.folder.path(version, piece), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self.folder.shelves.path(version, piece), os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -180,9 +188,9 @@ class DiskStore:
         try:
             if not _is_right(descriptor, version, piece, place, self._checksum, following):
                 self._count(damaged=1)
-                self.folder.remove(self.folder.path(version, piece), piece)
+                self.folder.remove(version, piece)
                 return False
-            _touch(descriptor)
+            self.folder.shelves.touch(descriptor)
         except OSError as error:
             self._failed("read", error)
             return False
@@ -190,13 +198,13 @@ class DiskStore:
 
     def _larger(self, version: Version, piece: Piece) -> Piece | None:
         try:
-            return self.folder.larger(version, piece)
+            return self.folder.shelves.larger(version, piece)
         except OSError as error:
             self._failed("read", error)
             return None
 
     def _write_file(self, version: Version, piece: Piece, content: memoryview) -> None:
-        if os.path.exists(self.folder.path(version, piece)):
+        if os.path.exists(self.folder.shelves.path(version, piece)):
             return  # another process was faster
         new = self.folder.new_file(piece.file_bytes, self._limit_bytes)
         if new is None:
@@ -205,7 +213,7 @@ class DiskStore:
             return
         try:
             _write_all(new, [piece.header(version, self._checksum(content)), content])
-            _touch(new.descriptor)
+            self.folder.shelves.touch(new.descriptor)
             self.folder.publish(new, version, piece)
         except BaseException:
             self.folder.discard(new)
@@ -241,14 +249,14 @@ def verify(folder: Folder) -> Iterator[tuple[BlockFile, bool]]:
         Each file that could be read, and whether it was right.
     """
     checksum = load_checksum()
-    for file in folder.files():
+    for file in folder.shelves.files():
         try:
             is_right = _check(file, checksum)
         except OSError:  # it is another user's, or has been evicted meanwhile
             continue
         if not is_right:
             with suppress(PermissionError):  # it is another user's, who will find it
-                folder.remove(file.path, file.piece)
+                folder.remove(file.version, file.piece)
         yield file, is_right
 
 
@@ -297,12 +305,6 @@ def _read_whole(
             if each is not None:
                 os.posix_fadvise(each, 0, 0, os.POSIX_FADV_WILLNEED)
     return os.preadv(descriptor, buffers, 0)
-
-
-def _touch(descriptor: int) -> None:
-    now = time.time_ns()
-    with suppress(PermissionError):  # another user's: it goes as if it had not been read
-        os.utime(descriptor, ns=(now, now))
 
 
 def _write_all(new: NewFile, buffers: list[bytes | memoryview]) -> None:
