@@ -54,8 +54,8 @@ class DiskReader:
     """A VersionedReader that finds on disk what it, or another process, read before. An async context manager.
 
     It keeps objects on web servers, S3 and the Hub that have a strong ETag; all others go past it. Nobody waits for a
-    write of somebody else, and no failure of the disk reaches a caller. Bound to its loop; only ``disk_statistics`` may
-    be called from any thread.
+    write of somebody else, nor for room: while some is made, in the background, nothing is written. No failure of the
+    disk reaches a caller. Bound to its loop; only ``disk_statistics`` may be called from any thread.
 
     Args:
         fetcher: Where bytes come from; entered by the caller, and left after this.
@@ -76,6 +76,7 @@ class DiskReader:
         self._tier = tier
         self._limiter = anyio.CapacityLimiter(THREADS)
         self._store: DiskStore | None = None
+        self._makes_room = False
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -94,6 +95,8 @@ class DiskReader:
     async def __aexit__(self, *exc_info: object) -> None:
         """Calls under way in other tasks must have ended, or been cancelled and awaited."""
         self._closed = True
+        if self._store is not None:
+            self._store.stop()
         try:
             await end_tasks(self._group)
         finally:
@@ -249,7 +252,16 @@ class DiskReader:
             return
         version = Version.of(info)
         for low in range(0, len(view), STEP_BYTES):
-            await self._in_thread(partial(store.write, version, start + low, view[low : low + STEP_BYTES]))
+            lacking = await self._in_thread(partial(store.write, version, start + low, view[low : low + STEP_BYTES]))
+            if lacking and not self._makes_room:
+                self._makes_room = True
+                self._group.start_soon(self._make_room, store, lacking)
+
+    async def _make_room(self, store: DiskStore, file_bytes: int) -> None:
+        try:
+            await self._in_thread(partial(store.make_room, file_bytes))
+        finally:
+            self._makes_room = False
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         call = ThreadCall(function)

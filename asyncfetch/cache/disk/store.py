@@ -15,6 +15,7 @@ import numpy as np
 
 from asyncfetch.cache.disk.folder import Folder
 from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version, load_checksum, split
+from asyncfetch.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +30,7 @@ PAUSE_SECONDS: Final = 60.0
 """After a failed write (a full disk, mostly) nothing is written for so long: space comes back in minutes, and each try
 costs the one who waits for the bytes."""
 NO_ROOM_SECONDS: Final = 1.0
-"""The same where there is no room, because another process is making some or because none can be made: that was found
-out by looking at all files."""
+"""The same where there is no room, until some is made: that may take long, or can't be done at all."""
 
 _log = logging.getLogger(__name__)
 
@@ -145,17 +145,41 @@ class DiskStore:
         )
         return missing
 
-    def write(self, version: Version, start: int, view: memoryview) -> None:
-        """Keep the bytes from ``start`` on, as far as there is room."""
+    def write(self, version: Version, start: int, view: memoryview) -> int:
+        """Keep the bytes from ``start`` on, as far as there is room.
+
+        Returns:
+            Length of the longest file that there was no room for, to give to ``make_room``; 0 where there was none.
+        """
+        lacking = 0
         for piece in split(start, start + len(view)):
             if self._clock() < self._paused_until:
                 self._count(skipped=1)
                 continue
             try:
-                self._write_file(version, piece, view[piece.start - start : piece.stop - start])
+                if not self._write_file(version, piece, view[piece.start - start : piece.stop - start]):
+                    lacking = max(lacking, piece.file_bytes)
             except OSError as error:
-                self._failed("written to", error)
-                self._paused_until = self._clock() + PAUSE_SECONDS
+                self._pause_writing(error)
+        return lacking
+
+    def make_room(self, file_bytes: int) -> None:
+        """Delete what was used longest ago, about a twentieth of the bound, unless another process is at it.
+
+        It looks at all files, so it takes a while: a processor's time of 20 s where there are a million. ``stop`` ends
+        it.
+        """
+        try:
+            if self.folder.make_room(file_bytes, self._limit_bytes):
+                self._paused_until = -math.inf
+        except ClosedError:
+            pass
+        except OSError as error:
+            self._pause_writing(error)
+
+    def stop(self) -> None:
+        """End ``make_room`` soon, in whatever thread it runs."""
+        self.folder.shelves.stop()
 
     def _read_part(self, version: Version, larger: Piece, piece: Piece, place: memoryview) -> bool:
         """Read a piece out of a larger one, which only as a whole is known to be right."""
@@ -203,14 +227,15 @@ class DiskStore:
             self._failed("read", error)
             return None
 
-    def _write_file(self, version: Version, piece: Piece, content: memoryview) -> None:
+    def _write_file(self, version: Version, piece: Piece, content: memoryview) -> bool:
+        """Whether there was room."""
         if os.path.exists(self.folder.shelves.path(version, piece)):
-            return  # another process was faster
+            return True  # another process was faster
         new = self.folder.new_file(piece.file_bytes, self._limit_bytes)
         if new is None:
             self._count(skipped=1)
             self._paused_until = self._clock() + NO_ROOM_SECONDS
-            return
+            return False
         try:
             _write_all(new, [piece.header(version, self._checksum(content)), content])
             self.folder.shelves.touch(new.descriptor)
@@ -221,6 +246,11 @@ class DiskStore:
         finally:
             os.close(new.descriptor)
         self._count(written=1, written_bytes=len(content))
+        return True
+
+    def _pause_writing(self, error: OSError) -> None:
+        self._failed("written to", error)
+        self._paused_until = self._clock() + PAUSE_SECONDS
 
     def _limit_bytes(self, used_bytes: int) -> int:
         return min(self.tier.max_bytes, used_bytes + self.folder.free_bytes() - self.tier.min_free_bytes)
