@@ -1,8 +1,8 @@
-"""What the caches cost: a hit in memory, a range from the disk tier, the staging pool, how long anybody holds a lock.
+"""What the caches cost: a hit in memory, a range from the disk tier, tiny objects, the staging pool, locks.
 
     python -m bench.caches
 
-The reading back is `read_back`'s, which says how; the staging pool is `cache_pool`'s.
+The reading back is `read_back`'s, which says how, as `tiny_objects` does; the staging pool is `cache_pool`'s.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from asyncfetch.cache.disk.account import Account
 from asyncfetch.cache.disk.layout import Version
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.testing import RangeServer
-from bench import cache_pool, read_back
+from bench import cache_pool, read_back, tiny_objects
 from bench.rows import Row
 
 if TYPE_CHECKING:
@@ -159,6 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             lambda: read_back.measure_store(directory, asked.repeats),
             lambda: read_back.measure_reader(directory, asked.repeats),
             lambda: measure_locks(directory, asked.repeats),
+            lambda: tiny_objects.measure(directory),
         ]
         for part in track(parts, "measuring", console=console, transient=True):
             rows += part()
@@ -166,7 +167,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if asked.json:
         print(json.dumps({"rows": [asdict(row) for row in rows], "staging": staging}))
         return
-    table = Table(title=f"caches: medians of {asked.repeats} repeats, lowest-highest")
+    table = Table(
+        title=f"caches: medians of {asked.repeats} repeats, of tiny objects over their number; lowest-highest"
+    )
     for column in ("question", "figure", "goal"):
         table.add_column(column)
     for row in rows:

@@ -8,8 +8,9 @@ As a program reads them: each into memory of its own, which is kept for a while,
 And as nobody does, to see what the tier itself takes: all into the same few warm pages, from a file that is open
 already. First from files that the system has in its page cache since they were written: the worst case for the ratio,
 because no disk is waited for, and a file written in one go lies there in larger pieces than one that was read. Then
-from the disk, and from the page cache again. There are block sizes other than the tier's own for comparison, and what a
-checksum alone adds to a plain file: no reader that never returns a wrong byte can do with less.
+from the disk, and from the page cache again. There are block sizes other than the tier's own for comparison, and what
+opening a file alone, and a checksum alone, add to a plain file: no reader of files that never returns a wrong byte can
+do with less.
 """
 
 from __future__ import annotations
@@ -85,6 +86,11 @@ def measure_store(directory: Path, repeats: int) -> list[Row]:
     def read_and_check(start: int, stop: int) -> None:
         checksum(read_plain(start, stop))
 
+    def open_and_read(start: int, stop: int) -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        _require(os.preadv(descriptor, [place[: stop - start]], start) == stop - start)
+        os.close(descriptor)
+
     def read_back(start: int, stop: int) -> None:
         _require(not store.read(VERSION, start, place[: stop - start]))
 
@@ -93,11 +99,15 @@ def measure_store(directory: Path, repeats: int) -> list[Row]:
         _require(not store.read(VERSION, start, view))
         return view
 
-    floor = [_ratio(read_and_check, read_plain, ranges) for _ in range(repeats + 1)][1:]
+    checking = [_ratio(read_and_check, read_plain, ranges) for _ in range(repeats + 1)][1:]
+    opening = [_ratio(open_and_read, read_plain, ranges) for _ in range(repeats + 1)][1:]
     with _filled(directory / "own", ranges, content) as store:
         own = [_ratio(read_back_as_own, partial(read_own, path), ranges, kept=KEPT) for _ in range(repeats + 1)][1:]
+        opened = [_ratio(read_back, open_and_read, ranges) for _ in range(repeats + 1)][1:]
     rows.append(Row.of(f"{what} from the tier / a plain file, each into its own memory", "x", own, "1.2"))
-    rows.append(Row.of("into the same memory: a plain file and a checksum / the plain file alone", "x", floor))
+    rows.append(Row.of("into the same memory: the tier / a plain file opened for each range", "x", opened, "1.2"))
+    rows.append(Row.of("into the same memory: a plain file opened for each range / one that is open", "x", opening))
+    rows.append(Row.of("into the same memory: a plain file and a checksum / the plain file alone", "x", checking))
     for name, block_bytes in BLOCKS.items():
         with (
             mock.patch.object(disk_layout, "BLOCK_BYTES", block_bytes),

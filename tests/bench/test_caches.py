@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from bench import caches, read_back
+from bench import caches, read_back, tiny_objects
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def test_it_measures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     small = [
         (read_back, {"OBJECT_BYTES": 8 * caches.MIB, "RANGES": 3}),
+        (tiny_objects, {"OBJECTS": 40}),
         (caches, {"HITS": 10, "WRITES": 3, "EVICTED_FILES": 20, "STAGED_FILES": 32}),
     ]
     for module, sizes in small:
@@ -27,7 +28,7 @@ def test_it_measures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     told = json.loads(first)
     figures = {row["question"]: row["median"] for row in told["rows"]}
     assert figures["bytes copied by a hit on 1 MiB"] == 0
-    assert len(figures) == 3 + len(read_back.BLOCKS) + 6 + 3
+    assert len(figures) == 3 + len(read_back.BLOCKS) + 8 + 3 + 7
     assert all(figure > 0 for question, figure in figures.items() if "copied" not in question)
     assert told["staging"]["reads a file"] == 1
     assert "a plain file" in table

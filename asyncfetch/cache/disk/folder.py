@@ -1,11 +1,11 @@
-"""The directory of a disk tier: its files, how many bytes they are, and which of them have to go.
+"""The directory of a disk tier: who may write how much to it, and when something has to go.
 
 Readers take no lock. What they opened stays readable when it is deleted, and what they find is whole, because a file is
 written elsewhere and renamed into its place. So only those who make files have to agree, on how many bytes there may be
 (`account`), and those who delete some, of whom there is one at a time.
 
-The files' own times of modification are the order of their last use: whoever reads one sets it. Choosing the oldest
-means to look at all, so a twentieth of the bound goes at a time. Who wants to write meanwhile goes without.
+Choosing the longest unused means to look at all files, which takes 10 us of a processor for each, and longer where the
+disk is asked. So a twentieth of the bound goes at a time. Who wants to write meanwhile goes without.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 import fcntl
 import os
 import pwd
-from array import array
-from contextlib import contextmanager, suppress
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -22,46 +22,24 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from asyncfetch.cache.disk.account import Account
-from asyncfetch.cache.disk.layout import Piece, Version, cost_bytes
+from asyncfetch.cache.disk.layout import cost_bytes
 from asyncfetch.cache.disk.mounts import require_locks
+from asyncfetch.cache.disk.shelves import Shelves, entries
 from asyncfetch.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from numpy.typing import NDArray
+    from asyncfetch.cache.disk.layout import Piece, Version
+    from asyncfetch.cache.disk.shelves import Removed
 
-__all__ = ["BlockFile", "Folder", "NewFile", "Removed", "Survey"]
+__all__ = ["Folder", "NewFile", "Survey"]
 
 SLACK: Final = 20
-"""A twentieth of the bound is freed at a time: so about 20 files are looked at for each that is written. Looking at one
-and deleting it took 32 us."""
-PUBLISH_TRIES: Final = 10
-"""An evictor can take an empty folder away between its making and its first file; so often in a row it doesn't."""
+"""A twentieth of the bound is freed at a time: so about 20 files are looked at for each that is written."""
 _TAG: Final = b"Signature: 8a477f597d28d172789f06886806bc55\n# Fetched bytes, kept by asyncfetch.\n"
 """What https://bford.info/cachedir asks for."""
-
-
-@dataclass(frozen=True, slots=True)
-class BlockFile:
-    """A file as it is found."""
-
-    path: str
-    version: Version
-    piece: Piece
-    used_at_ns: int
-    """Its last use, or its writing."""
-    cost_bytes: int
-    """What it takes of the disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """What went."""
-
-    files: int
-    cost_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +53,7 @@ class Survey:
     unfinished_bytes: int
     """What those take that are being written."""
     oldest_use_ns: int | None
-    """Since the epoch; None where there is no file."""
+    """Since the epoch, and not after now; None where there is no file."""
     newest_use_ns: int | None
 
 
@@ -94,15 +72,21 @@ class Folder:
     Args:
         directory: Absolute.
         create: Whether to make it where it isn't there.
+        wall_ns: Nanoseconds since the epoch.
+
+    Attributes:
+        directory: As given.
+        shelves: The files that are whole.
 
     Raises:
         CacheError: It isn't there, can't be used by this user, or lies on a file system without proper locks.
     """
 
-    def __init__(self, directory: Path, *, create: bool) -> None:
+    def __init__(self, directory: Path, *, create: bool, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self.directory = directory
         self._root = directory / "v1"
         self._objects, self._new, self._evicting = self._root / "objects", self._root / "new", self._root / "evicting"
+        self.shelves = Shelves(self._objects, wall_ns=wall_ns)
         try:
             if not create and not (self._objects.is_dir() and (self._root / "used").is_file()):
                 raise CacheError(
@@ -144,24 +128,6 @@ class Folder:
         status = os.statvfs(self._root)
         return status.f_bavail * status.f_frsize
 
-    def has_object(self, name: str) -> bool:
-        """Whether there may be something of an object, by the name of its folder."""
-        return os.access(f"{self._objects}/{name}", os.F_OK)
-
-    def path(self, version: Version, piece: Piece) -> str:
-        """Where a file is if it is there."""
-        return f"{self._objects}/{version.folder}/{piece.name}"
-
-    def pieces(self, version: Version) -> list[Piece]:
-        """What there is of a version, in no order."""
-        try:
-            names = os.listdir(f"{self._objects}/{version.folder}")
-        except FileNotFoundError:
-            return []
-        return [piece for piece in map(Piece.parse, names) if piece is not None]
-
-    # Writing.
-
     def new_file(self, file_bytes: int, limit_bytes: Callable[[int], int]) -> NewFile | None:
         """A file of this length to write, or None where there is no room for it.
 
@@ -170,11 +136,20 @@ class Folder:
             limit_bytes: From the bytes in use, how many may be.
         """
         cost = cost_bytes(file_bytes)
-        make = partial(self._make_file, file_bytes, cost)
-        new = self._account.take(cost, limit_bytes, make)
-        if new is None and self._evict(lambda used: _goal(limit_bytes(used), cost, used), wait=False) is not None:
-            new = self._account.take(cost, limit_bytes, make)
-        return new
+        return self._account.take(cost, limit_bytes, partial(self._make_file, file_bytes, cost))
+
+    def make_room(self, file_bytes: int, limit_bytes: Callable[[int], int]) -> bool:
+        """Delete the longest unused, so that a file of this length and a few more fit; whether it does now.
+
+        Looks at no file while another does that, nor where all that could go wouldn't be enough.
+        """
+        cost = cost_bytes(file_bytes)
+        if limit_bytes(self.used_bytes()) < cost:
+            return False
+        if self._evict(lambda used: _goal(limit_bytes(used), cost, used), wait=False) is None:
+            return False
+        used = self.used_bytes()
+        return used + cost <= limit_bytes(used)
 
     def _make_file(self, file_bytes: int, cost: int) -> NewFile:
         path = f"{self._new}/{os.urandom(12).hex()}"
@@ -195,53 +170,28 @@ class Folder:
 
     def publish(self, new: NewFile, version: Version, piece: Piece) -> None:
         """Let others find what was written. It takes the place of an equal one. Close the descriptor afterwards."""
-        target = self.path(version, piece)
-        for _ in range(PUBLISH_TRIES):
-            try:
-                os.rename(new.path, target)
-            except FileNotFoundError:  # nobody made the folder yet, or an evictor took it away as it was empty
-                with suppress(FileNotFoundError, FileExistsError):  # the one above it, or this one, just now
-                    os.makedirs(os.path.dirname(target), exist_ok=True)
-            else:
-                return
-        os.rename(new.path, target)
+        self.shelves.put(new.path, version, piece)
 
     def discard(self, new: NewFile) -> None:
         """Give up a file that isn't published. Close the descriptor afterwards."""
         self._account.give_back(partial(_delete, new.path, new.cost_bytes))
 
-    def remove(self, path: str, piece: Piece) -> None:
+    def remove(self, version: Version, piece: Piece) -> None:
         """Delete the file of a piece, which may have gone already."""
-        self._account.give_back(partial(_delete, path, cost_bytes(piece.file_bytes)))
-
-    # Keeping house.
-
-    def files(self) -> Iterator[BlockFile]:
-        """All files, in no order. What comes and goes meanwhile may be among them or not."""
-        for object_entry in _entries(self._objects):
-            for version_entry in _entries(object_entry.path):
-                version = Version.parse(object_entry.name, version_entry.name)
-                if version is None:
-                    continue
-                for entry in _entries(version_entry.path):
-                    piece = Piece.parse(entry.name)
-                    if piece is None or not entry.is_file(follow_symlinks=False):
-                        continue
-                    with suppress(FileNotFoundError):
-                        status = entry.stat(follow_symlinks=False)
-                        yield BlockFile(entry.path, version, piece, status.st_mtime_ns, cost_bytes(status.st_size))
+        self._account.give_back(partial(_delete, self.shelves.path(version, piece), cost_bytes(piece.file_bytes)))
 
     def survey(self) -> Survey:
-        """Look at everything."""
-        objects = files = total = 0
-        latest = ""
-        times: list[int] = []
-        for file in self.files():  # an object's one after another
-            objects, latest = objects + (file.version.object != latest), file.version.object
-            files, total = files + 1, total + file.cost_bytes
-            times = [min([*times, file.used_at_ns]), max([*times, file.used_at_ns])]
-        oldest, newest = times or (None, None)
-        return Survey(objects, files, total, self._unfinished_bytes(), oldest, newest)
+        """Look at everything; see Shelves.look."""
+        found = self.shelves.look()
+        times = found.used_at_ns
+        return Survey(
+            objects=len(np.unique(found.object_ids)),
+            files=len(times),
+            cost_bytes=int(found.cost_bytes.sum()),
+            unfinished_bytes=self._unfinished_bytes(),
+            oldest_use_ns=int(times.min()) if len(times) else None,
+            newest_use_ns=int(times.max()) if len(times) else None,
+        )
 
     def count(self) -> int:
         """What there is, counted; sets the account right. Waits for those who evict."""
@@ -256,7 +206,7 @@ class Folder:
 
     def sweep(self) -> int:
         """Delete what dead writers left, and return how many bytes that was."""
-        return self._account.give_back(lambda: sum(_delete_if_abandoned(entry.path) for entry in _entries(self._new)))
+        return self._account.give_back(lambda: sum(_delete_if_abandoned(entry.path) for entry in entries(self._new)))
 
     def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool) -> Removed | None:
         """Delete the longest unused until ``goal_bytes`` of what there is are left; None while another does that."""
@@ -267,49 +217,14 @@ class Folder:
             self.sweep()
             # First those that are being written: they may be published meanwhile, and then count twice, not never.
             unfinished_bytes = self._unfinished_bytes()
-            times, costs = self._times_and_costs()
-            total = unfinished_bytes + int(costs.sum())
-            removed = self._delete_oldest(times, costs, total - goal_bytes(total))
+            found = self.shelves.look()
+            total = unfinished_bytes + int(found.cost_bytes.sum())
+            removed = self.shelves.delete_oldest(found, total - goal_bytes(total))
             self._account.recount(total - removed.cost_bytes, taken_before)
             return removed
 
     def _unfinished_bytes(self) -> int:
-        return sum(_cost_of(entry) for entry in _entries(self._new))
-
-    def _times_and_costs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of all files: 16 bytes for each, because there may be millions."""
-        numbers = array("q")
-        for file in self.files():
-            numbers.append(file.used_at_ns)
-            numbers.append(file.cost_bytes)
-        pairs = np.frombuffer(numbers, np.int64)
-        return pairs[::2], pairs[1::2]
-
-    def _delete_oldest(
-        self,
-        times: NDArray[np.int64],
-        costs: NDArray[np.int64],
-        excess_bytes: int,
-    ) -> Removed:
-        """Delete what makes up ``excess_bytes``, but nothing that was used since it was looked at."""
-        if excess_bytes <= 0 or not len(times):
-            return Removed(0, 0)
-        order = np.argsort(times, kind="stable")
-        position = int(np.searchsorted(np.cumsum(costs[order]), excess_bytes))
-        newest = int(times[order[min(position, len(order) - 1)]])
-        files = gone = 0
-        folders = set()
-        for file in self.files():
-            if gone >= excess_bytes:
-                break
-            if file.used_at_ns > newest:
-                continue
-            with suppress(OSError):  # another was faster, or it is another user's
-                os.unlink(file.path)
-                files, gone = files + 1, gone + file.cost_bytes
-                folders.add(os.path.dirname(file.path))
-        _remove_empty(folders)
-        return Removed(files, gone)
+        return sum(_cost_of(entry) for entry in entries(self._new))
 
     @contextmanager
     def _sole_evictor(self, *, wait: bool) -> Iterator[bool]:
@@ -331,14 +246,6 @@ class Folder:
 def _goal(limit_bytes: int, needed_bytes: int, used_bytes: int) -> int:
     """Down to where, so that ``needed_bytes`` and a few more files fit; nowhere if they can't anyhow."""
     return used_bytes if limit_bytes < needed_bytes else limit_bytes - max(needed_bytes, limit_bytes // SLACK)
-
-
-def _entries(path: str | Path) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(path) as entries:
-            yield from entries
-    except (FileNotFoundError, NotADirectoryError):
-        pass
 
 
 def _cost_of(entry: os.DirEntry[str]) -> int:
@@ -372,12 +279,6 @@ def _delete_if_abandoned(path: str) -> int:
         return 0
     finally:
         os.close(descriptor)
-
-
-def _remove_empty(folders: set[str]) -> None:
-    for folder in [*folders, *{os.path.dirname(folder) for folder in folders}]:
-        with suppress(OSError):  # it isn't empty
-            os.rmdir(folder)
 
 
 def _unusable(directory: Path, error: OSError) -> CacheError:

@@ -4,15 +4,21 @@
     v1/used                            how many bytes there are, see `account`
     v1/evicting                        locked by the process that evicts
     v1/new/*                           files that are being written, each locked by its writer
-    v1/objects/<object>/<version>/<start>-<stop>
+    v1/objects/<shelf>/<object>-<version>-<start>-<stop>
 
 An object is a url without its signature, a version an ETag and a size; the names are hashes. A file holds bytes
 [start, stop) of the version, within one block of `BLOCK_BYTES`: a whole one, or just what was asked of it. So nothing
 is fetched that nobody asked for, and whoever asks for the same range again finds the same files.
+
+Shelves have no meaning: they are so many that a million files are about a thousand on each, which is quickly listed.
+With a folder for each object and version, a million small objects were two million folders of 4 KiB, and to look at
+all of them took a quarter of an hour; and one folder with 50,000 pieces of a large object took 170 ms to list, for each
+piece that wasn't there.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -34,9 +40,14 @@ __all__ = [
     "Piece",
     "Version",
     "cost_bytes",
+    "file_path",
+    "find_larger",
+    "is_file_name",
     "join",
     "load_checksum",
-    "object_folder",
+    "object_id",
+    "parse_file_name",
+    "shelves",
     "split",
 ]
 
@@ -44,6 +55,8 @@ BLOCK_BYTES: Final = 1024 * 1024
 """Longest file. Into warm memory, ranges of 1,300 KiB took 2.3 times a plain read of the page cache from files of up to
 256 KiB, 1.9 from 1 MiB and 1.7 from 4 MiB; and a larger one must be read whole to know that a part of it is right. Part
 of the format."""
+SHELVES: Final = 1024
+"""Part of the format."""
 PAGE_BYTES: Final = 4096
 """Files take whole pages of a disk, so they count as such."""
 
@@ -54,6 +67,10 @@ HEADER_BYTES: Final = _HEADER.size
 into a page, as all that malloc maps does. A copy is slow whose target lies a few bytes behind its source in a page."""
 
 _OBJECT_DIGEST, _VERSION_DIGEST = 16, 8
+_NUMBER: Final = "(?:0|[1-9a-f][0-9a-f]*)"
+_FILE_NAME: Final = re.compile(
+    f"[0-9a-f]{{{2 * _OBJECT_DIGEST}}}-[0-9a-f]{{{2 * _VERSION_DIGEST}}}-{_NUMBER}-{_NUMBER}", re.ASCII
+)
 
 
 def load_checksum() -> Callable[[Any], int]:
@@ -69,8 +86,8 @@ def load_checksum() -> Callable[[Any], int]:
     return xxh3_64_intdigest
 
 
-def object_folder(url: str) -> str:
-    """Name of the folder with all versions of an object."""
+def object_id(url: str) -> str:
+    """What the names of all files of an object begin with."""
     return _digest(object_name(url), _OBJECT_DIGEST)
 
 
@@ -86,22 +103,12 @@ class Version:
     @classmethod
     def of(cls, info: ObjectInfo) -> Version:
         """The version that a server told, with its strong ETag: nothing else promises equal bytes."""
-        return cls(object_folder(info.url), _digest(f"{info.size}:{info.etag}", _VERSION_DIGEST))
-
-    @classmethod
-    def parse(cls, object_name: str, version_name: str) -> Version | None:
-        """The version whose folder this is; None for names that aren't ours."""
-        parsed = cls(object_name, version_name)
-        try:
-            is_ours = parsed.digest.hex() == object_name + version_name
-        except ValueError:
-            return None
-        return parsed if is_ours and len(object_name) == 2 * _OBJECT_DIGEST else None
+        return cls(object_id(info.url), _digest(f"{info.size}:{info.etag}", _VERSION_DIGEST))
 
     @property
-    def folder(self) -> str:
-        """Its path below the objects."""
-        return f"{self.object}/{self.version}"
+    def name(self) -> str:
+        """What the names of its files begin with."""
+        return f"{self.object}-{self.version}"
 
     @property
     def digest(self) -> bytes:
@@ -118,18 +125,8 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """What the name of its file ends with."""
         return f"{self.start:x}-{self.stop:x}"
-
-    @classmethod
-    def parse(cls, name: str) -> Piece | None:
-        """The piece whose file has this name; None for names that aren't ours."""
-        start, _, stop = name.partition("-")
-        try:
-            piece = cls(int(start, 16), int(stop, 16))
-        except ValueError:
-            return None
-        return piece if piece.name == name and piece.start < piece.stop else None
 
     @property
     def size_bytes(self) -> int:
@@ -141,13 +138,47 @@ class Piece:
         """Length of its file."""
         return HEADER_BYTES + self.stop - self.start
 
-    def holds(self, other: Piece) -> bool:
-        """Whether the other one's bytes are among its own."""
-        return self.start <= other.start and other.stop <= self.stop
-
     def header(self, version: Version, checksum: int) -> bytes:
         """The first bytes of its file; the content follows."""
         return _HEADER.pack(_MAGIC, version.digest, self.start, self.stop, checksum)
+
+
+def shelves(object_id: str, start: int, stop: int) -> set[str]:
+    """Names of the folders with the files of the blocks of an object that bytes [start, stop) are in."""
+    blocks = range(start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES + 1)[:SHELVES]
+    return {_shelf(object_id, block) for block in blocks}
+
+
+def file_path(version: Version, piece: Piece) -> str:
+    """Of a piece's file, below the objects."""
+    return f"{_shelf(version.object, piece.start // BLOCK_BYTES)}/{version.name}-{piece.name}"
+
+
+def _shelf(object_id: str, block: int) -> str:
+    """Neighbours lie apart."""
+    return f"{(int(object_id[:8], 16) + block) % SHELVES:03x}"
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file on a shelf is ours."""
+    return _FILE_NAME.fullmatch(name) is not None
+
+
+def parse_file_name(name: str) -> tuple[Version, Piece]:
+    """What a file of ours holds."""
+    object_id, version, start, stop = name.split("-")
+    return Version(object_id, version), Piece(int(start, 16), int(stop, 16))
+
+
+def find_larger(names: Iterable[str], version: Version, piece: Piece) -> Piece | None:
+    """Of the files of these names, one that holds all of a piece and more."""
+    beginning = f"{version.name}-"
+    for name in names:
+        if name.startswith(beginning) and is_file_name(name):
+            start, stop = (int(number, 16) for number in name[len(beginning) :].split("-"))
+            if start <= piece.start and piece.stop <= stop and stop - start > piece.size_bytes:
+                return Piece(start, stop)
+    return None
 
 
 def split(start: int, stop: int) -> list[Piece]:

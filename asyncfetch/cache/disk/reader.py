@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 
 from asyncfetch.cache.buffers import allocate, writable_bytes
-from asyncfetch.cache.disk.layout import Version, join, object_folder
+from asyncfetch.cache.disk.layout import Version, join, object_id
 from asyncfetch.cache.disk.store import DiskStore
 from asyncfetch.cache.range_stream import RangeStream
 from asyncfetch.errors import ClosedError, ConfigError
@@ -54,8 +54,8 @@ class DiskReader:
     """A VersionedReader that finds on disk what it, or another process, read before. An async context manager.
 
     It keeps objects on web servers, S3 and the Hub that have a strong ETag; all others go past it. Nobody waits for a
-    write of somebody else, and no failure of the disk reaches a caller. Bound to its loop; only ``disk_statistics`` may
-    be called from any thread.
+    write of somebody else, nor for room: while some is made, in the background, nothing is written. No failure of the
+    disk reaches a caller. Bound to its loop; only ``disk_statistics`` may be called from any thread.
 
     Args:
         fetcher: Where bytes come from; entered by the caller, and left after this.
@@ -76,6 +76,7 @@ class DiskReader:
         self._tier = tier
         self._limiter = anyio.CapacityLimiter(THREADS)
         self._store: DiskStore | None = None
+        self._makes_room = False
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -94,6 +95,8 @@ class DiskReader:
     async def __aexit__(self, *exc_info: object) -> None:
         """Calls under way in other tasks must have ended, or been cancelled and awaited."""
         self._closed = True
+        if self._store is not None:
+            self._store.stop()
         try:
             await end_tasks(self._group)
         finally:
@@ -130,7 +133,7 @@ class DiskReader:
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its first ``min(max_bytes, size)`` bytes."""
         store = self._check()
-        info = await self._version_to_look_for(store, url) if max_bytes > 0 else None
+        info = await self._version_to_look_for(store, url, 0, min(max_bytes, 1))
         if info is not None:
             return info, await self._read(store, info, 0, min(max_bytes, info.size))
         info, view = await self._fetcher.fetch_head(url, max_bytes)
@@ -138,9 +141,13 @@ class DiskReader:
         return info, view
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
-        """Size and version of the object and its last ``min(max_bytes, size)`` bytes."""
+        """Size and version of the object and its last ``min(max_bytes, size)`` bytes.
+
+        Where nobody has told the size, these are only looked for on disk if something of the object's beginning is
+        there: asking for the size takes as long as asking for the bytes.
+        """
         store = self._check()
-        info = await self._version_to_look_for(store, url) if max_bytes > 0 else None
+        info = await self._version_to_look_for(store, url, 0, min(max_bytes, 1))
         if info is not None:
             return info, await self._read(store, info, max(0, info.size - max_bytes), info.size)
         info, view = await self._fetcher.fetch_tail(url, max_bytes)
@@ -161,7 +168,7 @@ class DiskReader:
         store = self._check()
         wanted = ByteRange(url, start, stop)
         view = writable_bytes(buffer, wanted)
-        info = await self._version_to_look_for(store, url, version)
+        info = await self._version_to_look_for(store, url, start, stop, version)
         if info is not None and stop <= info.size:
             await self._fill(store, info, start, view)
             return info
@@ -226,13 +233,13 @@ class DiskReader:
             await gather(*(partial(fetch, low, high) for low, high in join(missing)))
 
     async def _version_to_look_for(
-        self, store: DiskStore, url: str, version: ObjectInfo | None = None
+        self, store: DiskStore, url: str, start: int, stop: int, version: ObjectInfo | None = None
     ) -> ObjectInfo | None:
-        """The object's version if something of it may be on disk; asked for where nobody has read the object yet."""
-        if not _is_kept(url):
+        """The object's version if these bytes may be on disk; asked for where nobody has read the object yet."""
+        if not _is_kept(url) or start >= stop:
             return None
         info = version or self.known(url)
-        if info is None and await self._in_thread(partial(store.has_object, object_folder(url))):
+        if info is None and await self._in_thread(partial(store.may_have, object_id(url), start, stop)):
             info = await self._stat_once(url)
         return None if strong_etag(info) is None else info
 
@@ -245,7 +252,16 @@ class DiskReader:
             return
         version = Version.of(info)
         for low in range(0, len(view), STEP_BYTES):
-            await self._in_thread(partial(store.write, version, start + low, view[low : low + STEP_BYTES]))
+            lacking = await self._in_thread(partial(store.write, version, start + low, view[low : low + STEP_BYTES]))
+            if lacking and not self._makes_room:
+                self._makes_room = True
+                self._group.start_soon(self._make_room, store, lacking)
+
+    async def _make_room(self, store: DiskStore, file_bytes: int) -> None:
+        try:
+            await self._in_thread(partial(store.make_room, file_bytes))
+        finally:
+            self._makes_room = False
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         call = ThreadCall(function)

@@ -15,11 +15,13 @@ import numpy as np
 
 from asyncfetch.cache.disk.folder import Folder
 from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version, load_checksum, split
+from asyncfetch.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from asyncfetch.cache.disk.folder import BlockFile, NewFile
+    from asyncfetch.cache.disk.folder import NewFile
+    from asyncfetch.cache.disk.shelves import BlockFile
     from asyncfetch.cache.disk.tier import DiskTier
 
 __all__ = ["DiskStatistics", "DiskStore", "verify"]
@@ -28,8 +30,7 @@ PAUSE_SECONDS: Final = 60.0
 """After a failed write (a full disk, mostly) nothing is written for so long: space comes back in minutes, and each try
 costs the one who waits for the bytes."""
 NO_ROOM_SECONDS: Final = 1.0
-"""The same where there is no room, because another process is making some or because none can be made: that was found
-out by looking at all files."""
+"""The same where there is no room, until some is made: that may take long, or can't be done at all."""
 
 _log = logging.getLogger(__name__)
 
@@ -75,18 +76,25 @@ class DiskStore:
 
     Args:
         tier: Where, and how much.
-        clock: Seconds, for pauses in writing.
+        clock: Monotonic seconds, for pauses in writing.
+        wall_ns: Nanoseconds since the epoch, for the order of last uses.
 
     Raises:
         CacheError: The directory can't be used.
         MissingDependency: xxhash isn't installed.
     """
 
-    def __init__(self, tier: DiskTier, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        tier: DiskTier,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         self.tier = tier
         self._clock = clock
         self._checksum = load_checksum()
-        self.folder = Folder(tier.path, create=True)
+        self.folder = Folder(tier.path, create=True, wall_ns=wall_ns)
         self._counts = _Counts()
         self._lock = threading.Lock()
         self._paused_until = -math.inf
@@ -102,9 +110,13 @@ class DiskStore:
             counts = {field.name: getattr(self._counts, field.name) for field in fields(self._counts)}
         return DiskStatistics(**counts, max_bytes=self.tier.max_bytes)
 
-    def has_object(self, name: str) -> bool:
-        """Whether there may be something of an object, by the name of its folder."""
-        return self.folder.has_object(name)
+    def may_have(self, object_id: str, start: int, stop: int) -> bool:
+        """Whether there may be something of bytes [start, stop) of an object, or near them."""
+        try:
+            return self.folder.shelves.may_have(object_id, start, stop)
+        except OSError as error:
+            self._failed("read", error)
+            return False
 
     def read(self, version: Version, start: int, view: memoryview) -> list[Piece]:
         """Fill ``view``, which is for the bytes from ``start`` on, and return the pieces that aren't there, ascending.
@@ -112,7 +124,6 @@ class DiskStore:
         What a missing piece's place in ``view`` holds is undefined.
         """
         missing: list[Piece] = []
-        listed: list[Piece] | None = None
         pieces = split(start, start + len(view))
         descriptors = [self._open(version, piece) for piece in pieces]
         try:
@@ -120,9 +131,7 @@ class DiskStore:
                 place = view[piece.start - start : piece.stop - start]
                 if self._read_file(version, piece, place, descriptors[number:]):
                     continue
-                if listed is None:
-                    listed = self._list(version)
-                larger = next((other for other in listed if other != piece and other.holds(piece)), None)
+                larger = self._larger(version, piece)
                 if larger is None or not self._read_part(version, larger, piece, place):
                     missing.append(piece)
         finally:
@@ -136,17 +145,41 @@ class DiskStore:
         )
         return missing
 
-    def write(self, version: Version, start: int, view: memoryview) -> None:
-        """Keep the bytes from ``start`` on, as far as there is room."""
+    def write(self, version: Version, start: int, view: memoryview) -> int:
+        """Keep the bytes from ``start`` on, as far as there is room.
+
+        Returns:
+            Length of the longest file that there was no room for, to give to ``make_room``; 0 where there was none.
+        """
+        lacking = 0
         for piece in split(start, start + len(view)):
             if self._clock() < self._paused_until:
                 self._count(skipped=1)
                 continue
             try:
-                self._write_file(version, piece, view[piece.start - start : piece.stop - start])
+                if not self._write_file(version, piece, view[piece.start - start : piece.stop - start]):
+                    lacking = max(lacking, piece.file_bytes)
             except OSError as error:
-                self._failed("written to", error)
-                self._paused_until = self._clock() + PAUSE_SECONDS
+                self._pause_writing(error)
+        return lacking
+
+    def make_room(self, file_bytes: int) -> None:
+        """Delete what was used longest ago, about a twentieth of the bound, unless another process is at it.
+
+        It looks at all files, so it takes a while: a processor's time of 20 s where there are a million. ``stop`` ends
+        it.
+        """
+        try:
+            if self.folder.make_room(file_bytes, self._limit_bytes):
+                self._paused_until = -math.inf
+        except ClosedError:
+            pass
+        except OSError as error:
+            self._pause_writing(error)
+
+    def stop(self) -> None:
+        """End ``make_room`` soon, in whatever thread it runs."""
+        self.folder.shelves.stop()
 
     def _read_part(self, version: Version, larger: Piece, piece: Piece, place: memoryview) -> bool:
         """Read a piece out of a larger one, which only as a whole is known to be right."""
@@ -164,7 +197,7 @@ class DiskStore:
 
     def _open(self, version: Version, piece: Piece) -> int | None:
         try:
-            return os.open(self.folder.path(version, piece), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self.folder.shelves.path(version, piece), os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -179,32 +212,33 @@ class DiskStore:
         try:
             if not _is_right(descriptor, version, piece, place, self._checksum, following):
                 self._count(damaged=1)
-                self.folder.remove(self.folder.path(version, piece), piece)
+                self.folder.remove(version, piece)
                 return False
-            _touch(descriptor)
+            self.folder.shelves.touch(descriptor)
         except OSError as error:
             self._failed("read", error)
             return False
         return True
 
-    def _list(self, version: Version) -> list[Piece]:
+    def _larger(self, version: Version, piece: Piece) -> Piece | None:
         try:
-            return self.folder.pieces(version)
+            return self.folder.shelves.larger(version, piece)
         except OSError as error:
             self._failed("read", error)
-            return []
+            return None
 
-    def _write_file(self, version: Version, piece: Piece, content: memoryview) -> None:
-        if os.path.exists(self.folder.path(version, piece)):
-            return  # another process was faster
+    def _write_file(self, version: Version, piece: Piece, content: memoryview) -> bool:
+        """Whether there was room."""
+        if os.path.exists(self.folder.shelves.path(version, piece)):
+            return True  # another process was faster
         new = self.folder.new_file(piece.file_bytes, self._limit_bytes)
         if new is None:
             self._count(skipped=1)
             self._paused_until = self._clock() + NO_ROOM_SECONDS
-            return
+            return False
         try:
             _write_all(new, [piece.header(version, self._checksum(content)), content])
-            _touch(new.descriptor)
+            self.folder.shelves.touch(new.descriptor)
             self.folder.publish(new, version, piece)
         except BaseException:
             self.folder.discard(new)
@@ -212,6 +246,11 @@ class DiskStore:
         finally:
             os.close(new.descriptor)
         self._count(written=1, written_bytes=len(content))
+        return True
+
+    def _pause_writing(self, error: OSError) -> None:
+        self._failed("written to", error)
+        self._paused_until = self._clock() + PAUSE_SECONDS
 
     def _limit_bytes(self, used_bytes: int) -> int:
         return min(self.tier.max_bytes, used_bytes + self.folder.free_bytes() - self.tier.min_free_bytes)
@@ -240,14 +279,14 @@ def verify(folder: Folder) -> Iterator[tuple[BlockFile, bool]]:
         Each file that could be read, and whether it was right.
     """
     checksum = load_checksum()
-    for file in folder.files():
+    for file in folder.shelves.files():
         try:
             is_right = _check(file, checksum)
         except OSError:  # it is another user's, or has been evicted meanwhile
             continue
         if not is_right:
             with suppress(PermissionError):  # it is another user's, who will find it
-                folder.remove(file.path, file.piece)
+                folder.remove(file.version, file.piece)
         yield file, is_right
 
 
@@ -296,12 +335,6 @@ def _read_whole(
             if each is not None:
                 os.posix_fadvise(each, 0, 0, os.POSIX_FADV_WILLNEED)
     return os.preadv(descriptor, buffers, 0)
-
-
-def _touch(descriptor: int) -> None:
-    now = time.time_ns()
-    with suppress(PermissionError):  # another user's: it goes as if it had not been read
-        os.utime(descriptor, ns=(now, now))
 
 
 def _write_all(new: NewFile, buffers: list[bytes | memoryview]) -> None:

@@ -1,14 +1,30 @@
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.cache.disk.layout import BLOCK_BYTES, PAGE_BYTES, Piece, Version, cost_bytes, join, split
+from asyncfetch.cache.disk.layout import (
+    BLOCK_BYTES,
+    PAGE_BYTES,
+    SHELVES,
+    Piece,
+    Version,
+    cost_bytes,
+    file_path,
+    find_larger,
+    is_file_name,
+    join,
+    parse_file_name,
+    shelves,
+    split,
+)
 from asyncfetch.ranges import ObjectInfo
 
+VERSION = Version.of(ObjectInfo("https://data.example.org/a", 100, '"tag"'))
 OFFSETS = st.integers(0, 5 * BLOCK_BYTES)
 
 
@@ -31,12 +47,41 @@ def test_what_is_missing_is_asked_for_in_as_few_ranges_as_possible(missing: list
 
 @given(OFFSETS, st.integers(1, BLOCK_BYTES))
 def test_a_name_tells_its_piece(start: int, size: int) -> None:
-    assert Piece.parse(Piece(start, start + size).name) == Piece(start, start + size)
+    shelf, _, name = file_path(VERSION, Piece(start, start + size)).partition("/")
+    assert is_file_name(name)
+    assert parse_file_name(name) == (VERSION, Piece(start, start + size))
+    assert shelf in shelves(VERSION.object, start, start + 1)
 
 
-@pytest.mark.parametrize("name", ["", "-", "0-", "-1", "1-1", "2-1", "00-1", "0-1-2", "0x0-1", "g-h", "0-1~", "A-B"])
-def test_other_names_are_no_pieces(name: str) -> None:
-    assert Piece.parse(name) is None
+@pytest.mark.parametrize("end", ["", "-", "0-", "-1", "00-1", "0-1-2", "0x0-1", "g-h", "0-1~", "A-B", "0-1\n"])
+def test_other_names_are_no_pieces(end: str) -> None:
+    assert is_file_name(f"{VERSION.name}-0-1")
+    assert not is_file_name(f"{VERSION.name}-{end}")
+    assert not is_file_name(end)
+
+
+@given(OFFSETS, st.integers(1, 2**60))
+def test_the_files_of_a_range_are_on_its_shelves_of_which_there_are_so_many(start: int, size: int) -> None:
+    found = shelves(VERSION.object, start, start + size)
+    assert len(found) <= min(SHELVES, size // BLOCK_BYTES + 2)
+    for piece in split(start, start + min(size, 5 * BLOCK_BYTES)):
+        assert file_path(VERSION, piece).partition("/")[0] in found
+
+
+def test_a_million_small_objects_are_spread_evenly() -> None:
+    counts = Counter[str]()
+    for number in range(20 * SHELVES):  # the more, the more even
+        version = Version.of(ObjectInfo(f"https://data.example.org/{number}", 1, '"tag"'))
+        counts[file_path(version, Piece(0, 1)).partition("/")[0]] += 1
+    assert len(counts) == SHELVES
+    assert max(counts.values()) < 3 * 20
+
+
+def test_a_larger_piece_is_one_of_the_same_version_with_more_than_all_of_it() -> None:
+    other = Version.of(ObjectInfo("https://data.example.org/b", 100, '"tag"'))
+    names = [f"{VERSION.name}-{end}" for end in ("0-a", "a-14", "b-64", "1-1", "notes.txt")] + [f"{other.name}-0-64"]
+    assert find_larger(names, VERSION, Piece(10, 20)) is None
+    assert find_larger([*names, f"{VERSION.name}-9-14"], VERSION, Piece(10, 20)) == Piece(9, 20)
 
 
 @given(st.integers(1, 2**40))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncfetch.cache.disk import verify
-from asyncfetch.cache.disk.layout import Piece, Version, split
+from asyncfetch.cache.disk.layout import Piece, Version, parse_file_name, split
 from asyncfetch.ranges import ObjectInfo
 from tests.cache.disk.conftest import CONTENT, DAMAGES, MIB, VERSION, Tier, get, put
 
@@ -54,7 +54,11 @@ class DiskTierMachine(RuleBasedStateMachine):
     def read(self, which: int, version: Version, one: tuple[int, int]) -> None:
         missing = get(self.stores[which], *one, version)
         held = [piece for of, piece in self.held if of == version]
-        never_there = {piece for piece in split(*one) if not any(other.holds(piece) for other in held)}
+        never_there = {
+            piece
+            for piece in split(*one)
+            if not any(other.start <= piece.start and piece.stop <= other.stop for other in held)
+        }
         assert never_there <= set(missing)
         if self.max_bytes == AMPLE:
             assert never_there == set(missing)
@@ -69,8 +73,7 @@ class DiskTierMachine(RuleBasedStateMachine):
             DAMAGES[damage](path, data.draw(st.integers(0, path.stat().st_size - 1)))
             for store in self.stores:  # so that no later write finds the place taken
                 list(verify(store.folder))
-        version = next(one for one in (VERSION, OTHER) if one.object == path.parts[-3])
-        self.held = {one for one in self.held if one != (version, Piece.parse(path.name))}
+        self.held.discard(parse_file_name(path.name))
 
     @rule(which=WHICH)
     def restart(self, which: int) -> None:

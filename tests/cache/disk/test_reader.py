@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from asyncfetch.cache import ByteCache
 from asyncfetch.cache.disk import DiskReader, DiskTier
+from asyncfetch.cache.disk.shelves import Shelves
 from asyncfetch.config import FetchConfig, RetryConfig
 from asyncfetch.errors import (
     ClosedError,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    from asyncfetch.cache.disk.shelves import Holdings, Removed
     from asyncfetch.testing.conformance import Check, Store
     from tests.cache.disk.conftest import Tier
 
@@ -260,6 +263,61 @@ async def test_a_full_disk_costs_nobody_any_bytes(tier: Tier, site: Site, monkey
         assert statistics is not None
         assert (statistics.failures, statistics.written) == (1, 0)
     assert len(site.asked()) == 2
+
+
+async def test_nobody_waits_for_room_to_be_made(tier: Tier, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, goes_on, deleted = threading.Event(), threading.Event(), threading.Event()
+    look, delete = Shelves.look, Shelves.delete_oldest
+
+    def look_slowly(shelves: Shelves) -> Holdings:
+        looks.set()
+        assert goes_on.wait(10)
+        return look(shelves)
+
+    def tell_deleted(shelves: Shelves, found: Holdings, excess_bytes: int) -> Removed:
+        try:
+            return delete(shelves, found, excess_bytes)
+        finally:
+            deleted.set()
+
+    async with job(tier, 3 * (MIB + 4096)) as reader:
+        await reader.fetch(site.url, 0, 3 * MIB)
+        monkeypatch.setattr(Shelves, "look", look_slowly)
+        monkeypatch.setattr(Shelves, "delete_oldest", tell_deleted)
+        with anyio.fail_after(5):
+            assert await reader.fetch(site.url, 3 * MIB, 4 * MIB) == CONTENT[3 * MIB : 4 * MIB]
+            assert await anyio.to_thread.run_sync(looks.wait, 5)
+            assert await reader.fetch(site.url, 4 * MIB, 5 * MIB) == CONTENT[4 * MIB : 5 * MIB]
+        assert len(tier.files()) == 3
+        goes_on.set()
+        assert await anyio.to_thread.run_sync(deleted.wait, 5)
+        assert len(tier.files()) == 2
+
+
+async def test_leaving_it_ends_the_making_of_room(tier: Tier, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, goes_on = threading.Event(), threading.Event()
+    look, stop = Shelves.look, Shelves.stop
+
+    def look_slowly(shelves: Shelves) -> Holdings:
+        looks.set()
+        assert goes_on.wait(10)
+        return look(shelves)
+
+    def stop_and_go_on(shelves: Shelves) -> None:
+        stop(shelves)
+        goes_on.set()
+
+    monkeypatch.setattr(Shelves, "look", look_slowly)
+    monkeypatch.setattr(Shelves, "stop", stop_and_go_on)
+    goes_on.set()
+    async with job(tier, 3 * (MIB + 4096)) as reader:
+        goes_on.clear()
+        looks.clear()
+        await reader.fetch(site.url, 0, 4 * MIB)
+        assert await anyio.to_thread.run_sync(looks.wait, 5)
+    assert len(tier.files()) == 3  # nothing was deleted any more
+    survivor = await anyio.to_thread.run_sync(tier.open)
+    assert await anyio.to_thread.run_sync(survivor.folder.used_bytes) == tier.on_disk_bytes()
 
 
 # Many at once.

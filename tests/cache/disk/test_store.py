@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncfetch.cache.disk import DiskStore, DiskTier, Folder, verify
-from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version
+from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version, parse_file_name
 from asyncfetch.errors import CacheError, ConfigError
 from asyncfetch.ranges import ObjectInfo
 from tests.cache.disk.conftest import CONTENT, DAMAGES, MIB, VERSION, Tier, flip_a_bit, get, put
@@ -75,6 +75,7 @@ def is_on_disk_alone(path: Path) -> bool:
     """Have the system forget a file; whether it did."""
     with path.open("rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # looking must not read ahead
         try:
             os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
         except BlockingIOError:
@@ -111,9 +112,8 @@ def test_the_least_recently_used_goes_first(tier: Tier) -> None:
     put(disk, 0, WHOLE)
     assert get(tier.open(6 * FILE_BYTES), 0, 2 * MIB) == []  # read by another
     put(disk, 10, 20)
-    assert [path.name for path in tier.files()] == sorted(
-        [Piece(low, low + MIB).name for low in (0, MIB, 3 * MIB, 4 * MIB, 5 * MIB)] + [Piece(10, 20).name]
-    )
+    left = [parse_file_name(path.name)[1] for path in tier.files()]
+    assert set(left) == {Piece(low, low + MIB) for low in (0, MIB, 3 * MIB, 4 * MIB, 5 * MIB)} | {Piece(10, 20)}
 
 
 def test_room_is_left_to_others_on_the_disk(tier: Tier) -> None:
@@ -121,7 +121,7 @@ def test_room_is_left_to_others_on_the_disk(tier: Tier) -> None:
     free_bytes = tier.stores[0].folder.free_bytes()
     disk = tier.open(min_free_bytes=free_bytes + 64 * MIB)
     put(disk, 10, 20)
-    assert (disk.statistics().skipped, len(tier.files())) == (1, 6)  # nothing it could delete would be enough
+    assert (disk.statistics().written, len(tier.files())) == (0, 6)  # nothing it could delete would be enough
     disk = tier.open(min_free_bytes=disk.folder.free_bytes() + 2 * MIB)
     put(disk, 10, 20)
     assert disk.statistics().written == 1
@@ -155,7 +155,7 @@ def test_damage_in_a_larger_piece_hides_no_smaller_one(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 0, 200)
     put(disk, 50, 60)
-    larger = next(path for path in tier.files() if path.name == Piece(0, 200).name)
+    larger = next(path for path in tier.files() if path.name.endswith(Piece(0, 200).name))
     flip_a_bit(larger, HEADER_BYTES + 150)
     assert get(disk, 50, 60) == []
     assert get(disk, 50, 61) == [Piece(50, 61)]
@@ -186,42 +186,6 @@ def test_it_works_on_when_parts_of_it_or_all_is_deleted(tier: Tier, gone: str) -
     assert one.folder.used_bytes() == two.folder.used_bytes() == tier.on_disk_bytes()
 
 
-def test_an_evictor_that_takes_empty_folders_away_stops_no_writer(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = os.rename
-    taken: list[str] = []
-
-    def rename_too_late(source: str, target: str) -> None:
-        folder = os.path.dirname(target)
-        if os.path.isdir(folder) and len(taken) < 3:
-            taken.append(folder)
-            os.removedirs(folder)
-        rename(source, target)
-
-    disk = tier.open()
-    monkeypatch.setattr(os, "rename", rename_too_late)
-    put(disk, 0, 100)
-    assert (len(taken), disk.statistics().failures, get(disk, 0, 100)) == (3, 0, [])
-
-
-def test_nor_one_that_takes_away_what_another_writer_has_just_made(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
-    mkdir = os.mkdir
-    taken: list[str] = []
-
-    def mkdir_too_late(path: str, mode: int = 0o777) -> None:
-        mkdir(path, mode)
-        if VERSION.version in path and len(taken) < 3:
-            try:
-                mkdir(path, mode)
-            finally:
-                taken.append(path)
-                os.rmdir(path)
-
-    disk = tier.open()
-    monkeypatch.setattr(os, "mkdir", mkdir_too_late)
-    put(disk, 0, 100)
-    assert (len(taken), disk.statistics().failures, get(disk, 0, 100)) == (3, 0, [])
-
-
 def test_strangers_files_are_left_alone(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 0, MIB)
@@ -230,7 +194,7 @@ def test_strangers_files_are_left_alone(tier: Tier) -> None:
     for path in others:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine")
-    mine.with_name("0-5").mkdir()
+    mine.with_name(f"{VERSION.name}-0-5").mkdir()
     assert [is_right for _, is_right in verify(disk.folder)] == [True]
     assert disk.folder.prune(0).files == 1
     assert all(path.exists() for path in others)

@@ -1,0 +1,176 @@
+"""The files of a disk tier that are whole: where each is, what there is of an object, which were used longest ago.
+
+Nothing here takes a lock or counts: who writes and deletes, and how much may be there, is `folder`'s.
+
+The files' own times of modification are the order of their last use: whoever reads one sets it. A clock can go back: a
+machine starts with the wrong year, say, and is told the right one later. What was used before would then seem to be
+used last for all that time, and be kept, while everything new goes. So a file with a time that is still to come counts
+as used at the moment that this is found out, and gets that time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncfetch.cache.disk.layout import (
+    Piece,
+    Version,
+    cost_bytes,
+    file_path,
+    find_larger,
+    is_file_name,
+    parse_file_name,
+    shelves,
+)
+from asyncfetch.errors import ClosedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["BlockFile", "Holdings", "Removed", "Shelves", "entries"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFile:
+    """A file as it is found."""
+
+    path: str
+    version: Version
+    piece: Piece
+    cost_bytes: int
+    """What it takes of the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What went."""
+
+    files: int
+    cost_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """All files, in no order; of each the same place in three arrays, because there may be millions."""
+
+    object_ids: NDArray[np.uint64]
+    """The first half of each."""
+    used_at_ns: NDArray[np.int64]
+    """Its last use, or its writing, since the epoch."""
+    cost_bytes: NDArray[np.int64]
+
+
+class Shelves:
+    """The folder with all shelves. Thread-safe, and shared with other processes; every method blocks.
+
+    Args:
+        directory: The folder.
+        wall_ns: Nanoseconds since the epoch.
+    """
+
+    def __init__(self, directory: Path, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
+        self._directory = directory
+        self._wall_ns = wall_ns
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Have those who look at all files end soon. From any thread; nothing else is affected."""
+        self._stopped = True
+
+    def path(self, version: Version, piece: Piece) -> str:
+        """Where a file is if it is there."""
+        return f"{self._directory}/{file_path(version, piece)}"
+
+    def put(self, path: str, version: Version, piece: Piece) -> None:
+        """Give a whole file the place where others find it. It takes the place of an equal one."""
+        target = self.path(version, piece)
+        try:
+            os.rename(path, target)
+        except FileNotFoundError:  # it is the shelf's first
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.rename(path, target)
+
+    def touch(self, descriptor: int) -> None:
+        """It is used now. Another user's stays as it is, and goes as if it had not been read."""
+        now = self._wall_ns()
+        with suppress(PermissionError):
+            os.utime(descriptor, ns=(now, now))
+
+    def may_have(self, object_id: str, start: int, stop: int) -> bool:
+        """Whether there may be something of the blocks of an object that bytes [start, stop) are in."""
+        return any(name.startswith(f"{object_id}-") for name in self._names(object_id, start, stop))
+
+    def larger(self, version: Version, piece: Piece) -> Piece | None:
+        """A piece that is there and holds this one among others."""
+        return find_larger(self._names(version.object, piece.start, piece.stop), version, piece)
+
+    def files(self) -> Iterator[BlockFile]:
+        """All files, in no order. What comes and goes meanwhile may be among them or not."""
+        for entry, status in self._found():
+            yield BlockFile(entry.path, *parse_file_name(entry.name), cost_bytes(status.st_size))
+
+    def look(self) -> Holdings:
+        """Look at all files, and put right the times that are still to come; ClosedError where it is stopped."""
+        object_ids, times, costs = array("Q"), array("q"), array("q")
+        for entry, status in self._found():
+            if self._stopped:
+                raise ClosedError("the disk tier is closed: nobody looks at its files any more")
+            used_at_ns, now = status.st_mtime_ns, self._wall_ns()
+            if used_at_ns > now:
+                used_at_ns = now
+                with suppress(OSError):  # it is another user's, or gone
+                    os.utime(entry.path, ns=(now, now))
+            object_ids.append(int(entry.name[:16], 16))
+            times.append(used_at_ns)
+            costs.append(cost_bytes(status.st_size))
+        return Holdings(*(np.frombuffer(column, column.typecode) for column in (object_ids, times, costs)))
+
+    def delete_oldest(self, found: Holdings, excess_bytes: int) -> Removed:
+        """Delete what makes up ``excess_bytes``, but nothing that was used since it was looked at."""
+        if excess_bytes <= 0 or not len(found.used_at_ns):
+            return Removed(0, 0)
+        order = np.argsort(found.used_at_ns, kind="stable")
+        position = int(np.searchsorted(np.cumsum(found.cost_bytes[order]), excess_bytes))
+        newest = int(found.used_at_ns[order[min(position, len(order) - 1)]])
+        files = gone = 0
+        for entry, status in self._found():
+            if gone >= excess_bytes or self._stopped:
+                break
+            if status.st_mtime_ns > newest:
+                continue
+            with suppress(OSError):  # another was faster, or it is another user's
+                os.unlink(entry.path)
+                files, gone = files + 1, gone + cost_bytes(status.st_size)
+        return Removed(files, gone)
+
+    def _found(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+        for shelf in entries(self._directory):
+            for entry in entries(shelf.path):
+                if is_file_name(entry.name) and entry.is_file(follow_symlinks=False):
+                    with suppress(FileNotFoundError):
+                        yield entry, entry.stat(follow_symlinks=False)
+
+    def _names(self, object_id: str, start: int, stop: int) -> Iterator[str]:
+        """Of all files on the shelves that these bytes belong to."""
+        for shelf in shelves(object_id, start, stop):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                yield from os.listdir(f"{self._directory}/{shelf}")
+
+
+def entries(path: str | Path) -> Iterator[os.DirEntry[str]]:
+    """What lies in a folder; nothing where there is none."""
+    try:
+        with os.scandir(path) as found:
+            yield from found
+    except (FileNotFoundError, NotADirectoryError):
+        pass
