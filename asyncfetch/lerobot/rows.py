@@ -18,12 +18,20 @@ import numpy as np
 from asyncfetch.errors import ConfigError, DatasetError, redact_url
 from asyncfetch.lerobot.columns import empty_column, to_column, to_integers
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
-from asyncfetch.lerobot.parquet import MAX_TAIL_BYTES, TableFile, open_table, read_columns, require_pyarrow
+from asyncfetch.lerobot.parquet import (
+    MAX_TAIL_BYTES,
+    FetchedColumns,
+    TableFile,
+    fetch_columns,
+    open_table,
+    read_columns,
+    require_pyarrow,
+)
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.shared_lru import LRUPart, SharedLRU
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -200,11 +208,13 @@ class RowReader:
         url = episode.data_url
         file = await self._file(episode)
         own, shared = file.groups_of(episode)
-        reads = [partial(self._groups.get, (url, group), partial(self._read, file, [group])) for group in shared]
+        reads: list[Callable[[], Awaitable[_Group | FetchedColumns]]] = [
+            partial(self._groups.get, (url, group), partial(self._read, file, [group])) for group in shared
+        ]
         if own:
-            reads.append(partial(self._read, file, own))
-        groups = await gather(*reads)
-        return await self._run(partial(_select, groups, episode, self._features, self.metadata.tasks))
+            reads.append(partial(self._fetch, file, own))
+        parts = await gather(*reads)
+        return await self._run(partial(_select, parts, episode, self._features, self.metadata.tasks))
 
     async def locate(self, episode: Episode) -> None:
         """Fetch what tells where the episode's rows lie, so that ``rows`` asks for them alone; errors as there."""
@@ -231,12 +241,17 @@ class RowReader:
         return _DataFile(table, first, last)
 
     async def _read(self, file: _DataFile, groups: Sequence[int]) -> _Group:
-        rows = await read_columns(self._reader, file.table, groups, self._features, run=self._run)
-        return await self._run(partial(_decoded, rows, file.table.url))
+        return await self._run(partial(_decode, await self._fetch(file, groups)))
+
+    async def _fetch(self, file: _DataFile, groups: Sequence[int]) -> FetchedColumns:
+        return await fetch_columns(self._reader, file.table, groups, self._features, run=self._run)
 
 
-def _decoded(rows: pa.Table, url: str) -> _Group:
-    index = to_integers(rows["index"], "index", url)
+def _decode(part: _Group | FetchedColumns) -> _Group:
+    if isinstance(part, _Group):
+        return part
+    rows = part.decode()
+    index = to_integers(rows["index"], "index", part.file.url)
     return _Group(rows, index, bool((index[1:] > index[:-1]).all()))
 
 
@@ -272,11 +287,14 @@ def _fill_spans(
 
 
 def _select(
-    groups: Sequence[_Group], episode: Episode, features: Mapping[str, Feature], tasks: Mapping[int, str]
+    groups: Sequence[_Group | FetchedColumns],
+    episode: Episode,
+    features: Mapping[str, Feature],
+    tasks: Mapping[int, str],
 ) -> EpisodeRows:
     url = episode.data_url
     where = f"{redact_url(url)}, episode {episode.index}"
-    parts = [group.rows_of(episode, url) for group in groups]
+    parts = [_decode(group).rows_of(episode, url) for group in groups]
     found = sum(map(len, parts))
     if found != episode.length:
         message = f"{where}: {found} rows have its episode_index and an index in"
