@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeRows", "RowCache", "RowReader"]
 
+_Key = str | tuple[str, int]
+"""Of what is kept: a file's url, or that and the number of a row group."""
 _INDEX_COLUMNS = ("frame_index", "episode_index", "index", "task_index")
 _FOOTER_BYTES = 16 * 1024
 """Asked for beside what each column chunk takes: the schema, and the whole of a file that is hardly larger."""
@@ -129,16 +131,16 @@ class _Group:
 class RowCache:
     """What is kept to read rows of any number of datasets: footers, and decoded row groups that episodes share.
 
+    One bound for both: where each episode has a row group of its own the footers are long and nothing is shared, where
+    many share one they are short.
+
     Args:
-        max_bytes: Bound on all of it: a quarter for footers, the rest for row groups. A larger one isn't kept, but read
-            anew for each episode.
+        max_bytes: Bound on all of it. A larger row group isn't kept, but read anew for each episode.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.files: SharedLRU[tuple[int, str], _DataFile] = SharedLRU(max_bytes // 4)
-        """By the dataset's number and the url."""
-        self.groups: SharedLRU[tuple[int, tuple[str, int]], _Group] = SharedLRU(max_bytes - max_bytes // 4)
-        """By the dataset's number, the url and the number in the file."""
+        self.kept: SharedLRU[tuple[int, _Key], _DataFile | _Group] = SharedLRU(max_bytes)
+        """By the dataset's number, and the url of the file or that and the number of the group in it."""
 
 
 class RowReader:
@@ -182,16 +184,15 @@ class RowReader:
         self._reader = reader
         self.metadata = metadata
         self._run = run
-        self._files: LRUPart[str, _DataFile] = LRUPart(kept.files, number)
-        self._groups: LRUPart[tuple[str, int], _Group] = LRUPart(kept.groups, number)
+        self._kept: LRUPart[_Key, Any] = LRUPart(kept.kept, number)
 
     def __repr__(self) -> str:
-        return f"<RowReader of {redact_url(self.metadata.url)!r}, files {self._files!r}, row groups {self._groups!r}>"
+        return f"<RowReader of {redact_url(self.metadata.url)!r}, {self._kept!r}>"
 
     @property
     def nbytes(self) -> int:
         """Memory kept now."""
-        return self._files.nbytes + self._groups.nbytes
+        return self._kept.nbytes
 
     async def rows(self, episode: Episode) -> EpisodeRows:
         """All rows of the episode.
@@ -209,7 +210,7 @@ class RowReader:
         file = await self._file(episode)
         own, shared = file.groups_of(episode)
         reads: list[Callable[[], Awaitable[_Group | FetchedColumns]]] = [
-            partial(self._groups.get, (url, group), partial(self._read, file, [group])) for group in shared
+            partial(self._kept.get, (url, group), partial(self._read, file, [group])) for group in shared
         ]
         if own:
             reads.append(partial(self._fetch, file, own))
@@ -223,11 +224,11 @@ class RowReader:
 
     def clear(self) -> None:
         """Forget what is kept and what is on its way: a file was replaced."""
-        self._files.clear()
-        self._groups.clear()
+        self._kept.clear()
 
     async def _file(self, episode: Episode) -> _DataFile:
-        return await self._files.get(episode.data_url, partial(self._open, episode))
+        file: _DataFile = await self._kept.get(episode.data_url, partial(self._open, episode))
+        return file
 
     async def _open(self, episode: Episode) -> _DataFile:
         chunks = self.metadata.episodes.sharing_data_file(episode.index) * len(self.metadata.info.features)
