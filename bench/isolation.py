@@ -2,9 +2,10 @@
 
     python -m bench.isolation
 
-Four HTTPS servers; the time of 600 ranges from three of them while the fourth answers, stalls, or says 503, each over
-the time while nobody asks the fourth anything. Then the delay of a callback on the loop during a pass over clips in
-memory. Interleaved; medians over the repeats.
+Four HTTPS servers; the time of 120 ranges from three of them while the fourth stalls, or says 503, over the time right
+before or behind that while nobody asks the fourth anything. The ranges are small and few at a time, so that hardly
+anything but the servers' first bytes takes time: a quarter of a core. Medians of the ratios. Then the delay of a
+callback on the loop during a pass over clips in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ from asyncfetch.testing import Fault, RangeServer
 from bench.data import bench_dataset
 from bench.throughput import Setting, preload, time_pipeline
 
-RANGES, RANGE_BYTES = 200, 64 * 1024
+RANGES, RANGE_BYTES = 40, 4 * 1024
+AT_ONCE = 4
+"""Of a host."""
+FIRST_BYTE_SECONDS = 0.05
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
 BAD = {"stalls": Fault.stall(after_bytes=0), "says 503": Fault.status(503)}
 LAG_SAMPLES = 1_500
@@ -58,26 +62,36 @@ def ranges_of(url: str) -> list[af.ByteRange]:
     return [af.ByteRange(url, at, at + RANGE_BYTES) for at in range(RANGES)]
 
 
-def measure_isolation(repeats: int) -> dict[str, float]:
-    """Time with a bad host over the time without, by what is bad about it."""
+def measure_isolation(repeats: int) -> dict[str, list[float]]:
+    """Times with a bad host over those without, in ascending order, by what is bad about it."""
     faults: dict[str, Fault | None] = {"fault": None}
     content = {"/x": bytes(RANGES + RANGE_BYTES)}
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = [stack.enter_context(RangeServer(content, host=host, first_byte_seconds=0.05)) for host in HOSTS[:-1]]
+        servers = [
+            stack.enter_context(RangeServer(content, host=host, first_byte_seconds=FIRST_BYTE_SECONDS))
+            for host in HOSTS[:-1]
+        ]
         bad = stack.enter_context(RangeServer(content, host=HOSTS[-1], fault=lambda _: faults["fault"]))
         authorities = directory / "all.pem"
         authorities.write_text("".join(Path(server.ca_file or "").read_text() for server in [*servers, bad]))
-        config = af.FetchConfig(ca_file=str(authorities), max_requests_per_host=16, learn_limit=False, max_span_bytes=0)
+        config = af.FetchConfig(
+            ca_file=str(authorities), max_requests_per_host=AT_ONCE, learn_limit=False, max_span_bytes=0
+        )
         good = [f"{server.url}/x" for server in servers]
-        times: dict[str, list[float]] = {name: [] for name in ("alone", *BAD)}
+
+        def seconds(url: str | None) -> float:
+            return anyio.run(time_good_hosts, config, good, url)
+
+        ratios: dict[str, list[float]] = {name: [] for name in BAD}
         for _ in track(range(repeats), "hosts", console=Console(stderr=True), transient=True):
-            for name in random.sample(list(times), len(times)):  # none always comes first
-                faults["fault"] = BAD.get(name)
-                url = f"{bad.url}/x" if name in BAD else None
-                times[name].append(anyio.run(time_good_hosts, config, good, url))
-    alone = statistics.median(times.pop("alone"))
-    return {name: statistics.median(seconds) / alone for name, seconds in times.items()}
+            for name in random.sample(list(BAD), len(BAD)):
+                faults["fault"] = BAD[name]
+                pair = [f"{bad.url}/x", None]
+                random.shuffle(pair)  # neither always comes first
+                times = {url: seconds(url) for url in pair}
+                ratios[name].append(times[f"{bad.url}/x"] / times[None])
+    return {name: sorted(values) for name, values in ratios.items()}
 
 
 async def measure_loop_lag(setting: Setting) -> list[float]:
@@ -103,7 +117,7 @@ async def measure_loop_lag(setting: Setting) -> list[float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     arguments = parser.parse_args()
     isolation = measure_isolation(arguments.repeats)
@@ -113,8 +127,9 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"isolation": isolation, "loop_lag_milliseconds": {"p50": p50, "p99": p99}}))
         return
-    for name, ratio in isolation.items():
-        print(f"three hosts while the fourth {name}: {ratio:.3f} x their time alone")
+    for name, ratios in isolation.items():
+        median, low, high = statistics.median(ratios), ratios[0], ratios[-1]
+        print(f"three hosts while the fourth {name}: {median:.3f} x their time alone ({low:.3f}-{high:.3f})")
     print(f"loop lag while all decode threads are busy: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
 
 

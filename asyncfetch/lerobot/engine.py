@@ -43,7 +43,7 @@ DECODERS_SHARE, TABLES_SHARE = 4, 8
 2-3 MiB at 640x480, a clip of 150 frames 1.3 MiB, its rows 15 kB, its file's index 8 bytes a frame."""
 SMALL_TABLES_SHARE = 6
 """Of what is for rows and indexes, a sixth is for the indexes and one for the rows of single episodes. The rest is for
-row groups that episodes share: one that isn't kept is fetched again for each of them."""
+tables' footers and row groups that episodes share: one that isn't kept is fetched again for each of them."""
 PARSER_THREADS = 2
 """Threads that parse parquet and MP4 indexes beside those that decode: short work, which mustn't queue behind them."""
 PLANNED_AT_ONCE = 32

@@ -329,46 +329,9 @@ class EpisodeCache:
         """Where everything lies, and then all of it at once."""
         rows: list[EpisodeRows] = []
         leases: dict[str, Lease] = {}
-        planned = await self._plan(episode)
 
         async def read_rows() -> None:
             rows.append((await self._tables.get(episode.index, partial(self._read_rows, episode))).value)
-
-        async def lease_clips() -> None:
-            leases.update(await self._lease_clips(episode, planned))
-
-        try:
-            await gather(read_rows, lease_clips)
-        except BaseException:
-            _release(leases)
-            raise
-        return rows[0], planned, leases
-
-    async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
-        return (await self._plans.get(episode.index, partial(self._make_plan, episode))).value
-
-    async def _make_plan(self, episode: Episode) -> _Kept[Mapping[str, PlannedClip]]:
-        planned: dict[str, PlannedClip] = {}
-
-        async def plan_clips() -> None:
-            planned.update(await self._watch(self._indexes.plan(episode, fps=self._fps)))
-
-        async def locate_rows() -> None:
-            await self._watch(self._rows.locate(episode))
-
-        async with self._planning.place():
-            with calling(self._small_reads):
-                await gather(plan_clips, locate_rows)
-        return _Kept(planned, OBJECTS_BYTES + sum(clip.plan_nbytes for clip in planned.values()))
-
-    async def _read_rows(self, episode: Episode) -> _Kept[EpisodeRows]:
-        with calling(self._small_reads if self._rows_are_small else current_caller()):
-            rows = await self._watch(self._rows.rows(episode))
-        return _Kept(rows, OBJECTS_BYTES + rows.nbytes)
-
-    async def _lease_clips(self, episode: Episode, planned: Mapping[str, PlannedClip]) -> dict[str, Lease]:
-        """A lease of each camera's clip."""
-        leases: dict[str, Lease] = {}
 
         async def lease(camera: str, clip: PlannedClip) -> None:
             plan = clip.plan
@@ -378,22 +341,50 @@ class EpisodeCache:
                 )
             plan.write_header(leases[camera].buffer)
 
-        needed_bytes, max_bytes = _clip_bytes(planned), self._clips.max_bytes
-        if needed_bytes > max_bytes:
-            raise CacheError(
-                f"the clips of episode {episode.index} take {needed_bytes} bytes, but max_bytes leaves {max_bytes} for "
-                f"clips: set StreamConfig(max_bytes=...) at least {needed_bytes / max_bytes:.2f} times as high"
-            )
-        reservation = await self._room.reserve(needed_bytes)
+        planned = await self._plan(episode)
+        reservation = await self._room.reserve(self._checked_bytes(episode, planned))
         try:
-            await gather(*(partial(lease, camera, clip) for camera, clip in planned.items()))
+            await gather(read_rows, *(partial(lease, camera, clip) for camera, clip in planned.items()))
         except BaseException:
             _release(leases)
             raise
         finally:
             reservation.release()
             self._room.grant()
-        return leases
+        return rows[0], planned, leases
+
+    def _checked_bytes(self, episode: Episode, planned: Mapping[str, PlannedClip]) -> int:
+        """Memory that the clips take, which must fit in the byte cache."""
+        needed_bytes, max_bytes = _clip_bytes(planned), self._clips.max_bytes
+        if needed_bytes > max_bytes:
+            raise CacheError(
+                f"the clips of episode {episode.index} take {needed_bytes} bytes, but max_bytes leaves {max_bytes} for "
+                f"clips: set StreamConfig(max_bytes=...) at least {needed_bytes / max_bytes:.2f} times as high"
+            )
+        return needed_bytes
+
+    async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
+        return (await self._plans.get(episode.index, partial(self._make_plan, episode))).value
+
+    async def _make_plan(self, episode: Episode) -> _Kept[Mapping[str, PlannedClip]]:
+        planned: dict[str, PlannedClip] = {}
+
+        async def plan_clip(camera: str) -> None:
+            planned[camera] = await self._watch(self._indexes.plan(episode, camera, fps=self._fps))
+
+        async def locate_rows() -> None:
+            await self._watch(self._rows.locate(episode))
+
+        async with self._planning.place():
+            with calling(self._small_reads):
+                await gather(*(partial(plan_clip, camera) for camera in episode.videos), locate_rows)
+        in_order = {camera: planned[camera] for camera in episode.videos}
+        return _Kept(in_order, OBJECTS_BYTES + sum(clip.plan_nbytes for clip in planned.values()))
+
+    async def _read_rows(self, episode: Episode) -> _Kept[EpisodeRows]:
+        with calling(self._small_reads if self._rows_are_small else current_caller()):
+            rows = await self._watch(self._rows.rows(episode))
+        return _Kept(rows, OBJECTS_BYTES + rows.nbytes)
 
     async def _watch(self, call: Awaitable[T]) -> T:
         try:

@@ -18,12 +18,20 @@ import numpy as np
 from asyncfetch.errors import ConfigError, DatasetError, redact_url
 from asyncfetch.lerobot.columns import empty_column, to_column, to_integers
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
-from asyncfetch.lerobot.parquet import MAX_TAIL_BYTES, TableFile, open_table, read_columns, require_pyarrow
+from asyncfetch.lerobot.parquet import (
+    MAX_TAIL_BYTES,
+    FetchedColumns,
+    TableFile,
+    fetch_columns,
+    open_table,
+    read_columns,
+    require_pyarrow,
+)
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.shared_lru import LRUPart, SharedLRU
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -37,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeRows", "RowCache", "RowReader"]
 
+_Key = str | tuple[str, int]
+"""Of what is kept: a file's url, or that and the number of a row group."""
 _INDEX_COLUMNS = ("frame_index", "episode_index", "index", "task_index")
 _FOOTER_BYTES = 16 * 1024
 """Asked for beside what each column chunk takes: the schema, and the whole of a file that is hardly larger."""
@@ -121,16 +131,16 @@ class _Group:
 class RowCache:
     """What is kept to read rows of any number of datasets: footers, and decoded row groups that episodes share.
 
+    One bound for both: where each episode has a row group of its own the footers are long and nothing is shared, where
+    many share one they are short.
+
     Args:
-        max_bytes: Bound on all of it: a quarter for footers, the rest for row groups. A larger one isn't kept, but read
-            anew for each episode.
+        max_bytes: Bound on all of it. A larger row group isn't kept, but read anew for each episode.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.files: SharedLRU[tuple[int, str], _DataFile] = SharedLRU(max_bytes // 4)
-        """By the dataset's number and the url."""
-        self.groups: SharedLRU[tuple[int, tuple[str, int]], _Group] = SharedLRU(max_bytes - max_bytes // 4)
-        """By the dataset's number, the url and the number in the file."""
+        self.kept: SharedLRU[tuple[int, _Key], _DataFile | _Group] = SharedLRU(max_bytes)
+        """By the dataset's number, and the url of the file or that and the number of the group in it."""
 
 
 class RowReader:
@@ -174,16 +184,15 @@ class RowReader:
         self._reader = reader
         self.metadata = metadata
         self._run = run
-        self._files: LRUPart[str, _DataFile] = LRUPart(kept.files, number)
-        self._groups: LRUPart[tuple[str, int], _Group] = LRUPart(kept.groups, number)
+        self._kept: LRUPart[_Key, Any] = LRUPart(kept.kept, number)
 
     def __repr__(self) -> str:
-        return f"<RowReader of {redact_url(self.metadata.url)!r}, files {self._files!r}, row groups {self._groups!r}>"
+        return f"<RowReader of {redact_url(self.metadata.url)!r}, {self._kept!r}>"
 
     @property
     def nbytes(self) -> int:
         """Memory kept now."""
-        return self._files.nbytes + self._groups.nbytes
+        return self._kept.nbytes
 
     async def rows(self, episode: Episode) -> EpisodeRows:
         """All rows of the episode.
@@ -200,11 +209,13 @@ class RowReader:
         url = episode.data_url
         file = await self._file(episode)
         own, shared = file.groups_of(episode)
-        reads = [partial(self._groups.get, (url, group), partial(self._read, file, [group])) for group in shared]
+        reads: list[Callable[[], Awaitable[_Group | FetchedColumns]]] = [
+            partial(self._kept.get, (url, group), partial(self._read, file, [group])) for group in shared
+        ]
         if own:
-            reads.append(partial(self._read, file, own))
-        groups = await gather(*reads)
-        return await self._run(partial(_select, groups, episode, self._features, self.metadata.tasks))
+            reads.append(partial(self._fetch, file, own))
+        parts = await gather(*reads)
+        return await self._run(partial(_select, parts, episode, self._features, self.metadata.tasks))
 
     async def locate(self, episode: Episode) -> None:
         """Fetch what tells where the episode's rows lie, so that ``rows`` asks for them alone; errors as there."""
@@ -213,11 +224,11 @@ class RowReader:
 
     def clear(self) -> None:
         """Forget what is kept and what is on its way: a file was replaced."""
-        self._files.clear()
-        self._groups.clear()
+        self._kept.clear()
 
     async def _file(self, episode: Episode) -> _DataFile:
-        return await self._files.get(episode.data_url, partial(self._open, episode))
+        file: _DataFile = await self._kept.get(episode.data_url, partial(self._open, episode))
+        return file
 
     async def _open(self, episode: Episode) -> _DataFile:
         chunks = self.metadata.episodes.sharing_data_file(episode.index) * len(self.metadata.info.features)
@@ -231,12 +242,17 @@ class RowReader:
         return _DataFile(table, first, last)
 
     async def _read(self, file: _DataFile, groups: Sequence[int]) -> _Group:
-        rows = await read_columns(self._reader, file.table, groups, self._features, run=self._run)
-        return await self._run(partial(_decoded, rows, file.table.url))
+        return await self._run(partial(_decode, await self._fetch(file, groups)))
+
+    async def _fetch(self, file: _DataFile, groups: Sequence[int]) -> FetchedColumns:
+        return await fetch_columns(self._reader, file.table, groups, self._features, run=self._run)
 
 
-def _decoded(rows: pa.Table, url: str) -> _Group:
-    index = to_integers(rows["index"], "index", url)
+def _decode(part: _Group | FetchedColumns) -> _Group:
+    if isinstance(part, _Group):
+        return part
+    rows = part.decode()
+    index = to_integers(rows["index"], "index", part.file.url)
     return _Group(rows, index, bool((index[1:] > index[:-1]).all()))
 
 
@@ -272,11 +288,14 @@ def _fill_spans(
 
 
 def _select(
-    groups: Sequence[_Group], episode: Episode, features: Mapping[str, Feature], tasks: Mapping[int, str]
+    groups: Sequence[_Group | FetchedColumns],
+    episode: Episode,
+    features: Mapping[str, Feature],
+    tasks: Mapping[int, str],
 ) -> EpisodeRows:
     url = episode.data_url
     where = f"{redact_url(url)}, episode {episode.index}"
-    parts = [group.rows_of(episode, url) for group in groups]
+    parts = [_decode(group).rows_of(episode, url) for group in groups]
     found = sum(map(len, parts))
     if found != episode.length:
         message = f"{where}: {found} rows have its episode_index and an index in"

@@ -12,7 +12,7 @@ from asyncfetch.media import locate_moov, parse_moov
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from asyncfetch.decode import DepthScale
     from asyncfetch.fetch import RangeReader
@@ -121,25 +121,21 @@ class VideoIndexes:
         self._run = run
         self._kept = kept
 
-    async def plan(self, episode: Episode, *, fps: float) -> Mapping[str, PlannedClip]:
-        """The clips of all cameras of an episode, their files' indexes fetched at once.
+    async def plan(self, episode: Episode, camera: str, *, fps: float) -> PlannedClip:
+        """One camera's clip of an episode.
 
         Raises:
-            FetchError: A file could not be fetched.
-            FormatError: A file isn't an MP4 that can be read, or is cut off.
+            FetchError: The file could not be fetched.
+            FormatError: The file isn't an MP4 that can be read, or is cut off.
             DatasetError: The metadata gives a place that no file has.
         """
-        clips = await gather(*(partial(self._plan, episode, camera, fps) for camera in episode.videos))
-        return dict(zip(episode.videos, clips, strict=True))
+        span = episode.videos[camera]
+        file = await self._kept.get(span.url, partial(self._fetch, episode, camera))
+        return file.clip(episode, span, fps)
 
     def clear(self) -> None:
         """Forget all of them, those on their way included."""
         self._kept.clear()
-
-    async def _plan(self, episode: Episode, camera: str, fps: float) -> PlannedClip:
-        span = episode.videos[camera]
-        file = await self._kept.get(span.url, partial(self._fetch, episode, camera))
-        return file.clip(episode, span, fps)
 
     async def _fetch(self, episode: Episode, camera: str) -> VideoFile:
         url = episode.videos[camera].url

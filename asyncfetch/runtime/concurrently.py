@@ -41,6 +41,8 @@ def ungrouped() -> Iterator[None]:
 
 async def gather(*calls: Callable[[], Awaitable[T]]) -> list[T]:
     """The results of all calls, run side by side, in the order of the arguments. The first error cancels the rest."""
+    if len(calls) == 1:
+        return [await calls[0]()]
     results: dict[int, T] = {}
 
     async def run(position: int, call: Callable[[], Awaitable[T]]) -> None:

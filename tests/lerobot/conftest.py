@@ -6,7 +6,7 @@ import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -20,9 +20,11 @@ from asyncfetch.ranges import ByteRange, ObjectInfo
 from tests.lerobot.serving import Library
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from asyncfetch.fetch.reader import WritableBuffer
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -84,6 +86,36 @@ class LocalReader:
             self.log.append((url, 0, 0))
             raise NotFound("no such file", url=url)
         return path
+
+
+@dataclass
+class RoundReader(LocalReader):
+    """Answers when nobody has anything left to do but to wait for it, and counts how often that was."""
+
+    rounds: int = 0
+    answering: anyio.Event | None = None
+
+    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
+        await self._answer()
+        return await super().fetch(url, start, stop)
+
+    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
+        await self._answer()
+        return [await super(RoundReader, self).fetch(one.url, one.start, one.stop) for one in ranges]
+
+    async def _answer(self) -> None:
+        if self.answering is not None:
+            await self.answering.wait()
+            return
+        self.answering = anyio.Event()
+        await anyio.wait_all_tasks_blocked()
+        self.rounds += 1
+        answering, self.answering = self.answering, None
+        answering.set()
+
+    async def run_here(self, call: Callable[[], T], **_: object) -> T:
+        """In place of a thread, which nobody sees waiting for the reader."""
+        return call()
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import gc
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio.lowlevel
 import anyio.to_thread
@@ -24,16 +23,14 @@ from asyncfetch.errors import (
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import open_table
 from asyncfetch.testing import Quirks
-from tests.lerobot.conftest import LocalReader
+from tests.lerobot.conftest import RoundReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from asyncfetch.ranges import ByteRange
-    from tests.lerobot.conftest import Tables, WriteTable
+    from tests.lerobot.conftest import LocalReader, Tables, WriteTable
     from tests.lerobot.serving import Library
 
-T = TypeVar("T")
 
 DATA = Path(__file__).parents[1] / "data"
 TOP = "observation.images.top"
@@ -368,32 +365,6 @@ async def test_broken_files_are_errors_of_ours_that_name_them(
         await load_metadata(reader, root)
 
 
-@dataclass
-class RoundReader(LocalReader):
-    """Answers when nobody has anything left to do but to wait for it, and counts how often that was."""
-
-    rounds: int = 0
-    answering: anyio.Event | None = None
-
-    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
-        await self._answer()
-        return await super().fetch(url, start, stop)
-
-    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
-        await self._answer()
-        return [await super(RoundReader, self).fetch(one.url, one.start, one.stop) for one in ranges]
-
-    async def _answer(self) -> None:
-        if self.answering is not None:
-            await self.answering.wait()
-            return
-        self.answering = anyio.Event()
-        await anyio.wait_all_tasks_blocked()
-        self.rounds += 1
-        answering, self.answering = self.answering, None
-        answering.set()
-
-
 @pytest.mark.parametrize("episodes_per_file", [500, 250])
 async def test_metadata_in_full_files_takes_three_requests_one_after_the_other(
     library: Library, episodes_per_file: int
@@ -404,11 +375,7 @@ async def test_metadata_in_full_files_takes_three_requests_one_after_the_other(
     info = json.loads((truth.root / "meta/info.json").read_text())
     (truth.root / "meta/info.json").write_text(json.dumps(info | {"data_files_size_in_mb": 1}))
     reader = RoundReader()
-
-    async def run_here(call: Callable[[], T]) -> T:
-        return call()  # a thread isn't waiting for the reader
-
-    metadata = await load_metadata(reader, str(truth.root), run=run_here)
+    metadata = await load_metadata(reader, str(truth.root), run=reader.run_here)
     assert metadata.episodes.num_frames == 500
     assert reader.rounds == 3
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from asyncfetch.errors import ConfigError, DatasetError, FormatError, NotFound
 from asyncfetch.lerobot.metadata import load_metadata
+from asyncfetch.lerobot.parquet import open_table
 from asyncfetch.lerobot.rows import EpisodeRows, RowCache, RowReader
 
 if TYPE_CHECKING:
@@ -277,6 +279,37 @@ async def test_a_shared_row_group_is_read_once(reader: LocalReader, tables: Tabl
             tasks.start_soon(rows.rows, episode)
     assert len(reader.log) == len(set(reader.log)) <= 1 + 2
     assert 0 < rows.nbytes <= 4 * MIB
+
+
+class Mallinfo(ctypes.Structure):
+    """See ``man mallinfo2``: [4] is what was taken by mmap, [7] what is in use of the rest."""
+
+    _fields_ = (("bytes", ctypes.c_size_t * 10),)
+
+
+def allocated_bytes() -> int:
+    """What the C library has given out and not got back."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        pytest.skip("only glibc tells")
+    library.mallinfo2.restype = Mallinfo
+    figures = library.mallinfo2().bytes
+    return int(figures[4] + figures[7])
+
+
+async def test_an_open_file_weighs_what_it_takes(reader: LocalReader, tmp_path: Path) -> None:
+    path = tmp_path / "many-groups.parquet"
+    columns = pa.table({f"observation.state.{number}": [number, number + 1] for number in range(8)})
+    with pq.ParquetWriter(path, columns.schema) as writer:
+        for _ in range(200):
+            writer.write_table(columns)
+    await open_table(reader, str(path), run=anyio.to_thread.run_sync, tail_bytes=MIB)  # what the first one alone takes
+    before = allocated_bytes()
+    files = [
+        await open_table(reader, str(path), run=anyio.to_thread.run_sync, tail_bytes=size)
+        for size in [MIB, 8 * 1024] * 10
+    ]
+    assert 1 < sum(file.nbytes for file in files) / (allocated_bytes() - before) < 1.25
 
 
 async def test_what_is_kept_is_bounded(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:

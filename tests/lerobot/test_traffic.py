@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,16 +16,33 @@ from asyncfetch.lerobot.rows import RowCache, RowReader
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Stream
 from asyncfetch.testing import Quirks, RangeServer
+from tests.lerobot.conftest import RoundReader
 from tests.lerobot.serving import all_frames, check_sample, in_memory, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
     from tests.lerobot.serving import Library
 
 T = TypeVar("T")
 
 MEGABYTE = 1_000_000
+
+
+async def test_a_cold_start_takes_five_requests_one_after_the_other(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files' ends, the rest of a footer and its columns; then the indexes of videos and rows; then clips and rows."""
+    truth = library(episodes=60, length=40, episodes_per_video_file=12, distinct_videos=1)
+    reader = RoundReader()
+    monkeypatch.setattr("asyncfetch.lerobot.engine.Fetcher", lambda _config: nullcontext(reader))
+    monkeypatch.setattr("anyio.to_thread.run_sync", reader.run_here)
+    async with open_dataset(str(truth.root)) as dataset:
+        assert reader.rounds == 3
+        await gather(*(partial(dataset.ready, episode) for episode in (3, 31, 59)))
+    assert reader.rounds == 5
 
 
 async def test_a_shuffled_pass_fetches_little_more_than_it_needs(library: Library) -> None:

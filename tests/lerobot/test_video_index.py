@@ -17,7 +17,7 @@ from asyncfetch.testing import RangeServer
 from tests.lerobot.serving import MIB, TOP, in_memory, video_path
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator
 
     from asyncfetch.lerobot.video_index import PlannedClip
     from tests.lerobot.serving import Library
@@ -36,9 +36,9 @@ class World:
             fetcher, kept=SharedLRU(MIB), run=anyio.to_thread.run_sync, sharing=lambda _index, _camera: self.shared
         )
 
-    async def plan(self, path: str, *, first_frame: int = 0, length: int = 4) -> Mapping[str, PlannedClip]:
+    async def plan(self, path: str, *, first_frame: int = 0, length: int = 4) -> PlannedClip:
         span = VideoSpan(f"{self.server.url}/{path}", first_frame, length)
-        return await self.indexes.plan(Episode(7, length, (), "", 0, length, {TOP: span}), fps=30)
+        return await self.indexes.plan(Episode(7, length, (), "", 0, length, {TOP: span}), TOP, fps=30)
 
     def ranges(self) -> list[tuple[int | None, int | None]]:
         return [(request.start, request.stop) for request in self.server.requests]
@@ -106,11 +106,11 @@ async def test_an_index_at_the_tail_costs_one_request_more(world: World, content
 
 
 async def test_a_long_index_costs_one_request_more(world: World, content: dict[str, bytes]) -> None:
-    clip = (await world.plan("long.mp4"))[TOP]
+    clip = await world.plan("long.mp4")
     start = content["long.mp4"].index(b"moov") - 4
     stop = start + int.from_bytes(content["long.mp4"][start : start + 4], "big")
     assert world.ranges() == [(0, HEAD_BYTES), (start, stop)]
-    plain = (await world.plan("front.mp4"))[TOP]
+    plain = await world.plan("front.mp4")
     moved = content["long.mp4"][clip.plan.start : clip.plan.stop]
     assert moved == content["front.mp4"][plain.plan.start : plain.plan.stop]
 
@@ -129,23 +129,23 @@ async def test_no_more_is_asked_for_on_a_guess_than_comes_soon(world: World) -> 
 
 @pytest.mark.parametrize("path", ["tail.mp4", "front.mp4", "long.mp4"])
 async def test_of_a_single_episode_both_ends_are_asked_for_at_once(world: World, path: str) -> None:
-    plan = (await world.plan(path))[TOP]
+    plan = await world.plan(path)
     world.server.reset()
     world.indexes.clear()
     world.shared = (1, 100)
-    assert (await world.plan(path))[TOP].plan.header == plan.plan.header
+    assert (await world.plan(path)).plan.header == plan.plan.header
     guessed = {(0, HEAD_BYTES), (-HEAD_BYTES - 100 * FRAME_INDEX_BYTES, None)}
     assert set(world.ranges()[:2]) == guessed
     assert len(world.ranges()) == (3 if path == "long.mp4" else 2)
 
 
 async def test_boxes_in_front_of_the_index_are_stepped_over(world: World, content: dict[str, bytes]) -> None:
-    clip = (await world.plan("spaced.mp4"))[TOP]
+    clip = await world.plan("spaced.mp4")
     first = content["spaced.mp4"].index(b"free") - 4
     size = len(content["spaced.mp4"])
     steps = [first + (i + 1) * len(FREE) for i in range(3)]
     assert world.ranges() == [(0, HEAD_BYTES), *((at, min(size, at + HEAD_BYTES)) for at in steps)]
-    plain = (await world.plan("front.mp4"))[TOP]
+    plain = await world.plan("front.mp4")
     moved = content["spaced.mp4"][clip.plan.start : clip.plan.stop]
     assert moved == content["front.mp4"][plain.plan.start : plain.plan.stop]
 
@@ -175,5 +175,5 @@ async def test_a_place_that_no_video_has_is_the_metadatas_fault(world: World) ->
 
 
 async def test_a_clip_weighs_its_header_and_its_range(world: World) -> None:
-    clip = (await world.plan("front.mp4", first_frame=4))[TOP]
+    clip = await world.plan("front.mp4", first_frame=4)
     assert clip.nbytes == len(clip.plan.header) + clip.plan.stop - clip.plan.start

@@ -1,0 +1,32 @@
+"""bench/throughput.py, tiny: a row and the parts beside it are measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+import asyncfetch as af
+from asyncfetch.testing import RangeServer, write_dataset
+from bench.throughput import Setting, look, measure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EPISODES, LENGTH = 3, 40
+
+
+def test_a_row_is_measured(tmp_path: Path) -> None:
+    truth = write_dataset(tmp_path, episodes=EPISODES, length=LENGTH, width=64, height=64, codec="h264")
+    with RangeServer(truth.root) as server:
+        config = af.StreamConfig(fetch=af.FetchConfig(ca_file=server.ca_file), lanes=2, pool_episodes=2)
+        setting = Setting(server.url, server.ca_file, 60.0, config)  # the epoch ends long before
+        cameras, header_milliseconds, by_file = anyio.run(look, setting, 0.0)
+        assert (cameras, by_file) == (len(truth.cameras), 0.0)
+        assert header_milliseconds > 0
+        row = measure(setting, 4, cameras, 1)
+        assert server.statistics().peak_in_flight <= 4
+    assert row.keep_up_spread == (row.keep_up, row.keep_up)
+    assert 0 < row.keep_up <= row.steady_keep_up
+    assert row.frames_per_second == cameras * row.samples_per_second
+    assert 0 < row.first_sample_seconds < EPISODES * LENGTH / row.samples_per_second

@@ -1,0 +1,126 @@
+""".ci/setup in worlds where something is missing. Python and pip are stand-ins that write down what they are asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ("bash", "cat", "cksum", "cp", "dirname", "env", "grep", "ln", "mkdir", "rm", "uname")
+"""All that it uses of the system, but for apt-get, id and sudo."""
+PYTHON = """#!/usr/bin/env bash
+case "$*" in
+*version_info*) [ ! -e "$LACKS/python" ] ;;
+*"import ensurepip"*) [ ! -e "$LACKS/venv" ] ;;
+*"import torchcodec"*) [ ! -e "$LACKS/ffmpeg" ] ;;
+*"pip --version"*) [ ! -e "$LACKS/pip" ] ;;
+*--version*) echo "Python 3.11.9" ;;
+"-m venv "*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" && ln -s python "${@: -1}/bin/pip" ;;
+*install*) printf '%s\\n' "$*" >>"$LACKS/installed" ;;
+*) [ "$(basename "$0") $*" = "pip --version" ] ;;
+esac
+"""
+
+
+@dataclass
+class World:
+    """A machine of a user who isn't root, with a checkout in a directory whose name has a space."""
+
+    checkout: Path
+    tools: Path
+    lacks: Path
+
+    def lack(self, *names: str) -> None:
+        for name in names:
+            (self.lacks / name).touch()
+
+    def setup(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", self.checkout / ".ci/setup", *arguments],
+            cwd=self.lacks,
+            env={"PATH": os.fspath(self.tools), "LACKS": os.fspath(self.lacks), "VIRTUAL_ENV": "/elsewhere"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def installed(self) -> list[str]:
+        """What pip was asked to install since the last call."""
+        log = self.lacks / "installed"
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(tmp_path / "my work" / "asyncfetch", tmp_path / "bin", tmp_path / "lacks")
+    world.tools.mkdir()
+    world.lacks.mkdir()
+    shutil.copytree(ROOT / ".ci", world.checkout / ".ci")
+    shutil.copy(ROOT / "pyproject.toml", world.checkout)
+    for tool in TOOLS:
+        (world.tools / tool).symlink_to(shutil.which(tool) or pytest.fail(f"no {tool} here"))
+    for name, text in {"python3": PYTHON, "id": "#!/usr/bin/env bash\necho 1000\n"}.items():
+        (world.tools / name).write_text(text)
+        (world.tools / name).chmod(0o755)
+    return world
+
+
+def test_it_does_only_what_is_missing(world: World) -> None:
+    first = world.setup()
+    assert (first.returncode, first.stdout) == (0, "")
+    assert f"making {world.checkout}/.venv with Python 3.11.9" in first.stderr
+    assert any("--editable .[lerobot,pyav,cli,testing]" in line for line in world.installed())
+    again = world.setup()
+    assert (again.returncode, again.stdout, again.stderr, world.installed()) == (0, "", "", [])
+    assert world.setup("--dev").returncode == 0
+    assert any("--group dev" in line for line in world.installed())
+    assert world.setup().returncode == 0
+    assert world.installed() == []  # the tests need all that the quick start needs
+    with (world.checkout / ".ci/constraints.txt").open("a") as constraints:
+        constraints.write("another==1\n")
+    assert world.setup().returncode == 0
+    assert world.installed()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "arguments", "code", "advice"),
+    [
+        (("python",), (), 1, "needs Python 3.11 or newer; python3 is Python 3.11.9. Install it"),
+        (
+            ("venv", "pip"),
+            (),
+            1,
+            "can't make virtual environments. Install what it lacks: sudo apt-get install python3-venv",
+        ),
+        (
+            ("ffmpeg",),
+            (),
+            0,
+            "PyAV, which brings its own, decodes instead: everything works, more slowly. To use torchcodec: ",
+        ),
+        ((), ("--all",), 2, "usage: bash .ci/setup [--dev]"),
+    ],
+    ids=["python", "venv", "ffmpeg", "usage"],
+)
+def test_it_says_what_to_do_where_something_is_missing_and_nobody_is_root(
+    world: World, lacks: tuple[str, ...], arguments: tuple[str, ...], code: int, advice: str
+) -> None:
+    world.lack(*lacks)
+    ended = world.setup(*arguments)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert advice in ended.stderr
+
+
+def test_a_python_without_ensurepip_serves_where_pip_is_there(world: World) -> None:
+    """Debian's without python3-venv, with pip from elsewhere."""
+    world.lack("venv")
+    ended = world.setup()
+    assert ended.returncode == 0, ended.stderr
+    assert any("--python" in line and line.endswith("install --quiet pip") for line in world.installed())
