@@ -16,6 +16,7 @@ from asyncfetch.errors import (
     ConfigError,
     FetchError,
     WrongLoop,
+    is_redacted,
     redact_url,
 )
 from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range, writable_bytes
@@ -383,6 +384,11 @@ class Fetcher:
         scheme, separator, _ = url.partition("://")
         if not separator:
             return self._files
+        if is_redacted(url):
+            raise ConfigError(
+                f"{url!r} has lost its password or signature, as a url does in a message and when it is pickled: use it"
+                " as it was. Only a process that multiprocessing starts gets it whole, such as a loader's worker"
+            )
         match scheme.lower():
             case "file":
                 return self._files
