@@ -237,7 +237,7 @@ def show(rows: list[Row], links: Sequence[SlowLink], console: Console) -> None:
     console.print(table)
     console.print("In brackets: asyncfetch over that client. MiB: highest resident memory above that at the start.")
     for line in (*verdicts(rows), *links):
-        console.print(str(line))
+        console.print(str(line), soft_wrap=True, highlight=False)
 
 
 def case_of(row: Row) -> tuple[bool, int, int]:
