@@ -64,22 +64,30 @@ __all__ = [
     "Throttled",
     "WorkerError",
     "WrongLoop",
+    "is_redacted",
     "redact_url",
 ]
 
 _USERINFO = re.compile(r"(?<=://)[^/?#\s]*@")  # to the last @: a password may hold one
-_SECRET_PARAMETER = re.compile(
+_SECRET_NAMES = (
     # S3 and what signs like it, CloudFront, Azure, xet; then what gateways and CDNs call theirs.
-    r"(?i)([?&#;](?:x-(?:amz|goog|oss|obs|cos)-(?:signature|credential|security-token)|signature|sig|key-pair-id|policy"
+    r"x-(?:amz|goog|oss|obs|cos)-(?:signature|credential|security-token)|signature|sig|key-pair-id|policy"
     r"|(?:aws|oss|google)access(?:keyid|id)|security-token|x-xet-signed-range"
     r"|(?:[a-z]+[-_])?token|__token__|(?:api|access|auth|secret|subscription)[-_]?key|key|auth|authorization|password"
-    r"|secret|jwt|hmac|hdn(?:ea|ts|tl|ea))=)[^&#;\s]*"
+    r"|secret|jwt|hmac|hdn(?:ea|ts|tl|ea)"
 )
+_SECRET_PARAMETER = re.compile(rf"(?i)([?&#;](?:{_SECRET_NAMES})=)[^&#;\s]*")
+_REDACTED = re.compile(rf"(?i)://(?:\*\*\*@|.*[?&#;](?:{_SECRET_NAMES})=\*\*\*(?:[&#;\s]|$))")
 
 
 def redact_url(url: str) -> str:
     """The url without its password and without the values of its signature parameters, fit for logs and messages."""
     return _SECRET_PARAMETER.sub(r"\1***", _USERINFO.sub("***@", url))
+
+
+def is_redacted(url: str) -> bool:
+    """Whether ``redact_url`` has taken a secret out of it, so that it leads nowhere."""
+    return "***" in url and _REDACTED.search(url) is not None
 
 
 def _rebuild(cls: type[AsyncFetchError], message: str, fields: dict[str, Any]) -> AsyncFetchError:

@@ -2,11 +2,12 @@
 
     python -m bench.engine                  every size, every concurrency, plain and TLS; 12 minutes at most
     python -m bench.engine --quick          two sizes at one concurrency, within two minutes
-    python -m bench.engine --save engine.json --plot engine.png     written anew after each case
+    python -m bench.engine --save FILE.json --plot FILE.png     else in .bench/; written anew after each case
 
 One nginx, the same ranges of one object in memory, each client in a process of its own that stays for all repeats, one
-after the other in a new order each repeat. The table shows medians, and the spread of the CPU figure. Clients of S3
-ask the same nginx, signing as they do it. Before that, what is in bench/slow_link.py.
+after the other in a new order each repeat. The table shows medians, and the spread of the CPU figure; below it stands
+which goals of bench/engine_goals.py are met. Clients of S3 ask the same nginx, signing as they do it. Before that, what
+is in bench/slow_link.py.
 
 A client that isn't installed is left out (pip install obstore s3fs s3torchconnector), and so is a case whose ranges in
 flight would take more than MAX_IN_FLIGHT_BYTES in each client. What isn't begun when the time is up is named.
@@ -35,6 +36,7 @@ from rich.progress import track
 from rich.table import Table
 
 from bench.engine_client import CLIENTS, LOOPS, PLAIN_ONLY, Case, Measured
+from bench.engine_goals import verdicts
 from bench.engine_s3 import BUCKET
 from bench.nginx import NginxServer
 from bench.slow_link import SlowLink, measure_slow_link
@@ -46,10 +48,14 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
 OBJECT_BYTES = 64 * MIB
 MAX_IN_FLIGHT_BYTES = 512 * MIB
 """All clients keep what they once held, side by side."""
-DEFAULT_CLIENTS = ("asyncfetch", "obstore", "aiohttp", "fsspec", "aiobotocore", "s3fs", "s3torchconnector")
+DEFAULT_CLIENTS = (
+    "asyncfetch", "asyncfetch@aiofastnet", "obstore", "aiohttp", "fsspec", "aiobotocore", "s3fs", "s3torchconnector",
+)  # fmt: skip
 SIZES = (16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 CONCURRENCIES = (16, 64, 256)
 QUICK_SIZES, QUICK_CONCURRENCIES = (64 * KIB, 4 * MIB), (32,)
+OUTPUT = Path(__file__).parent.parent / ".bench"
+"""Which git ignores."""
 STOP_SECONDS = 10.0
 """For a client's process to end after its input has."""
 
@@ -230,8 +236,8 @@ def show(rows: list[Row], links: Sequence[SlowLink], console: Console) -> None:
         )
     console.print(table)
     console.print("In brackets: asyncfetch over that client. MiB: highest resident memory above that at the start.")
-    for link in links:
-        console.print(str(link))
+    for line in (*verdicts(rows), *links):
+        console.print(str(line), soft_wrap=True, highlight=False)
 
 
 def case_of(row: Row) -> tuple[bool, int, int]:
@@ -284,15 +290,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeat-mib", type=int, help="fetched in one repeat by each client")
     parser.add_argument("--no-slow-link", action="store_true")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    parser.add_argument("--save", type=Path, metavar="FILE.json", help="written anew after each case")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="written anew after each case")
+    parser.add_argument("--save", type=Path, metavar="FILE.json", default=OUTPUT / "engine.json", help="%(default)s")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", default=OUTPUT / "engine.png", help="%(default)s")
     parser.add_argument("--minutes", type=float, default=11.0, help="no case is begun later; default %(default)s")
     return parser.parse_args(arguments)
 
 
 def plan_of(asked: argparse.Namespace) -> Plan:
     """What the command line asks for."""
-    installed = [name for name in DEFAULT_CLIENTS if importlib.util.find_spec(name) is not None]
+    installed = [name for name in DEFAULT_CLIENTS if all(map(importlib.util.find_spec, name.split("@")))]
     sizes, concurrencies = (QUICK_SIZES, QUICK_CONCURRENCIES) if asked.quick else (SIZES, CONCURRENCIES)
     return Plan(
         clients=asked.clients.split(",") if asked.clients else installed,
@@ -301,22 +307,27 @@ def plan_of(asked: argparse.Namespace) -> Plan:
         tls=[False, True] if asked.only is None else [asked.only == "tls"],
         repeats=asked.repeats or (3 if asked.quick else 5),
         repeat_bytes=(asked.repeat_mib or 128) * MIB,
-        max_requests=400,
+        max_requests=1000,
         seconds=60 * asked.minutes,
     )
 
 
 def save(rows: list[Row], links: Sequence[SlowLink], asked: argparse.Namespace) -> None:
-    """Write what is known so far to the files that were asked for."""
-    if asked.save is not None:
-        asked.save.write_text(as_json(rows, links))
-    if asked.plot is not None and rows:
-        plot(rows, asked.plot)
+    """Write what is known so far."""
+    asked.save.parent.mkdir(parents=True, exist_ok=True)
+    asked.save.write_text(as_json(rows, links))
+    asked.plot.parent.mkdir(parents=True, exist_ok=True)
+    plot(rows, asked.plot)
 
 
 def as_json(rows: list[Row], links: Sequence[SlowLink]) -> str:
     """All figures."""
-    return json.dumps({"rows": [asdict(row) for row in rows], "slow_links": [asdict(link) for link in links]})
+    goals = [{**asdict(verdict), "is_met": verdict.is_met} for verdict in verdicts(rows)]
+    return json.dumps({
+        "rows": [asdict(row) for row in rows],
+        "goals": goals,
+        "slow_links": [asdict(link) for link in links],
+    })
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -338,6 +349,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(as_json(rows, links))
     else:
         show(rows, links, Console(width=None if sys.stdout.isatty() else 140))
+    if rows:
+        progress.print(f"all figures are in {asked.save}, a plot in {asked.plot}")
     done = {case_of(row) for row in rows}
     for tls, size, concurrency in (case for case in cases if case not in done):
         progress.print(f"not measured: {'TLS' if tls else 'plain'}, {size // KIB} KiB, {concurrency} streams")

@@ -1,14 +1,16 @@
 """Many ranges over a link that is slow for each of them: how close the engine comes to what such a link allows.
 
     python -m bench.slow_link               1,000 ranges of 256 KiB, 128 at a time, 4 MiB/s after 100 ms; half a minute
+    python -m bench.slow_link --mib-per-second 1        the same where a turn's bytes come over a quarter of a second
 
 The ideal is that no range takes longer than one that comes alone: ceil(ranges / concurrency) times that. A machine that
 serves and fetches on the same few cores doesn't allow it, whoever fetches: all ranges of a turn come at the same
 moment, and nginx, which waits after each piece it sends and never makes up for what such a wait took too long, falls
 behind its rate. So a bare client is measured beside the engine, which knows one server, one path and one length and
 checks nothing: connections that ask, and put what comes into memory that is theirs. Where that one misses the ideal as
-well, so much of what is missing isn't the engine's. All take turns at one nginx, over connections that are there
-before.
+well, so much of what is missing isn't the engine's: what the engine itself makes of the link is the bare client's time
+over its own. The cores are looked at every 50 ms meanwhile, to see whether it is they that don't allow more. All take
+turns at one nginx, over connections that are there before.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ import os
 import ssl
 import statistics
 import tempfile
+import threading
 import time
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -39,6 +43,8 @@ __all__ = ["BareClient", "SlowLink", "measure_slow_link"]
 KIB, MIB = 1024, 1024**2
 STEP_BYTES = 4 * KIB
 """From one range's start to the next one's: they overlap, so that a small object holds them all."""
+BARE = "bare asyncio"
+LOOK_SECONDS = 0.05
 MAX_HEAD_BYTES = 4 * KIB
 """nginx's has 0.3 KiB."""
 
@@ -56,12 +62,17 @@ class SlowLink:
     """Of all of them."""
     share_of_ideal: float
     """ceil(ranges / concurrency) times the one, over the other."""
+    share_of_bare: float
+    """The bare client's ``all_seconds`` over these."""
+    full_cores_share: float
+    """Of the time that all of them took: while no core had anything left, whoever used them."""
 
     def __str__(self) -> str:
         return (
             f"slow link, {self.client}: {self.ranges} ranges, {self.concurrency} at a time,"
             f" in {self.all_seconds:.2f} s; one alone takes {self.alone_seconds:.3f} s:"
-            f" {self.share_of_ideal:.3f} of the ideal"
+            f" {self.share_of_ideal:.3f} of the ideal, {self.share_of_bare:.3f} of the bare client;"
+            f" all cores full for {self.full_cores_share:.0%} of it"
         )
 
 
@@ -172,6 +183,7 @@ def measure_slow_link(
         first_byte_seconds: From a request's arrival to its answer.
         bytes_per_second: Of each answer.
     """
+    # Over TLS: of plain bodies nginx lets a second's worth through before it first waits.
     starts = range(0, ranges * STEP_BYTES, STEP_BYTES)
     (directory / "link").write_bytes(bytes(starts[-1] + range_bytes))
     with NginxServer(
@@ -187,23 +199,44 @@ def measure_slow_link(
             trust_env=False,
         )
 
-        async def measure() -> dict[str, tuple[list[float], list[float]]]:
+        async def measure() -> dict[str, _Measured]:
             async with AsyncExitStack() as stack:
                 clients: dict[str, Callable[[Sequence[int]], Awaitable[object]]] = {}
                 for name, config in (("asyncfetch", fixed), ("asyncfetch by default", by_default)):
                     fetcher = await stack.enter_async_context(af.Fetcher(config))
                     clients[name] = _fetch_all(fetcher, f"{server.url}/link", range_bytes)
                 bare = BareClient(server, "link", range_bytes=range_bytes, concurrency=concurrency)
-                clients["bare asyncio"] = (await stack.enter_async_context(bare)).fetch_all
+                clients[BARE] = (await stack.enter_async_context(bare)).fetch_all
                 return await _measure(clients, starts, repeats=repeats)
 
         measured = anyio.run(measure)
     turns = math.ceil(ranges / concurrency)
     links = []
-    for name, (alone, everything) in measured.items():
-        one, all_of_them = statistics.median(alone), statistics.median(everything)
-        links.append(SlowLink(name, ranges, concurrency, one, all_of_them, turns * one / all_of_them))
+    bare_seconds = statistics.median(measured[BARE].everything)
+    for name, of_client in measured.items():
+        one, all_of_them = statistics.median(of_client.alone), statistics.median(of_client.everything)
+        links.append(
+            SlowLink(
+                client=name,
+                ranges=ranges,
+                concurrency=concurrency,
+                alone_seconds=one,
+                all_seconds=all_of_them,
+                share_of_ideal=turns * one / all_of_them,
+                share_of_bare=bare_seconds / all_of_them,
+                full_cores_share=statistics.median(of_client.full_cores),
+            )
+        )
     return links
+
+
+@dataclass
+class _Measured:
+    """Of one client, a figure a repeat."""
+
+    alone: list[float]
+    everything: list[float] = field(default_factory=list)
+    full_cores: list[float] = field(default_factory=list)
 
 
 def _fetch_all(fetcher: af.Fetcher, url: str, range_bytes: int) -> Callable[[Sequence[int]], Awaitable[object]]:
@@ -212,16 +245,50 @@ def _fetch_all(fetcher: af.Fetcher, url: str, range_bytes: int) -> Callable[[Seq
 
 async def _measure(
     clients: dict[str, Callable[[Sequence[int]], Awaitable[object]]], starts: Sequence[int], *, repeats: int
-) -> dict[str, tuple[list[float], list[float]]]:
+) -> dict[str, _Measured]:
     """Seconds of one range and of all, by client."""
-    measured: dict[str, tuple[list[float], list[float]]] = {}
+    measured: dict[str, _Measured] = {}
     for name, fetch in clients.items():
         await fetch(starts)  # makes its connections, and learns its limit
-        measured[name] = [await _timed(fetch([start])) for start in starts[: 3 * repeats]], []
+        measured[name] = _Measured([await _timed(fetch([start])) for start in starts[: 3 * repeats]])
     for _ in range(repeats):
         for name, fetch in clients.items():
-            measured[name][1].append(await _timed(fetch(starts)))
+            with _Cores() as cores:
+                measured[name].everything.append(await _timed(fetch(starts)))
+            measured[name].full_cores.append(cores.full_share)
     return measured
+
+
+class _Cores:
+    """Looks, from a thread, at how busy the machine's cores are in the block: Linux's count of idle hundredths."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._idle = [_idle_ticks()]
+        self._thread = threading.Thread(target=self._look)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            self._idle.append(_idle_ticks())
+
+    @property
+    def full_share(self) -> float:
+        """Of all looks, those since whose last one no core was idle."""
+        idle = [later - earlier for earlier, later in pairwise(self._idle)]
+        return sum(ticks == 0 for ticks in idle) / max(1, len(idle))
+
+
+def _idle_ticks() -> int:
+    idle, waiting = Path("/proc/stat").read_text().split(maxsplit=6)[4:6]
+    return int(idle) + int(waiting)
 
 
 async def _timed(work: Awaitable[object]) -> float:
@@ -234,10 +301,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--kib", type=int, default=256, help="of a range")
+    parser.add_argument("--mib-per-second", type=float, default=4.0, help="of each answer")
     asked = parser.parse_args(arguments)
     shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-", dir=shared_memory) as directory:
-        for link in measure_slow_link(Path(directory), repeats=asked.repeats):
+        for link in measure_slow_link(
+            Path(directory),
+            repeats=asked.repeats,
+            range_bytes=asked.kib * KIB,
+            bytes_per_second=asked.mib_per_second * MIB,
+        ):
             print(link)
 
 

@@ -33,7 +33,7 @@ MAY_BLOCK = {
 loop that is there to be blocked."""
 
 
-ON_EVERY_LOOP = {"test_conformance.py", "test_direct.py", "test_lifetime.py"}
+ON_EVERY_LOOP = {"test_conformance.py", "test_direct.py", "test_lifetime.py", "test_requests.py"}
 """Files of the engine's tests that run on loops other than asyncio's own, too: where bytes, connections and their ends
 meet the loop. What is decided elsewhere is the same on all."""
 ON_UVLOOP = {"test_a_cancellation_at_any_moment", "test_a_fault_in_the_middle_of_a_body_is_read_over"}

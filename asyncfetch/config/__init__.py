@@ -2,14 +2,14 @@
 
 fetch       how objects are asked for: FetchConfig and its parts
 stream      how a dataset is streamed: StreamConfig
-secrets     settings whose values no repr shows and no pickle carries
+secrets     settings whose values no repr shows and no pickle carries, urls whose secrets none does
 checks      what a field may hold
 """
 
 from __future__ import annotations
 
 from asyncfetch.config.fetch import FetchConfig, HedgeConfig, RetryConfig, S3Config, TimeoutConfig
-from asyncfetch.config.secrets import Secrets
+from asyncfetch.config.secrets import PrivateUrl, Secrets
 from asyncfetch.config.stream import DecoderBackend, OnError, StreamConfig, usable_cpus
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "FetchConfig",
     "HedgeConfig",
     "OnError",
+    "PrivateUrl",
     "RetryConfig",
     "S3Config",
     "Secrets",

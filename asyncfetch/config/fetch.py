@@ -125,7 +125,7 @@ class FetchConfig:
     """How objects are asked for.
 
     Pickles without the values of ``headers``, ``tokens`` and ``fsspec``, except into a process that multiprocessing
-    starts with it; see Secrets.
+    starts with it; see Secrets. No other setting takes a secret.
     """
 
     max_requests_per_host: int = 64

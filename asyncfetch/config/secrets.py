@@ -1,26 +1,31 @@
-"""Settings whose values no repr shows and no pickle carries."""
+"""Settings whose values no repr shows and no pickle carries, and urls whose secrets none does.
+
+A pickle may end in a log, a checkpoint or on another machine. The one exception is the pickle that multiprocessing
+sends down a pipe to a process that it is starting, such as a loader's worker by spawn.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from asyncfetch.config.checks import require
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ConfigError, redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Secrets"]
+__all__ = ["PrivateUrl", "Secrets"]
 
 V = TypeVar("V")
 
+_PASSWORD = re.compile(r"(?<=://)[^/?#\s]*:[^/?#\s]*@")
+
 
 class Secrets(Mapping[str, V]):
-    """A setting by host or scheme whose values no repr shows and no pickle carries.
+    """A setting by host or scheme whose values no repr shows and no pickle carries, but its names.
 
-    Its pickle has the names alone: it may end in a log, a checkpoint or on another machine. The one exception is the
-    pickle that multiprocessing sends down a pipe to a process that it is starting, such as a loader's worker by spawn.
     Copies share the values.
 
     Args:
@@ -75,11 +80,44 @@ class Secrets(Mapping[str, V]):
         return self
 
     def __reduce__(self) -> tuple[Callable[..., Secrets[V]], tuple[object, ...]]:
-        from multiprocessing.context import get_spawning_popen  # not needed by who never pickles
-
-        if self._values is not None and get_spawning_popen() is not None:
+        if self._values is not None and _goes_to_own_child():
             return Secrets, (self._setting, self._values)
         return _left_behind, (self._setting, self._names)
+
+
+class PrivateUrl(str):
+    """A url or path whose password and signature no repr shows and no pickle carries; a string otherwise.
+
+    The fetcher refuses what such a pickle has left of it, by ConfigError. Copies are whole.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(redact_url(self))
+
+    def __copy__(self) -> PrivateUrl:
+        return self
+
+    def __deepcopy__(self, _: object) -> PrivateUrl:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., PrivateUrl], tuple[str]]:
+        return PrivateUrl, (str(self) if _goes_to_own_child() else _without_secrets(self),)
+
+
+def _without_secrets(url: str) -> str:
+    """Of the web, a name alone may be a token, and a query have a signature; elsewhere "?" may be part of a name."""
+    if url.lower().startswith(("http://", "https://")):
+        return redact_url(url)
+    return _PASSWORD.sub("***@", url)
+
+
+def _goes_to_own_child() -> bool:
+    """Whether what is being pickled goes to a process that multiprocessing is starting."""
+    from multiprocessing.context import get_spawning_popen  # not needed by who never pickles
+
+    return get_spawning_popen() is not None
 
 
 def _left_behind(setting: str, names: tuple[str, ...]) -> Secrets[V]:

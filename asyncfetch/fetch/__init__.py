@@ -18,8 +18,9 @@ objects     the versions seen first
 bandwidth   a cap on the bytes per second of the process
 hosts       a gate, a limit and budgets per host; a request's turn at it
 tally       what is counted and timed, and the snapshots that show it
-transports  http (session, lines, visit, exchange, hedging, direct, paced, faults, environment); s3 (s3_signer,
-            s3_upload) and hub, over http; file (file_writing); other, by fsspec
+schemes     which transport the scheme of a url names
+transports  http (session, requests, lines, visit, exchange, hedging, direct, paced, faults, environment); s3
+            (s3_signer, s3_upload) and hub, over http; file (file_writing); other, by fsspec
 reader      RangeReader, the protocol of the verbs
 """
 

@@ -5,34 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import (
-    ClosedError,
-    ConfigError,
-    FetchError,
-    WrongLoop,
-    redact_url,
-)
+from asyncfetch.errors import ClosedError, ConfigError, FetchError, WrongLoop, redact_url
 from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range, writable_bytes
 from asyncfetch.fetch.assembly import Assembly, concerns_some
-from asyncfetch.fetch.bandwidth import Bandwidth
 from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, plan_batch, server_of
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import Hosts
 from asyncfetch.fetch.objects import ObjectMemory
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import Clock
+from asyncfetch.fetch.schemes import Transports
 from asyncfetch.fetch.sources import open_source
-from asyncfetch.fetch.transports.file import FileTransport
-from asyncfetch.fetch.transports.http import WEB_URLS, HttpTransport
-from asyncfetch.fetch.transports.hub import HubTransport
-from asyncfetch.fetch.transports.other import OtherTransport
-from asyncfetch.fetch.transports.s3 import S3Transport
+from asyncfetch.fetch.transports.http import WEB_URLS
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.memory_pool import MemoryPool
@@ -41,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
     from asyncfetch.fetch.reader import WritableBuffer
+    from asyncfetch.fetch.schemes import WritableTransport
     from asyncfetch.fetch.sources import Content
     from asyncfetch.fetch.tally import FetchStatistics
     from asyncfetch.fetch.transports.asking import Body, Reply
@@ -48,25 +39,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetcher"]
 
-FILE_THREADS = 16
-"""Threads that read local files; NVMe disks are saturated by fewer."""
 PLANNED_ON_THE_LOOP = 1000
 """Ranges; more are planned in a thread. One takes about 2 us, going to a thread 100."""
 _EMPTY = memoryview(b"")
 
 T = TypeVar("T")
-
-
-class Transport(Protocol):
-    """One way to reach objects."""
-
-    async def read(self, download: Download) -> None:
-        """Fills ``download``; FetchError where that isn't possible."""
-        ...
-
-    async def listdir(self, url: str) -> list[ObjectInfo]:
-        """The entries of a directory, as Fetcher.listdir gives them."""
-        ...
 
 
 class Fetcher:
@@ -113,13 +90,8 @@ class Fetcher:
         self._pid = os.getpid()
         self._loop = asyncio.get_running_loop()
         self._last_call_left = anyio.Event()
-        self._files = FileTransport(self._hosts, FILE_THREADS)
-        bandwidth = Bandwidth.of(self.config.max_bytes_per_second)
-        self._others = OtherTransport(self._hosts, self.config.fsspec, bandwidth)
         try:
-            self._http = http = await HttpTransport.open(self.config, self._hosts, self._clock)
-            self._s3 = S3Transport(self.config.s3, http, self._clock)
-            self._hub = HubTransport(self.config, http, self._clock)
+            self._transports = await Transports.open(self.config, self._hosts, self._clock)
         except BaseException:
             self._state = "closed"
             raise
@@ -135,8 +107,7 @@ class Fetcher:
         with anyio.CancelScope(shield=True):
             if self._calls:
                 await self._last_call_left.wait()
-            await self._s3.aclose()
-            await self._http.aclose()
+            await self._transports.aclose()
 
     def __repr__(self) -> str:
         now = self.statistics()
@@ -229,7 +200,7 @@ class Fetcher:
         come by pages, all of which are held. Plain web servers have none: ConfigError.
         """
         self._check()
-        return await self._call(url, self._transport(url).listdir(url))
+        return await self._call(url, self._transports.of(url).listdir(url))
 
     async def put(self, url: str, source: Content) -> ObjectInfo:
         """Writes the source to the object, in place of what is there: whole or, after an error, not at all.
@@ -256,7 +227,7 @@ class Fetcher:
             FetchError: As for reading.
         """
         self._check()
-        return await self._call(url, self._put(self._writable(url, "put"), url, source), doing="wrote")
+        return await self._call(url, self._put(self._transports.writable(url, "put"), url, source), doing="wrote")
 
     async def delete(self, url: str) -> None:
         """Removes the object, or the local file.
@@ -270,19 +241,12 @@ class Fetcher:
         """
         self._check()
         try:
-            await self._call(url, self._writable(url, "delete").delete(url), doing="deleted")
+            await self._call(url, self._transports.writable(url, "delete").delete(url), doing="deleted")
         finally:
             self._objects.forget(url)
 
-    def _writable(self, url: str, verb: str) -> FileTransport | S3Transport:
-        transport = self._transport(url)
-        if not isinstance(transport, FileTransport | S3Transport):
-            message = f"{redact_url(url)!r} can't be written: {verb} takes s3:// and file:// urls and plain paths"
-            raise ConfigError(message)
-        return transport
-
-    async def _put(self, transport: FileTransport | S3Transport, url: str, content: Content) -> ObjectInfo:
-        async with open_source(content, self._memory, self._files.limiter) as source:
+    async def _put(self, transport: WritableTransport, url: str, content: Content) -> ObjectInfo:
+        async with open_source(content, self._memory, self._transports.files.limiter) as source:
             try:
                 return await transport.put(url, source)
             finally:
@@ -304,15 +268,15 @@ class Fetcher:
         Raises:
             FetchError: No answer, or one of 400 or above.
         """
-        if self._transport(url) is not self._http:
+        if self._transports.of(url) is not self._transports.http:
             raise ConfigError(f"{method} is for urls of http and https, not {redact_url(url)!r}")
 
         async def attempt() -> Reply:
             address = await WEB_URLS.resolve(url)
             address = replace(address, headers={**address.headers, **(headers or {})})
-            return await self._http.ask(method, address, WEB_URLS, body=body)
+            return await self._transports.http.ask(method, address, WEB_URLS, body=body)
 
-        return await self._call(url, self._http.persist(url, attempt))
+        return await self._call(url, self._transports.http.persist(url, attempt))
 
     @property
     def _workers(self) -> int:
@@ -341,7 +305,7 @@ class Fetcher:
         """Any range, into ``buffer`` where there is one."""
         self._check()
         if wanted.start == wanted.stop:
-            self._transport(wanted.url)
+            self._transports.of(wanted.url)
             return _EMPTY
         _, view = await self._assembly.fetch(wanted, buffer)
         return view
@@ -357,7 +321,7 @@ class Fetcher:
     ) -> tuple[ObjectInfo, memoryview]:
         """One range through the transport of its url, which isn't empty; the other arguments are Download's."""
         self._check()
-        transport = self._transport(url)
+        transport = self._transports.of(url)
         download = Download(url, wanted, self._objects, self._memory, buffer, asked=asked, part_of=part_of)
         await self._call(url, transport.read(download))
         info, view = download.result()
@@ -376,26 +340,6 @@ class Fetcher:
                 if not self._calls and self._state == "closed":
                     self._last_call_left.set()
         raise ClosedError(f"the Fetcher was closed while it {doing} {redact_url(url)}")
-
-    def _transport(self, url: str) -> Transport:
-        if not isinstance(url, str):
-            raise ConfigError(f"a url or path must be a string, not of type {type(url).__name__}: str(path) makes one")
-        scheme, separator, _ = url.partition("://")
-        if not separator:
-            return self._files
-        match scheme.lower():
-            case "file":
-                return self._files
-            case "http" | "https":
-                return self._http
-            case "s3":
-                return self._s3
-            case "hf":
-                return self._hub
-            case "":
-                raise ConfigError(f"{redact_url(url)!r} has no scheme in front of its ://")
-            case _:
-                return self._others
 
     def _check(self) -> None:
         if self._state != "open":

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncfetch.config import StreamConfig
-from asyncfetch.errors import ConfigError, redact_url
+from asyncfetch.config import PrivateUrl, StreamConfig
+from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import LeRobotDataset, open_dataset
 from asyncfetch.stream.building import JobBuilder
 from asyncfetch.stream.cursor import Rest
@@ -53,7 +53,8 @@ class Stream(SampleSource[LeRobotDataset]):
         depth_unit: "mm" or "m".
         config: Bounds, limits and threads, for one rank.
 
-    Pickles, as what to read; connections and caches stay behind. Not thread-safe: one thread at a time.
+    Pickles, as what to read; connections and caches stay behind, and so does the url's password or signature, except on
+    the way to a process that multiprocessing starts, such as a loader's worker. Not thread-safe: one thread at a time.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Stream(SampleSource[LeRobotDataset]):
                 message = "features, image_dtype, depth_unit and config of an open dataset were given to open_dataset()"
                 raise ConfigError(message)
             config = source.config
-        self.source = source
+        self.source = PrivateUrl(source) if isinstance(source, str) else source
         self.shuffle = shuffle
         self.seed = seed
         self.windows = windows
@@ -160,8 +161,7 @@ class Stream(SampleSource[LeRobotDataset]):
         return super().__getstate__()
 
     def __repr__(self) -> str:
-        source = redact_url(self.source) if isinstance(self.source, str) else repr(self.source)
-        return f"Stream({source!r}, shuffle={self.shuffle}, seed={self.seed}, epoch={self.epoch})"
+        return f"Stream({self.source!r}, shuffle={self.shuffle}, seed={self.seed}, epoch={self.epoch})"
 
 
 def _distinct(episodes: Sequence[int]) -> tuple[int, ...]:

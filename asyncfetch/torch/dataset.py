@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from asyncfetch.config import StreamConfig
+from asyncfetch.config import PrivateUrl, StreamConfig
 from asyncfetch.errors import ConfigError, StateMismatch, redact_url
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.runtime.concurrently import gather
@@ -238,7 +238,7 @@ class FrameDataset(Dataset["Sample"]):
         image_dtype: ImageDtype = "uint8",
         config: StreamConfig | None = None,
     ) -> None:
-        self.source = source
+        self.source = source = PrivateUrl(source)
         self.windows = windows
         self.episodes = episodes
         self.config = config or StreamConfig()

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from bench import engine, nginx
 from bench.engine_client import CLIENTS, PLAIN_ONLY, Case, Measured
+from bench.engine_goals import verdicts
 from bench.slow_link import SlowLink
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def test_every_installed_client_is_measured(
     clients = [name for name in CLIENTS if importlib.util.find_spec(name.partition("-")[0]) is not None]
     picture = tmp_path / "picture.png"
     tiny = ["--sizes", "16,256", "--concurrency", "4", "--only", "tls", "--repeats", "2", "--repeat-mib", "1"]
-    engine.main([*tiny, "--clients", ",".join(clients), "--no-slow-link", "--json", "--plot", str(picture)])
+    files = ["--save", str(tmp_path / "figures.json"), "--plot", str(picture)]
+    engine.main([*tiny, "--clients", ",".join(clients), "--no-slow-link", "--json", *files])
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["client"], row["range_bytes"]) for row in rows] == [
         (name, size) for size in (16 * engine.KIB, 256 * engine.KIB) for name in clients if name not in PLAIN_ONLY
@@ -85,12 +87,31 @@ def test_the_middle_is_measured_first_and_nothing_that_fills_the_memory() -> Non
     assert {concurrency for _, _, concurrency in cases} == set(engine.CONCURRENCIES)
 
 
+def test_a_goal_is_met_where_it_is_in_every_case() -> None:
+    def row(client: str, size: int, concurrency: int, cpu: float) -> engine.Row:
+        case = Case("", "", "", None, 64 * engine.MIB, size, concurrency, 100)
+        return engine.summarise(client, case, [Measured(cpu, 1.0, 0)])
+
+    small, large = 64 * engine.KIB, 4 * engine.MIB
+    rows = [row("asyncfetch", large, 16, 1.0), row("obstore", large, 16, 2.0), row("aiohttp", large, 16, 4.0)]
+    rows += [row("asyncfetch", large, 64, 0.75), row("obstore", large, 64, 1.0), row("aiohttp", large, 256, 0.1)]
+    rows += [row("asyncfetch", small, 16, 0.5), row("obstore", small, 16, 1.0), row("obstore", small, 64, 0.1)]
+    assert [(one.goal.peer, one.goal.to_bytes, one.ratios, one.is_met) for one in verdicts(rows)] == [
+        ("obstore", 16 * engine.MIB, (0.5, 0.75), False),
+        ("aiohttp", 16 * engine.MIB, (0.25,), True),
+        ("obstore", small, (0.5,), True),
+    ]
+    missed, met, _ = map(str, verdicts(rows))
+    assert missed.endswith("0.62 (0.50-0.75), goal 0.7: MISSED, but for 1 of 2 cases")
+    assert met.endswith("0.25 (0.25-0.25), goal 0.55: met")
+
+
 def test_the_table_has_a_line_for_each_client(capsys: pytest.CaptureFixture[str]) -> None:
     case = Case("", "", "", None, engine.MIB, engine.MIB, 4, 1024)
     slow, fast = ([Measured(cpu, 2.0, 0)] for cpu in (3.0, 1.5))
     rows = [engine.summarise("asyncfetch", case, fast), engine.summarise("aiohttp", case, slow)]
-    engine.show(rows, [SlowLink("asyncfetch", 1000, 128, 0.2, 2.0, 0.8)], Console(width=150))
+    engine.show(rows, [SlowLink("asyncfetch", 1000, 128, 0.2, 2.0, 0.8, 0.98, 0.5)], Console(width=150))
     printed = capsys.readouterr().out
     assert "1.50 (1.00)" in printed
     assert "3.00 (0.50)" in printed
-    assert "0.800 of the ideal" in printed
+    assert "0.800 of the ideal, 0.980 of the bare client; all cores full for 50% of it" in printed

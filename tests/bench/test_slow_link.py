@@ -28,6 +28,8 @@ def test_every_client_is_measured_against_the_ideal(tmp_path: Path) -> None:
         assert link.alone_seconds >= 0.2
         assert link.all_seconds >= 0.6  # three turns
         assert link.share_of_ideal == pytest.approx(3 * link.alone_seconds / link.all_seconds)
+        assert link.share_of_bare == pytest.approx(links[2].all_seconds / link.all_seconds)
+        assert 0 <= link.full_cores_share <= 1
 
 
 def test_the_bare_client_fails_where_a_range_does_not_come(tmp_path: Path) -> None:

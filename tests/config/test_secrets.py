@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import multiprocessing
 import pickle
@@ -179,13 +180,57 @@ def test_a_loaders_spawned_worker_reads_with_them_and_finds_the_hubs_token_by_it
         assert list(loader) == [b"234", b"234"]
 
 
-def test_a_stream_reads_with_them_in_a_spawned_worker(small_dataset: DatasetTruth) -> None:
-    with RangeServer(small_dataset, tls=False, fault=refuse_strangers) as server:
-        stream = af.Stream(server.url, features=["action"], config=af.StreamConfig(fetch=CONFIG))
+LOGIN = "Basic " + base64.b64encode(b"me:hidden").decode()
+
+
+def refuse_other_logins(request: ServedRequest) -> Fault | None:
+    sent = request.headers
+    known = sent.get("Authorization") == LOGIN and sent.get("X-Api-Key") == "hidden-key"
+    return None if known else Fault.status(401)
+
+
+@pytest.mark.parametrize(
+    ("url", "left"),
+    [
+        ("https://me:hidden@host/a", "https://***@host/a"),
+        ("HTTPS://hidden@host/a", "HTTPS://***@host/a"),
+        ("https://host/a?X-Amz-Signature=hidden&b=1", "https://host/a?X-Amz-Signature=***&b=1"),
+        ("sftp://me:hidden@host/a?b", "sftp://***@host/a?b"),
+        ("zip://a::sftp://me:hid@den@host/a", "zip://a::sftp://***@host/a"),
+    ],
+)
+def test_a_urls_own_secrets_stay_behind_and_are_missed(url: str, left: str) -> None:
+    for holder in (af.Stream(url), af.torch.FrameDataset(url), af.UrlStore(url), af.TarStore([url])):
+        assert b"hidden" not in pickle.dumps(holder)
+        assert "hid" not in repr(holder)
+    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(af.Stream(url))))).source
+    assert again == left
+    with pytest.raises(af.ConfigError, match="has lost its password or signature"):
+        read(af.FetchConfig(), again)
+
+
+@pytest.mark.parametrize("url", ["sftp://me@host/a", "s3://bucket/a?token=b", "hf://datasets/a/b@c", "/a/b;key=d@e"])
+def test_what_is_no_secret_of_a_url_is_pickled(url: str) -> None:
+    stream = af.Stream(url)
+    assert pickle.loads(pickle.dumps(stream)).source == copy.deepcopy(stream).source == copy.copy(stream).source == url
+
+
+def test_copies_of_a_url_are_whole() -> None:
+    stream = af.Stream("https://me:hidden@host/a")
+    for again in (copy.copy(stream), copy.deepcopy(stream), stream.shared_by(2)):
+        assert again.source == "https://me:hidden@host/a"
+
+
+def test_a_streams_spawned_processes_have_them_and_the_urls_password(small_dataset: DatasetTruth) -> None:
+    config = af.StreamConfig(fetch=replace(CONFIG, tokens={}))
+    with RangeServer(small_dataset, tls=False, fault=refuse_other_logins) as server:
+        stream = af.Stream(server.url.replace("://", "://me:hidden@"), features=["action"], config=config)
         loader: Any = DataLoader(
             af.torch.StreamDataset(stream), batch_size=None, num_workers=1, multiprocessing_context="spawn"
         )
         assert len(list(loader)) == small_dataset.num_frames
+        with af.serve_samples(stream, batch_size=small_dataset.num_frames) as batches:
+            assert len(list(batches)) == 1
         assert {request.status for request in server.requests} <= {200, 206}
 
 

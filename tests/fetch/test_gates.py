@@ -101,7 +101,7 @@ async def test_the_gate_is_free_while_a_retry_waits(
             await fetcher.fetch(url, 5, 6)
             await real_sleep(seconds)
 
-        fetcher._http._clock = type(fetcher._clock)(sleep=sleep)
+        fetcher._transports.http._clock = type(fetcher._clock)(sleep=sleep)
         server.will(step(status=503))
         assert bytes(await fetcher.fetch(url, 0, 5)) == CONTENT[:5]
     assert held == [0]

@@ -141,7 +141,7 @@ async def test_a_family_that_leads_nowhere_is_tried_once(
         for start in range(4):
             assert bytes(await fetcher.fetch(url, start, start + 4)) == CONTENT[start : start + 4]
             await anyio.sleep(2e-3)
-        assert list(fetcher._http._lines._lines[0].resolver._aside) == [(dead, servers[alive].port)]
+        assert list(fetcher._transports.http._lines._lines[0].resolver._aside) == [(dead, servers[alive].port)]
 
 
 @needs_ipv6
@@ -177,7 +177,7 @@ async def test_an_address_where_nobody_listens_is_tried_once(
             await anyio.sleep(2e-3)
         assert sum(server.connections for server in servers.values()) == 12
         assert min(server.connections for server in servers.values()) >= 3
-        assert set(fetcher._http._lines._lines[0].resolver._aside) == {
+        assert set(fetcher._transports.http._lines._lines[0].resolver._aside) == {
             (ADDRESSES[3], next(iter(servers.values())).port)
         }
 
@@ -194,7 +194,7 @@ async def test_an_address_that_drops_what_it_is_sent_costs_little_and_once(
                     for start in range(9):
                         await fetcher.fetch(url, start, start + 1)
                         await anyio.sleep(2e-3)
-                assert set(fetcher._http._lines._lines[0].resolver._aside) == {(ADDRESSES[2], port)}
+                assert set(fetcher._transports.http._lines._lines[0].resolver._aside) == {(ADDRESSES[2], port)}
 
 
 async def test_a_retry_goes_elsewhere_with_a_fresh_answer(
@@ -383,4 +383,4 @@ async def test_an_address_that_says_nothing_in_the_handshake_is_set_aside(
         async with fetcher_with(timeouts=timeouts, retry=RetryConfig(attempts=1)) as fetcher:
             with pytest.raises(FetchTimeout):
                 await fetcher.fetch(f"https://{NAME}:{port}/x", 0, 1)
-            assert set(fetcher._http._lines._lines[0].resolver._aside) == {(ADDRESSES[0], port)}
+            assert set(fetcher._transports.http._lines._lines[0].resolver._aside) == {(ADDRESSES[0], port)}

@@ -11,7 +11,7 @@ import anyio
 
 from asyncfetch.cache.staging.sources import SourceInfo
 from asyncfetch.cache.staging.stores import SplitStore, check_name
-from asyncfetch.config import FetchConfig
+from asyncfetch.config import FetchConfig, PrivateUrl
 from asyncfetch.errors import ClosedError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
@@ -112,7 +112,7 @@ class UrlStore(SplitStore[bytes]):
     """
 
     def __init__(self, root: str, config: FetchConfig | None = None, *, sizes: dict[str, int] | None = None) -> None:
-        self._root = root
+        self._root = PrivateUrl(root)
         self._path = redact_url(root)
         self._fetcher = ThreadFetcher(config)
         self._sizes = sizes or {}

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from asyncfetch.cache.staging.remote import ThreadFetcher
 from asyncfetch.cache.staging.sources import SourceInfo
 from asyncfetch.cache.staging.stores import SplitStore
+from asyncfetch.config import PrivateUrl
 from asyncfetch.errors import ConfigError, FormatError, NotFound, redact_url
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class TarStore(SplitStore[bytes]):
     """
 
     def __init__(self, urls: str | Path | Iterable[str | Path], config: FetchConfig | None = None) -> None:
-        self._urls = [str(url) for url in ([urls] if isinstance(urls, str | Path) else urls)]
+        self._urls: list[str] = [PrivateUrl(url) for url in ([urls] if isinstance(urls, str | Path) else urls)]
         shards = [_shard_name(url) for url in self._urls]
         if not shards:
             raise ConfigError("a TarStore needs at least one archive")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.retry import Clock
     from asyncfetch.fetch.transports.hedging import Race
     from asyncfetch.fetch.transports.lines import Lines
+    from asyncfetch.fetch.transports.requests import Requests
     from asyncfetch.fetch.transports.visit import Visit
 
 __all__ = ["Asking", "Body", "Question", "Reply"]
@@ -87,7 +88,7 @@ class Asking:
             turn.tally = host.tally(line.number)
             if line.number != 0:
                 question = replace(question, fits=None)  # the host's budget of second requests is its loop's
-            exchange = partial(self._exchange, line.session, turn, question)
+            exchange = partial(self._exchange, line.requests, turn, question)
             if self._bandwidth is not None:
                 exchange = partial(self._paced, self._bandwidth, question.answer_bytes, exchange)
             try:
@@ -117,7 +118,7 @@ class Asking:
 
     async def _exchange(
         self,
-        session: aiohttp.ClientSession,
+        requests: Requests,
         turn: Turn,
         question: Question[T],
         needs_new_connection: bool,
@@ -126,14 +127,14 @@ class Asking:
     ) -> T:
         """One request and its answer, the second one of a race where it is ``overtaking``.
 
-        Runs on the loop of ``session`` and the turn's tally.
+        Runs on the loop of ``requests`` and the turn's tally.
         """
         host, url, name = turn.host, question.url, host_name(question.url)
         race = None
         if question.fits is not None and overtaking is None:
 
             def second(turn: Turn, race: Race[T]) -> Awaitable[T]:
-                return self._exchange(session, turn, question, False, allowance, race)
+                return self._exchange(requests, turn, question, False, allowance, race)
 
             race = race_where_useful(turn, question.fits, second)
         exchange = Exchange(
@@ -148,12 +149,11 @@ class Asking:
         with exchange:
             turn.tally.counts.requests += 1
             try:
-                response = await session.request(
+                response = await requests.send(
                     question.method,
                     url,
-                    headers=question.headers,
+                    question.headers,
                     data=None if question.body is None else _told(question.body(), exchange),
-                    allow_redirects=False,
                     proxy=host.route.proxy,
                     proxy_headers=host.route.proxy_headers,
                 )

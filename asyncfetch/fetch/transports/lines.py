@@ -18,6 +18,7 @@ from anyio import to_thread
 
 from asyncfetch.errors import ClosedError, ConnectionFailed
 from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.fetch.transports.requests import Requests
 from asyncfetch.fetch.transports.resolver import Resolver
 from asyncfetch.fetch.transports.session import open_session
 from asyncfetch.runtime.loop_thread import LoopThread
@@ -45,6 +46,7 @@ class Line:
     """One loop's session, and the way there. This one is the caller's own loop."""
 
     session: aiohttp.ClientSession
+    requests: Requests
     resolver: Resolver
     has_ended = False
     """Whether its loop has, and nothing can run there any more."""
@@ -58,13 +60,14 @@ class Line:
         """Makes the session; ConfigError where ``ca_file`` can't be read."""
         self.resolver = Resolver()
         self.session = await open_session(config, self.resolver)
+        self.requests = Requests(self.session)
 
     async def run(self, body_bytes: int, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
         """What ``exchange(*args)`` returns or raises, run on the line's loop. Cancelled, it is seen off over there.
 
         Args:
             body_bytes: Expected length of its body.
-            exchange: Uses the line's session.
+            exchange: Uses the line's requests.
             args: For ``exchange``.
 
         Raises:

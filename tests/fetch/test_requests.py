@@ -1,0 +1,112 @@
+"""Requests that are sent past aiohttp's session: the same on the wire as those that it sends."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from asyncfetch.config import FetchConfig, TimeoutConfig
+from asyncfetch.errors import ConfigError
+from asyncfetch.fetch.transports import requests
+from asyncfetch.fetch.transports.exchange import Exchange
+from asyncfetch.fetch.transports.lines import Line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from asyncfetch.fetch import Fetcher
+    from tests.fetch.conftest import LyingServer
+
+CONTENT = bytes(range(256))
+
+
+@asynccontextmanager
+async def opened_line(config: FetchConfig) -> AsyncIterator[Line]:
+    line = Line()
+    await line.open(config)
+    try:
+        yield line
+    finally:
+        await line.aclose()
+
+
+@pytest.mark.parametrize("place", ["/x", "/", "", "/a%2Fb/c d?q=1&r=%20+é#top", "/x?X-Amz-Signature=a%2Bb"])
+async def test_a_head_is_what_the_session_would_send(
+    any_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    any_server.put(URL(place or "/").raw_path_qs, CONTENT)
+    headers = {"Range": "bytes=1-3", "user-agent": "another", "X-Own": "größer\tals", "If-Match": '"a"'}
+    config = FetchConfig(ca_file=ca_file)
+    url = URL(any_server.url(place))
+    statuses = []
+    async with opened_line(config) as line:
+        for works in (True, False):
+            monkeypatch.setattr(line.requests, "_works", works)
+            with Exchange(TimeoutConfig(), "host", needs_new_connection=False, now=lambda: 0.0) as exchange:
+                response = await line.requests.send("GET", url, headers)
+                exchange.answered(response)
+                statuses.append(response.status)
+    lean, full = any_server.requests
+    assert (lean.method, lean.path, list(lean.headers.items())) == (full.method, full.path, list(full.headers.items()))
+    assert statuses[0] == statuses[1]
+
+
+async def test_ranges_of_a_url_share_what_was_made_for_the_first(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    init = aiohttp.ClientRequest.__init__
+
+    def count(self: aiohttp.ClientRequest, *args: object, **options: object) -> None:
+        made.append(args)
+        init(self, *args, **options)  # type: ignore[arg-type]
+
+    url = server.put("/x", CONTENT)
+    async with fetcher_with() as fetcher:
+        await fetcher.fetch(url, 0, 1)
+        monkeypatch.setattr(aiohttp.ClientRequest, "__init__", count)
+        for start in range(1, 20):
+            assert await fetcher.fetch(url, start, start + 1) == CONTENT[start : start + 1]
+    assert made == []
+
+
+@pytest.mark.parametrize("header", ["a\r\nX-Smuggled: b", "a\nb", "a\0b", "a\x7f"])
+@pytest.mark.parametrize("place", [0, 1])
+async def test_no_header_smuggles_another_one(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, header: str, place: int
+) -> None:
+    own = {header: "a"} if place == 0 else {"X-Own": header}
+    url = server.put("/x", CONTENT)
+    async with fetcher_with(headers={"127.0.0.1": own}) as fetcher:
+        with pytest.raises(ConfigError, match="control character"):
+            await fetcher.fetch(url, 0, 1)
+    assert server.requests == []
+
+
+async def test_another_aiohttp_is_noticed_and_told_once(
+    fetcher_with: Callable[..., Fetcher],
+    server: LyingServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with opened_line(FetchConfig()) as line:
+        assert line.requests._works
+    requests._warn.cache_clear()
+    monkeypatch.setattr(aiohttp.ClientRequest, "connection_key", property(lambda _: None))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            async with opened_line(FetchConfig()) as line:
+                assert not line.requests._works
+    monkeypatch.undo()
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        f"aiohttp {aiohttp.__version__} has changed inside"
+    ]
+    requests._warn.cache_clear()
+    monkeypatch.setattr(requests.Requests, "_rehearse", lambda _: False)
+    async with fetcher_with() as fetcher:
+        assert await fetcher.fetch(server.put("/x", CONTENT)) == CONTENT
