@@ -25,7 +25,7 @@ import anyio
 
 from asyncfetch.errors import ClosedError, WrongLoop
 from asyncfetch.runtime.cancellation import was_cancelled
-from asyncfetch.runtime.fork import ForkGuard
+from asyncfetch.runtime.fork import ForkGuard, stand_still_at_forks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -186,6 +186,7 @@ class _Engine:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        stand_still_at_forks()
         self._stop = anyio.Event()
         async with anyio.create_task_group() as self._calls_group:
             self._started.set_result(None)

@@ -18,6 +18,7 @@ from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.runtime.fork import stand_still_at_forks
 from asyncfetch.runtime.sockets import Sockets, abort
 from asyncfetch.testing.server.answers import Answer, answer_object, answer_status, asked_range
 from asyncfetch.testing.server.certificates import TemporaryPem, certificate_for
@@ -150,6 +151,7 @@ class RangeServer:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             portal = stack.enter_context(start_blocking_portal())
+            portal.call(stand_still_at_forks)
             portal.call(self._open)
             stack.callback(portal.call, self._close)
             self._thread = stack.pop_all()
