@@ -50,8 +50,8 @@ class ForkGuard:
 
 _threads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, int] = weakref.WeakKeyDictionary()
 """Of loops that stand still."""
-_forking = threading.Lock()
-_forked: list[threading.Event] = []  # of the fork under way
+_forked: dict[int, threading.Event] = {}
+"""Of the forks under way, by the thread that forks."""
 
 
 def stand_still_at_forks() -> None:
@@ -64,13 +64,12 @@ def stand_still_at_forks() -> None:
 
 
 def _stop_loops() -> None:
-    _forking.acquire()
-    forked = threading.Event()
-    _forked.append(forked)
+    forker = threading.get_ident()
+    forked = _forked[forker] = threading.Event()
     standing = []
-    for loop, thread in list(_threads.items()):
-        stands = threading.Event()
-        if thread != threading.get_ident():
+    for reference in _threads.keyrefs():  # a list at once: a thread may add its loop meanwhile
+        loop, stands = reference(), threading.Event()
+        if loop is not None and _threads.get(loop) != forker:
             with suppress(RuntimeError):  # it has ended
                 loop.call_soon_threadsafe(_stand, stands, forked)
                 standing.append(stands)
@@ -85,14 +84,14 @@ def _stand(stands: threading.Event, forked: threading.Event) -> None:
 
 
 def _go_on() -> None:
-    _forked.pop().set()
-    _forking.release()
+    forked = _forked.pop(threading.get_ident(), None)
+    if forked is not None:  # else an interrupt came in front of it
+        forked.set()
 
 
 def _forget() -> None:
     _threads.clear()
     _forked.clear()
-    _forking.release()
 
 
 os.register_at_fork(before=_stop_loops, after_in_parent=_go_on, after_in_child=_forget)
