@@ -15,6 +15,7 @@ import anyio
 import pytest
 import uvloop
 from blockbuster import blockbuster_ctx
+from hypothesis import settings
 
 from asyncfetch.testing import DatasetTruth, RangeServer, write_dataset
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
     from asyncfetch.testing.clips import Codec
 
+
+settings.register_profile("asyncfetch", deadline=None)  # of milliseconds for one example, which other tests use up
+settings.load_profile("asyncfetch")
 
 MAY_BLOCK = {
     "tests/lerobot/conftest.py": {"stat", "fetch", "_path"},
