@@ -6,9 +6,10 @@ sends down a pipe to a process that it is starting, such as a loader's worker by
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from asyncfetch.config.checks import require
 from asyncfetch.errors import ConfigError, redact_url
@@ -92,6 +93,11 @@ class PrivateUrl(str):
     """
 
     __slots__ = ()
+
+    def __new__(cls, url: str | os.PathLike[str]) -> Self:
+        """ConfigError where it is neither a string nor a path."""
+        require(isinstance(url, str | os.PathLike), f"a url or a path is needed, not {url!r}")
+        return super().__new__(cls, os.fspath(url))
 
     def __repr__(self) -> str:
         return repr(redact_url(self))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from asyncfetch.config import StreamConfig
+from asyncfetch.config import PrivateUrl, StreamConfig
 from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ConfigError, FrameMissing, redact_url
 from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE, Engine
@@ -24,6 +24,7 @@ from asyncfetch.observe import Quantiles
 from asyncfetch.runtime.loop_guard import LoopGuard
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Collection, Mapping
     from types import TracebackType
 
@@ -384,7 +385,7 @@ class LeRobotDataset:
 
 
 def open_dataset(
-    url: str,
+    url: str | os.PathLike[str],
     *,
     features: Collection[str] | None = None,
     image_dtype: ImageDtype = "uint8",
@@ -409,4 +410,6 @@ def open_dataset(
         raise ConfigError(f"image_dtype must be 'uint8' or 'float32', not {image_dtype!r}")
     if depth_unit not in {"m", "mm"}:
         raise ConfigError(f"depth_unit must be 'm' or 'mm', not {depth_unit!r}")
-    return LeRobotDataset(url, features=features, image_dtype=image_dtype, depth_unit=depth_unit, config=config)
+    return LeRobotDataset(
+        PrivateUrl(url), features=features, image_dtype=image_dtype, depth_unit=depth_unit, config=config
+    )

@@ -14,11 +14,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import LeRobotDataset
+from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.building import JobBuilder
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.mixed import MixedBuilder, MixedOrder, OpenMixture
@@ -95,7 +94,7 @@ class Mixture(SampleSource[OpenMixture]):
         block_samples: int | None = None,
         config: StreamConfig | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(seed, transform)
         _check_streams(streams)
         self.schedule = _schedule(weights, len(streams))
         if stop_on not in ("first", "all") and not _is_count(stop_on):
@@ -105,10 +104,8 @@ class Mixture(SampleSource[OpenMixture]):
         if block_samples is not None and not _is_count(block_samples):
             raise ConfigError(f"block_samples must be at least 1, or None, not {block_samples!r}")
         self.stop_on: StopOn = stop_on if isinstance(stop_on, str) else operator.index(stop_on)
-        self.seed = seed
         self.keys = _renames(keys, len(streams))
         self.missing: Missing = missing
-        self.transform = transform
         self.block_samples = block_samples
         self.config = config or _common_config(streams)
         self.streams = _members(streams, self.config, self.schedule)
@@ -240,8 +237,8 @@ def _check_streams(streams: Sequence[Stream]) -> None:
             raise ConfigError(f"member {member} of a mixture must be a Stream of a URL, not {stream!r}")
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | np.integer) and value is not True and int(value) >= 1
+def _is_count(value: Any) -> bool:  # noqa: ANN401 - what a user gave
+    return is_whole_number(value) and value >= 1
 
 
 def _schedule(weights: Any, members: int) -> Schedule:  # noqa: ANN401

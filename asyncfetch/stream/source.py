@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.epochs import EpochCounter, Turn
 from asyncfetch.stream.passes import Samples, StreamIterator
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from asyncfetch.decode import DecodePool
     from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, LeRobotDataset
     from asyncfetch.runtime.budget import Budget
-    from asyncfetch.stream.building import Builder
+    from asyncfetch.stream.building import Builder, Transform
     from asyncfetch.stream.plan import PassPlan
 
 __all__ = ["Origin", "Readable", "SampleSource"]
@@ -87,8 +88,14 @@ class SampleSource(ABC, Generic[R]):
 
     config: StreamConfig
 
-    def __init__(self) -> None:
-        self.epochs = EpochCounter()
+    def __init__(self, seed: int, transform: Transform | None) -> None:
+        if not is_whole_number(seed):
+            raise ConfigError(f"seed must be a whole number, not {seed!r}")
+        if transform is not None and not callable(transform):
+            raise ConfigError(f"transform must be a function of a sample, or None, not {transform!r}")
+        self.seed: int = int(seed)
+        self.transform: Transform | None = transform
+        self.epochs: EpochCounter = EpochCounter()
         """Which epoch comes next; a loader puts it into memory that its workers share."""
         self._opened: R | None = None
         """What is read, where it is open already; else each pass, or the session of all synchronous ones, opens it."""
@@ -98,9 +105,9 @@ class SampleSource(ABC, Generic[R]):
         """Of the latest pass, while it lasts."""
         self._waiting: tuple[R, Placement] | None = None
         """What the latest synchronous pass will read, and as whom, until it takes its epoch."""
-        self.quarantine = Quarantine()
+        self.quarantine: Quarantine = Quarantine()
         """What ``on_error`` left out or replaced, in this process and in those that read for it."""
-        self._passes = 0
+        self._passes: int = 0
 
     # What a subclass says.
 

@@ -19,6 +19,7 @@ from asyncfetch.stream.source import Origin, SampleSource
 from asyncfetch.stream.state import Progress
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Collection, Sequence
     from contextlib import AbstractAsyncContextManager
 
@@ -59,7 +60,7 @@ class Stream(SampleSource[LeRobotDataset]):
 
     def __init__(
         self,
-        source: str | LeRobotDataset,
+        source: str | os.PathLike[str] | LeRobotDataset,
         *,
         shuffle: bool = True,
         seed: int = 0,
@@ -76,19 +77,19 @@ class Stream(SampleSource[LeRobotDataset]):
                 message = "features, image_dtype, depth_unit and config of an open dataset were given to open_dataset()"
                 raise ConfigError(message)
             config = source.config
-        self.source = PrivateUrl(source) if isinstance(source, str) else source
+        if not isinstance(shuffle, bool):
+            raise ConfigError(f"shuffle must be True or False, not {shuffle!r}")
+        self.source = source if isinstance(source, LeRobotDataset) else PrivateUrl(source)
         self.shuffle = shuffle
-        self.seed = seed
         self.windows = windows
         self.episodes = None if episodes is None else _distinct(episodes)
         self.features = features
-        self.transform = transform
         self.image_dtype: ImageDtype = image_dtype or "uint8"
         self.depth_unit: DepthUnit = depth_unit or "mm"
         self.config = config or StreamConfig()
         self.has_config = config is not None
         """Whether it was given one."""
-        super().__init__()
+        super().__init__(seed, transform)
         if isinstance(source, LeRobotDataset):
             self._opened = source
 

@@ -21,6 +21,7 @@ from asyncfetch.stream.state import State, check_state, merge_shares
 from asyncfetch.torch.collate import collate
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Collection, Iterator, Sequence
 
     from asyncfetch.lerobot import DatasetStatistics, ImageDtype, LeRobotDataset, Sample, Windows
@@ -230,7 +231,7 @@ class FrameDataset(Dataset["Sample"]):
 
     def __init__(
         self,
-        source: str,
+        source: str | os.PathLike[str],
         *,
         windows: Windows | None = None,
         episodes: Sequence[int] | None = None,

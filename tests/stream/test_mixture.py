@@ -329,6 +329,8 @@ def test_a_dataset_may_be_several_members(truths: list[DatasetTruth]) -> None:
         ({"stop_on": "last"}, "stop_on must be"),
         ({"stop_on": 0}, "stop_on must be"),
         ({"stop_on": 1.5}, "stop_on must be"),
+        ({"seed": 1.5}, "seed must be"),
+        ({"transform": "crop"}, "transform must be"),
         ({"missing": "ignore"}, "missing must be"),
         ({"block_samples": 0}, "block_samples must be"),
         ({"block_samples": "4"}, "block_samples must be"),

@@ -122,6 +122,34 @@ async def test_a_transforms_error_comes_as_it_is_at_its_place(truth: DatasetTrut
     assert seen == list(range(7))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": "no"}, "shuffle must be"),
+        ({"seed": 1.5}, "seed must be"),
+        ({"seed": True}, "seed must be"),
+        ({"transform": 3}, "transform must be"),
+    ],
+    ids=str,
+)
+def test_arguments_that_can_not_be_meant(truth: DatasetTruth, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(af.ConfigError, match=message):
+        stream_of(truth, **options)
+
+
+@pytest.mark.parametrize("source", [5, None, ["a"], b"/data"], ids=str)
+def test_a_source_is_a_url_or_a_path(source: Any) -> None:  # noqa: ANN401 - what a user may mistake for one
+    with pytest.raises(af.ConfigError, match="a url or a path is needed"):
+        af.Stream(source)
+    with pytest.raises(af.ConfigError, match="a url or a path is needed"):
+        af.open_dataset(source)
+
+
+async def test_a_path_is_as_good_as_a_string(truth: DatasetTruth) -> None:
+    async with af.Stream(truth.root, shuffle=False).samples() as samples:
+        assert [index(sample) async for sample in samples] == list(range(sum(truth.lengths)))
+
+
 @pytest.mark.parametrize("stop", [StopIteration, StopAsyncIteration])
 def test_a_transform_can_not_end_the_epoch_silently(truth: DatasetTruth, stop: type[Exception]) -> None:
     stream = stream_of(truth, transform=raise_at(7, stop()))
