@@ -12,6 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncfetch.errors import MissingDependency
+from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -26,10 +27,11 @@ INSTALL_PYAV = 'pip install "asyncfetch[pyav]"'
 CAUSE_CHARACTERS = 300  # torchcodec's message goes on with a traceback for each FFmpeg version
 
 
+@functools.cache
 def import_torch() -> Any:  # noqa: ANN401 - a module
     """The torch module, at first use."""
     try:
-        return importlib.import_module("torch")
+        return _import("torch")
     except ImportError as error:
         raise MissingDependency(f"decoding needs torch: {INSTALL_TORCHCODEC}") from error
 
@@ -76,7 +78,8 @@ def _problem(module: str) -> Exception | None:
 
 
 def _import(module: str) -> ModuleType:
-    return importlib.import_module(module)
+    with forks_wait():  # in the child it would be half imported for ever
+        return importlib.import_module(module)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from asyncfetch.decode.backends import choose_backend, import_torch
 from asyncfetch.errors import DecodeError, WrongLoop
+from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,13 +70,14 @@ def open_decoder(clip: Clip, *, backend: DecoderBackend = "auto") -> FrameDecode
         DecodeError: The bytes aren't a video that the back end can read.
         MissingDependency: The back end can't be loaded; the message has the commands that help.
     """
-    if choose_backend("pyav" if clip.depth is not None else backend) == "torchcodec":
-        from asyncfetch.decode.torchcodec_decoder import TorchcodecDecoder
+    with forks_wait():  # FFmpeg and its codecs fill tables of the process at their first use
+        if choose_backend("pyav" if clip.depth is not None else backend) == "torchcodec":
+            from asyncfetch.decode.torchcodec_decoder import TorchcodecDecoder
 
-        return TorchcodecDecoder(clip)
-    from asyncfetch.decode.pyav_decoder import PyAVDecoder
+            return TorchcodecDecoder(clip)
+        from asyncfetch.decode.pyav_decoder import PyAVDecoder
 
-    return PyAVDecoder(clip)
+        return PyAVDecoder(clip)
 
 
 def estimated_nbytes(codec: str, width: int, height: int, bytes_per_sample: int) -> int:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncfetch.errors import FormatError, MissingDependency, redact_url
 from asyncfetch.ranges import HEADERS_BYTES, ByteRange
+from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -74,9 +75,10 @@ def require_pyarrow() -> Any:  # noqa: ANN401  (pyarrow has no types)
         MissingDependency: It isn't installed.
     """
     try:
-        import pyarrow as pa
-        import pyarrow.compute
-        import pyarrow.parquet  # noqa: F401  (used as pa.parquet)
+        with forks_wait():
+            import pyarrow as pa
+            import pyarrow.compute
+            import pyarrow.parquet  # noqa: F401  (used as pa.parquet)
     except ImportError as error:
         message = 'LeRobot tables need pyarrow: pip install "asyncfetch[lerobot]"'
         raise MissingDependency(message) from error

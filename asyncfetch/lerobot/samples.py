@@ -11,6 +11,7 @@ import numpy as np
 from asyncfetch.decode import decode_image, stack_frames
 from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.lerobot.windows import clamp
+from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -122,9 +123,10 @@ class SampleBuilder:
         for place, (held, _, reader) in enumerate(asked):
             by_reader.setdefault((held.episode.index, reader), []).append(place)
         samples: list[Sample] = [{} for _ in asked]
-        for places in by_reader.values():
-            held, _, reader = asked[places[0]]
-            self._fill(held, reader, [asked[place][1] for place in places], [samples[place] for place in places])
+        with forks_wait():  # the first one imports torch
+            for places in by_reader.values():
+                held, _, reader = asked[places[0]]
+                self._fill(held, reader, [asked[place][1] for place in places], [samples[place] for place in places])
         return samples
 
     def _fill(self, held: HeldEpisode, reader: int, frames: Sequence[int], samples: Sequence[Sample]) -> None:

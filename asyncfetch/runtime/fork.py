@@ -1,21 +1,33 @@
-"""A guard for objects that must not be used on the other side of a fork, and loops that stand still during one."""
+"""A guard for objects that must not be used on the other side of a fork, and what a fork waits for.
+
+A fork copies the locks of C libraries and of Python's imports as they are. One that another thread holds just then
+stays taken in the child for ever, and who needs it there hangs.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 - it and logging lock at forks as well: see the end
+import logging  # noqa: F401
 import os
 import threading
 import time
 import weakref
-from contextlib import suppress
-from typing import Final
+from collections import Counter
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
 
 from asyncfetch.errors import WrongLoop
 
-__all__ = ["ForkGuard", "stand_still_at_forks"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ForkGuard", "forks_wait", "stand_still_at_forks"]
 
 PAUSE_SECONDS: Final = 1.0
 """How long a fork waits for loops to stand still, and they for the fork."""
+IMPORT_SECONDS: Final = 10.0
+"""How long a fork waits for blocks that must be over: the import of torch takes seconds."""
 
 
 class ForkGuard:
@@ -57,10 +69,56 @@ _forked: dict[int, threading.Event] = {}
 def stand_still_at_forks() -> None:
     """Have the running loop, which is a thread's of its own, wait while another thread forks the process.
 
-    OpenSSL's locks are copied as they are. One that this thread holds just then, in the middle of a handshake, stays
-    taken in the child for ever, and the child's first handshake hangs.
+    In the middle of a handshake it would hold one of OpenSSL's locks, and the child's first handshake would hang.
     """
     _threads[asyncio.get_running_loop()] = threading.get_ident()
+
+
+class _Block:
+    """What forks wait for, and what waits for forks; by thread, since none waits for itself."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.inside: Counter[int] = Counter()
+        self.forking: set[int] = set()
+
+
+_block = _Block()
+
+
+@contextmanager
+def forks_wait() -> Iterator[None]:
+    """A block that holds locks which no child must copy taken: an import, a first use of a C library.
+
+    A fork by another thread waits for its end, IMPORT_SECONDS at most, and it waits for a fork under way, PAUSE_SECONDS
+    at most. Reentrant. Not for blocks that wait for other threads, or call what the user gave.
+    """
+    block, thread = _block, threading.get_ident()
+    with block.changed:
+        if not block.inside[thread] and block.forking:
+            block.changed.wait_for(lambda: not block.forking, PAUSE_SECONDS)
+        block.inside[thread] += 1
+    try:
+        yield
+    finally:
+        with block.changed:
+            block.inside[thread] -= 1
+            if not block.inside[thread]:
+                del block.inside[thread]
+            block.changed.notify_all()
+
+
+def _wait_for_blocks(block: _Block) -> None:
+    forker = threading.get_ident()
+    with block.changed:
+        block.forking.add(forker)
+        block.changed.notify_all()  # two threads that fork inside of blocks don't wait for each other
+        block.changed.wait_for(lambda: not block.inside.keys() - block.forking, IMPORT_SECONDS)
+
+
+def _stop() -> None:
+    _wait_for_blocks(_block)
+    _stop_loops()
 
 
 def _stop_loops() -> None:
@@ -87,11 +145,19 @@ def _go_on() -> None:
     forked = _forked.pop(threading.get_ident(), None)
     if forked is not None:  # else an interrupt came in front of it
         forked.set()
+    with _block.changed:
+        _block.forking.discard(threading.get_ident())
+        _block.changed.notify_all()
 
 
 def _forget() -> None:
+    thread = threading.get_ident()
+    _block.changed = threading.Condition()  # a thread that didn't come along may have held the other one
+    _block.inside = Counter({thread: _block.inside[thread]})
+    _block.forking.clear()
     _threads.clear()
     _forked.clear()
 
 
-os.register_at_fork(before=_stop_loops, after_in_parent=_go_on, after_in_child=_forget)
+# What is registered last comes first: what forks wait for may log, and may hand calls to threads, until it is over.
+os.register_at_fork(before=_stop, after_in_parent=_go_on, after_in_child=_forget)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.errors import MissingDependency, TensorError
+from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.tensors.wire import header_bytes, item_bytes
 
 if TYPE_CHECKING:
@@ -65,10 +67,12 @@ class RemoteTensor:
         return header_bytes(self.ndim) + self.nbytes
 
 
+@functools.cache
 def import_torch() -> Any:  # noqa: ANN401 - a module
     """The torch module, at first use."""
     try:
-        import torch
+        with forks_wait():
+            import torch
     except ImportError as error:
         raise MissingDependency(f"remote tensors need torch: {INSTALL_TORCH}") from error
     return torch

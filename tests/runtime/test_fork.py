@@ -1,4 +1,4 @@
-"""Loops in threads while the process forks."""
+"""What other threads are at while the process forks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import os
 import subprocess
 import sys
 import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PRELUDE = """
 import asyncio, os, threading, time, warnings
+from asyncfetch.runtime import fork as forks
+from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.loop_thread import LoopThread
 warnings.filterwarnings("ignore", message=".*use of fork")
 lock = threading.Lock()
@@ -83,5 +89,84 @@ def test_a_child_has_loops_of_its_own_that_stand_still() -> None:
             return fork(take_it)
     with LoopThread():
         print(fork(in_the_child))
+    """
+    assert run(body) == "0\n"
+
+
+def test_no_import_is_copied_half_done(tmp_path: Path) -> None:
+    (tmp_path / "slow_to_import.py").write_text("import __main__; __main__.begun.set(); __main__.time.sleep(0.2)")
+    body = f"""
+    import signal, sys
+    sys.path.append({str(tmp_path)!r})
+    begun = threading.Event()
+    def load():
+        with forks_wait():
+            import slow_to_import
+    def in_the_child():
+        signal.alarm(5)
+        load()
+        return 0
+    loads = threading.Thread(target=load)
+    loads.start()
+    begun.wait()
+    print(fork(in_the_child))
+    loads.join()
+    """
+    assert run(body) == "0\n"
+
+
+def test_a_block_waits_for_a_fork_under_way() -> None:
+    body = """
+    def hold_it_now_and_then():
+        while not ended:
+            with forks_wait(), forks_wait():
+                with lock:
+                    time.sleep(0.001)
+    ended = []
+    threads = [threading.Thread(target=hold_it_now_and_then) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    print([fork(take_it) for _ in range(20)])
+    ended.append(True)
+    for thread in threads:
+        thread.join()
+    """
+    assert run(body) == f"{[0] * 20}\n"
+
+
+def test_threads_that_fork_inside_of_blocks_do_not_wait_for_each_other() -> None:
+    body = """
+    def in_the_child():
+        with forks_wait():
+            return fork()
+    def fork_inside():
+        with forks_wait():
+            both.wait()
+            codes.append(fork(in_the_child))
+    codes, both = [], threading.Barrier(2)
+    threads = [threading.Thread(target=fork_inside) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(codes)
+    """
+    assert run(body) == "[0, 0]\n"
+
+
+def test_a_block_without_an_end_delays_a_fork_for_a_while_only() -> None:
+    body = """
+    def hold():
+        with forks_wait():
+            begun.set()
+            end.wait()
+    forks.IMPORT_SECONDS = 0.1
+    begun, end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=hold)
+    thread.start()
+    begun.wait()
+    print(fork())
+    end.set()
+    thread.join()
     """
     assert run(body) == "0\n"

@@ -23,6 +23,7 @@ from anyio import to_thread
 from asyncfetch.errors import AccessDenied, ConfigError, MissingDependency
 from asyncfetch.fetch.addresses import Found, FoundOnce
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class S3Signer:
 
 def _start() -> LoopThread:
     try:
-        import aiobotocore.session  # noqa: F401 - takes half a second, so not on anybody's loop
+        with forks_wait():
+            import aiobotocore.session  # noqa: F401 - takes half a second, so not on anybody's loop
     except ImportError as error:
         raise MissingDependency('s3:// urls need aiobotocore: pip install "asyncfetch[s3]"') from error
     logging.getLogger("botocore.auth").addFilter(_says_nothing_of_ours)

@@ -24,6 +24,7 @@ import anyio.to_thread
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.transports.resolver import Connecting, connecting, peer_of
+from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.sockets import Sockets
 
 if TYPE_CHECKING:
@@ -182,7 +183,8 @@ def _is_spoilt(protocol: ResponseHandler) -> bool:
 
 def _tls_context(ca_file: str | os.PathLike[str]) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=ca_file)
+        with forks_wait():
+            context = ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError: no certificate in the file
         raise ConfigError(f"ca_file={os.fspath(ca_file)!r} is no readable PEM file of certificates: {error}") from error
     context.set_alpn_protocols(["http/1.1"])
