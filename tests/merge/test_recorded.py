@@ -11,8 +11,8 @@ from asyncfetch.errors import MergeError
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.merge import merge_datasets
 from tests.lerobot.serving import TOP, WRIST
-from tests.lerobot.test_pixels import DATA, read_code
 from tests.merge.test_merge import frame_hashes, read_json, read_table
+from tests.recorded import DATA, read_code
 
 if TYPE_CHECKING:
     from pathlib import Path
