@@ -7,7 +7,7 @@ parquet, columns    parquet by byte ranges; columns as arrays
 version2            metadata of v2.0 and v2.1, in the terms of v3
 rows                the rows of an episode
 video_index         where an episode's frames lie in its video files
-episode_cache       whole episodes in memory, each byte fetched once
+episode_cache       whole episodes in memory, each byte fetched once; held_episode: one of them, while it is read
 windows, samples    which frames a sample is made of; making it
 dataset             LeRobotDataset, open for reading; engine: what several of them share
 """
@@ -17,7 +17,8 @@ from __future__ import annotations
 from asyncfetch.lerobot.dataset import DatasetStatistics, LeRobotDataset, open_dataset
 from asyncfetch.lerobot.depth import DepthUnit
 from asyncfetch.lerobot.engine import Engine
-from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
+from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics
+from asyncfetch.lerobot.held_episode import HeldEpisode
 from asyncfetch.lerobot.samples import Asked, Field, ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.windows import Windows, frames
 

@@ -16,7 +16,7 @@ from asyncfetch.config import PrivateUrl, StreamConfig
 from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ConfigError, FrameMissing, redact_url
 from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE, Engine
-from asyncfetch.lerobot.episode_cache import EpisodeCache, EpisodeCacheStatistics, HeldEpisode
+from asyncfetch.lerobot.episode_cache import EpisodeCache, EpisodeCacheStatistics
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.windows import Windows, resolve_windows
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import FetchStatistics
     from asyncfetch.lerobot.depth import DepthUnit
     from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
+    from asyncfetch.lerobot.held_episode import HeldEpisode
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.runtime.budget import Budget

@@ -22,15 +22,16 @@ Four things could go wrong where many ask at once, and don't:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from asyncfetch.decode import open_decoder
-from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ObjectChanged, redact_url
+from asyncfetch.errors import AsyncFetchError, CacheError, ObjectChanged, redact_url
 from asyncfetch.fetch.gate import Caller, calling, current_caller
 from asyncfetch.lerobot.depth import DepthUnit, depth_scale
+from asyncfetch.lerobot.held_episode import EpisodeEntry, HeldEpisode
 from asyncfetch.lerobot.rows import RowReader
 from asyncfetch.lerobot.video_index import VideoIndexes
 from asyncfetch.runtime.concurrently import gather
@@ -39,20 +40,17 @@ from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
-    from types import TracebackType
-
-    import torch
 
     from asyncfetch.cache import CacheKey, Lease
     from asyncfetch.config import DecoderBackend
-    from asyncfetch.decode import Clip, FrameDecoder
+    from asyncfetch.decode import FrameDecoder
     from asyncfetch.lerobot.engine import Engine
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.rows import EpisodeRows
     from asyncfetch.lerobot.video_index import PlannedClip
 
-__all__ = ["EpisodeCache", "EpisodeCacheStatistics", "HeldEpisode"]
+__all__ = ["EpisodeCache", "EpisodeCacheStatistics"]
 
 T = TypeVar("T")
 
@@ -82,92 +80,6 @@ class _Kept(Generic[T]):
 
     value: T
     nbytes: int
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """An episode that somebody reads or waits for."""
-
-    episode: Episode
-    holders: int = 0
-    paid_holders: int = 0
-    generation: int = 0
-    rows: EpisodeRows | None = None
-    """None until it is all in memory."""
-    clips: Mapping[str, Clip] = field(default_factory=dict)
-    leases: Mapping[str, Lease] = field(default_factory=dict)
-
-
-class HeldEpisode:
-    """An episode that can be read until it is released; release it exactly once, or use it as a context manager.
-
-    ``rows`` and ``frames`` may be used from any thread.
-    """
-
-    def __init__(self, cache: EpisodeCache, entry: _Entry, *, paid: bool) -> None:
-        self._cache = cache
-        self._entry = entry
-        self._paid = paid
-        self._released = False
-        entry.holders += 1
-        entry.paid_holders += paid
-
-    @property
-    def episode(self) -> Episode:
-        """What the metadata says of it."""
-        return self._entry.episode
-
-    @property
-    def rows(self) -> EpisodeRows:
-        """Its table rows, by feature."""
-        self._check()
-        assert self._entry.rows is not None
-        return self._entry.rows
-
-    def clip(self, camera: str) -> Clip:
-        """The bytes of one camera's frames as a small MP4 in memory, for a decoder of your own."""
-        self._check()
-        return self._entry.clips[camera]
-
-    def frames(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> torch.Tensor:
-        """Decoded frames of one camera, (len(frames), C, H, W). Takes a while: call it in a thread.
-
-        ``each`` gives a tensor for each frame instead, in memory of its own, which costs less.
-
-        Args:
-            camera: Its feature.
-            frames: Of the episode, from 0, in any order.
-            reader: Below ``EpisodeCache.READERS``. Each has a decoder of its own, which goes on where it stopped; so
-                two who go through different groups of pictures in turns don't begin theirs anew each time.
-
-        Raises:
-            FrameMissing: The video has no such frame.
-            DecodeError: The bytes can't be decoded.
-        """
-        self._check()
-        return self._cache.decoder(self._entry, camera, frames, reader).frames(frames)
-
-    def each(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> list[torch.Tensor]:
-        """See ``frames``; duplicates are one tensor."""
-        self._check()
-        return self._cache.decoder(self._entry, camera, frames, reader).each(frames)
-
-    def release(self) -> None:
-        """Let go of its bytes. Call it on the loop."""
-        if not self._released:
-            self._released = True
-            self._entry.paid_holders -= self._paid
-            self._cache.release(self._entry)
-
-    def _check(self) -> None:
-        if self._released:
-            raise ClosedError(f"episode {self._entry.episode.index} was released: hold it again to read it")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.release()
 
 
 class EpisodeCache:
@@ -204,14 +116,14 @@ class EpisodeCache:
         self._number = number
         self._fps = metadata.info.fps
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
-        self._flights: SingleFlight[_Entry, None] = SingleFlight(engine.group)
+        self._flights: SingleFlight[EpisodeEntry, None] = SingleFlight(engine.group)
         self._room = engine.room
         self._planning = engine.planning
         self._fetching_clips = engine.fetching_clips
         self._small_reads = Caller()
         self._rows_are_small = all(feature.kind != "image" for feature in metadata.features.values())
         self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
-        self._held: dict[int, _Entry] = {}
+        self._held: dict[int, EpisodeEntry] = {}
         self._plans: LRUPart[int, _Kept[Mapping[str, PlannedClip]]] = LRUPart(engine.plans, number)
         self._tables: LRUPart[int, _Kept[EpisodeRows]] = LRUPart(engine.tables, number)
         self._hits = self._misses = 0
@@ -259,7 +171,7 @@ class EpisodeCache:
         if held is not None:
             return held
         self._misses += 1
-        entry = self._held.setdefault(episode.index, _Entry(episode))
+        entry = self._held.setdefault(episode.index, EpisodeEntry(episode))
         # Held while it is being fetched, so that it can't be evicted before those who wait run again.
         held = HeldEpisode(self, entry, paid=paid)
         try:
@@ -270,7 +182,7 @@ class EpisodeCache:
             raise
         return held
 
-    def release(self, entry: _Entry) -> None:
+    def release(self, entry: EpisodeEntry) -> None:
         """One holder less. The last one gives the clips back to the byte cache's own order of eviction."""
         entry.holders -= 1
         if entry.holders:
@@ -289,7 +201,7 @@ class EpisodeCache:
             caller.promote()
         return caller
 
-    def _revive(self, episode: Episode) -> _Entry | None:
+    def _revive(self, episode: Episode) -> EpisodeEntry | None:
         """An entry made of what is kept, if that is everything."""
         plan, rows = self._plans.get_nowait(episode.index), self._tables.get_nowait(episode.index)
         if plan is None or rows is None:
@@ -303,11 +215,11 @@ class EpisodeCache:
                 _release(leases)
                 return None
             leases[camera] = lease
-        entry = self._held[episode.index] = _Entry(episode)
+        entry = self._held[episode.index] = EpisodeEntry(episode)
         self._fill(entry, rows.value, plan.value, leases)
         return entry
 
-    async def _load(self, entry: _Entry) -> None:
+    async def _load(self, entry: EpisodeEntry) -> None:
         """Fetch what isn't there, again where a file was replaced between its index and its clip."""
         while entry.rows is None:
             generation = self._generation
@@ -405,7 +317,7 @@ class EpisodeCache:
 
     def _fill(
         self,
-        entry: _Entry,
+        entry: EpisodeEntry,
         rows: EpisodeRows,
         planned: Mapping[str, PlannedClip],
         leases: Mapping[str, Lease],
@@ -422,7 +334,7 @@ class EpisodeCache:
             for camera, clip in planned.items()
         }
 
-    def decoder(self, entry: _Entry, camera: str, frames: Sequence[int], reader: int) -> FrameDecoder:
+    def decoder(self, entry: EpisodeEntry, camera: str, frames: Sequence[int], reader: int) -> FrameDecoder:
         """A reader's decoder of a held clip, kept or a new one, to ask for these frames. Thread-safe."""
         clip, lease = entry.clips[camera], entry.leases[camera]
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from asyncfetch.lerobot.episode_cache import HeldEpisode
     from asyncfetch.lerobot.episode_table import Episode
+    from asyncfetch.lerobot.held_episode import HeldEpisode
     from asyncfetch.lerobot.info import Feature
 
 __all__ = ["Asked", "Field", "ImageDtype", "Sample", "SampleBuilder"]
