@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from asyncfetch.cache.disk.shelves import Holdings, Removed
+    from asyncfetch.cache.disk.shelves import Holdings, Progress, Removed
     from asyncfetch.testing.conformance import Check, Store
     from tests.cache.disk.conftest import Tier
 
@@ -269,14 +269,14 @@ async def test_nobody_waits_for_room_to_be_made(tier: Tier, site: Site, monkeypa
     looks, goes_on, deleted = threading.Event(), threading.Event(), threading.Event()
     look, delete = Shelves.look, Shelves.delete_oldest
 
-    def look_slowly(shelves: Shelves) -> Holdings:
+    def look_slowly(shelves: Shelves, progress: Progress) -> Holdings:
         looks.set()
         assert goes_on.wait(10)
-        return look(shelves)
+        return look(shelves, progress)
 
-    def tell_deleted(shelves: Shelves, found: Holdings, excess_bytes: int) -> Removed:
+    def tell_deleted(shelves: Shelves, found: Holdings, excess_bytes: int, progress: Progress) -> Removed:
         try:
-            return delete(shelves, found, excess_bytes)
+            return delete(shelves, found, excess_bytes, progress)
         finally:
             deleted.set()
 
@@ -298,10 +298,10 @@ async def test_leaving_it_ends_the_making_of_room(tier: Tier, site: Site, monkey
     looks, goes_on = threading.Event(), threading.Event()
     look, stop = Shelves.look, Shelves.stop
 
-    def look_slowly(shelves: Shelves) -> Holdings:
+    def look_slowly(shelves: Shelves, progress: Progress) -> Holdings:
         looks.set()
         assert goes_on.wait(10)
-        return look(shelves)
+        return look(shelves, progress)
 
     def stop_and_go_on(shelves: Shelves) -> None:
         stop(shelves)

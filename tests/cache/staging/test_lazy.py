@@ -76,9 +76,12 @@ def test_s05_after_a_direct_read_without_room_the_others_queue_again(make_pool: 
     pool = make_pool(workers=1, max_bytes=10)
     full = pool.get_lazy(store, "a")
     until(lambda: is_staged(pool, 1))
-    now, later = pool.get_lazy(store, "b"), pool.get_lazy(store, "b")
+    now, later, other = (pool.get_lazy(store, name) for name in "bbc")
     assert now.get() == TEN["b"]
     assert full.get() == TEN["a"]
+    until(lambda: is_staged(pool, 1))
+    assert store.reads == ["a", "b", "c"]  # they stand at the tail
+    assert other.get() == TEN["c"]
     until(lambda: is_staged(pool, 1))
     assert later.get() == TEN["b"]
     assert pool.statistics().direct_reads == 1

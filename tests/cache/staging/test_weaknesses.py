@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -317,6 +318,7 @@ def test_w13_a_full_disk_costs_nobody_a_sample(
     with caplog.at_level(logging.WARNING):
         lazies = [pool.get_lazy(store, name) for name in TEN]
         until(lambda: pool.statistics().write_failures == 1)
+        until(lambda: four_numbers(pool) == (0, 0, 0, len(TEN)))  # what was set aside is back
         assert [lazy.get() for lazy in lazies] == list(TEN.values())
         stored = pool.to_cache([1, 2], "mine")
         assert stored.get() == [1, 2]
@@ -554,9 +556,10 @@ os.kill(os.getpid(), 9)
     assert ended.returncode == -9
     left = set(os.listdir(parent))
     assert len(left) == 2
-    one, two = make_pool(), make_pool()
-    lazies = [pool.get_lazy(GatedStore(TEN), "a") for pool in (one, two)]
-    until(lambda: is_staged(one, 1) and is_staged(two, 1))
+    lazies = []
+    for pool in (make_pool(), make_pool()):  # the second one sweeps where the first one lives
+        lazies.append(pool.get_lazy(GatedStore(TEN), "a"))
+        until(partial(is_staged, pool, 1))
     assert len(os.listdir(parent)) == 4
     assert not left & set(os.listdir(parent))
     assert [lazy.get() for lazy in lazies] == [TEN["a"]] * 2
