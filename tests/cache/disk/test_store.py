@@ -200,10 +200,18 @@ def test_strangers_files_are_left_alone(tier: Tier) -> None:
     assert all(path.exists() for path in others)
 
 
-def test_a_number_that_is_garbage_is_counted_anew(tier: Tier) -> None:
-    put(tier.open(), 0, WHOLE)
-    (tier.directory / "v1/used").write_bytes(b"?")
-    assert tier.open().folder.used_bytes() == 6 * FILE_BYTES
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_number_that_is_damaged_is_counted_anew_and_breaks_no_bound(tier: Tier, damage: str) -> None:
+    disk = tier.open(6 * FILE_BYTES)
+    put(disk, 0, WHOLE)
+    used = tier.directory / "v1/used"
+    for at in range(used.stat().st_size):
+        DAMAGES[damage](used, at)
+        put(disk, at, at + 10)
+        assert tier.on_disk_bytes() <= disk.folder.used_bytes() <= 6 * FILE_BYTES
+        tier.now += 2
+    DAMAGES[damage](used, 0)
+    assert tier.open().folder.used_bytes() == tier.on_disk_bytes()
 
 
 def test_verify_finds_what_is_damaged_and_leaves_the_order_of_use(tier: Tier) -> None:
