@@ -363,6 +363,30 @@ async def test_whatever_is_cancelled_when_the_next_read_is_right(tier: Tier, sit
     assert tier.on_disk_bytes() <= max_bytes
 
 
+async def test_a_task_that_is_cancelled_waits_for_the_thread_that_has_its_buffer(
+    tier: Tier, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads, goes_on = os.preadv, threading.Event(), threading.Event()
+
+    def read_slowly(*arguments: Any) -> int:  # noqa: ANN401
+        reads.set()
+        assert goes_on.wait(10)
+        return read(*arguments)
+
+    async with job(tier) as reader:
+        await reader.fetch(site.url, 0, 100)
+        monkeypatch.setattr(os, "preadv", read_slowly)
+        reading = asyncio.ensure_future(reader.fetch_into(site.url, 0, 100, bytearray(100)))
+        assert await anyio.to_thread.run_sync(reads.wait, 5)
+        reading.cancel()  # which goes through anyio's shield
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        assert not reading.done()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+
 async def test_an_opening_that_is_cancelled_leaves_no_file_open(tier: Tier) -> None:
     async with Fetcher(CONFIG) as fetcher:
         async with DiskReader(fetcher, DiskTier(tier.directory, MIB, min_free_bytes=0)):
