@@ -125,7 +125,8 @@ def _open(directory: str | None) -> Iterator[Folder]:
 @contextmanager
 def _progress(*, hidden: bool) -> Iterator[Callable[[str, float], None]]:
     """What is being done and the share of it, shown on stderr as long as it lasts: a million files take minutes."""
-    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=hidden, refresh_per_second=2) as progress:
         task = progress.add_task("waiting for others at it", total=1)
         yield lambda doing, share: progress.update(task, description=doing, completed=share)
 

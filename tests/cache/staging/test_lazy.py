@@ -296,7 +296,8 @@ def test_both_pools_have_one_face() -> None:
         assert pool.to_cache({"a": 1}, "mine").get() == {"a": 1}
         assert pool.get(GatedStore(TEN), "b") == TEN["b"]
         assert pool.statistics().reads == 2
-        pool.close()
+        pool.close(wait_seconds=1)
+        assert pool.path is None
 
 
 async def test_an_awaited_handle_leaves_the_loop_alone(make_pool: MakePool) -> None:
