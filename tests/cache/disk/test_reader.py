@@ -43,7 +43,11 @@ if TYPE_CHECKING:
     from tests.cache.disk.conftest import Tier
 
 WHOLE = len(CONTENT)
-CONFIG = FetchConfig(trust_env=False, retry=RetryConfig(attempts=2, initial_seconds=0))
+CONFIG = FetchConfig(
+    trust_env=False,
+    min_part_bytes=8 * MIB,  # a busy machine's server is slow, and would be asked in parts
+    retry=RetryConfig(attempts=2, initial_seconds=0),
+)
 
 
 class Site:

@@ -66,8 +66,11 @@ def test_what_has_to_come_from_the_disk_is_asked_for_at_once(tier: Tier, monkeyp
     monkeypatch.setattr(os, "posix_fadvise", lambda file, *_: asked.append(os.fstat(file).st_ino))
     assert get(disk, 0, 3 * MIB) == []
     assert asked[:3] == [path.stat().st_ino for path in tier.files()]
-    asked.clear()
-    assert get(disk, 0, 3 * MIB) == []
+    for _ in range(5):  # of what a busy machine forgets meanwhile it is asked for again
+        asked.clear()
+        assert get(disk, 0, 3 * MIB) == []
+        if not asked:
+            break
     assert asked == []
 
 

@@ -324,7 +324,7 @@ class Interleavings(RuleBasedStateMachine):
         assert not self.waits
 
 
-TestInterleavings = Interleavings.TestCase
+TestInterleavings = pytest.mark.timeout(60)(Interleavings.TestCase)  # 120 examples, on a busy machine
 TestInterleavings.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 
 

@@ -187,6 +187,7 @@ def test_s12_handles_are_equal_by_store_and_name(make_pool: MakePool) -> None:
     store, other = GatedStore(TEN), GatedStore(TEN)
     one, same, name, far = (pool.get_lazy(*key) for key in ((store, "a"), (store, "a"), (store, "b"), (other, "a")))
     assert one == same
+    assert one not in [name, far]
     assert len({one, same, name, far}) == 3
     before = {one: "found"}
     one.get()
