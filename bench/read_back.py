@@ -1,16 +1,18 @@
 """Ranges read back from the disk tier, beside those of a plain file.
 
-Ranges of a clip's length are read back, in a shuffled order, from the disk tier and from a plain file, in turns.
+Ranges of a clip's length are read back, in a shuffled order, from the disk tier and from plain files, in turns.
 
-As a program reads them: each into memory of its own, which is kept for a while, the plain file opened for each range as
-``Path.read_bytes`` does; in the same thread, and on an event loop, where a plain file is read in a thread.
+The goal is about a plain file read as a program without a tier does it: the file is opened, read into memory of its own
+that is kept for a while, and closed. There are two such programs. One keeps each range in a file and calls
+``Path.read_bytes``; the other has the whole object as one file and reads the range out of it. Both are measured from
+the page cache, where all lies since it was written, and from the disk; and on an event loop, where a plain file is read
+in a thread.
 
-And as nobody does, to see what the tier itself takes: all into the same few warm pages, from a file that is open
-already. First from files that the system has in its page cache since they were written: the worst case for the ratio,
-because no disk is waited for, and a file written in one go lies there in larger pieces than one that was read. Then
-from the disk, and from the page cache again. There are block sizes other than the tier's own for comparison, and what
-opening a file alone, and a checksum alone, add to a plain file: no reader of files that never returns a wrong byte can
-do with less.
+The rest is what the tier itself takes, which no program has to compare: all goes into the same few warm pages, out of a
+file that is open already. The page cache is the worst case for such a ratio, because no disk is waited for, and a file
+written in one go lies there in larger pieces than one that was read. Then from the disk, and from the page cache again.
+There are block sizes other than the tier's own, and what opening a file alone, and a checksum alone, add to a plain
+file: no reader of files that never returns a wrong byte can do with less.
 """
 
 from __future__ import annotations
@@ -70,11 +72,10 @@ def measure_store(directory: Path, repeats: int) -> list[Row]:
     """Seconds to read ranges back over those that a plain file takes, by block size."""
     content = np.random.default_rng(0).bytes(OBJECT_BYTES)
     ranges = clip_ranges()
+    rows = _measure_as_programs_do(directory / "own", ranges, content, repeats)
     path = directory / "plain"
     path.write_bytes(content)
     place = reused_memory()
-    what = f"ranges of {RANGE_BYTES // KIB} KiB"
-    rows = []
     plain = os.open(path, os.O_RDONLY)
     checksum = disk_layout.load_checksum()
 
@@ -94,18 +95,11 @@ def measure_store(directory: Path, repeats: int) -> list[Row]:
     def read_back(start: int, stop: int) -> None:
         _require(not store.read(VERSION, start, place[: stop - start]))
 
-    def read_back_as_own(start: int, stop: int) -> memoryview:
-        view = allocate(stop - start)
-        _require(not store.read(VERSION, start, view))
-        return view
-
     checking = [_ratio(read_and_check, read_plain, ranges) for _ in range(repeats + 1)][1:]
     opening = [_ratio(open_and_read, read_plain, ranges) for _ in range(repeats + 1)][1:]
-    with _filled(directory / "own", ranges, content) as store:
-        own = [_ratio(read_back_as_own, partial(read_own, path), ranges, kept=KEPT) for _ in range(repeats + 1)][1:]
+    with _filled(directory / "opened", ranges, content) as store:
         opened = [_ratio(read_back, open_and_read, ranges) for _ in range(repeats + 1)][1:]
-    rows.append(Row.of(f"{what} from the tier / a plain file, each into its own memory", "x", own, "1.2"))
-    rows.append(Row.of("into the same memory: the tier / a plain file opened for each range", "x", opened, "1.2"))
+    rows.append(Row.of("into the same memory: the tier / a plain file opened for each range", "x", opened))
     rows.append(Row.of("into the same memory: a plain file opened for each range / one that is open", "x", opening))
     rows.append(Row.of("into the same memory: a plain file and a checksum / the plain file alone", "x", checking))
     for name, block_bytes in BLOCKS.items():
@@ -114,7 +108,7 @@ def measure_store(directory: Path, repeats: int) -> list[Row]:
             _filled(directory / name, ranges, content) as store,
         ):
             warm = [_ratio(read_back, read_plain, ranges) for _ in range(repeats + 1)][1:]
-        rows.append(Row.of(f"into the same memory: files of up to {name} / a plain file", "x", warm, "1.2"))
+        rows.append(Row.of(f"into the same memory: files of up to {name} / a plain file", "x", warm))
     cold, warm = [], []
     with _filled(directory / "cold", ranges, content) as store:
         for _ in range(repeats):
@@ -122,8 +116,44 @@ def measure_store(directory: Path, repeats: int) -> list[Row]:
             cold.append(_ratio(read_back, read_plain, ranges))
             warm.append(_ratio(read_back, read_plain, ranges))
     os.close(plain)
-    rows.append(Row.of("into the same memory: the tier / a plain file, both from the disk", "x", cold, "1.2"))
-    rows.append(Row.of("the same a second time, from the page cache", "x", warm, "1.2"))
+    rows.append(Row.of("into the same memory: the tier / a plain file, both from the disk", "x", cold))
+    rows.append(Row.of("the same a second time, from the page cache", "x", warm))
+    return rows
+
+
+def _measure_as_programs_do(directory: Path, ranges: list[tuple[int, int]], content: bytes, repeats: int) -> list[Row]:
+    """What the goal is about."""
+    files, whole = directory / "files", directory / "whole"
+    files.mkdir(parents=True)
+    whole.write_bytes(content)
+    for start, stop in ranges:
+        (files / str(start)).write_bytes(content[start:stop])
+
+    def read_back(start: int, stop: int) -> memoryview:
+        view = allocate(stop - start)
+        _require(not store.read(VERSION, start, view))
+        return view
+
+    def read_file(start: int, stop: int) -> bytes:
+        found = (files / str(start)).read_bytes()
+        _require(len(found) == stop - start)
+        return found
+
+    plain: dict[str, Callable[[int, int], bytes]] = {
+        "Path.read_bytes of a file with just them": read_file,
+        "open, seek and read of a file with all": partial(read_own, whole),
+    }
+    rows = []
+    with _filled(directory / "tier", ranges, content) as store:
+        for name, read in plain.items():
+            warm = [_ratio(read_back, read, ranges, kept=KEPT) for _ in range(repeats + 1)][1:]
+            rows.append(Row.of(f"{RANGE_BYTES // KIB} KiB read back / {name}: page cache", "x", warm, "1.2"))
+        for name, read in plain.items():
+            cold = []
+            for _ in range(repeats):
+                _drop_from_page_cache(directory)
+                cold.append(_ratio(read_back, read, ranges, kept=KEPT))
+            rows.append(Row.of(f"{RANGE_BYTES // KIB} KiB read back / {name}: disk", "x", cold, "1.2"))
     return rows
 
 
@@ -196,8 +226,8 @@ def measure_reader(directory: Path, repeats: int) -> list[Row]:
     """The same on a loop, since they were written, over reading a plain file in a thread."""
     own, warm = anyio.run(_reader, directory, repeats)
     return [
-        Row.of("ByteCache.fetch from the tier / a plain file in a thread, each into its own memory", "x", own, "1.2"),
-        Row.of("into the same memory, on an event loop: the tier / a plain file in a thread", "x", warm, "1.2"),
+        Row.of("ByteCache.fetch of them / open, seek and read in a thread: page cache", "x", own, "1.2"),
+        Row.of("into the same memory, on an event loop: the tier / a plain file in a thread", "x", warm),
     ]
 
 

@@ -6,7 +6,6 @@ import json
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,8 +19,7 @@ from asyncfetch.cli.sizes import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from asyncfetch.cache.disk import Removed
+    from pathlib import Path
 
 __all__ = ["commands"]
 
@@ -30,9 +28,12 @@ commands = typer.Typer(
 )
 
 DirectoryOption = Annotated[
-    Path | None,
+    str | None,  # not a Path, for which an empty one is the working directory
     typer.Option(
-        "--directory", "-d", help=f"The tier's directory. [default: ${DIRECTORY_VARIABLE}, or ~/.cache/asyncfetch/disk]"
+        "--directory",
+        "-d",
+        metavar="PATH",
+        help=f"The tier's directory. [default: ${DIRECTORY_VARIABLE}, or ~/.cache/asyncfetch/disk]",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object, with bytes as numbers.")]
@@ -52,7 +53,9 @@ def path(directory: DirectoryOption = None, as_json: JsonOption = False) -> None
 def stats(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
     """Show what it holds."""
     with _open(directory) as folder:
-        survey, free_bytes = folder.survey(), folder.free_bytes()
+        with _progress(hidden=as_json) as progress:
+            survey = folder.survey(progress)
+        free_bytes = folder.free_bytes()
         if as_json:
             _print_json({"directory": str(folder.directory), **asdict(survey), "free_bytes": free_bytes})
             return
@@ -71,11 +74,13 @@ def stats(directory: DirectoryOption = None, as_json: JsonOption = False) -> Non
 @commands.command(name="verify")
 def verify_files(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
     """Read everything and delete what isn't what was written. Exits with 1 if there was any."""
-    files = read_bytes = damaged = 0
-    with _open(directory) as folder, _progress(folder, hidden=as_json) as advance:
+    files = read_bytes = damaged = cost_bytes = 0
+    with _open(directory) as folder, _progress(hidden=as_json) as progress:
+        total_bytes = max(1, folder.used_bytes())
         for file, is_right in verify(folder):
             files, read_bytes, damaged = files + 1, read_bytes + file.piece.size_bytes, damaged + (not is_right)
-            advance(file.cost_bytes)
+            cost_bytes += file.cost_bytes
+            progress("reading", cost_bytes / total_bytes)
         where = str(folder.directory)
     if as_json:
         _print_json({"directory": where, "files": files, "read_bytes": read_bytes, "damaged": damaged})
@@ -94,22 +99,22 @@ def prune(
     """Delete what was used longest ago until no more than that is left."""
     limit = parse_bytes(max_bytes)
     with _open(directory) as folder:
-        _print_removed(folder, folder.prune(limit), as_json=as_json)
+        _prune(folder, limit, as_json=as_json)
 
 
 @commands.command()
 def clear(directory: DirectoryOption = None, as_json: JsonOption = False) -> None:
     """Delete everything it holds. Nothing else in the directory is touched."""
     with _open(directory) as folder:
-        _print_removed(folder, folder.prune(0), as_json=as_json)
+        _prune(folder, 0, as_json=as_json)
 
 
-def _resolve(directory: Path | None) -> Path:
+def _resolve(directory: str | None) -> Path:
     return default_directory() if directory is None else absolute_directory(directory)
 
 
 @contextmanager
-def _open(directory: Path | None) -> Iterator[Folder]:
+def _open(directory: str | None) -> Iterator[Folder]:
     folder = Folder(_resolve(directory), create=False)
     try:
         yield folder
@@ -118,13 +123,17 @@ def _open(directory: Path | None) -> Iterator[Folder]:
 
 
 @contextmanager
-def _progress(folder: Folder, *, hidden: bool) -> Iterator[Callable[[int], None]]:
-    with Progress(console=Console(stderr=True), transient=True, disable=hidden) as progress:
-        task = progress.add_task("verifying", total=folder.used_bytes())
-        yield lambda size_bytes: progress.advance(task, size_bytes)
+def _progress(*, hidden: bool) -> Iterator[Callable[[str, float], None]]:
+    """What is being done and the share of it, shown on stderr as long as it lasts: a million files take minutes."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=hidden, refresh_per_second=2) as progress:
+        task = progress.add_task("waiting for others at it", total=1)
+        yield lambda doing, share: progress.update(task, description=doing, completed=share)
 
 
-def _print_removed(folder: Folder, removed: Removed, *, as_json: bool) -> None:
+def _prune(folder: Folder, max_bytes: int, *, as_json: bool) -> None:
+    with _progress(hidden=as_json) as progress:
+        removed = folder.prune(max_bytes, progress)
     used_bytes = folder.used_bytes()
     if as_json:
         _print_json({"directory": str(folder.directory), **asdict(removed), "used_bytes": used_bytes})

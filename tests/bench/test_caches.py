@@ -28,7 +28,7 @@ def test_it_measures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     told = json.loads(first)
     figures = {row["question"]: row["median"] for row in told["rows"]}
     assert figures["bytes copied by a hit on 1 MiB"] == 0
-    assert len(figures) == 3 + len(read_back.BLOCKS) + 8 + 3 + 7
+    assert len(figures) == 3 + len(read_back.BLOCKS) + 11 + 3 + 7
     assert all(figure > 0 for question, figure in figures.items() if "copied" not in question)
     assert told["staging"]["reads a file"] == 1
     assert "a plain file" in table

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from asyncfetch.__main__ import main
 from asyncfetch.cache.disk import DiskStore, DiskTier
 from asyncfetch.cache.disk.layout import Version
 from asyncfetch.cli.app import app
@@ -124,14 +125,32 @@ def shell(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["stats", "-d", "{tmp_path}/nothing"], "asyncfetch: there is no disk tier at {tmp_path}/nothing"),
         (["prune", "--max-bytes", "much", "-d", "{tmp_path}"], "asyncfetch: 'much' is no size: write a number of"),
         (["stats", "-d", "{tmp_path}/file/under"], "asyncfetch: there is no disk tier at {tmp_path}/file/under"),
+        (["clear", "-d", ""], "asyncfetch: '' doesn't name a directory"),  # of a variable that isn't set, say
     ],
 )
-def test_an_error_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_an_error_is_one_line_and_exit_code_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
     (tmp_path / "file").touch()
-    ended = shell("cache", *(argument.format(tmp_path=tmp_path) for argument in arguments))
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(message.format(tmp_path=tmp_path))
-    assert ended.stderr.count("\n") == 1
+    shown = [argument.format(tmp_path=tmp_path) for argument in arguments]
+    monkeypatch.setattr(sys, "argv", ["asyncfetch", "cache", *shown])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert told.startswith(message.format(tmp_path=tmp_path))
+    assert told.count("\n") == 1
+
+
+def test_what_takes_long_shows_how_far_it_is(store: DiskStore) -> None:
+    shown: list[tuple[str, float]] = []
+    store.folder.prune(0, lambda doing, share: shown.append((doing, share)))
+    shelves = len(list((store.tier.path / "v1/objects").iterdir()))
+    assert shown == [(doing, number / shelves) for doing in ("looking", "deleting") for number in range(shelves)]
 
 
 @given(st.integers(0, 2**62))

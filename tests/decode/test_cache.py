@@ -410,23 +410,24 @@ def decoder_on(path: Path) -> Any:  # noqa: ANN401
 
 @pytest.mark.timeout(60)
 def test_five_hundred_open_files_at_a_cap_of_fifty(h264: Video, tmp_path: Path) -> None:
-    """Decoders that hold their files open, over 500 files and then 2,000 calls more."""
+    """Decoders that hold their files open, over 500 files and then 2,000 calls more, of which each fourth is a miss."""
     paths = [tmp_path / f"{number}.mp4" for number in range(500)]
     for path in paths:
         path.write_bytes(h264.data)
     cache: DecoderCache[Any] = DecoderCache(max_size=50, max_bytes=None)
     process = psutil.Process()
 
-    def visit(numbers: range) -> tuple[int, int]:
-        for number in numbers:
+    def visit(numbers: range, times: int = 1) -> tuple[int, int]:
+        for number in (number for number in numbers for _ in range(times)):
             path = paths[number * 7 % 500]
             cache.get(path, functools.partial(decoder_on, path)).get_frame_at(number % 30)
         return int(process.memory_info().rss), open_files(tmp_path)
 
     fresh, _ = visit(range(1))
     filled, files = visit(range(1, 500))
-    after, files_after = visit(range(500, 2500))
-    assert cache.statistics().size == 50
+    after, files_after = visit(range(500, 1000), times=4)
+    now = cache.statistics()
+    assert (now.size, now.misses, now.hits) == (50, 1000, 1500)
     assert files == files_after == 50
     assert filled - fresh < 300 * 1024 * 1024
     assert after - filled < 20 * 1024 * 1024

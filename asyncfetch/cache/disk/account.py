@@ -4,7 +4,8 @@ The number may be too high, never too low, so the bound holds whatever is killed
 bytes first and makes the file then; whoever deletes gives them back behind that. What gets lost between the two by a
 kill, or by files that somebody else deletes, comes back at the next count of what is really there.
 
-A file without a number means that nobody has counted yet; until then everything is taken for full.
+A file without a number, or with one that isn't what was written, means that nobody has counted yet; until then
+everything is taken for full.
 
 Counting takes long, and nobody waits for it. So beside the bytes in use stands the sum of all that was ever taken: what
 was taken while somebody counted may have been missed by the count, and is added to it.
@@ -16,6 +17,7 @@ import fcntl
 import os
 import struct
 import threading
+import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -27,7 +29,9 @@ __all__ = ["Account"]
 
 T = TypeVar("T")
 
-_FORMAT: Final = struct.Struct("<QQ")
+_NUMBERS: Final = struct.Struct("<QQ")
+_CHECKSUM: Final = struct.Struct("<I")
+"""CRC-32 of the numbers: with a bit less in the first one the bound would be broken, and nobody would know."""
 _UNKNOWN: Final = 2**62
 
 
@@ -127,14 +131,16 @@ class Account:
         self._descriptor = descriptor
 
     def _read(self) -> tuple[int, int]:
-        numbers = os.pread(self._descriptor, _FORMAT.size, 0)
-        if len(numbers) != _FORMAT.size:
+        content = os.pread(self._descriptor, _NUMBERS.size + _CHECKSUM.size, 0)
+        numbers, checksum = content[: _NUMBERS.size], content[_NUMBERS.size :]
+        if checksum != _CHECKSUM.pack(zlib.crc32(numbers)):
             return _UNKNOWN, 0
-        used, taken = _FORMAT.unpack(numbers)
+        used, taken = _NUMBERS.unpack(numbers)
         return used, taken
 
     def _write(self, used: int, taken: int) -> None:
-        os.pwrite(self._descriptor, _FORMAT.pack(used, taken), 0)
+        numbers = _NUMBERS.pack(used, taken)
+        os.pwrite(self._descriptor, numbers + _CHECKSUM.pack(zlib.crc32(numbers)), 0)
 
 
 def _open(path: Path) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 from asyncfetch.cache.disk.account import Account
 from asyncfetch.cache.disk.layout import cost_bytes
 from asyncfetch.cache.disk.mounts import require_locks
-from asyncfetch.cache.disk.shelves import Shelves, entries
+from asyncfetch.cache.disk.shelves import Shelves, entries, unwatched
 from asyncfetch.errors import CacheError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.cache.disk.layout import Piece, Version
-    from asyncfetch.cache.disk.shelves import Removed
+    from asyncfetch.cache.disk.shelves import Progress, Removed
 
 __all__ = ["Folder", "NewFile", "Survey"]
 
@@ -146,7 +146,8 @@ class Folder:
         cost = cost_bytes(file_bytes)
         if limit_bytes(self.used_bytes()) < cost:
             return False
-        if self._evict(lambda used: _goal(limit_bytes(used), cost, used), wait=False) is None:
+        removed = self._evict(lambda used: _goal(limit_bytes(used), cost, used), wait=False, progress=unwatched)
+        if removed is None:
             return False
         used = self.used_bytes()
         return used + cost <= limit_bytes(used)
@@ -180,9 +181,9 @@ class Folder:
         """Delete the file of a piece, which may have gone already."""
         self._account.give_back(partial(_delete, self.shelves.path(version, piece), cost_bytes(piece.file_bytes)))
 
-    def survey(self) -> Survey:
+    def survey(self, progress: Progress = unwatched) -> Survey:
         """Look at everything; see Shelves.look."""
-        found = self.shelves.look()
+        found = self.shelves.look(progress)
         times = found.used_at_ns
         return Survey(
             objects=len(np.unique(found.object_ids)),
@@ -195,12 +196,15 @@ class Folder:
 
     def count(self) -> int:
         """What there is, counted; sets the account right. Waits for those who evict."""
-        self._evict(lambda used: used, wait=True)
+        self._evict(lambda used: used, wait=True, progress=unwatched)
         return self.used_bytes()
 
-    def prune(self, max_bytes: int) -> Removed:
-        """Delete what was used longest ago until at most ``max_bytes`` are left. Waits for others who do."""
-        removed = self._evict(lambda _used: max_bytes, wait=True)
+    def prune(self, max_bytes: int, progress: Progress = unwatched) -> Removed:
+        """Delete what was used longest ago until at most ``max_bytes`` are left. Waits for others who do.
+
+        What is interrupted has deleted a part, and counts as there until the next count.
+        """
+        removed = self._evict(lambda _used: max_bytes, wait=True, progress=progress)
         assert removed is not None
         return removed
 
@@ -208,7 +212,7 @@ class Folder:
         """Delete what dead writers left, and return how many bytes that was."""
         return self._account.give_back(lambda: sum(_delete_if_abandoned(entry.path) for entry in entries(self._new)))
 
-    def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool) -> Removed | None:
+    def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool, progress: Progress) -> Removed | None:
         """Delete the longest unused until ``goal_bytes`` of what there is are left; None while another does that."""
         with self._sole_evictor(wait=wait) as sole:
             if not sole:
@@ -217,9 +221,9 @@ class Folder:
             self.sweep()
             # First those that are being written: they may be published meanwhile, and then count twice, not never.
             unfinished_bytes = self._unfinished_bytes()
-            found = self.shelves.look()
+            found = self.shelves.look(progress)
             total = unfinished_bytes + int(found.cost_bytes.sum())
-            removed = self.shelves.delete_oldest(found, total - goal_bytes(total))
+            removed = self.shelves.delete_oldest(found, total - goal_bytes(total), progress)
             self._account.recount(total - removed.cost_bytes, taken_before)
             return removed
 

@@ -15,7 +15,7 @@ import time
 from array import array
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["BlockFile", "Holdings", "Removed", "Shelves", "entries"]
+    Progress: TypeAlias = Callable[[str, float], object]
+    """Called with what is being done and what share of it is, some thousand times in all."""
+
+__all__ = ["BlockFile", "Holdings", "Removed", "Shelves", "entries", "unwatched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +119,13 @@ class Shelves:
 
     def files(self) -> Iterator[BlockFile]:
         """All files, in no order. What comes and goes meanwhile may be among them or not."""
-        for entry, status in self._found():
+        for entry, status in self._found("reading", unwatched):
             yield BlockFile(entry.path, *parse_file_name(entry.name), cost_bytes(status.st_size))
 
-    def look(self) -> Holdings:
+    def look(self, progress: Progress) -> Holdings:
         """Look at all files, and put right the times that are still to come; ClosedError where it is stopped."""
         object_ids, times, costs = array("Q"), array("q"), array("q")
-        for entry, status in self._found():
+        for entry, status in self._found("looking", progress):
             if self._stopped:
                 raise ClosedError("the disk tier is closed: nobody looks at its files any more")
             used_at_ns, now = status.st_mtime_ns, self._wall_ns()
@@ -135,7 +138,7 @@ class Shelves:
             costs.append(cost_bytes(status.st_size))
         return Holdings(*(np.frombuffer(column, column.typecode) for column in (object_ids, times, costs)))
 
-    def delete_oldest(self, found: Holdings, excess_bytes: int) -> Removed:
+    def delete_oldest(self, found: Holdings, excess_bytes: int, progress: Progress) -> Removed:
         """Delete what makes up ``excess_bytes``, but nothing that was used since it was looked at."""
         if excess_bytes <= 0 or not len(found.used_at_ns):
             return Removed(0, 0)
@@ -143,7 +146,7 @@ class Shelves:
         position = int(np.searchsorted(np.cumsum(found.cost_bytes[order]), excess_bytes))
         newest = int(found.used_at_ns[order[min(position, len(order) - 1)]])
         files = gone = 0
-        for entry, status in self._found():
+        for entry, status in self._found("deleting", progress):
             if gone >= excess_bytes or self._stopped:
                 break
             if status.st_mtime_ns > newest:
@@ -153,8 +156,10 @@ class Shelves:
                 files, gone = files + 1, gone + cost_bytes(status.st_size)
         return Removed(files, gone)
 
-    def _found(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-        for shelf in entries(self._directory):
+    def _found(self, doing: str, progress: Progress) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+        found = list(entries(self._directory))
+        for number, shelf in enumerate(found):
+            progress(doing, number / len(found))
             for entry in entries(shelf.path):
                 if is_file_name(entry.name) and entry.is_file(follow_symlinks=False):
                     with suppress(FileNotFoundError):
@@ -165,6 +170,10 @@ class Shelves:
         for shelf in shelves(object_id, start, stop):
             with suppress(FileNotFoundError, NotADirectoryError):
                 yield from os.listdir(f"{self._directory}/{shelf}")
+
+
+def unwatched(_doing: str, _share: float) -> None:
+    """The Progress that nobody looks at."""
 
 
 def entries(path: str | Path) -> Iterator[os.DirEntry[str]]:

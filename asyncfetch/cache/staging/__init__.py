@@ -7,6 +7,7 @@ remote      files behind urls
 tar         members of tar archives, by range
 sources     where a sample's parts came from
 binding     how one file of one store is read, and in which form it is staged
+entries     files on their way, and handles' references to them
 table       who refers to what, and what comes next; pure
 quota       room on disk
 reading     one thread's way with one file

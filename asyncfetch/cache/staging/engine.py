@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from asyncfetch.cache.staging.binding import Binding, Stored, ValueBinding
     from asyncfetch.cache.staging.directory import StagedFile, StagingDirectory
+    from asyncfetch.cache.staging.entries import Claim, Entry, Leftover
     from asyncfetch.cache.staging.quota import Quota
-    from asyncfetch.cache.staging.table import Claim, Entry, Leftover
 
 __all__ = ["Engine"]
 

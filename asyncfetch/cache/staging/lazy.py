@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from asyncfetch.cache.staging.binding import Binding
     from asyncfetch.cache.staging.engine import Engine
+    from asyncfetch.cache.staging.entries import Claim
     from asyncfetch.cache.staging.sources import SourceInfo
     from asyncfetch.cache.staging.stores import FileStore
-    from asyncfetch.cache.staging.table import Claim
 
 __all__ = ["DirectLazy", "Lazy", "StagedLazy"]
 

@@ -77,8 +77,13 @@ class StagingPool(Protocol):
         """What it holds and did."""
         ...
 
-    def close(self) -> None:
-        """Its end."""
+    @property
+    def path(self) -> str | None:
+        """Where its files are; None where there are none."""
+        ...
+
+    def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
+        """Its end, at which it waits for reads under way, at most so long."""
         ...
 
 
@@ -223,7 +228,7 @@ class CachePool:
             engine.close(wait_seconds)
 
     def statistics(self) -> StagingStatistics:
-        """A snapshot. What was dropped before the call is counted as gone."""
+        """A snapshot. What was dropped before the call is counted as gone; on an event loop, a moment later."""
         engine = self._engines.get(os.getpid())
         if engine is None:
             return StagingStatistics(max_bytes=self._max_bytes, max_count=self._max_count)
@@ -304,8 +309,12 @@ class NoCachePool:
         """A handle that holds the value itself."""
         return DirectLazy(self, None, name, lambda: (value, None))
 
-    def close(self) -> None:
+    def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:
         """Nothing: it holds nothing, and handles go on."""
+
+    @property
+    def path(self) -> None:
+        """It has no files."""
 
     def statistics(self) -> StagingStatistics:
         """All reads are direct."""

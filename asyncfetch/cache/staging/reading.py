@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.cache.staging.binding import Stored
     from asyncfetch.cache.staging.engine import Engine
-    from asyncfetch.cache.staging.table import Entry
+    from asyncfetch.cache.staging.entries import Entry
 
     Step = Callable[[], "Step | None"]
 

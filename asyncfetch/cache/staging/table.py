@@ -18,94 +18,25 @@ until they have decoded them. Bytes are given up only where they can be kept now
 disk can't be written; then those who are left queue again. No bounded pool can promise more: two files of its size,
 picked up by turns, are each read for every handle.
 
-An entry is one generation of a file: a handle refers to the entry, never to its key, so a late handle can't touch a
-newer one. Every method is called under the pool's lock and returns at once; what it returns says which I/O to do next.
+Every method is called under the pool's lock and returns at once; what it returns says which I/O to do next.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 from weakref import ref
 
+from asyncfetch.cache.staging.entries import Claim, Entry, Leftover, Phase
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
 
     from asyncfetch.cache.staging.binding import Binding, Stored
     from asyncfetch.cache.staging.directory import StagedFile
     from asyncfetch.cache.staging.quota import Quota, Reservation
 
-__all__ = ["Claim", "Entry", "Leftover", "Phase", "Table"]
-
-
-class Phase(Enum):
-    """Where an entry is on its way."""
-
-    QUEUED = "queued"
-    WAITING = "waiting"
-    READING = "reading"
-    """A thread reads it, or is about to."""
-    WRITING = "writing"
-    """Its bytes are in hand and on their way to the disk."""
-    STAGED = "staged"
-    BYPASSED = "bypassed"
-    FAILED = "failed"
-    ENDED = "ended"
-
-
-class Entry:
-    """One generation of one file.
-
-    Attributes:
-        binding: How it is read: that of the first handle.
-        references: Handles that are not served yet.
-        joined: Those of them that wait for the read under way.
-        flight: What the read under way will bring; a failed one's error.
-        in_hand: The bytes of the last read, as long as somebody else holds on to them.
-        size_bytes: Where it is known.
-        reservation: Its room on disk.
-        file: Where it lies, when it is STAGED.
-    """
-
-    __slots__ = ("binding", "file", "flight", "in_hand", "joined", "phase", "references", "reservation", "size_bytes")
-
-    def __init__(self, binding: Binding) -> None:
-        self.binding = binding
-        self.phase = Phase.QUEUED
-        self.references = 0
-        self.joined: set[Claim] = set()
-        self.flight: Future[Stored] | None = None
-        self.in_hand: Callable[[], Stored | None] = _nothing
-        self.size_bytes: int | None = None
-        self.reservation: Reservation | None = None
-        self.file: StagedFile | None = None
-
-
-class Claim:
-    """A handle's reference to an entry. It counts once, however often it is released.
-
-    Attributes:
-        entry: What it refers to.
-        held: Whether the entry counts it: until it is served or released.
-        flight: The read that serves it.
-    """
-
-    __slots__ = ("entry", "flight", "held")
-
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
-        self.held = True
-        self.flight: Future[Stored] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A file that nobody refers to: to be removed, and its room released after that."""
-
-    file: StagedFile
-    reservation: Reservation
+__all__ = ["Table"]
 
 
 class Table:
@@ -391,10 +322,6 @@ class Table:
         """A maximum that falls off, so that one large file doesn't hold up small ones for ever."""
         usual = self._usual_bytes or 0
         self._usual_bytes = max(size_bytes, usual - (usual - size_bytes) // 8)
-
-
-def _nothing() -> None:
-    """In nobody's hands."""
 
 
 def _pop_first(order: dict[Entry, None]) -> Entry:

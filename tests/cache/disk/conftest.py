@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,9 +18,9 @@ from asyncfetch.ranges import ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 MIB = 1024 * 1024
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 CONTENT = np.random.default_rng(0).bytes(6 * MIB)
 VERSION = Version.of(ObjectInfo("https://data.example.org/a", len(CONTENT), '"one"'))
 
@@ -59,6 +61,16 @@ def tier(tmp_path: Path) -> Iterator[Tier]:
     yield tier
     for store in tier.stores:
         store.close()
+
+
+@pytest.fixture
+def memory_tier() -> Iterator[Tier]:
+    """A tier on a file system in memory, where there is one: those of hundreds of steps wait for a disk's journal."""
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        tier = Tier(Path(directory) / "tier", [])
+        yield tier
+        for store in tier.stores:
+            store.close()
 
 
 def put(store: DiskStore, start: int, stop: int, version: Version = VERSION) -> None:

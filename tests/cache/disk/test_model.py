@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from asyncfetch.cache.disk import verify
 from asyncfetch.cache.disk.layout import Piece, Version, parse_file_name, split
 from asyncfetch.ranges import ObjectInfo
-from tests.cache.disk.conftest import CONTENT, DAMAGES, MIB, VERSION, Tier, get, put
+from tests.cache.disk.conftest import CONTENT, DAMAGES, MEMORY, MIB, VERSION, Tier, get, put
 
 OTHER = Version.of(ObjectInfo("https://data.example.org/b", len(CONTENT), '"one"'))
 RANGES = st.tuples(
@@ -32,7 +32,7 @@ class DiskTierMachine(RuleBasedStateMachine):
 
     @initialize(max_bytes=st.sampled_from([AMPLE, 3 * MIB, 8192]))
     def start(self, max_bytes: int) -> None:
-        self.temporary = tempfile.TemporaryDirectory()
+        self.temporary = tempfile.TemporaryDirectory(dir=MEMORY)
         self.tier = Tier(Path(self.temporary.name), [])
         self.max_bytes = max_bytes
         self.stores = [self.tier.open(max_bytes) for _ in range(2)]

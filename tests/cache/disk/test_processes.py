@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncfetch.cache.disk import Folder, layout
+from asyncfetch.cache.disk import Folder, layout, verify
 from bench.soak import MAX_BYTES, soak
-from tests.cache.disk.conftest import MIB, VERSION, get, put
+from tests.cache.disk.conftest import MIB, VERSION, flip_a_bit, get, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,13 +40,16 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def kill_at_call(number: int) -> None:
-    """Have this process killed just before its so many-th call of the system from here on."""
+CHANGES = {"open", "mkdir", "rename", "unlink", "truncate", "pwrite", "pwritev", "utime", "flock"}
+
+
+def kill_at_change(number: int) -> None:
+    """Have this process killed just before its so many-th call from here on that may change what is on the disk."""
     left = number
 
     def count(_frame: FrameType, event: str, function: Any) -> None:  # noqa: ANN401
         nonlocal left
-        if event == "c_call" and getattr(function, "__module__", None) in {"posix", "fcntl"}:
+        if event == "c_call" and function.__name__ in CHANGES:
             left -= 1
             if left < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -54,27 +57,37 @@ def kill_at_call(number: int) -> None:
     sys.setprofile(count)
 
 
-@pytest.mark.parametrize("max_bytes", [64 * BLOCK, 3 * (BLOCK + 4096)], ids=["with room", "while evicting"])
-def test_a_kill_at_any_call_loses_no_room_and_spoils_no_byte(
-    tier: Tier, max_bytes: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.timeout(60)  # it forks some 150 times
+@pytest.mark.parametrize("begins", ["nothing", "a full tier with damage"])
+def test_a_kill_at_any_moment_loses_no_room_and_spoils_no_byte(
+    memory_tier: Tier, begins: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "BLOCK_BYTES", BLOCK)  # some 60 times through all of it: with less to write
+    monkeypatch.setattr(layout, "BLOCK_BYTES", BLOCK)  # so many times through all of it: with less to write
+    tier, max_bytes = memory_tier, 3 * (BLOCK + 4096)
 
-    def write() -> None:
+    def live() -> None:
+        kill_at_change(number)
         disk = tier.open(max_bytes)
-        kill_at_call(number)
+        get(disk, 3 * BLOCK, 6 * BLOCK)
         put(disk, 0, 2 * BLOCK)
+        list(verify(disk.folder))
+        disk.folder.prune(BLOCK)
+        disk.close()
 
-    number, status = 0, -signal.SIGKILL
+    number, status, flipped = 0, -signal.SIGKILL, 0
     while status == -signal.SIGKILL:
         shutil.rmtree(tier.directory, ignore_errors=True)
-        put(tier.open(max_bytes), 3 * BLOCK, 6 * BLOCK)
-        status = in_child(write)
+        if begins != "nothing":
+            put(tier.open(max_bytes), 3 * BLOCK, 6 * BLOCK)
+            for path in (tier.files()[0], tier.files()[-1]):
+                flip_a_bit(path, BLOCK // 2)
+            flipped = 2
+        status = in_child(live)
         survivor = tier.open(max_bytes)
         assert tier.unfinished() == []
         assert tier.on_disk_bytes() <= survivor.folder.used_bytes()
         get(survivor, 0, 6 * BLOCK)
-        assert survivor.statistics().damaged == 0
+        assert survivor.statistics().damaged <= flipped
         put(survivor, 0, 2 * BLOCK)
         assert get(survivor, BLOCK, 2 * BLOCK) == []
         assert tier.on_disk_bytes() <= max_bytes
@@ -83,7 +96,7 @@ def test_a_kill_at_any_call_loses_no_room_and_spoils_no_byte(
         while tier.stores:
             tier.stores.pop().close()
     assert status == 0
-    assert number > 25
+    assert number > 40
 
 
 def test_what_others_are_writing_is_not_swept(tier: Tier) -> None:

@@ -38,12 +38,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from asyncfetch.cache.disk.shelves import Holdings, Removed
+    from asyncfetch.cache.disk.shelves import Holdings, Progress, Removed
     from asyncfetch.testing.conformance import Check, Store
     from tests.cache.disk.conftest import Tier
 
 WHOLE = len(CONTENT)
-CONFIG = FetchConfig(trust_env=False, retry=RetryConfig(attempts=2, initial_seconds=0))
+CONFIG = FetchConfig(
+    trust_env=False,
+    min_part_bytes=8 * MIB,  # a busy machine's server is slow, and would be asked in parts
+    retry=RetryConfig(attempts=2, initial_seconds=0),
+)
 
 
 class Site:
@@ -269,14 +273,14 @@ async def test_nobody_waits_for_room_to_be_made(tier: Tier, site: Site, monkeypa
     looks, goes_on, deleted = threading.Event(), threading.Event(), threading.Event()
     look, delete = Shelves.look, Shelves.delete_oldest
 
-    def look_slowly(shelves: Shelves) -> Holdings:
+    def look_slowly(shelves: Shelves, progress: Progress) -> Holdings:
         looks.set()
         assert goes_on.wait(10)
-        return look(shelves)
+        return look(shelves, progress)
 
-    def tell_deleted(shelves: Shelves, found: Holdings, excess_bytes: int) -> Removed:
+    def tell_deleted(shelves: Shelves, found: Holdings, excess_bytes: int, progress: Progress) -> Removed:
         try:
-            return delete(shelves, found, excess_bytes)
+            return delete(shelves, found, excess_bytes, progress)
         finally:
             deleted.set()
 
@@ -298,10 +302,10 @@ async def test_leaving_it_ends_the_making_of_room(tier: Tier, site: Site, monkey
     looks, goes_on = threading.Event(), threading.Event()
     look, stop = Shelves.look, Shelves.stop
 
-    def look_slowly(shelves: Shelves) -> Holdings:
+    def look_slowly(shelves: Shelves, progress: Progress) -> Holdings:
         looks.set()
         assert goes_on.wait(10)
-        return look(shelves)
+        return look(shelves, progress)
 
     def stop_and_go_on(shelves: Shelves) -> None:
         stop(shelves)
@@ -361,6 +365,30 @@ async def test_whatever_is_cancelled_when_the_next_read_is_right(tier: Tier, sit
             assert not any(buffer)
     assert tier.unfinished() == []
     assert tier.on_disk_bytes() <= max_bytes
+
+
+async def test_a_task_that_is_cancelled_waits_for_the_thread_that_has_its_buffer(
+    tier: Tier, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads, goes_on = os.preadv, threading.Event(), threading.Event()
+
+    def read_slowly(*arguments: Any) -> int:  # noqa: ANN401
+        reads.set()
+        assert goes_on.wait(10)
+        return read(*arguments)
+
+    async with job(tier) as reader:
+        await reader.fetch(site.url, 0, 100)
+        monkeypatch.setattr(os, "preadv", read_slowly)
+        reading = asyncio.ensure_future(reader.fetch_into(site.url, 0, 100, bytearray(100)))
+        assert await anyio.to_thread.run_sync(reads.wait, 5)
+        reading.cancel()  # which goes through anyio's shield
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        assert not reading.done()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
 
 
 async def test_an_opening_that_is_cancelled_leaves_no_file_open(tier: Tier) -> None:

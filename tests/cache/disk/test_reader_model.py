@@ -28,7 +28,7 @@ from asyncfetch.cache.disk import layout as disk_layout
 from asyncfetch.errors import ConnectionFailed, ObjectChanged
 from asyncfetch.ranges import ObjectInfo
 from tests.cache.conftest import PinningReader
-from tests.cache.disk.conftest import DAMAGES, Tier
+from tests.cache.disk.conftest import DAMAGES, MEMORY, Tier
 
 if TYPE_CHECKING:
     from asyncfetch.fetch.reader import WritableBuffer
@@ -210,7 +210,7 @@ OPERATIONS = st.lists(
 async def test_against_a_model(
     kind: str, operations: list[tuple[object, ...]], memory_bytes: int, disk_bytes: int
 ) -> None:
-    with tempfile.TemporaryDirectory() as directory, mock.patch.object(disk_layout, "BLOCK_BYTES", BLOCK):
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory, mock.patch.object(disk_layout, "BLOCK_BYTES", BLOCK):
         house = House(kind, Path(directory), memory_bytes, disk_bytes)
         write = os.pwritev
 

@@ -66,8 +66,11 @@ def test_what_has_to_come_from_the_disk_is_asked_for_at_once(tier: Tier, monkeyp
     monkeypatch.setattr(os, "posix_fadvise", lambda file, *_: asked.append(os.fstat(file).st_ino))
     assert get(disk, 0, 3 * MIB) == []
     assert asked[:3] == [path.stat().st_ino for path in tier.files()]
-    asked.clear()
-    assert get(disk, 0, 3 * MIB) == []
+    for _ in range(5):  # of what a busy machine forgets meanwhile it is asked for again
+        asked.clear()
+        assert get(disk, 0, 3 * MIB) == []
+        if not asked:
+            break
     assert asked == []
 
 
@@ -200,10 +203,18 @@ def test_strangers_files_are_left_alone(tier: Tier) -> None:
     assert all(path.exists() for path in others)
 
 
-def test_a_number_that_is_garbage_is_counted_anew(tier: Tier) -> None:
-    put(tier.open(), 0, WHOLE)
-    (tier.directory / "v1/used").write_bytes(b"?")
-    assert tier.open().folder.used_bytes() == 6 * FILE_BYTES
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_number_that_is_damaged_is_counted_anew_and_breaks_no_bound(tier: Tier, damage: str) -> None:
+    disk = tier.open(6 * FILE_BYTES)
+    put(disk, 0, WHOLE)
+    used = tier.directory / "v1/used"
+    for at in range(used.stat().st_size):
+        DAMAGES[damage](used, at)
+        put(disk, at, at + 10)
+        assert tier.on_disk_bytes() <= disk.folder.used_bytes() <= 6 * FILE_BYTES
+        tier.now += 2
+    DAMAGES[damage](used, 0)
+    assert tier.open().folder.used_bytes() == tier.on_disk_bytes()
 
 
 def test_verify_finds_what_is_damaged_and_leaves_the_order_of_use(tier: Tier) -> None:

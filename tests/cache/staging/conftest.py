@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncfetch.cache.staging import CachePool, SourceInfo, SplitStore
-from asyncfetch.cache.staging.table import Phase
+from asyncfetch.cache.staging.entries import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

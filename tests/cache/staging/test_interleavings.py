@@ -22,10 +22,10 @@ from asyncfetch.cache.staging import DecodingStore, Lazy
 from asyncfetch.cache.staging.binding import StoreBinding, Stored, ValueBinding, dumps
 from asyncfetch.cache.staging.directory import StagedFile, StagingDirectory
 from asyncfetch.cache.staging.engine import Engine
+from asyncfetch.cache.staging.entries import Phase
 from asyncfetch.cache.staging.lazy import StagedLazy
 from asyncfetch.cache.staging.quota import Quota
 from asyncfetch.cache.staging.reading import Reading
-from asyncfetch.cache.staging.table import Phase
 from asyncfetch.errors import CacheError
 from tests.cache.staging.conftest import GatedStore
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.cache.staging import FileStore
     from asyncfetch.cache.staging.binding import Binding
-    from asyncfetch.cache.staging.table import Claim, Entry
+    from asyncfetch.cache.staging.entries import Claim, Entry
 
 FILES = {"empty": b"", "small": b"s", "medium": b"m" * 4, "large": b"l" * 9, "full": b"f" * 16, "huge": b"h" * 17}
 NAMES = st.sampled_from(sorted(FILES))
@@ -324,7 +324,7 @@ class Interleavings(RuleBasedStateMachine):
         assert not self.waits
 
 
-TestInterleavings = Interleavings.TestCase
+TestInterleavings = pytest.mark.timeout(60)(Interleavings.TestCase)  # 120 examples, on a busy machine
 TestInterleavings.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 
 

@@ -76,9 +76,12 @@ def test_s05_after_a_direct_read_without_room_the_others_queue_again(make_pool: 
     pool = make_pool(workers=1, max_bytes=10)
     full = pool.get_lazy(store, "a")
     until(lambda: is_staged(pool, 1))
-    now, later = pool.get_lazy(store, "b"), pool.get_lazy(store, "b")
+    now, later, other = (pool.get_lazy(store, name) for name in "bbc")
     assert now.get() == TEN["b"]
     assert full.get() == TEN["a"]
+    until(lambda: is_staged(pool, 1))
+    assert store.reads == ["a", "b", "c"]  # they stand at the tail
+    assert other.get() == TEN["c"]
     until(lambda: is_staged(pool, 1))
     assert later.get() == TEN["b"]
     assert pool.statistics().direct_reads == 1
@@ -184,6 +187,7 @@ def test_s12_handles_are_equal_by_store_and_name(make_pool: MakePool) -> None:
     store, other = GatedStore(TEN), GatedStore(TEN)
     one, same, name, far = (pool.get_lazy(*key) for key in ((store, "a"), (store, "a"), (store, "b"), (other, "a")))
     assert one == same
+    assert one not in [name, far]
     assert len({one, same, name, far}) == 3
     before = {one: "found"}
     one.get()
@@ -293,7 +297,8 @@ def test_both_pools_have_one_face() -> None:
         assert pool.to_cache({"a": 1}, "mine").get() == {"a": 1}
         assert pool.get(GatedStore(TEN), "b") == TEN["b"]
         assert pool.statistics().reads == 2
-        pool.close()
+        pool.close(wait_seconds=1)
+        assert pool.path is None
 
 
 async def test_an_awaited_handle_leaves_the_loop_alone(make_pool: MakePool) -> None:
