@@ -93,6 +93,11 @@ class PrivateUrl(str):
 
     __slots__ = ()
 
+    @property
+    def has_secrets(self) -> bool:
+        """Whether a pickle leaves something of it behind."""
+        return _without_secrets(self) != self
+
     def __repr__(self) -> str:
         return repr(redact_url(self))
 

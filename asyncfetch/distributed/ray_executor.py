@@ -31,11 +31,11 @@ class RayExecutor:
     """An Executor of ``merge_datasets``: its pieces are tasks of the Ray cluster that this process is connected to.
 
     Each takes one of the cluster's processors; ``workers`` None means all of them. What is reduced stays in the object
-    store until the end. The destination must be a prefix of S3 or a directory that all nodes share, and ``fetch``
-    travels without its secrets: give credentials to the nodes by their environment.
+    store until the end. The destination must be a prefix of S3 or a directory that all nodes share. ``fetch`` and the
+    sources' urls travel without their secrets: give credentials to the nodes by their environment.
 
     Raises:
-        ConfigError: Ray isn't initialised, when a merge begins.
+        ConfigError: Ray isn't initialised, when a merge begins, or a source's url has a password or a signature.
         MissingDependency: Ray isn't installed.
         WorkerError: Ray lost a task, and what it tried again too.
     """

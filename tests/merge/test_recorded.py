@@ -18,7 +18,7 @@ from tests.lerobot.test_pixels import DATA, read_code
 from tests.merge.test_merge import read_json, read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
 PICK_PLACE = Path(__file__).parents[3] / "shared/datasets/pick-place"
 """Too large for a clone; merged along where it lies beside one."""
@@ -32,14 +32,17 @@ def videos_of(root: Path, camera: str) -> list[Path]:
     return sorted((root / "videos" / camera).rglob("*.mp4"))
 
 
-def codes_by_ffmpeg(path: Path) -> Iterator[Code]:
-    """What is painted into each picture, which says where it comes from."""
-    command = ["ffmpeg", "-v", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "gray", "-"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as decoding:
-        assert decoding.stdout is not None
-        while picture := decoding.stdout.read(WIDTH * HEIGHT):
-            yield read_code(np.frombuffer(picture, np.uint8).reshape(1, HEIGHT, WIDTH))
-    assert decoding.returncode == 0
+def codes_by_ffmpeg(paths: Sequence[Path]) -> list[Code]:
+    """What is painted into each picture of these videos, which says where it comes from."""
+    codes = []
+    for path in paths:
+        command = ["ffmpeg", "-v", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "gray", "-"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as decoding:
+            assert decoding.stdout is not None
+            while picture := decoding.stdout.read(WIDTH * HEIGHT):
+                codes.append(read_code(np.frombuffer(picture, np.uint8).reshape(1, HEIGHT, WIDTH)))
+        assert decoding.returncode == 0
+    return codes
 
 
 @pytest.mark.timeout(60)  # it decodes up to 2,400 pictures
@@ -69,7 +72,7 @@ async def test_recorded_datasets(tmp_path: Path) -> None:
             assert sample["task"] in tasks
     for number, camera in enumerate((TOP, WRIST)):
         paths = videos_of(out, camera)
-        painted = await to_thread.run_sync(lambda paths=paths: [code for one in paths for code in codes_by_ffmpeg(one)])
+        painted = await to_thread.run_sync(codes_by_ffmpeg, paths)
         assert painted == [(row["episode_index"], row["frame_index"], number) for row, _ in expected]
         assert 1 < len(paths) < sum(len(videos_of(root, camera)) for root in ROOTS)
     assert read_json(out, "info.json")["total_tasks"] == len({task for _, tasks in expected for task in tasks})
