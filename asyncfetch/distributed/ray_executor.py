@@ -65,6 +65,9 @@ class _RayPool:
         self._fetch = ray.put(fetch)
         self._task = ray.remote(num_cpus=1, num_returns=2)(_perform)
 
+    def expect(self, seconds: float) -> None:
+        """Ray's processes are there already."""
+
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
         start = partial(self._task.remote, self._fetch, piece, *arguments)
         ended, value = await anyio.to_thread.run_sync(start)
