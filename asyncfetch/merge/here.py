@@ -58,9 +58,15 @@ class _Loop:
 class OnThisMachine:
     """An Executor that starts a process for each worker where there is enough to do.
 
+    Args:
+        pays: Whether processes do so many seconds of work earlier, by so many workers.
+
     Raises:
         WorkerError: A process died, or can't be started.
     """
+
+    def __init__(self, pays: Callable[[float, int], bool] = processes_pay) -> None:
+        self._pays = pays
 
     @asynccontextmanager
     async def open(
@@ -68,24 +74,33 @@ class OnThisMachine:
     ) -> AsyncIterator[_Processes]:
         """The processes are gone when the block is left, whatever they were doing."""
         async with Fetcher(fetch) as fetcher, AsyncExitStack() as children:
-            yield _Processes(Workplace(fetcher, wrote), workers or os.cpu_count() or 1, fetch, children)
+            place = Workplace(fetcher, wrote)
+            yield _Processes(place, workers or os.cpu_count() or 1, fetch, children, self._pays)
 
 
 class _Processes(_Loop):
-    def __init__(self, place: Workplace, workers: int, fetch: FetchConfig, children: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        place: Workplace,
+        workers: int,
+        fetch: FetchConfig,
+        children: AsyncExitStack,
+        pays: Callable[[float, int], bool],
+    ) -> None:
         super().__init__(place, workers)
         if fetch.max_bytes_per_second is not None:  # which is each process's
             fetch = replace(fetch, max_bytes_per_second=max(1, fetch.max_bytes_per_second // workers))
         self._fetch = fetch
         self._children = children
         self._idle: list[Child] = []
-        self._pays = False
+        self._pay = pays
+        self._is_worth_it = False
 
     def expect(self, seconds: float) -> None:
-        self._pays = processes_pay(seconds, self.workers)
+        self._is_worth_it = seconds > 0 and self._pay(seconds, self.workers)
 
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
-        if not self._pays or piece is add:
+        if not self._is_worth_it or piece is add:
             return await super().run(piece, *arguments)
         if self._idle:
             child = self._idle.pop()
