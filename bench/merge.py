@@ -6,8 +6,8 @@
 All ways read and write with the same code, and only the order differs. "flat" is ``merge_datasets`` of all members.
 "pairs" merges neighbours, then what that gave, round by round, the pairs of a round side by side. "one by one" merges
 the first two, then that and the third, as LeRobot's ``aggregate_datasets`` grows its files. "threads" and "processes"
-(``--processes``) are "flat" in nothing but these, whatever ``merge_datasets`` would choose. Each repeat runs all ways in
-a new order; "flat" also with members on a server that gives each stream a rate. Times are of the wall, with the least
+(``--processes``) are "flat" in nothing but these, whatever ``merge_datasets`` would choose. Each repeat runs all ways
+in a new order; "flat" also with members on a server that gives each stream a rate. Times are of the wall, the least
 and the greatest; the CPU's beside them say how much others took of it. Bytes written are those that the process handed
 to the system; what processes tell each other is among them.
 """
