@@ -5,10 +5,11 @@
 
 All ways read and write with the same code, and only the order differs. "flat" is ``merge_datasets`` of all members.
 "pairs" merges neighbours, then what that gave, round by round, the pairs of a round side by side. "one by one" merges
-the first two, then that and the third, as LeRobot's ``aggregate_datasets`` grows its files. Each repeat runs all ways
-in a new order; "flat" also with members on a server that gives each stream a rate. Times are of the wall, with the
-least and the greatest; the CPU's beside them say how much others took of it. Bytes written are those that the process
-handed to the system.
+the first two, then that and the third, as LeRobot's ``aggregate_datasets`` grows its files. "threads" and "processes"
+(``--processes``) are "flat" in nothing but these, whatever ``merge_datasets`` would choose. Each repeat runs all ways
+in a new order; "flat" also with members on a server that gives each stream a rate. Times are of the wall, the least
+and the greatest; the CPU's beside them say how much others took of it. Bytes written are those that the process handed
+to the system; what processes tell each other is among them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import shutil
 import statistics
 import tempfile
@@ -33,10 +35,13 @@ from rich.table import Table
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.merge import merge_datasets
+from asyncfetch.merge.here import InProcess, OnThisMachine
 from asyncfetch.testing import RangeServer, write_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from asyncfetch.merge.kernel import Executor
 
 MIB = 1024**2
 RATE_BYTES = 4 * MIB
@@ -54,16 +59,18 @@ class Row:
     least_seconds: float
     most_seconds: float
     cpu_seconds: float
-    """Of this process; the server's are in it where there is one."""
+    """Of this process and those that it started; the server's are in it where there is one."""
     to_flat: float
     """Time over that of the first "flat" in the same repeat, the median of the ratios."""
     written_to_output: float
     """Bytes written over the length of the merged dataset."""
 
 
-async def flat(workers: int, members: list[str], out: Path, fetch: FetchConfig | None) -> None:
+async def flat(
+    workers: int, members: list[str], out: Path, fetch: FetchConfig | None, executor: Executor | None = None
+) -> None:
     """All at once."""
-    await merge_datasets(members, out, workers=workers, fetch=fetch)
+    await merge_datasets(members, out, workers=workers, fetch=fetch, executor=executor)
 
 
 async def pairs(workers: int, members: list[str], out: Path, fetch: FetchConfig | None) -> None:
@@ -97,18 +104,30 @@ async def one_by_one(members: list[str], out: Path, fetch: FetchConfig | None) -
 Way = Callable[[list[str], Path, FetchConfig | None], Awaitable[None]]
 
 
-def ways(workers: Sequence[int]) -> dict[str, Way]:
-    """All of them, by name."""
+def ways(workers: Sequence[int], *, processes: bool = False) -> dict[str, Way]:
+    """All of them, by name; with ``processes`` also what ``merge_datasets`` chooses between."""
     named = {count: f"{count} worker{'s' if count > 1 else ''}" for count in workers}
     return {
         **{f"flat, {name}": partial(flat, count) for count, name in named.items()},
+        **{
+            f"flat, {count} {what}": partial(flat, count, executor=executor)
+            for count in workers
+            if processes and count > 1
+            for what, executor in (("threads", InProcess()), ("processes", OnThisMachine(pays=lambda *_: True)))
+        },
         **{f"pairs, {name}": partial(pairs, count) for count, name in named.items()},
         "one by one": one_by_one,
     }
 
 
+def spent_seconds() -> float:
+    """CPU of this process and of those that it had and that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
 def written_bytes() -> int:
-    """What this process has handed to write calls."""
+    """What this process, and those that it had, have handed to write calls."""
     counters = psutil.Process().io_counters()
     return int(counters.write_chars)
 
@@ -122,7 +141,9 @@ class Run:
     written_to_output: float
 
 
-async def measure(root: Path, count: int, episodes: int, repeats: int, workers: Sequence[int]) -> list[Row]:
+async def measure(
+    root: Path, count: int, episodes: int, repeats: int, workers: Sequence[int], processes: bool
+) -> list[Row]:
     """All ways for local members and for served ones, interleaved."""
     make = partial(write_dataset, codec="h264", width=160, height=128, texture=0.3, length=40, distinct_videos=1)
     for number in range(count):
@@ -130,7 +151,7 @@ async def measure(root: Path, count: int, episodes: int, repeats: int, workers: 
             partial(make, root / f"members/{number:03d}", episodes=episodes, seed=number, tasks=(f"{number % 5}", "b"))
         )
     taken: dict[tuple[str, str], list[Run]] = {}
-    named = ways(workers)
+    named = ways(workers, processes=processes)
     async with RangeServer(
         root / "members", bytes_per_second=RATE_BYTES, first_byte_seconds=FIRST_BYTE_SECONDS
     ) as server:
@@ -151,9 +172,9 @@ async def measure(root: Path, count: int, episodes: int, repeats: int, workers: 
 async def timed(way: Way, members: list[str], work: Path, fetch: FetchConfig | None) -> Run:
     """What it took, and bytes written over those of the result."""
     await anyio.Path(work).mkdir()
-    started, cpu, before = time.perf_counter(), time.process_time(), written_bytes()
+    started, cpu, before = time.perf_counter(), spent_seconds(), written_bytes()
     await way(members, work / "out", fetch)
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu
+    seconds, cpu_seconds = time.perf_counter() - started, spent_seconds() - cpu
     written = written_bytes() - before
     size = sum(path.stat().st_size for path in (work / "out").rglob("*") if path.is_file())
     await anyio.to_thread.run_sync(shutil.rmtree, work)
@@ -208,12 +229,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--episodes", type=int, default=1, help="of a member, 40 frames each, two cameras")
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--workers", type=parse_counts, default=[1, 2], help="such as 1,2")
+    parser.add_argument("--processes", action="store_true", help="also in threads alone, and in processes alone")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     asked = parser.parse_args(arguments)
     count = asked.members or (8 if asked.quick else 64)
     repeats = asked.repeats or (3 if asked.quick else 5)
     with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-") as directory:
-        rows = anyio.run(measure, Path(directory), count, asked.episodes, repeats, asked.workers)
+        rows = anyio.run(measure, Path(directory), count, asked.episodes, repeats, asked.workers, asked.processes)
     if asked.json:
         print(json.dumps({"members": count, "repeats": repeats, "rows": [asdict(row) for row in rows]}))
     else:

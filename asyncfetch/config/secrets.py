@@ -1,7 +1,8 @@
 """Settings whose values no repr shows and no pickle carries, and urls whose secrets none does.
 
 A pickle may end in a log, a checkpoint or on another machine. The one exception is the pickle that multiprocessing
-sends down a pipe to a process that it is starting, such as a loader's worker by spawn.
+sends down a pipe to a process that it is starting, such as a loader's worker by spawn, and what a merge and
+its processes tell each other likewise.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from asyncfetch.config.checks import require
@@ -17,7 +20,7 @@ from asyncfetch.errors import ConfigError, redact_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["PrivateUrl", "Secrets"]
+__all__ = ["PrivateUrl", "Secrets", "among_own_processes"]
 
 V = TypeVar("V")
 
@@ -99,6 +102,11 @@ class PrivateUrl(str):
         require(isinstance(url, str | os.PathLike), f"a url or a path is needed, not {url!r}")
         return super().__new__(cls, os.fspath(url))
 
+    @property
+    def has_secrets(self) -> bool:
+        """Whether a pickle leaves something of it behind."""
+        return _without_secrets(self) != self
+
     def __repr__(self) -> str:
         return repr(redact_url(self))
 
@@ -119,11 +127,24 @@ def _without_secrets(url: str) -> str:
     return _PASSWORD.sub("***@", url)
 
 
+_is_among_own = ContextVar("asyncfetch_among_own_processes", default=False)
+
+
+@contextmanager
+def among_own_processes() -> Iterator[None]:
+    """What is pickled in here goes through a pipe between this process and one that it started, and stays whole."""
+    token = _is_among_own.set(True)
+    try:
+        yield
+    finally:
+        _is_among_own.reset(token)
+
+
 def _goes_to_own_child() -> bool:
-    """Whether what is being pickled goes to a process that multiprocessing is starting."""
+    """Whether what is being pickled goes to a process of ours, or one that multiprocessing is starting."""
     from multiprocessing.context import get_spawning_popen  # not needed by who never pickles
 
-    return get_spawning_popen() is not None
+    return _is_among_own.get() or get_spawning_popen() is not None
 
 
 def _left_behind(setting: str, names: tuple[str, ...]) -> Secrets[V]:

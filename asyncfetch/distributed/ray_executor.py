@@ -31,11 +31,11 @@ class RayExecutor:
     """An Executor of ``merge_datasets``: its pieces are tasks of the Ray cluster that this process is connected to.
 
     Each takes one of the cluster's processors; ``workers`` None means all of them. What is reduced stays in the object
-    store until the end. The destination must be a prefix of S3 or a directory that all nodes share, and ``fetch``
-    travels without its secrets: give credentials to the nodes by their environment.
+    store until the end. The destination must be a prefix of S3 or a directory that all nodes share. ``fetch`` and the
+    sources' urls travel without their secrets: give credentials to the nodes by their environment.
 
     Raises:
-        ConfigError: Ray isn't initialised, when a merge begins.
+        ConfigError: Ray isn't initialised, when a merge begins, or a source's url has a password or a signature.
         MissingDependency: Ray isn't installed.
         WorkerError: Ray lost a task, and what it tried again too.
     """
@@ -64,6 +64,9 @@ class _RayPool:
         self._ray = ray
         self._fetch = ray.put(fetch)
         self._task = ray.remote(num_cpus=1, num_returns=2)(_perform)
+
+    def expect(self, seconds: float) -> None:
+        """Ray's processes are there already."""
 
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
         start = partial(self._task.remote, self._fetch, piece, *arguments)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from asyncfetch.config import FetchConfig
+from asyncfetch.errors import ConfigError
 from asyncfetch.merge.apply import DATA_FILE_MAX_BYTES, FILES_PER_CHUNK, VIDEO_FILE_MAX_BYTES, report_on
 from asyncfetch.merge.arguments import check_limits, destination_of, selections_of
 from asyncfetch.merge.here import InProcess
@@ -50,7 +51,8 @@ def merge_steps(
         LocalPipelineExecutor([finish], tasks=1, depends=written).run()
 
     All nodes must share the destination's file system, unless it is a prefix of S3. ``fetch`` travels without its
-    secrets: give credentials to the nodes by their environment. Whatever of it is run again goes on where it stopped.
+    secrets, and a url that has some is refused: give credentials to the nodes by their environment. Whatever of it is
+    run again goes on where it stopped.
 
     Args: Those of ``merge_datasets``.
 
@@ -61,6 +63,11 @@ def merge_steps(
     limits = Limits(data_file_max_bytes, video_file_max_bytes, files_per_chunk)
     check_limits(limits)
     selections, target = selections_of(sources), destination_of(destination)
+    if private := [selection.url for selection in selections if selection.url.has_secrets]:
+        raise ConfigError(
+            f"the steps would carry the secrets of {private[0]!r} into datatrove's logs: name the dataset without "
+            "them, and give each node the login by its ~/.netrc, or keys by its environment"
+        )
     config = fetch or FetchConfig()
 
     async def plan() -> MergeJob:

@@ -12,7 +12,8 @@
     summaries     the pieces that read back what the statistics need of the rows
     quantiles     how quantiles are found without all rows in memory
     kernel        each piece as soon as what it needs is there; where it runs is an executor's to say
-    here          the executor of this process
+    here          the executor of this machine
+    children      processes of its own, and when they pay; child: what runs in one
     destination   what a destination has to do
     local_folder  one of them, and folder: built beside, gone on with after an interruption
     s3_prefix     the other: put file by file, likewise

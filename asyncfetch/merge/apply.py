@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.merge.arguments import check_limits, check_workers, destination_of, selections_of
-from asyncfetch.merge.here import InProcess
+from asyncfetch.merge.here import OnThisMachine
 from asyncfetch.merge.job import carry_out, plan_job
 from asyncfetch.merge.plan import Limits
 from asyncfetch.merge.progress import Progress
@@ -102,14 +102,15 @@ async def merge_datasets(
         sources: Directories or urls of at least one dataset, of v3, v2.1 or v2.0, or selections of some of their
             episodes. They are only read.
         destination: A local directory or an ``s3://bucket/prefix`` that is empty or doesn't exist yet.
-        workers: Pieces of work at a time; None: as many as there are processors.
+        workers: Pieces of work at a time; None: as many as there are processors. Where there is work for more than some
+            seconds, each is done in a process of its own, gone when this returns; else in threads.
         overwrite: Replace all that is there.
         dry_run: Read, check and plan only.
         data_file_max_bytes: A file of rows ends with the last episode that keeps it within this; one always fits.
         video_file_max_bytes: Likewise for a video.
         files_per_chunk: Files in a chunk directory.
         fetch: How the sources are read, and a destination on S3 is written.
-        executor: Where the work is done; None: in this process.
+        executor: Where the work is done; None: on this machine.
         progress: Called whenever something was written.
 
     Raises:
@@ -118,6 +119,7 @@ async def merge_datasets(
             or disagree; lists every reason.
         FetchError: A source could not be read while it was being copied, or the destination not be written.
         DatasetError: A source's rows aren't what its metadata say.
+        WorkerError: A process that worked for it has died.
         MissingDependency: pyarrow isn't installed.
     """
     options = Options(
@@ -172,7 +174,7 @@ async def merge_several(
     """
     named = [(selections_of(sources), destination_of(destination)) for sources, destination in merges]
     told = Progress(options.progress)
-    executor, fetch = options.executor or InProcess(), options.fetch or FetchConfig()
+    executor, fetch = options.executor or OnThisMachine(), options.fetch or FetchConfig()
     started = time.monotonic()
     async with executor.open(fetch, options.workers, told.wrote) as pool:
         jobs = [

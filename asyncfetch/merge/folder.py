@@ -29,7 +29,7 @@ from asyncfetch.merge.destination import WrittenFile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["BuildFolder", "build_folder", "open_folder", "restore_target", "share_folder"]
+__all__ = ["BuildFolder", "build_folder", "locked", "open_folder", "restore_target", "share_folder"]
 
 _READ_BYTES = 1024 * 1024
 
@@ -134,13 +134,13 @@ def open_folder(folder: BuildFolder, target: Path) -> Iterator[None]:
     target.parent.mkdir(parents=True, exist_ok=True)
     for other in _folders(target):
         if other != folder:
-            with _locked(other.root) as is_mine:
+            with locked(other.root) as is_mine:
                 if is_mine:
                     other.remove()
                 elif is_mine is False:
                     raise _busy(target, other)
     folder.dataset.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.root) as is_mine:
+    with locked(folder.root) as is_mine:
         if is_mine is False:
             raise _busy(target, folder)
         if target.exists():  # a merge was killed when it had taken its place, before it had tidied up
@@ -151,7 +151,7 @@ def open_folder(folder: BuildFolder, target: Path) -> Iterator[None]:
 def restore_target(target: Path) -> None:
     """Put back what was at the target, where a merge that was to replace it was killed between two renames."""
     for folder in _folders(target):
-        with _locked(folder.root) as is_mine:
+        with locked(folder.root) as is_mine:
             if is_mine and folder.replaced.exists() and not target.exists():
                 folder.replaced.rename(target)
 
@@ -184,14 +184,14 @@ def share_folder(folder: BuildFolder, target: Path) -> Iterator[None]:
         MergeError: Somebody has.
     """
     folder.dataset.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.root, shared=True) as is_ours:
+    with locked(folder.root, shared=True) as is_ours:
         if is_ours is False:
             raise _busy(target, folder)
         yield
 
 
 @contextmanager
-def _locked(root: Path, *, shared: bool = False) -> Iterator[bool | None]:
+def locked(root: Path, *, shared: bool = False) -> Iterator[bool | None]:
     """Whether the folder is ours until the block is left; None where the file system has no locks, so nobody knows."""
     try:
         descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -36,6 +36,10 @@ __all__ = ["MergeJob", "carry_out", "carry_out_share", "plan_job"]
 
 _SOURCES_AT_ONCE = 16
 """Sources whose metadata a worker reads side by side."""
+_SOURCE_SECONDS = 0.03
+"""What a processor takes for the metadata of a source with a video of each camera."""
+_ANYWHERE = frozenset({"file", "http", "https", "s3", "hf"})
+"""Schemes that another process reads as this one does; one of fsspec's may name this process's own memory."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,6 +65,11 @@ class MergeJob:
         """About, of the rows and videos."""
         return sum(unit.nbytes for unit in self.units)
 
+    @property
+    def seconds(self) -> float:
+        """What a processor takes to write the files and to summarise them, about; 0 for this process alone."""
+        return sum(unit.seconds for unit in self.units) if _are_anywhere(self.plan.sources) else 0
+
     def needed(self, workers: int) -> Needed:
         """By so many workers."""
         return Needed(self.nbytes, sum(sorted(unit.nbytes for unit in self.units)[-workers:]))
@@ -77,6 +86,7 @@ async def plan_job(
     await destination.check(pool.fetcher, [selection.url for selection in selections], overwrite=overwrite)
     different = list(dict.fromkeys(selections))
     shares = [different[number :: pool.workers] for number in range(min(pool.workers, len(different)))]
+    pool.expect(_SOURCE_SECONDS * len(different) if _are_anywhere(different) else 0)
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             schedule = Schedule(tasks, pool)
@@ -125,6 +135,7 @@ async def carry_out(jobs: Sequence[MergeJob], pool: Pool, progress: Progress) ->
             )
         publications: list[Callable[[], Awaitable[None]]] = []
         written = []
+        pool.expect(sum(job.seconds for job in jobs))
         for job in jobs:
             files, summary, numbers = await write_and_summarise(pool, job.units, job.build, progress)
             room = await stack.enter_async_context(job.build.room())
@@ -148,6 +159,11 @@ async def carry_out_share(job: MergeJob, pool: Pool, rank: int, world_size: int)
     """
     async with job.build.share(pool.fetcher, job.needed(pool.workers), overwrite=job.overwrite):
         await write_files(pool, job.units[rank::world_size], job.build)
+
+
+def _are_anywhere(sources: Sequence[Source | Selection]) -> bool:
+    schemes = (source.url.partition("://") for source in sources)
+    return all(not separator or scheme.lower() in _ANYWHERE for scheme, separator, _ in schemes)
 
 
 def _measure(root: Path, paths: Sequence[str]) -> int:

@@ -53,6 +53,10 @@ class Pool(Protocol):
     fetcher: Fetcher
     """Of this process, for what is done around the pieces."""
 
+    def expect(self, seconds: float) -> None:
+        """So much work comes now: what one processor takes for it, about; 0 where it must stay in this process."""
+        ...
+
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
         """The piece's value, or its error. Arguments may be values of earlier calls."""
         ...

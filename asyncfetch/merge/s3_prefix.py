@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from asyncfetch.fetch.batch import for_each
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.merge.destination import WrittenFile, check_space, is_taken
 from asyncfetch.merge.info import INFO_PATH
+from asyncfetch.merge.rooms import sweep_rooms, temporary_room
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class S3Build:
     @asynccontextmanager
     async def share(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
         """See Build. From here on what was there is no dataset any more."""
+        await anyio.to_thread.run_sync(sweep_rooms)
         await anyio.to_thread.run_sync(check_space, Path(tempfile.gettempdir()), needed.at_once)
         if not overwrite:
             await self.prefix.check_free(fetcher)
@@ -118,14 +120,14 @@ class S3Build:
     @asynccontextmanager
     async def room(self) -> AsyncIterator[Path]:
         """See Build. Gone when the block is left."""
-        make = partial(tempfile.TemporaryDirectory, prefix="asyncfetch-merging-", ignore_cleanup_errors=True)
-        with anyio.CancelScope(shield=True):
-            folder = await anyio.to_thread.run_sync(make)
-        try:
-            yield Path(folder.name)
-        finally:
+        with ExitStack() as stack:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(folder.cleanup)
+                folder = await anyio.to_thread.run_sync(stack.enter_context, temporary_room())
+            try:
+                yield folder
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(stack.close)
 
     async def finish(self, fetcher: Fetcher, room: Path, path: str) -> WrittenFile:
         """See Build. It is in the room no more."""

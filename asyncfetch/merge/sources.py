@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import numpy as np
 
+from asyncfetch.config import PrivateUrl
 from asyncfetch.errors import ConfigError, FetchError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers
@@ -64,7 +65,7 @@ _PictureStatistics = dict[str, dict[str, EpisodeColumn]]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A dataset of which some episodes are meant."""
+    """A dataset of which some episodes are meant. No repr shows the secrets of its url, and no pickle carries them."""
 
     source: str | os.PathLike[str]
     """A directory or url."""
@@ -76,14 +77,14 @@ class Selection:
     """
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "source", os.fspath(self.source))
+        object.__setattr__(self, "source", PrivateUrl(os.fspath(self.source)))
         if self.episodes is not None:
             object.__setattr__(self, "episodes", _ascending(self.episodes))
 
     @property
-    def url(self) -> str:
+    def url(self) -> PrivateUrl:
         """The source, as text."""
-        return os.fspath(self.source)
+        return PrivateUrl(os.fspath(self.source))
 
 
 def _ascending(episodes: Iterable[int]) -> tuple[int, ...]:

@@ -46,6 +46,8 @@ __all__ = [
 
 _PIECE_BYTES = 8 * 1024 * 1024
 """Read and written at a time of a video: large enough for one request to pay, small beside a file of 200 MB."""
+_SEGMENT_SECONDS, _EPISODE_SECONDS, _BYTE_SECONDS = 0.0003, 0.002, 1 / 1024**3
+"""Of a processor (2.1 GHz, Python 3.11): for a segment of 60 pictures, for 60 rows, and to read, write and check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class VideoUnit:
     def nbytes(self) -> int:
         """Without its header."""
         return sum(segment.nbytes for segment in self.segments)
+
+    @property
+    def seconds(self) -> float:
+        """What a processor takes to write it, about."""
+        return _SEGMENT_SECONDS * len(self.segments) + _BYTE_SECONDS * self.nbytes
 
     @property
     def num_episodes(self) -> int:
@@ -82,6 +89,11 @@ class RowsUnit:
     """Those with statistics of numbers."""
     nbytes: int
     """About."""
+
+    @property
+    def seconds(self) -> float:
+        """What a processor takes to write and to summarise it, about."""
+        return _EPISODE_SECONDS * len(self.episodes) + _BYTE_SECONDS * self.nbytes
 
     @property
     def num_episodes(self) -> int:

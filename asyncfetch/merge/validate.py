@@ -8,7 +8,7 @@ from asyncfetch.errors import MergeError, redact_url
 from asyncfetch.merge.tables import column_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.sources import Source
@@ -29,7 +29,8 @@ def check_agreement(sources: Sequence[Source]) -> None:
         MergeError: With every disagreement, each against the first source.
     """
     first = sources[0]
-    problems = [problem for other in sources[1:] for problem in _differences(first, other)]
+    types = _column_types(first)
+    problems = [problem for other in sources[1:] for problem in _differences(first, types, other)]
     problems += [problem for camera in first.metadata.cameras for problem in _different_pictures(sources, camera)]
     problems += _different_statistics(sources)
     refuse(problems)
@@ -42,7 +43,7 @@ def refuse(problems: Sequence[str], cause: BaseException | None = None) -> None:
         raise MergeError(f"can't merge, for {count}:\n" + "\n".join(f"- {problem}" for problem in problems)) from cause
 
 
-def _differences(first: Source, other: Source) -> Iterator[str]:
+def _differences(first: Source, types: Mapping[str, str], other: Source) -> Iterator[str]:
     def compare(what: str, one: object, another: object) -> Iterator[str]:
         if one != another:
             yield (
@@ -57,7 +58,7 @@ def _differences(first: Source, other: Source) -> Iterator[str]:
         if key in another.features:
             for name, value in _meaning(feature).items():
                 yield from compare(f"{name} of feature {key}", value, _meaning(another.features[key])[name])
-    types, other_types = _column_types(first), _column_types(other)
+    other_types = _column_types(other)
     for key in types.keys() & other_types.keys():
         yield from compare(f"the stored type of feature {key}", types[key], other_types[key])
 

@@ -115,6 +115,7 @@ class RayStore:
     def _find_actor(self) -> Any:  # noqa: ANN401
         # Detached: it must not die with the worker that happened to be the first.
         options = {"name": NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
+        options["enable_task_events"] = False  # Ray's control store keeps 4 KB of each of the last 100,000 calls
         return self._ray.remote(Directory).options(**options).remote()
 
     async def _object(self, reference: Any) -> Any:  # noqa: ANN401

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import pytest
 
 from asyncfetch.distributed import RayExecutor
 from asyncfetch.errors import ConfigError, FetchError, FormatError
-from asyncfetch.merge import MergeProgress, merge_datasets
+from asyncfetch.merge import MergeProgress, Selection, merge_datasets
 from asyncfetch.testing import S3Server
 from tests.merge.on_s3 import OUT, below, config
 from tests.merge.on_s3 import scratch as scratch  # a fixture
@@ -96,6 +97,15 @@ async def test_a_workers_error_is_ours(library: Library, tmp_path: Path) -> None
         await merge_datasets([root], tmp_path / "out", executor=RayExecutor())
     assert type(caught.value) is FormatError
     assert names(tmp_path) == {"source"}
+
+
+@pytest.mark.usefixtures("ray_cluster")
+async def test_secrets_of_a_url_stay_here(tmp_path: Path) -> None:
+    """And what is left of it is refused by the worker, before it asks anybody."""
+    url = "https://user:hunter2@data.example.org/set"
+    with pytest.raises(ConfigError, match=r"https://\*\*\*@data\.example\.org") as caught:
+        await merge_datasets([url], tmp_path / "out", executor=RayExecutor())
+    assert "hunter2" not in f"{caught.value!r} {Selection(url)!r} {pickle.dumps(Selection(url))!r}"
 
 
 @pytest.mark.usefixtures("ray_cluster")

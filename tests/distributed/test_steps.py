@@ -98,3 +98,6 @@ def test_what_cannot_be_merged_is_refused_before_a_step_is_made(library: Library
         merge_steps([*sources(library), library(episodes=(4,), fps=10).root], tmp_path / "out")
     with pytest.raises(ConfigError, match="at least one"):
         merge_steps([], tmp_path / "out")
+    with pytest.raises(ConfigError, match="would carry the secrets of 'https://") as caught:
+        merge_steps(["https://user:hunter2@data.example.org/set"], tmp_path / "out")
+    assert "hunter2" not in str(caught.value)

@@ -20,6 +20,7 @@ from anyio import to_thread
 
 from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FetchError, MergeError
 from asyncfetch.merge import merge_datasets
+from asyncfetch.merge.rooms import temporary_room
 from asyncfetch.merge.s3_prefix import S3Build
 from asyncfetch.testing import Fault, S3Server
 from tests.merge.on_s3 import OUT, below, config
@@ -45,6 +46,19 @@ def count_files(scratch: Path) -> int:
 
 def built_in(scratch: Path) -> list[str]:
     return [name for name in os.listdir(scratch) if "merging" in name]
+
+
+@pytest.mark.may_block  # it looks into the scratch folder
+async def test_what_a_killed_merge_left_on_the_disk_is_swept(library: Library, scratch: Path) -> None:
+    """And what a living one has there isn't."""
+    (scratch / "asyncfetch-merging-dead/videos").mkdir(parents=True)
+    (scratch / "asyncfetch-merging-dead/lock").touch()
+    (scratch / "asyncfetch-merging-dead/videos/file-000.mp4").touch()
+    async with S3Server({}) as server:
+        with temporary_room() as living:
+            await merge_datasets([library(episodes=(4,)).root], OUT, fetch=config(server))
+            assert built_in(scratch) == [living.name]
+    assert built_in(scratch) == []
 
 
 async def test_it_is_what_a_merge_to_a_folder_is(
@@ -181,7 +195,7 @@ class Child:
             return self.process.wait()
 
 
-@pytest.mark.timeout(120)  # three processes
+@pytest.mark.timeout(120)  # two processes
 async def test_killed_at_any_moment_it_is_gone_on_with(library: Library, tmp_path: Path) -> None:
     """At any request that writes: what is there is no dataset, or a whole one."""
     truths = [library(episodes=(9, 4, 5), gop=6), library(episodes=(5, 7, 6), gop=6)]
@@ -192,7 +206,7 @@ async def test_killed_at_any_moment_it_is_gone_on_with(library: Library, tmp_pat
     child = Child()
     async with S3Server(content, fault=lambda request: child.saw(request)) as server:
         run = partial(to_thread.run_sync, lambda: child.run(server.url, str(server.ca_file), OUT, *map(str, roots)))
-        assert await run() == 0
+        await merge_datasets(roots, OUT, workers=2, fetch=config(server), **options)
         assert below(content) == whole
         writes = child.writes
         ends = []

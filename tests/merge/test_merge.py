@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncfetch.lerobot import open_dataset
+from asyncfetch.media import parse_moov
 from asyncfetch.merge import merge_datasets, quantiles, summaries
 from asyncfetch.testing import Quirks, read_identity
 from tests.lerobot.serving import TOP, WRIST
@@ -134,6 +135,16 @@ async def test_times_do_not_drift_where_frames_are_not_whole_ticks(library: Libr
     starts = np.cumsum((0, *lengths[:-1]))
     np.testing.assert_array_equal(times[starts], np.round(starts * 1000 / 30))
     assert np.abs(times - frames * 1000 / 30).max() <= 1
+
+
+async def test_a_video_has_one_configuration_of_the_decoder(library: Library, tmp_path: Path) -> None:
+    """Where the next source was encoded otherwise a new file begins, and each is decoded as it was made."""
+    truths = [library(episodes=(5, 4), cameras=(TOP,), gop=gop) for gop in (6, 1, 6)]
+    await merge_datasets([truth.root for truth in truths], tmp_path / "out")
+    files = sorted((tmp_path / "out/videos").rglob("*.mp4"))
+    assert len({parse_moov(path.read_bytes(), url=path.name).track.stsd for path in files}) == 2
+    assert [frame_hashes(path) for path in files] == [frame_hashes(video_of(truth)) for truth in truths]
+    await check_merged(tmp_path / "out", truths)
 
 
 async def test_the_index_of_a_video_is_in_front(library: Library, tmp_path: Path) -> None:

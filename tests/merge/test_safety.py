@@ -15,6 +15,7 @@ import pytest
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, MergeError
 from asyncfetch.merge import merge_datasets
+from asyncfetch.merge.tables import write_episodes
 from asyncfetch.testing import Quirks, RangeServer
 from tests.lerobot.serving import TOP, WRIST
 from tests.merge.test_merge import all_files, check_merged, read_json, read_table
@@ -223,6 +224,16 @@ async def test_every_episode_names_the_file_that_holds_its_row(library: Library,
         }
     await merge_datasets([tmp_path / "out"], tmp_path / "again", files_per_chunk=3)
     await check_merged(tmp_path / "again", [truth] * 3)
+
+
+def test_a_hundred_episodes_share_a_row_group(tmp_path: Path) -> None:
+    """A reader that wants one of many thousands reads little more, and a footer stays short."""
+    numbers = {"episode_index": list(range(250)), "length": [1] * 250}
+    write_episodes(tmp_path / "file.parquet", numbers, 10, 240)
+    file = pq.ParquetFile(tmp_path / "file.parquet")
+    groups = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    assert groups == [100, 100, 30]
+    assert file.read()["episode_index"].to_pylist() == list(range(10, 240))
 
 
 async def test_info_counts_and_carries(library: Library, tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ def as_version2(truth: DatasetTruth, root: Path, *, stats: bool = True) -> Path:
                 video = source / f"videos/{camera}/chunk-000/file-{episode:03d}.mp4"
                 _copy(video, root / f"videos/{chunk}/{camera}/{name}.mp4")
     rows = pq.read_table(source / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
-    _write_lines(root, "tasks", [{"task_index": index, "task": task} for index, task in enumerate(truth.tasks)])
+    tasks = [{"task_index": index, "task": task} for index, task in enumerate(truth.tasks)]
+    _write_lines(root, "tasks", tasks[::-1])  # numbers say which is which, not lines
     _write_lines(root, "episodes", [{key: row[key] for key in ("episode_index", "tasks", "length")} for row in rows])
     if stats:
         _write_lines(root, "episodes_stats", [_stats(row) for row in rows if row["length"]])

@@ -20,6 +20,10 @@ from tests.clusters import local_ray
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+    import torch
+
+    from asyncfetch.tensors import RemoteTensor
+
 MIB = 1024 * 1024
 QUICK = FetchConfig(
     timeouts=TimeoutConfig(connect_seconds=2, first_byte_seconds=1, stall_seconds=0.3),
@@ -42,9 +46,17 @@ class Backend:
         return TensorClient(backend="ray" if self.name == "ray" else "http", **settings)
 
 
-@pytest.fixture(scope="session")
+http_client = Backend("http", "").client
+
+
+async def store(client: TensorClient, server: str, *tensors: torch.Tensor) -> list[RemoteTensor]:
+    remotes: list[RemoteTensor] = await client.remotize(list(tensors), server)
+    return remotes
+
+
+@pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[None]:
-    """A real Ray on this machine, which reports nothing to anybody."""
+    """A real Ray, gone before another room's tests: an initialised Ray is seen by all that ask."""
     pytest.importorskip("ray")
     with local_ray(num_cpus=1):
         yield

@@ -1,0 +1,128 @@
+"""Processes for a merge's pieces, and when they pay.
+
+They are started by ``subprocess``, not by multiprocessing, which would run the caller's main module once more in each:
+a merge needs no ``if __name__ == "__main__"``. Each does one piece at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import anyio.to_thread
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from asyncfetch.errors import WorkerError
+from asyncfetch.merge.child import DONE, FAILED, LENGTH_BYTES, WROTE, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from anyio.abc import Process
+
+    from asyncfetch.config import FetchConfig
+    from asyncfetch.merge.kernel import Piece
+
+__all__ = ["Child", "processes_pay"]
+
+START_SECONDS = 1.5
+"""Of a processor, for the imports of one process."""
+
+
+def processes_pay(work_seconds: float, workers: int) -> bool:
+    """Whether work is done earlier by so many processes than by threads of this one. Pure.
+
+    Threads are taken to have one processor among them, since most of the work holds the interpreter's lock. The gain
+    must be twice what is known: an estimate is one, and processes take memory, too.
+    """
+    return workers > 1 and work_seconds - work_seconds / workers > 2 * START_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process that does pieces."""
+
+    process: Process
+    answers: BufferedByteReceiveStream
+
+    @classmethod
+    async def start(cls, fetch: FetchConfig) -> Self:
+        """Start it; it reads with this configuration, secrets included.
+
+        Raises:
+            WorkerError: The system refuses another process.
+        """
+        path = os.pathsep.join(filter(None, sys.path))
+        try:
+            process = await anyio.open_process(
+                [sys.executable, "-c", "from asyncfetch.merge.child import main; main()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=None,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # what Ctrl-C means is this process's to decide
+            )
+        except OSError as error:
+            raise WorkerError(f"the system refuses another process for the merge: {error}") from error
+        assert process.stdout is not None
+        child = cls(process, BufferedByteReceiveStream(process.stdout))
+        try:
+            await child._send(pack(fetch))
+        except BaseException:
+            await child.end()
+            raise
+        return child
+
+    async def do(self, piece: Piece, arguments: Sequence[Any], wrote: Callable[[str, int], object]) -> Any:  # noqa: ANN401
+        """The piece's value, or its error. When it fails or is cancelled the child is of no use any more.
+
+        Raises:
+            WorkerError: The process has died.
+        """
+        await self._send(await anyio.to_thread.run_sync(pack, (piece, arguments)))
+        while True:
+            kind, value = await self._receive()
+            if kind == WROTE:
+                wrote(*value)
+            elif kind == DONE:
+                return value
+            elif kind == FAILED:
+                raise value
+
+    async def end(self) -> None:
+        """Kill it. Nothing of it runs when this returns."""
+        with anyio.CancelScope(shield=True):
+            if self.process.returncode is None:
+                self.process.kill()
+            await self.process.aclose()
+
+    async def _send(self, packed: bytes) -> None:
+        assert self.process.stdin is not None
+        try:
+            await self.process.stdin.send(packed)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+            raise await self._why_it_ended() from None
+
+    async def _receive(self) -> tuple[str, Any]:
+        try:
+            length = int.from_bytes(await self.answers.receive_exactly(LENGTH_BYTES), "big")
+            data = await self.answers.receive_exactly(length)
+        except (anyio.IncompleteRead, anyio.EndOfStream, anyio.BrokenResourceError, OSError):
+            raise await self._why_it_ended() from None
+        message: tuple[str, Any] = await anyio.to_thread.run_sync(partial(pickle.loads, data))
+        return message
+
+    async def _why_it_ended(self) -> WorkerError:
+        code = await self.process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        why = "if nobody did that, the system was out of memory" if code == -signal.SIGKILL else "it may have said why"
+        return WorkerError(
+            f"a process of the merge (pid {self.process.pid}) {how}; {why}. The same call goes on where it stopped"
+        )
