@@ -15,10 +15,14 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 import asyncfetch as af
 from asyncfetch.stream import Placement
+from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
-    from tests.end_to_end.conftest import Served
+    from pathlib import Path
 
+    from tests.end_to_end.conftest import Serve, Served
+
+TOP = "observation.images.top"
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
@@ -132,6 +136,53 @@ def test_a_slow_worker_never_takes_the_next_epoch(stream: af.Stream) -> None:
     late = keys_of(stream.iterate(slow))  # starts when the fast one has moved on
     stream.set_epoch(0)
     assert sorted(first + late) == sorted(keys_of(stream))
+
+
+@pytest.mark.parametrize("workers", [0, 1], ids=["stream", "persistent worker"])
+def test_an_epochs_first_episode_is_asked_for_while_the_last_ones_drain(
+    tmp_path: Path, serve: Serve, workers: int
+) -> None:
+    """Though memory holds but two thirds of the clips, and not that one any more."""
+    truth = write_dataset(
+        tmp_path / "data",
+        episodes=12,
+        length=12,
+        cameras=[TOP],
+        codec="h264",
+        texture=20.0,
+        crf=10,
+        distinct_videos=1,
+        episodes_per_video_file=1,  # by which requests are told apart
+    )
+    clip_bytes = max(file.stat().st_size for file in truth.root.rglob("*.mp4"))
+    with serve(truth) as served:
+        config = served.config(
+            max_bytes=14 * clip_bytes, decoded_max_bytes=1, lanes=2, pool_episodes=2, prefetch_episodes=2
+        )
+        stream = served.stream(features=[TOP], seed=1, config=config)
+        ((first, _),) = keys_of(itertools.islice(stream.iterate(Placement(), epoch=2), 1))
+        stream.close()
+        samples: Any = stream
+        if workers:
+            samples = DataLoader(
+                af.torch.StreamDataset(stream),
+                batch_size=None,
+                num_workers=workers,
+                persistent_workers=True,
+                multiprocessing_context="fork",
+            )
+        assert len(keys_of(samples)) == truth.num_frames
+        second, used = iter(samples), 0.0
+        for sample in itertools.islice(second, truth.num_frames - 1):
+            if int(sample["episode_index"]) == first:
+                used = time.monotonic()
+        deadline = time.monotonic() + 10
+        file = f"file-{first:03d}.mp4"
+        while not any(each.started > used for each in served.server.requests if each.path.endswith(file)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(keys_of(second)) == 1
+        stream.close()
 
 
 def test_a_negative_epoch_is_refused(stream: af.Stream) -> None:
