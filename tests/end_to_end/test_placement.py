@@ -132,7 +132,8 @@ def test_ranks_that_are_killed_are_gone_on_with_by_one_and_by_four(served: Serve
     by_four = train_and_kill(served, tmp_path, 4, 1, 1, *map(str, tmp_path.glob("2-*.json")))
     streams = [af.Stream(served.url, features=[], seed=seed) for seed in range(2)]
     mixture = af.Mixture(streams, [2, 1], stop_on=97, config=served.config())
-    for name, source in {"stream": served.stream(features=[]), "mixture": mixture}.items():
+    sources: dict[str, af.Stream | af.Mixture] = {"stream": served.stream(features=[]), "mixture": mixture}
+    for name, source in sources.items():
         expected = sorted(member_and_index(sample) for sample in source)
         begun: list[tuple[int, int]] = []
         for reports in (by_two, by_four):

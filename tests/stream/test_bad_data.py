@@ -168,10 +168,11 @@ def test_the_list_stays_in_its_process(broken: str) -> None:
 def test_what_loader_workers_find_is_listed_where_the_loader_is(broken: str, truth: DatasetTruth, method: str) -> None:
     """A stream's that are forked, a mixture's that are spawned."""
     whole = list(range(truth.num_frames))
-    stream: af.Stream | af.Mixture = make(broken, "skip")
+    members = [make(broken, "skip"), make(str(truth.root), "skip")]
+    stream: af.Stream | af.Mixture = members[0]
     good = [(0, index) for index in whole if index not in BAD]
     if method == "spawn":
-        stream = af.Mixture([stream, make(str(truth.root), "skip")], [1, 1], stop_on=2 * len(whole))
+        stream = af.Mixture(members, [1, 1], stop_on=2 * len(whole))
         good += [(1, index) for index in whole]
     dataset = af.torch.StreamDataset(stream, batch_size=4)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
