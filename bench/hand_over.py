@@ -10,16 +10,12 @@ iterator, of one local dataset, both with torch's ``default_collate``. By turns;
 from __future__ import annotations
 
 import argparse
-import json
 import threading
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import anyio
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch.utils.data import DataLoader
 from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
@@ -27,7 +23,7 @@ import asyncfetch as af
 from asyncfetch.config import usable_cpus
 from bench.data import bench_dataset
 from bench.parts import hand_over_microseconds
-from bench.rows import Row
+from bench.rows import Row, show
 from bench.serving import BATCH, Consumer, forever
 
 if TYPE_CHECKING:
@@ -85,16 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows = measure(bench_dataset(), repeats=chosen.repeats, seconds=chosen.seconds)
-    if chosen.json:
-        print(json.dumps([asdict(row) for row in rows]))
-        return
-    table = Table("question", "median", "lowest", "highest", "goal")
-    for row in rows:
-        table.add_row(
-            row.question, *(f"{value:.3g} {row.unit}" for value in (row.median, row.lowest, row.highest)), row.goal
-        )
-    Console().print(table)
+    show(measure(bench_dataset(), repeats=chosen.repeats, seconds=chosen.seconds), as_json=chosen.json)
 
 
 if __name__ == "__main__":

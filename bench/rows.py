@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["Row"]
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Row", "show"]
 
 
 @dataclass(frozen=True)
@@ -23,3 +31,16 @@ class Row:
     def of(cls, question: str, unit: str, values: list[float], goal: str = "") -> Row:
         """The row of these repeats."""
         return cls(question, unit, statistics.median(values), min(values), max(values), goal)
+
+
+def show(rows: Sequence[Row], *, as_json: bool) -> None:
+    """Print them, for people or for programs."""
+    if as_json:
+        print(json.dumps([asdict(row) for row in rows]))
+        return
+    table = Table("question", "median", "lowest", "highest", "goal")
+    for row in rows:
+        table.add_row(
+            row.question, *(f"{value:.3g} {row.unit}" for value in (row.median, row.lowest, row.highest)), row.goal
+        )
+    Console().print(table)

@@ -1,8 +1,8 @@
 """Items from an event loop to a blocking consumer in another thread, in batches.
 
 A coroutine call per item costs 110-250 us of thread switches. Here a batch crosses in a ``queue.SimpleQueue``, whose
-``get`` Ctrl-C interrupts, and is paid for with one credit, which the consumer returns by waking the loop once, with the
-batch's last item. Nobody polls and nobody holds a lock.
+``get`` Ctrl-C interrupts. The consumer wakes the loop only where that waits for room, and not before it has taken more
+than half of what is on the way: so several batches cross for one wake-up. Nobody polls and nobody holds a lock.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from collections import deque
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
-
-import anyio
 
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.runtime.fork import ForkGuard
@@ -50,15 +48,14 @@ class _Batch(Generic[T]):
 class HandOver(Generic[T]):
     """A bounded channel: ``put`` on one loop, iteration in one thread.
 
-    Items come out in the order they went in, none is lost, and after them the end or the error. Batches are unpacked:
-    the consumer sees single items.
+    Batches come out in the order they went in, none is lost, and after them the end or the error.
 
-    ``put`` belongs to the loop of its first call; ``finish``, ``fail`` and ``close`` may be called from any thread and
-    never wait; iteration belongs to one thread at a time that isn't the loop's. In a forked child iteration raises
-    WrongLoop and ``close`` does nothing.
+    ``room`` and ``put`` belong to one task on one loop; ``finish``, ``fail`` and ``close`` may be called from any
+    thread and never wait; iteration belongs to one thread at a time that isn't the loop's. In a forked child iteration
+    raises WrongLoop and ``close`` does nothing.
 
     Args:
-        max_batches: Batches that may be on the way or in the consumer's hands at a time, at least 1.
+        max_batches: That may be on the way at a time, at least 1, beside the one that the consumer was given last.
         times: Records how long each batch took from one thread to the other, which begins when it is put or, where
             that is later, when the consumer asks for it. Two consumers that record at once may lose one.
     """
@@ -68,34 +65,39 @@ class HandOver(Generic[T]):
             raise ConfigError(f"max_batches must be at least 1, not {max_batches}")
         self._guard = ForkGuard("this iterator")
         self._queue: SimpleQueue[_Batch[T] | _End] = SimpleQueue()
+        self._max_batches = max_batches
         self._times = times
         self._closed = False
-        # Of the loop:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._credits = max_batches
-        self._woken: anyio.Event | None = None
-        # Of the consumer:
-        self._items: deque[T] = deque()
+        # Written by the loop:
+        self._put = 0
+        self._waiting: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        # Written by the consumer:
+        self._taken = 0
         self._ended = False
 
-    async def put(self, batch: Iterable[T]) -> None:
-        """Hand a batch over, waiting for the consumer where it is ``max_batches`` behind. An empty one costs nothing.
-
-        Cancelled while waiting, it hands over nothing.
+    async def room(self) -> None:
+        """Wait until one more batch may be put.
 
         Raises:
-            ClosedError: The consumer left, so nobody will see this batch.
+            ClosedError: The consumer left, so nobody will see it.
         """
-        items = deque(batch)
-        self._loop = asyncio.get_running_loop()
-        while not self._closed and not self._credits:
-            if self._woken is None:
-                self._woken = anyio.Event()
-            await self._woken.wait()
+        if self._is_full:
+            woken = asyncio.Event()
+            self._waiting = asyncio.get_running_loop(), woken
+            try:
+                # The consumer counts, then looks whether somebody waits. So who waits says so, then looks at the count.
+                if self._is_full:
+                    await woken.wait()
+            finally:
+                self._waiting = None
         if self._closed:
             raise ClosedError("the consumer of these items is gone")
+
+    def put(self, batch: Iterable[T]) -> None:
+        """Hand a batch over, for which there is room. An empty one costs nothing."""
+        items = deque(batch)
         if items:
-            self._credits -= 1
+            self._put += 1
             self._queue.put(_Batch(items, time.perf_counter()))
 
     def finish(self) -> None:
@@ -111,53 +113,45 @@ class HandOver(Generic[T]):
         self._queue.put(_End(error))
 
     def close(self) -> None:
-        """Stop consuming: items on the way are thrown away, iteration ends, ``put`` raises ClosedError. Idempotent."""
+        """Stop consuming: what is on the way is dropped, iteration ends, ``room`` raises ClosedError. Idempotent."""
         if self._guard.in_child or self._closed:
             return
         self._closed = True
-        self._items.clear()
         self._queue.put(_End())  # for another thread that is waiting in the iteration
-        self._wake_loop(credits_returned=0)
+        self._wake_loop()
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> T:
+    def __next__(self) -> deque[T]:
         self._guard.check()
-        while not self._items:
-            if self._ended or self._closed:
-                raise StopIteration
-            self._receive()
-        item = self._items.popleft()
-        if not self._items:
-            self._wake_loop(credits_returned=1)
-        return item
-
-    def _receive(self) -> None:
-        """Wait for a batch, the end, or the error."""
+        if self._ended or self._closed:
+            raise StopIteration
         since = time.perf_counter()
         received = self._queue.get()
-        if not isinstance(received, _End):
-            if self._times is not None:
-                self._times.record(time.perf_counter() - max(since, received.put_at))
-            self._items = received.items
-            return
-        self._ended = True
-        if received.error is not None:
+        if isinstance(received, _End):
+            self._ended = True
+            if received.error is None:
+                raise StopIteration
             try:
                 raise received.error
             finally:
                 del received  # else error -> traceback -> this frame -> error is a cycle
+        self._taken += 1
+        # While the loop waits, what is on the way only becomes less: it comes by this number once.
+        if self._put - self._taken == (self._max_batches - 1) // 2:
+            self._wake_loop()
+        if self._times is not None:
+            self._times.record(time.perf_counter() - max(since, received.put_at))
+        return received.items
 
-    def _wake_loop(self, *, credits_returned: int) -> None:
-        # ``close`` sets its flag before it looks for a loop, ``put`` its loop before it looks at the flag.
-        if self._loop is None:
-            return
-        with suppress(RuntimeError):  # the loop is closed: nobody there waits for credit
-            self._loop.call_soon_threadsafe(self._on_wake, credits_returned)
+    @property
+    def _is_full(self) -> bool:
+        return not self._closed and self._put - self._taken >= self._max_batches
 
-    def _on_wake(self, credits_returned: int) -> None:
-        self._credits += credits_returned
-        if self._woken is not None:
-            self._woken.set()
-            self._woken = None
+    def _wake_loop(self) -> None:
+        waiting = self._waiting
+        if waiting is not None:
+            loop, woken = waiting
+            with suppress(RuntimeError):  # the loop is closed: nobody there waits for room
+                loop.call_soon_threadsafe(woken.set)

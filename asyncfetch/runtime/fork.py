@@ -44,22 +44,24 @@ class ForkGuard:
 
     def __init__(self, subject: str) -> None:
         self._subject = subject
-        self._pid = os.getpid()
+        self._pid = _pid
 
     @property
     def in_child(self) -> bool:
         """Whether this process isn't the one that the guard was made in."""
-        return os.getpid() != self._pid
+        return self._pid != _pid
 
     def check(self) -> None:
         """Raise WrongLoop in any process but the guard's own."""
-        if os.getpid() != self._pid:
+        if self._pid != _pid:
             raise WrongLoop(
-                f"{self._subject} was made in process {self._pid} and can't be used in process {os.getpid()}, forked "
+                f"{self._subject} was made in process {self._pid} and can't be used in process {_pid}, forked "
                 "from it: its threads and loop didn't come along. Make a new one in this process."
             )
 
 
+_pid = os.getpid()
+"""This process. Every sample asks for it, and the system would take longer to say so than the sample takes."""
 _threads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, int] = weakref.WeakKeyDictionary()
 """Of loops that stand still."""
 _forked: dict[int, threading.Event] = {}
@@ -151,6 +153,8 @@ def _go_on() -> None:
 
 
 def _forget() -> None:
+    global _pid
+    _pid = os.getpid()
     thread = threading.get_ident()
     _block.changed = threading.Condition()  # a thread that didn't come along may have held the other one
     _block.inside = Counter({thread: _block.inside[thread]})

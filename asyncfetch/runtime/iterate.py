@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from asyncfetch.runtime.channel import HandOver
+from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 
 if TYPE_CHECKING:
@@ -28,20 +29,24 @@ def iterate(
 ) -> Generator[T, None, None]:
     """Yield the items of ``async with factory() as batches: async for batch in batches``, run on the loop thread.
 
-    All of it runs in one task, from the first ``next`` on, at most ``max_batches`` ahead of the consumer. What is
-    raised there, by leaving the context too, is raised here after the items before it. Closing the generator (an early
-    ``break``, ``close``, collection) cancels the task and waits for its end, but no longer than STOP_SECONDS.
-    ``times`` is HandOver's.
+    All of it runs in one task, from the first ``next`` on, at most ``max_batches`` ahead of the one that the consumer
+    is at. What is raised there, by leaving the context too, is raised here after the items before it. Closing the
+    generator (an early ``break``, ``close``, collection) cancels the task and waits for its end, but no longer than
+    STOP_SECONDS. ``times`` is HandOver's.
 
     Raises:
         ClosedError: The loop thread was closed meanwhile.
         WrongLoop: Iterated on the loop's own thread or in a forked child.
     """
+    guard = ForkGuard("this iterator")
     hand_over: HandOver[T] = HandOver(max_batches, times=times)
     call = loop_thread.start(_produce, factory, hand_over)
     call.add_done_callback(lambda error: hand_over.finish() if error is None else hand_over.fail(error))
     try:
-        yield from hand_over
+        for items in hand_over:
+            while items:  # each is let go of as it is given
+                yield items.popleft()
+                guard.check()
     finally:
         hand_over.close()
         call.cancel()
@@ -52,5 +57,7 @@ async def _produce(
     factory: Callable[[], AbstractAsyncContextManager[AsyncIterable[Iterable[T]]]], hand_over: HandOver[T]
 ) -> None:
     async with factory() as batches:
+        await hand_over.room()  # before a batch is asked for, so that none waits here
         async for batch in batches:
-            await hand_over.put(batch)
+            hand_over.put(batch)
+            await hand_over.room()

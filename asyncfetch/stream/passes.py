@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.source import Readable, SampleSource
     from asyncfetch.stream.state import State
 
-__all__ = ["Samples", "StreamIterator"]
+__all__ = ["HANDED_OVER_PARCELS", "Samples", "StreamIterator"]
 
 R = TypeVar("R", bound="Readable")
 
@@ -34,8 +34,9 @@ JOB_MAX_SAMPLES = 64
 AHEAD_JOBS = 64
 """Decoded ahead at most, beside the samples that wait for their turn: small samples would fill the bound on bytes with
 hundreds of thousands, and open a thousand episodes for them. Those of pictures come to that bound first."""
-HANDED_OVER_PARCELS = 3
-"""Beside those decoded ahead: the consumer's own, and two between the loop and a synchronous consumer."""
+HANDED_OVER_PARCELS = 5
+"""Beside those decoded ahead: the consumer's own, and four between the loop and a synchronous consumer, so that several
+cross for each time that one thread has to wake the other."""
 
 
 class Samples(Generic[R]):
@@ -184,7 +185,12 @@ def _deliver(
         plan=plan,
         is_followed=is_followed,
     )
-    yield from iterate(session.thread, partial(_Parcels, samples), times=session.hand_over)
+    yield from iterate(
+        session.thread,
+        partial(_Parcels, samples),
+        max_batches=HANDED_OVER_PARCELS - 1,
+        times=session.hand_over,
+    )
     stream.finish(turn, plan)
 
 

@@ -17,7 +17,8 @@ from asyncfetch.errors import CacheError, ClosedError, DatasetError
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.stream.building import Failed
-from asyncfetch.stream.jobs import Job, Parcel, Sizes, parcels
+from asyncfetch.stream.coming import Coming, Decoding
+from asyncfetch.stream.jobs import Sizes, parcels
 from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes
 from asyncfetch.stream.window import EpisodeWindow
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import HeldEpisode, Sample
     from asyncfetch.observe import Quantiles
     from asyncfetch.stream.building import Builder
+    from asyncfetch.stream.jobs import Job
     from asyncfetch.stream.order import Step
     from asyncfetch.stream.plan import PassPlan
     from asyncfetch.stream.source import Origin, Readable
@@ -57,43 +59,6 @@ class PassStatistics:
 
 Delivery = tuple[int, "Sample"]
 """A sample, and how many its consumer has been given with it."""
-
-
-class _Decoding:
-    """A job under way in a thread, and then what came of it."""
-
-    __slots__ = ("ready", "ready_at", "results", "steps", "waits_for")
-
-    def __init__(self, job: Job) -> None:
-        self.steps = job.steps
-        self.ready = anyio.Event()
-        self.ready_at = 0.0
-        self.results: list[Sample | Failed] = []
-        """For each step; empty ones once they were delivered."""
-        self.waits_for: int | None = None
-        """The episode whose arrival it waits for."""
-
-    def end(self, results: list[Sample | Failed]) -> None:
-        """Called once or, where it was given up before, twice."""
-        if not self.ready.is_set():
-            self.results = results
-            self.ready_at = time.perf_counter()
-            self.ready.set()
-
-
-class _Coming:
-    """A parcel that the consumer hasn't been given yet."""
-
-    __slots__ = ("decodings", "parcel")
-
-    def __init__(self, parcel: Parcel, decodings: list[_Decoding]) -> None:
-        self.parcel = parcel
-        self.decodings = decodings
-        """Of each step."""
-
-    @property
-    def is_ready(self) -> bool:
-        return all(decoding.ready.is_set() for decoding in self.decodings)
 
 
 class SamplePass:
@@ -151,9 +116,9 @@ class SamplePass:
         self._beyond = beyond
         self._on_end = on_end
         self._turn = anyio.Lock(fast_acquire=True)
-        self._queue: deque[_Coming] = deque()
+        self._queue: deque[Coming] = deque()
         self._queued = anyio.Event()
-        self._undone: dict[_Decoding, None] = {}
+        self._undone: dict[Decoding, None] = {}
         self._undelivered = 0  # samples of all jobs that were started
         self._freed = anyio.Event()
         self._is_waiting_for_room = self._produced_all = self._ended = False
@@ -271,7 +236,7 @@ class SamplePass:
         self._count(len(samples), waiting_since, max(decoding.ready_at for decoding in coming.decodings))
         return samples
 
-    def _take(self, coming: _Coming) -> list[Delivery]:
+    def _take(self, coming: Coming) -> list[Delivery]:
         """The parcel's samples up to the first error that isn't left out, which is kept for the next call."""
         samples: list[Delivery] = []
         replaces = self._on_error == "replace"
@@ -331,12 +296,12 @@ class SamplePass:
                 self._dataset.prefetch(episode)
 
     async def _produce(self) -> None:
-        decodings: WeakKeyDictionary[Job, _Decoding] = WeakKeyDictionary()
+        decodings: WeakKeyDictionary[Job, Decoding] = WeakKeyDictionary()
         for parcel in parcels(self._plan.steps(), self._sizes):
             for job in parcel.starts:
                 await self._wait_for_room(len(job.steps))
                 decodings[job] = self._start(job)
-            self._queue.append(_Coming(parcel, [decodings[job] for job, _ in parcel.takes]))
+            self._queue.append(Coming(parcel, [decodings[job] for job, _ in parcel.takes]))
             for step in parcel.steps:
                 for episode in step.finished:
                     self._window.finish(self._selection[episode])
@@ -357,8 +322,8 @@ class SamplePass:
             await self._freed.wait()
         self._is_waiting_for_room = False
 
-    def _start(self, job: Job) -> _Decoding:
-        decoding = _Decoding(job)
+    def _start(self, job: Job) -> Decoding:
+        decoding = Decoding(job)
         for step in job.steps:
             self._window.use(self._selection[step.episode])
         self._undelivered += len(job.steps)
@@ -366,7 +331,7 @@ class SamplePass:
         self._group.start_soon(self._decode, decoding, name="decode samples")
         return decoding
 
-    async def _decode(self, decoding: _Decoding) -> None:
+    async def _decode(self, decoding: Decoding) -> None:
         try:
             episodes = await self._gather(decoding)
             decoding.end(await self._dataset.decode_pool.run(self._builder.build, decoding.steps, episodes))
@@ -378,7 +343,7 @@ class SamplePass:
             self._undone.pop(decoding, None)
         self._fail_if_stuck()
 
-    async def _gather(self, decoding: _Decoding) -> dict[int, HeldEpisode | Exception]:
+    async def _gather(self, decoding: Decoding) -> dict[int, HeldEpisode | Exception]:
         """The episodes that the job reads, or why one can't be had."""
         episodes: dict[int, HeldEpisode | Exception] = {}
         try:

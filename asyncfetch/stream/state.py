@@ -143,7 +143,10 @@ def merge_states(states: Sequence[Any]) -> State:
         uninterrupted epoch where all consumers had been given equally many.
 
     Raises:
-        StateMismatch: There is none, they are of different passes, or a rank's is missing.
+        StateMismatch: There is none, they are of different passes, or a rank's is missing. With uneven ends ranks that
+            keep step may be in two epochs for a moment: one has begun the next when another still has a sample left of
+            this. What they share then is no one epoch's rest, so take the states a step earlier or later, or have all
+            ranks end together by ``uneven_ends="drop"`` or ``"pad"``.
     """
     found = [check_state(state) for each in states for state in _states_in(each)]
     if not found:
@@ -152,7 +155,10 @@ def merge_states(states: Sequence[Any]) -> State:
     # A rank whose part of an epoch has ended is at the next one's beginning, others may have a sample left.
     ahead = [state for state in found if state["epoch"] == epochs[0] + 1 and is_beginning(state)]
     if len(epochs) > 1 and len(ahead) < sum(state["epoch"] > epochs[0] for state in found):
-        raise StateMismatch(f"the states are of different epochs: {epochs}")
+        raise StateMismatch(
+            f"the states are of different epochs, {epochs}, and of the later ones something was delivered: take them "
+            'where all ranks are in one epoch; with uneven_ends="drop" or "pad" they begin each together'
+        )
     begun = [state for state in found if not is_beginning(state)]
     if not begun:
         return found[0]

@@ -47,8 +47,10 @@ class StreamDataset(IterableDataset[Any]):
 
     Resuming: ``state_dict`` says what was delivered in this process, and ``load_state_dict``, called before the loader
     is iterated, lets it go on from there. Without workers that is all of a rank; torchdata's ``StatefulDataLoader``
-    calls them in its workers. For a plain loader with workers, count its batches and ask ``state_after``. States of
-    several ranks are put together by ``merge_states``.
+    calls them in its workers; behind a ``break`` among the last batches of a pass, ask its state only when each of its
+    persistent workers has given a batch again, for before that some may not know yet which epoch it is of. For a plain
+    loader with workers, count its batches and ask ``state_after``. States of several ranks are put together by
+    ``merge_states``.
 
     Args:
         stream: What to read. ``set_epoch`` on it, or here, reaches the workers of a running loader when it is iterated

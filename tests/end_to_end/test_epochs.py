@@ -15,10 +15,14 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 import asyncfetch as af
 from asyncfetch.stream import Placement
+from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
-    from tests.end_to_end.conftest import Served
+    from pathlib import Path
 
+    from tests.end_to_end.conftest import Serve, Served
+
+TOP = "observation.images.top"
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
@@ -83,25 +87,23 @@ def test_set_epoch_reaches_persistent_workers(stream: af.Stream) -> None:
     assert orders[0] != orders[1]
 
 
-@pytest.mark.parametrize(("context", "persistent"), [("fork", True), ("fork", False), ("spawn", True)])
+@pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.timeout(60)
-def test_whenever_a_pass_is_left_the_next_one_is_a_whole_epoch(
-    stream: af.Stream, context: str, persistent: bool
-) -> None:
+def test_whenever_a_pass_is_left_the_next_one_is_a_whole_epoch(stream: af.Stream, persistent: bool) -> None:
     """Near the end too, when some workers have finished their share and some have not."""
     dataset = af.torch.StreamDataset(stream)
     loader = DataLoader(
         dataset,
         batch_size=4,
         num_workers=2,
-        multiprocessing_context=context,
+        multiprocessing_context="fork",
         persistent_workers=persistent,
         collate_fn=slow_in_one_worker,
     )
     orders = {tuple(keys_of(stream.iterate(Placement(), epoch=epoch))): epoch for epoch in range(16)}
     whole = {frozenset(keys[place::2] for place in range(2)): epoch for keys, epoch in orders.items()}
     dataset.set_epoch(0)
-    for taken in (0, 1, 15, 16, 17, 18, 19) if context == "fork" else (17,):
+    for taken in (0, 1, 15, 16, 17, 18, 19):
         before = stream.epoch
         for _ in itertools.islice(loader, taken):
             pass
@@ -132,6 +134,53 @@ def test_a_slow_worker_never_takes_the_next_epoch(stream: af.Stream) -> None:
     late = keys_of(stream.iterate(slow))  # starts when the fast one has moved on
     stream.set_epoch(0)
     assert sorted(first + late) == sorted(keys_of(stream))
+
+
+@pytest.mark.parametrize("workers", [0, 1], ids=["stream", "persistent worker"])
+def test_an_epochs_first_episode_is_asked_for_while_the_last_ones_drain(
+    tmp_path: Path, serve: Serve, workers: int
+) -> None:
+    """Though memory holds but two thirds of the clips, and not that one any more."""
+    truth = write_dataset(
+        tmp_path / "data",
+        episodes=12,
+        length=12,
+        cameras=[TOP],
+        codec="h264",
+        texture=20.0,
+        crf=10,
+        distinct_videos=1,
+        episodes_per_video_file=1,  # by which requests are told apart
+    )
+    clip_bytes = max(file.stat().st_size for file in truth.root.rglob("*.mp4"))
+    with serve(truth) as served:
+        config = served.config(
+            max_bytes=14 * clip_bytes, decoded_max_bytes=1, lanes=2, pool_episodes=2, prefetch_episodes=2
+        )
+        stream = served.stream(features=[TOP], seed=1, config=config)
+        ((first, _),) = keys_of(itertools.islice(stream.iterate(Placement(), epoch=2), 1))
+        stream.close()
+        samples: Any = stream
+        if workers:
+            samples = DataLoader(
+                af.torch.StreamDataset(stream),
+                batch_size=None,
+                num_workers=workers,
+                persistent_workers=True,
+                multiprocessing_context="fork",
+            )
+        assert len(keys_of(samples)) == truth.num_frames
+        second, used = iter(samples), 0.0
+        for sample in itertools.islice(second, truth.num_frames - 1):
+            if int(sample["episode_index"]) == first:
+                used = time.monotonic()
+        deadline = time.monotonic() + 10
+        file = f"file-{first:03d}.mp4"
+        while not any(each.started > used for each in served.server.requests if each.path.endswith(file)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(keys_of(second)) == 1
+        stream.close()
 
 
 def test_a_negative_epoch_is_refused(stream: af.Stream) -> None:

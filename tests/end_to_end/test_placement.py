@@ -49,6 +49,8 @@ from torch.utils.data import DataLoader
 url, ca_file, folder, *arguments = sys.argv[1:]
 config = af.StreamConfig(fetch=af.FetchConfig(ca_file=ca_file), lanes=4, pool_episodes=4)
 dataset = af.torch.StreamDataset(af.Stream(url, features=[], config=config))
+streams = [af.Stream(url, features=[], seed=seed) for seed in range(2)]
+mixture = af.torch.StreamDataset(af.Mixture(streams, [2, 1], stop_on=97, config=config))
 
 def write(name, value):
     with open(os.path.join(folder, name + ".part"), "w") as file:
@@ -60,20 +62,24 @@ TRAIN = """
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 if __name__ == "__main__":
-    workers, batches, *states = arguments
+    workers, batches, *paths = arguments
     torch.distributed.init_process_group("gloo")
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    if states:
-        dataset.load_state_dict(af.torch.merge_states([json.load(open(path)) for path in states]))
-    loader = StatefulDataLoader(dataset, batch_size=3, num_workers=int(workers), collate_fn=af.torch.collate)
     stop = int(batches) + rank  # not all as far as each other
-    indices = []
-    for number, batch in enumerate(loader, 1):
-        if number > stop:
-            break  # this one was given in vain
-        indices += batch["index"].tolist()
-        state = loader.state_dict()
-    write(f"{world_size}-{rank}.json", {"pid": os.getpid(), "indices": indices, "state": state})
+    saved = [json.load(open(path)) for path in paths]
+    report = {"pid": os.getpid()}
+    for name, dataset in {"stream": dataset, "mixture": mixture}.items():
+        if saved:
+            dataset.load_state_dict(af.torch.merge_states([each[name]["state"] for each in saved]))
+        loader = StatefulDataLoader(dataset, batch_size=3, num_workers=int(workers), collate_fn=af.torch.collate)
+        given = []
+        for number, batch in enumerate(loader, 1):
+            if number > stop:
+                break  # this one was given in vain
+            given += zip(batch.get("dataset", 0 * batch["index"]).tolist(), batch["index"].tolist())
+            state = loader.state_dict()
+        report[name] = {"given": given, "state": state}
+    write(f"{world_size}-{rank}.json", report)
     time.sleep(600)  # to be killed
 """
 
@@ -118,19 +124,35 @@ def wait_for(paths: list[Path], process: subprocess.Popen[str]) -> None:
 
 
 def test_ranks_that_are_killed_are_gone_on_with_by_one_and_by_four(served: Served, tmp_path: Path) -> None:
-    """With each rank of torchrun's at another batch when its state is written, and killed behind a later one."""
-    expected = list(range(len(served.keys)))
-    by_two, states_of_two = train_and_kill(served, tmp_path, 2, 2, 3)
-    assert sorted(by_two + rest_after(served, states_of_two)) == expected
-    paths = [str(path) for path in tmp_path.glob("2-*.json")]
-    by_four, states_of_four = train_and_kill(served, tmp_path, 4, 1, 1, *paths)
-    assert sorted(by_two + by_four + rest_after(served, states_of_four)) == expected
+    """With each rank of torchrun's at another batch when its state is written, and killed behind a later one.
+
+    They read a stream, and then a mixture.
+    """
+    by_two = train_and_kill(served, tmp_path, 2, 2, 3)
+    by_four = train_and_kill(served, tmp_path, 4, 1, 1, *map(str, tmp_path.glob("2-*.json")))
+    streams = [af.Stream(served.url, features=[], seed=seed) for seed in range(2)]
+    mixture = af.Mixture(streams, [2, 1], stop_on=97, config=served.config())
+    sources: dict[str, af.Stream | af.Mixture] = {"stream": served.stream(features=[]), "mixture": mixture}
+    for name, source in sources.items():
+        expected = sorted(member_and_index(sample) for sample in source)
+        begun: list[tuple[int, int]] = []
+        for reports in (by_two, by_four):
+            begun += [(member, index) for report in reports for member, index in report[name]["given"]]
+            source.load_state_dict(af.torch.merge_states([report[name]["state"] for report in reports]))
+            dataset = af.torch.StreamDataset(source)
+            loader = StatefulDataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+            assert sorted(begun + [member_and_index(sample) for sample in loader]) == expected
+        source.close()
+
+
+def member_and_index(sample: Any) -> tuple[int, int]:  # noqa: ANN401
+    return int(sample.get("dataset", 0)), int(sample["index"])
 
 
 def train_and_kill(
     served: Served, folder: Path, world_size: int, workers: int, batches: int, *states: str
-) -> tuple[list[int], list[Any]]:
-    """The samples that ranks were given until they wrote their states, and these."""
+) -> list[dict[str, Any]]:
+    """What ranks were given until they wrote their states, and these."""
     saved = [folder / f"{world_size}-{rank}.json" for rank in range(world_size)]
     with launched(served, folder, world_size, TRAIN, str(workers), str(batches), *states) as process:
         wait_for(saved, process)
@@ -138,15 +160,7 @@ def train_and_kill(
         for report in reports:
             kill_family(report["pid"])
         assert process.wait(START_SECONDS) != 0
-    return [index for report in reports for index in report["indices"]], [report["state"] for report in reports]
-
-
-def rest_after(served: Served, states: list[Any]) -> list[int]:
-    """What one process is given, which goes on where others were."""
-    dataset = af.torch.StreamDataset(served.stream(features=[]))
-    dataset.load_state_dict(af.torch.merge_states(states))
-    loader = StatefulDataLoader(dataset, batch_size=3, num_workers=2, multiprocessing_context="fork")
-    return [int(index) for batch in loader for index in batch["index"]]
+    return reports
 
 
 def test_under_accelerate_a_loader_that_is_not_prepared_counts_every_frame_once(served: Served, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +18,7 @@ from tests.recorded import DATA, read_code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 ROOTS = [DATA / name for name in ("merge-a", "pick-place", "one-episode-files", "merge-b")]
 WIDTH, HEIGHT = 320, 240

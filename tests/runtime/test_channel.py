@@ -26,38 +26,43 @@ def loop_thread() -> Generator[LoopThread, None, None]:
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(batches=st.lists(st.lists(st.integers(), max_size=5), max_size=12), max_batches=st.integers(1, 3))
-def test_every_item_arrives_in_order(loop_thread: LoopThread, batches: list[list[int]], max_batches: int) -> None:
+def test_every_batch_arrives_in_order(loop_thread: LoopThread, batches: list[list[int]], max_batches: int) -> None:
     hand_over: HandOver[int] = HandOver(max_batches)
 
     async def produce() -> None:
         for batch in batches:
-            await hand_over.put(batch)
+            await hand_over.room()
+            hand_over.put(batch)
         hand_over.finish()
 
     call = loop_thread.start(produce)
-    assert list(hand_over) == [item for batch in batches for item in batch]
+    assert [list(batch) for batch in hand_over] == [batch for batch in batches if batch]
     assert list(hand_over) == []
     call.result()
 
 
-def test_the_producer_waits_where_the_consumer_is_behind(loop_thread: LoopThread) -> None:
-    hand_over: HandOver[int] = HandOver(2)
-    log: list[int] = []
+@given(max_batches=st.integers(1, 6), taken=st.integers(0, 9))
+def test_the_producer_is_woken_when_it_is_no_longer_half_the_way_ahead(
+    loop_thread: LoopThread, max_batches: int, taken: int
+) -> None:
+    hand_over: HandOver[int] = HandOver(max_batches)
+    put: list[int] = []
 
     async def produce() -> None:
-        for serial in range(5):
-            await hand_over.put([serial, serial])
-            log.append(serial)
+        while True:
+            await hand_over.room()
+            put.append(len(put))
+            hand_over.put([len(put)])
 
     call = loop_thread.start(produce)
     loop_thread.run(anyio.wait_all_tasks_blocked)
-    assert log == [0, 1]
-    next(hand_over)
-    loop_thread.run(anyio.wait_all_tasks_blocked)
-    assert log == [0, 1]  # half a batch is no credit
-    next(hand_over)
-    loop_thread.run(anyio.wait_all_tasks_blocked)
-    assert log == [0, 1, 2]
+    expected = max_batches
+    for number in range(taken):
+        assert len(put) == expected
+        assert list(next(hand_over)) == [number + 1]
+        loop_thread.run(anyio.wait_all_tasks_blocked)
+        if 2 * (expected - number - 1) < max_batches:
+            expected = number + 1 + max_batches
     call.cancel()
     hand_over.close()
 
@@ -68,18 +73,18 @@ def test_the_way_of_a_batch_is_timed_from_when_it_was_there_and_asked_for(loop_t
     waited_seconds = 0.1
 
     async def produce(*items: int) -> None:
-        await hand_over.put(items)
+        hand_over.put(items)
 
     loop_thread.run(produce, 1, 2)
     time.sleep(waited_seconds)  # the consumer is late
-    assert [next(hand_over), next(hand_over)] == [1, 2]
+    assert list(next(hand_over)) == [1, 2]
 
     async def produce_later() -> None:
         await anyio.sleep(waited_seconds)
-        await hand_over.put([3])
+        hand_over.put([3])
 
     call = loop_thread.start(produce_later)
-    assert next(hand_over) == 3  # the producer is
+    assert list(next(hand_over)) == [3]  # the producer is
     call.result()
     now = times.snapshot()
     assert now.count == 2
@@ -93,11 +98,11 @@ def test_a_failure_is_raised_after_the_items_and_is_not_an_end(loop_thread: Loop
     hand_over: HandOver[int] = HandOver()
 
     async def produce() -> None:
-        await hand_over.put([1, 2])
+        hand_over.put([1, 2])
         hand_over.fail(error)
 
     loop_thread.run(produce)
-    assert [next(hand_over), next(hand_over)] == [1, 2]
+    assert list(next(hand_over)) == [1, 2]
     with pytest.raises(type(error)) as caught:
         next(hand_over)
     assert caught.value is error
@@ -115,11 +120,10 @@ def test_close_wakes_a_waiting_producer_and_refuses_further_items(loop_thread: L
     hand_over: HandOver[int] = HandOver(1)
 
     async def produce() -> str:
-        await hand_over.put([1])
-        with pytest.raises(ClosedError):
-            await hand_over.put([2])
-        with pytest.raises(ClosedError):
-            await hand_over.put([3])
+        hand_over.put([1])
+        for _ in range(2):
+            with pytest.raises(ClosedError):
+                await hand_over.room()
         return "told"
 
     call = loop_thread.start(produce)
@@ -132,7 +136,7 @@ def test_close_wakes_a_waiting_producer_and_refuses_further_items(loop_thread: L
 
 def test_close_ends_an_iteration_that_waits_in_another_thread() -> None:
     hand_over: HandOver[int] = HandOver()
-    got: list[list[int]] = []
+    got: list[object] = []
     consumer = threading.Thread(target=lambda: got.append(list(hand_over)))
     consumer.start()
     hand_over.close()
@@ -140,18 +144,22 @@ def test_close_ends_an_iteration_that_waits_in_another_thread() -> None:
     assert got == [[]]
 
 
-def test_a_cancelled_put_hands_nothing_over(loop_thread: LoopThread) -> None:
+def test_who_is_cancelled_while_waiting_for_room_may_ask_again(loop_thread: LoopThread) -> None:
     hand_over: HandOver[int] = HandOver(1)
 
     async def produce() -> None:
-        await hand_over.put([1])
+        hand_over.put([1])
         with anyio.move_on_after(0.01) as scope:
-            await hand_over.put([2])
+            await hand_over.room()
         assert scope.cancelled_caught
+        await hand_over.room()
+        hand_over.put([2])
         hand_over.finish()
 
-    loop_thread.run(produce)
-    assert list(hand_over) == [1]
+    call = loop_thread.start(produce)
+    loop_thread.run(anyio.sleep, 0.02)
+    assert [list(batch) for batch in hand_over] == [[1], [2]]
+    call.result()
 
 
 def test_a_channel_without_room_is_refused() -> None:

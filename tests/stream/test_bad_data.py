@@ -165,17 +165,31 @@ def test_the_list_stays_in_its_process(broken: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
-def test_what_loader_workers_find_is_listed_where_the_loader_is(broken: str, method: str) -> None:
-    stream = make(broken, "skip")
+def test_what_loader_workers_find_is_listed_where_the_loader_is(broken: str, truth: DatasetTruth, method: str) -> None:
+    """A stream's that are forked, a mixture's that are spawned."""
+    whole = list(range(truth.num_frames))
+    members = [make(broken, "skip"), make(str(truth.root), "skip")]
+    stream: af.Stream | af.Mixture = members[0]
+    good = [(0, index) for index in whole if index not in BAD]
+    if method == "spawn":
+        stream = af.Mixture(members, [1, 1], stop_on=2 * len(whole))
+        good += [(1, index) for index in whole]
     dataset = af.torch.StreamDataset(stream, batch_size=4)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context=method)
     for times in (1, 2) if method == "fork" else (1,):
-        assert not set(BAD) & {int(index) for batch in loader for index in batch["index"]}
+        seen = [place for batch in loader for place in places(batch)]
+        assert sorted(seen) == good
         (bad,) = stream.quarantine.episodes()
         assert (bad.episode, bad.samples, stream.quarantine.samples) == (3, times * len(BAD), times * len(BAD))
         assert bad.file.endswith("file-003.mp4")
         assert bad.cause.startswith("NotFound: ")
     stream.close()
+
+
+def places(batch: Any) -> list[tuple[int, int]]:  # noqa: ANN401
+    """(member, index) of its samples."""
+    members = batch.get("dataset", [0] * len(batch["index"]))
+    return [(int(member), int(index)) for member, index in zip(members, batch["index"], strict=True)]
 
 
 @pytest.mark.timeout(120)

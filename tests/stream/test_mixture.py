@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
+from asyncfetch.stream import Placement
 from asyncfetch.testing import RangeServer, read_identity, write_dataset
 from asyncfetch.torch import merge_states
 
@@ -158,6 +159,35 @@ async def test_consumers_share_it_and_others_go_on(truths: list[DatasetTruth], d
     async with mixed.samples(epoch=0) as samples:
         given += [key(sample) async for sample in samples]
     assert sorted(given) == sorted(whole)
+
+
+@pytest.mark.parametrize("ends", ["drop", "pad"])
+def test_ranks_of_a_mixture_are_even_where_asked(truths: list[DatasetTruth], ends: str) -> None:
+    """Where members share a batch, and where blocks of them end inside of a rank's part; gone on with by two ranks."""
+    total, world_size = 50, 4
+    config = af.StreamConfig(uneven_ends=ends)  # type: ignore[arg-type]
+    for block in (1, 4):
+        mixed = mixture(truths, features=[], stop_on=total, block_samples=block, config=config)
+        whole = keys(mixed.iterate(Placement(), epoch=0))
+        ranks = [list(mixed.iterate(Placement(rank, world_size), epoch=0)) for rank in range(world_size)]
+        counts = [len(rank) for rank in ranks]
+        assert counts == {"drop": [12] * 4, "pad": [13] * 4}[ends]
+        assert counts == [mixed.count(Placement(rank, world_size)) for rank in range(world_size)]
+        padding = [sample for rank in ranks for sample in rank if sample.get("is_padding", False)]
+        assert len(padding) == (2 if ends == "pad" else 0)
+        kept = [key(sample) for rank in ranks for sample in rank if not sample.get("is_padding", False)]
+        assert sorted(kept) == sorted(whole[: min(total, sum(counts))])
+        given: list[Key] = []
+        states = []
+        for rank in range(world_size):
+            samples = mixed.iterate(Placement(rank, world_size))
+            given += keys(itertools.islice(samples, 5 + rank))
+            states.append(samples.state_dict())
+        for rank in range(2):
+            mixed.load_state_dict(saved(merge_states(states)))
+            given += keys(mixed.iterate(Placement(rank, 2), epoch=0))
+        assert sorted(given) == sorted(whole)  # 24 were left, which two ranks share evenly
+        mixed.close()
 
 
 def test_states_of_other_mixtures_are_refused_with_both(truths: list[DatasetTruth], mixed: af.Mixture) -> None:

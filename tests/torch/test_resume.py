@@ -245,11 +245,18 @@ def test_a_rank_that_has_ended_alone_waits_for_the_others(truth: DatasetTruth) -
     stream.close()
 
 
-def test_states_of_epochs_that_are_further_apart_are_refused(stream: af.Stream) -> None:
-    next(stream.iterate(Placement(0, 2)))
-    for wrong in ([beginning(2)], [beginning(1), beginning(1)]):
+def test_states_of_epochs_that_have_no_common_rest_are_refused(stream: af.Stream) -> None:
+    """Further apart, more of them than there are ranks, or of a rank that has begun the next one."""
+    states = []
+    for rank in range(2):
+        stream.set_epoch(rank)
+        next(stream.iterate(Placement(rank, 2)))
+        states.append(stream.state_dict())
+    for wrong in ([beginning(2)], [beginning(1), beginning(1)], states[1:]):
         with pytest.raises(StateMismatch, match="epoch"):
-            af.torch.merge_states([stream.state_dict(), *wrong])
+            af.torch.merge_states([states[0], *wrong])
+    with pytest.raises(StateMismatch, match='uneven_ends="drop"'):
+        af.torch.merge_states(states)
 
 
 def test_a_state_says_what_comes_next_though_another_epochs_was_loaded(stream: af.Stream, other: af.Stream) -> None:
@@ -262,8 +269,8 @@ def test_a_state_says_what_comes_next_though_another_epochs_was_loaded(stream: a
     assert other.state_dict()["epoch"] == 3
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
-@pytest.mark.parametrize("size", [1, 4, 7])
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("size", [1, 7])
 def test_batches_made_by_the_dataset_are_the_same_for_any_workers_and_go_on(
     stream: af.Stream, other: af.Stream, workers: int, size: int
 ) -> None:
@@ -280,7 +287,7 @@ def test_batches_made_by_the_dataset_are_the_same_for_any_workers_and_go_on(
         assert keys_of_batches(DataLoader(resumed, batch_size=None, num_workers=count)) == alone[3:]
 
 
-@pytest.mark.parametrize("workers", [0, 2, 3])
+@pytest.mark.parametrize("workers", [0, 3])
 @pytest.mark.parametrize("batches", [0, 1, 4, 6])
 def test_after_batches_of_a_plain_loader_just_what_was_left_comes(
     truth: DatasetTruth, stream: af.Stream, other: af.Stream, workers: int, batches: int
@@ -327,7 +334,7 @@ def test_a_rank_without_any_sample_repeats_anothers(truth: DatasetTruth) -> None
     stream.close()
 
 
-@pytest.mark.parametrize("taken", range(9))
+@pytest.mark.parametrize("taken", [0, 3, 7, 8])
 def test_padding_is_gone_on_with(truth: DatasetTruth, taken: int) -> None:
     for rank in range(4):
         stream = make_stream(truth, config={"uneven_ends": "pad"})

@@ -1,0 +1,53 @@
+"""What a pass has begun to decode and hasn't delivered yet."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from asyncfetch.lerobot import Sample
+    from asyncfetch.stream.building import Failed
+    from asyncfetch.stream.jobs import Job, Parcel
+
+__all__ = ["Coming", "Decoding"]
+
+
+class Decoding:
+    """A job under way in a thread, and then what came of it."""
+
+    __slots__ = ("ready", "ready_at", "results", "steps", "waits_for")
+
+    def __init__(self, job: Job) -> None:
+        self.steps = job.steps
+        self.ready = anyio.Event()
+        self.ready_at = 0.0
+        self.results: list[Sample | Failed] = []
+        """For each step; empty ones once they were delivered."""
+        self.waits_for: int | None = None
+        """The episode whose arrival it waits for."""
+
+    def end(self, results: list[Sample | Failed]) -> None:
+        """Called once or, where it was given up before, twice."""
+        if not self.ready.is_set():
+            self.results = results
+            self.ready_at = time.perf_counter()
+            self.ready.set()
+
+
+class Coming:
+    """A parcel that the consumer hasn't been given yet."""
+
+    __slots__ = ("decodings", "parcel")
+
+    def __init__(self, parcel: Parcel, decodings: list[Decoding]) -> None:
+        self.parcel = parcel
+        self.decodings = decodings
+        """Of each step."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all of it is decoded."""
+        return all(decoding.ready.is_set() for decoding in self.decodings)
