@@ -291,11 +291,11 @@ def lying_server() -> type[LyingServer]:
 
 
 @pytest.fixture
-def way() -> str:
+def way(request: pytest.FixtureRequest) -> str:
     """How the fetchers below take bodies: into their buffer at once ("direct"), by way of aiohttp's reader ("copied"),
     or at once on another loop ("elsewhere"). A module that wants several has a fixture of this name with more values.
     """
-    return "direct"
+    return "copied" if request.config.getoption("copied") else "direct"
 
 
 @pytest.fixture
