@@ -45,7 +45,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 }
 ON_EVERY_LOOP = {
     "test_conformance.py", "test_direct.py", "test_lifetime.py", "test_requests.py",
-    "test_a_body_that_is_paused_again_and_again",
+    "test_a_body_that_is_paused_again_and_again", "test_a_joined_range_keeps_none_of_its_neighbours",
 }  # fmt: skip
 """Files of the engine's tests, and single tests, that run on loops other than asyncio's own, too, without being told:
 where bytes, connections and their ends meet the loop. What is decided elsewhere is the same on all."""

@@ -64,6 +64,7 @@ class PacedRest(Rest):
 
     def close(self) -> None:
         """Nothing is paused or resumed any more."""
+        super().close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
