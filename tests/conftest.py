@@ -38,28 +38,45 @@ MAY_BLOCK = {
 loop that is there to be blocked."""
 
 
-ON_EVERY_LOOP = {"test_conformance.py", "test_direct.py", "test_lifetime.py", "test_requests.py"}
-"""Files of the engine's tests that run on loops other than asyncio's own, too: where bytes, connections and their ends
-meet the loop. What is decided elsewhere is the same on all."""
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+    "aiofastnet": aiofastnet.loop_factory(),
+}
+ON_EVERY_LOOP = {
+    "test_conformance.py", "test_direct.py", "test_lifetime.py", "test_requests.py",
+    "test_a_body_that_is_paused_again_and_again", "test_a_joined_range_keeps_none_of_its_neighbours",
+}  # fmt: skip
+"""Files of the engine's tests, and single tests, that run on loops other than asyncio's own, too, without being told:
+where bytes, connections and their ends meet the loop. What is decided elsewhere is the same on all."""
 ON_UVLOOP = {"test_a_cancellation_at_any_moment", "test_a_fault_in_the_middle_of_a_body_is_read_over"}
 """Tests of other files that run on uvloop, too. Not on aiofastnet: they have a second loop, in whose thread the garbage
 collector may find a test server's streams, and aiofastnet's transports object to that."""
 
 
-def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What the engine's tests can be run over as a whole: tests/fetch --loop uvloop --copied."""
+    parser.addoption("--loop", choices=LOOPS, help="the loop that all async tests run on, instead of their own choice")
+    parser.addoption("--copied", action="store_true", help="the engine's bodies come by way of aiohttp's reader")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loops that an async test runs on, by name."""
-    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
-    is_everywhere = item.path.name in ON_EVERY_LOOP and "two_loops" not in item.name
-    if is_everywhere or item.name in ON_UVLOOP:
-        factories["uvloop"] = uvloop.new_event_loop
-    if is_everywhere:
-        factories["aiofastnet"] = aiofastnet.loop_factory()
-    return factories
+    names = {config.getoption("loop") or "asyncio"}
+    if not config.getoption("loop") and "two_loops" not in item.name:
+        if not ON_EVERY_LOOP.isdisjoint({item.path.name, item.name}):
+            names |= {"uvloop", "aiofastnet"}
+        elif item.name in ON_UVLOOP:
+            names |= {"uvloop"}
+    return {name: LOOPS[name] for name in LOOPS if name in names}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """On uvloop, which swallows what a signal handler raises, a test's time limit has to cancel it from inside."""
-    if isinstance(item, pytest.Function) and "uvloop" in item.name and inspect.iscoroutinefunction(item.obj):
+    is_on_uvloop = "uvloop" in item.name or item.config.getoption("loop") == "uvloop"
+    if isinstance(item, pytest.Function) and is_on_uvloop and inspect.iscoroutinefunction(item.obj):
         marker = item.get_closest_marker("timeout")
         seconds = float(marker.args[0] if marker else item.config.getini("timeout"))
         item.obj = _within(item.obj, seconds)

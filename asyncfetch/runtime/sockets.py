@@ -8,14 +8,14 @@ rounds of the loop, whatever the peer does.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
 
 __all__ = ["Sockets", "abort"]
@@ -26,9 +26,10 @@ CLOSE_SECONDS = 1.0
 
 def abort(transport: asyncio.BaseTransport) -> None:
     """Closes a transport at once, whatever has happened to it before."""
-    # A TLS transport that was closed twice has none left to ask, which CPython before 3.11.5 stumbles over.
-    if isinstance(transport, asyncio.WriteTransport) and getattr(transport, "_ssl_protocol", transport) is not None:
-        transport.abort()
+    # A TLS transport that was closed twice has none left to ask, which CPython before 3.11.5 stumbles over. What a
+    # transport is can't be asked by its class: those of uvloop and aiofastnet aren't asyncio's.
+    if getattr(transport, "_ssl_protocol", transport) is not None:
+        cast("asyncio.WriteTransport", transport).abort()
 
 
 class Sockets:

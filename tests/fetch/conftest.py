@@ -24,6 +24,7 @@ from botocore.loaders import JSONFileLoader
 from asyncfetch.config import FetchConfig, RetryConfig, TimeoutConfig
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import Clock
+from asyncfetch.fetch.transports import exchange
 from asyncfetch.fetch.transports.lines import Lines
 from asyncfetch.testing import Keys
 
@@ -242,7 +243,7 @@ class FakeTime:
 
 
 FAST = TimeoutConfig(connect_seconds=2.0, first_byte_seconds=0.3, stall_seconds=0.3)
-"""For a fetcher on the server's own loop: it knows when that is late, and waits longer."""
+"""For a fetcher on the server's own loop: it knows when that is late, and waits longer; see ``_lateness_is_seen``."""
 PATIENT = TimeoutConfig(connect_seconds=15, first_byte_seconds=15, stall_seconds=15)
 """For one with loops besides the server's, which know nothing of how late that is on a busy machine."""
 
@@ -253,6 +254,12 @@ def make_fetcher(time: FakeTime | None = None, **settings: object) -> Fetcher:
     settings.setdefault("hedge", None)  # tests count requests, and a busy machine answers late
     config = FetchConfig(**settings)  # type: ignore[arg-type]
     return Fetcher(config, _clock=(time or FakeTime()).clock())
+
+
+@pytest.fixture(autouse=True)
+def _lateness_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of FAST are shorter than what a busy machine may hold up a loop, and with it the server."""
+    monkeypatch.setattr(exchange, "LOOP_LAG_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="session")
@@ -291,11 +298,11 @@ def lying_server() -> type[LyingServer]:
 
 
 @pytest.fixture
-def way() -> str:
+def way(request: pytest.FixtureRequest) -> str:
     """How the fetchers below take bodies: into their buffer at once ("direct"), by way of aiohttp's reader ("copied"),
     or at once on another loop ("elsewhere"). A module that wants several has a fixture of this name with more values.
     """
-    return "direct"
+    return "copied" if request.config.getoption("copied") else "direct"
 
 
 @pytest.fixture

@@ -58,8 +58,9 @@ class Wire:
 
     @property
     def waits(self) -> bool:
-        """Whether it takes a timeout to notice."""
-        return "stall" in {self.step.end, self.step.silent} or self.step.drip_seconds is not None
+        """Whether it takes a timeout to notice: not where the status has said it."""
+        stalls = "stall" in {self.step.end, self.step.silent} and self.step.status is None
+        return stalls or self.step.drip_seconds is not None
 
     @property
     def outcome(self) -> str:

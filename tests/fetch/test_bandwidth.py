@@ -20,6 +20,7 @@ from asyncfetch.config import FetchConfig, StreamConfig, TimeoutConfig
 from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.bandwidth import BURST_SECONDS, Allowance, Bandwidth, TokenBucket
 from asyncfetch.ranges import ByteRange
+from tests.fetch.conftest import PATIENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,6 +131,17 @@ def any_server(request: pytest.FixtureRequest) -> LyingServer:
     return server
 
 
+async def test_a_body_that_is_paused_again_and_again(
+    fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str
+) -> None:
+    """One that TLS holds the end of when it is paused must get it although nothing follows."""
+    url = any_server.put("/x", CONTENT[:MIB])
+    async with fetcher_with(ca_file=ca_file, max_bytes_per_second=8 * MIB, timeouts=PATIENT) as fetcher:
+        for start in range(4):
+            assert await fetcher.fetch(url, start, MIB) == CONTENT[start:MIB]
+        assert fetcher.statistics().retries == 0
+
+
 @pytest.mark.usefixtures("elsewhere")
 async def test_two_fetchers_and_two_loops_share_it(
     fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str
@@ -141,7 +153,8 @@ async def test_two_fetchers_and_two_loops_share_it(
     started = time.monotonic()
 
     async def read(way: dict[str, object]) -> None:
-        async with fetcher_with(ca_file=ca_file, max_bytes_per_second=4 * MIB, max_span_bytes=0, **way) as fetcher:
+        settings = {"ca_file": ca_file, "timeouts": PATIENT, "max_span_bytes": 0, **way}
+        async with fetcher_with(max_bytes_per_second=4 * MIB, **settings) as fetcher:
             views = await fetcher.fetch_many(ByteRange(url, start, len(content)) for start in (0, 1))
             assert [bytes(view) for view in views] == [content, content[1:]]
             assert fetcher.statistics().retries == 0

@@ -12,7 +12,7 @@ import traceback
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -154,14 +154,15 @@ async def test_a_resolver_that_fails_is_asked_again(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, time: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[Exception | None] = [socket.gaierror(socket.EAI_AGAIN, "later")] * 2
-    resolve = socket.getaddrinfo
+    loop = asyncio.get_running_loop()
+    resolve = loop.getaddrinfo
 
-    def fail_at_first(host: str, *arguments: object, **options: object) -> object:
+    async def fail_at_first(host: str, *arguments: Any, **options: Any) -> object:  # noqa: ANN401 - as the loop's
         if host == "localhost" and answers:
             raise answers.pop() or AssertionError
-        return resolve(host, *arguments, **options)  # type: ignore[arg-type]
+        return await resolve(host, *arguments, **options)
 
-    monkeypatch.setattr(socket, "getaddrinfo", fail_at_first)
+    monkeypatch.setattr(loop, "getaddrinfo", fail_at_first)
     server.put("/x", CONTENT)
     url = server.url("/x", "localhost")
     async with fetcher_with(time) as fetcher:

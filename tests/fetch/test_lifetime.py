@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import anyio
+import anyio.lowlevel
 import psutil
 import pytest
 from aiohttp.client_proto import ResponseHandler
 
-from asyncfetch.errors import ClosedError, ConfigError, WrongLoop
+from asyncfetch.config import RetryConfig
+from asyncfetch.errors import ClosedError, ConfigError, FetchTimeout, WrongLoop
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.transports.exchange import Exchange
 from asyncfetch.ranges import ByteRange
@@ -98,6 +100,20 @@ async def test_no_connection_waits_for_the_good_bye_of_a_server_that_hangs(
         assert connections_to(tls_server.port) == 1
         with anyio.fail_after(0.5):
             await fetcher.__aexit__()
+        assert connections_to(tls_server.port) == 0
+
+
+async def test_a_connection_that_stalls_is_closed_with_its_request(
+    fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, step: type[StepType], ca_file: str
+) -> None:
+    """And not when the server has said good-bye, which this one never does."""
+    url = tls_server.put("/x", CONTENT)
+    tls_server.will(step(cut=100, end="deaf"))
+    async with fetcher_with(ca_file=ca_file, retry=RetryConfig(attempts=1)) as fetcher:
+        with pytest.raises(FetchTimeout):
+            await fetcher.fetch(url)
+        for _ in range(5):  # rounds of the loop, in which it closes the socket
+            await anyio.lowlevel.checkpoint()
         assert connections_to(tls_server.port) == 0
 
 

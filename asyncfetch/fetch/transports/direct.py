@@ -159,6 +159,7 @@ class Rest(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """The transport gets its own back."""
+        del self._view, self._landed  # uvloop's keeps this one all the same, and so it would keep the body
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes belong."""

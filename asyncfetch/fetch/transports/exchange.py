@@ -269,7 +269,7 @@ class Exchange:
                 return  # at the body's end aiohttp gave it back; it may be another request's by now
             self._transport = self.response.connection.transport
             self.response.close()
-        if isinstance(self._transport, asyncio.WriteTransport):
+        if self._transport is not None:
             abort(self._transport)
 
     def _let_go(self) -> None:

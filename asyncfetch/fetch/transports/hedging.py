@@ -12,7 +12,6 @@ Were it another one day, no request would ever be late.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
@@ -21,6 +20,7 @@ import anyio.lowlevel
 from asyncfetch.errors import AsyncFetchError, InvalidResponse
 from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.fetch.transports.faults import FOREIGN
+from asyncfetch.runtime.cancellation import Interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -72,7 +72,6 @@ class Race(Generic[T]):
         "_outcome",
         "_second",
         "_turn",
-        "_waits",
         "_winner",
         "first_answer",
         "first_failure",
@@ -97,16 +96,14 @@ class Race(Generic[T]):
         self._turn = turn
         self._fits = fits
         self._second = second
-        self._in_time = asyncio.timeout(None)
-        self._waits = False
+        self._in_time = Interrupt()
         self._winner: int | None = None
         self._outcome: T | None = None
         self._failure: AttemptFailed | AsyncFetchError | None = None
 
     def is_late(self) -> None:
         """Told when the first one has had its time; called on the loop, by no task."""
-        if self._waits:
-            self._in_time.reschedule(0.0)
+        self._in_time.cancel()
 
     async def head(self, start: Callable[[], Awaitable[aiohttp.ClientResponse]]) -> aiohttp.ClientResponse:
         """What ``start()`` returns, which waits for the first one's head and may be cancelled and called again.
@@ -114,15 +111,8 @@ class Race(Generic[T]):
         Raises:
             Overtaken: The second one's answer came first, or the first one's didn't fit.
         """
-        try:
-            async with self._in_time:
-                self._waits = True
-                return await start()
-        except TimeoutError:
-            if not self._in_time.expired():
-                raise
-        finally:
-            self._waits = False
+        with self._in_time:
+            return await start()
         return await self._race(start)
 
     async def claim(self, response: aiohttp.ClientResponse) -> None:

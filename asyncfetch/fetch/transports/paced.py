@@ -43,29 +43,34 @@ class PacedRest(Rest):
         self._transport = transport
         self._allowance = allowance
         self._pausing = pausing
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
     def begin(self) -> None:
         """To be called when the transport has this protocol."""
         self._pay()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """As much of the rest as is paid for."""
-        buffer = super().get_buffer(sizehint)
-        return buffer if self.ended.done() else buffer[: self._allowance.left_bytes]
+        """As much of the rest as is paid for; all of it for what has left the socket already."""
+        buffer, left_bytes = super().get_buffer(sizehint), self._allowance.left_bytes
+        return buffer if self.ended.done() or not left_bytes else buffer[:left_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         """They are there, and what comes next is paid for."""
         super().buffer_updated(nbytes)
-        self._pay()
+        if not self._allowance.left_bytes and self._timer is None:
+            # Not at once: what a TLS transport has read by now it would keep, and aiofastnet's gives it out only when
+            # more comes behind it, which may be never.
+            self._timer = self.ended.get_loop().call_soon(self._pay)
 
     def close(self) -> None:
         """Nothing is paused or resumed any more."""
+        super().close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _pay(self) -> None:
+        self._timer = None
         if self._allowance.left_bytes > 0 or self.ended.done():
             return
         seconds = self._allowance.more()
@@ -75,5 +80,6 @@ class PacedRest(Rest):
             self._timer = self.ended.get_loop().call_later(seconds, self._resume)
 
     def _resume(self) -> None:
+        self._timer = None
         if not self.ended.done():
             self._transport.resume_reading()
