@@ -21,6 +21,7 @@ from asyncfetch.testing import DatasetTruth, RangeServer, write_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from pathlib import Path
 
     from asyncfetch.testing.clips import Codec
 
@@ -89,6 +90,13 @@ def _within(test: Callable[..., Awaitable[None]], seconds: float) -> Callable[..
             await test(*args, **fixtures)
 
     return limited
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only the tests to run alone are asked for, the files that have none aren't imported: that takes longer."""
+    if config.option.markexpr != "alone" or collection_path.suffix != ".py":
+        return None
+    return "mark.alone" not in collection_path.read_text() or None
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -68,6 +68,7 @@ def start(served: Served, body: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
     return subprocess.Popen(
         [sys.executable, "-c", PRELUDE + textwrap.dedent(body), served.url, str(served.server.ca_file)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -190,11 +191,30 @@ def slow_server(session_served: Served) -> Iterator[Served]:
         yield replace(session_served, server=server)
 
 
+@pytest.fixture(scope="module")
+def waiting(slow_server: Served) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """A process for each, which has imported everything and waits for a line: at once they take all cores for that."""
+    wait = "import asyncfetch.torch, torchcodec.decoders\nprint('waiting', flush=True); input()\n"
+    processes = {case.name: start(slow_server, wait + textwrap.dedent(case.body)) for case in INTERRUPTED}
+    for process in processes.values():
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+    yield processes
+    for process in processes.values():
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
 @pytest.mark.alone
+@pytest.mark.timeout(120)  # the first one starts the processes of all
 @pytest.mark.parametrize("case", INTERRUPTED, ids=lambda case: case.name)
-def test_an_interrupt_ends_it_within_a_second(slow_server: Served, case: Interrupted) -> None:
-    process = start(slow_server, case.body)
+def test_an_interrupt_ends_it_within_a_second(waiting: dict[str, subprocess.Popen[str]], case: Interrupted) -> None:
+    process = waiting[case.name]
+    assert process.stdin is not None
     assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.2)
     family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MIB = 1024 * 1024
-EPISODES, FRAMES = 2000, 8
+EPISODES, FRAMES = 2000, 4
 MAX_BYTES, DECODED_MAX_BYTES = 32 * MIB, 8 * MIB
 ALLOWANCE_BYTES = 256 * MIB
 FLAT_BYTES = 16 * MIB
@@ -55,7 +55,7 @@ class Measuring(af.torch.StreamDataset):
         page_in_imports()
         yield -1, measure()
         for number, sample in enumerate(super().__iter__()):
-            yield int(sample["index"]), measure() if number % 250 == 0 else None
+            yield int(sample["index"]), measure() if number % 125 == 0 else None
         figures = self.statistics()
         yield -1, (figures.clips.used_bytes, figures.clips.max_bytes, figures.clips.evictions, figures.fetch.bytes)
 
@@ -79,10 +79,19 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RangeServer]:
-    """About 60 MiB of video in 16,000 frames of two cameras."""
+    """About 60 MiB of video: short clips, as large for one camera as they would be for two in lower quality."""
     root = tmp_path_factory.mktemp("large") / "data"
     write_dataset(
-        root, episodes=EPISODES, length=FRAMES, distinct_videos=4, episodes_per_video_file=50, texture=12.0, tasks=["t"]
+        root,
+        episodes=EPISODES,
+        length=FRAMES,
+        cameras=["observation.images.top"],
+        texture=24.0,
+        crf=16,
+        distinct_videos=4,
+        episodes_per_video_file=50,
+        episodes_per_data_file=20,
+        tasks=["t"],
     )
     with RangeServer(root) as server:
         yield server

@@ -38,7 +38,14 @@ def broken(truth: DatasetTruth, tmp_path: Path) -> str:
 
 
 def make(source: str, on_error: str, **options: Any) -> af.Stream:  # noqa: ANN401
-    config = af.StreamConfig(lanes=2, pool_episodes=2, decode_threads=2, on_error=on_error)  # type: ignore[arg-type]
+    # PyAV, because torchcodec takes seconds to import, and each spawned process imports it.
+    config = af.StreamConfig(
+        lanes=2,
+        pool_episodes=2,
+        decode_threads=2,
+        decoder="pyav",
+        on_error=on_error,  # type: ignore[arg-type]
+    )
     return af.Stream(source, config=config, features=[TOP], **options)
 
 
