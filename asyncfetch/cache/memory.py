@@ -15,7 +15,7 @@ whether the version is still the same, and what is held of another one goes.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ import anyio
 from asyncfetch.cache.buffers import allocate, writable_bytes
 from asyncfetch.cache.disk.reader import DiskReader
 from asyncfetch.cache.lease import CacheKey, CacheStatistics, Lease
+from asyncfetch.cache.names import object_name
 from asyncfetch.cache.range_stream import RangeStream
 from asyncfetch.cache.space import SpaceQueue
 from asyncfetch.cache.versions import HeldVersions
@@ -37,7 +38,7 @@ from asyncfetch.runtime.loop_guard import LoopGuard
 from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
     from typing import Self
 
     from asyncfetch.cache.disk.tier import DiskTier
@@ -142,17 +143,20 @@ class ByteCache:
     async def stat(self, url: str) -> ObjectInfo:
         """Size and version of the object, as the fetcher knows them now."""
         self._check()
-        return await self._fetcher.stat(url)
+        with self._watching(url):
+            return await self._fetcher.stat(url)
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size, version and first bytes of the object, as the fetcher reads them now; they are not kept."""
         self._check()
-        return await self._fetcher.fetch_head(url, max_bytes)
+        with self._watching(url):
+            return await self._fetcher.fetch_head(url, max_bytes)
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size, version and last bytes of the object, as the fetcher reads them now; they are not kept."""
         self._check()
-        return await self._fetcher.fetch_tail(url, max_bytes)
+        with self._watching(url):
+            return await self._fetcher.fetch_tail(url, max_bytes)
 
     async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
         """Bytes [start, stop) of the object, read-only.
@@ -299,10 +303,8 @@ class ByteCache:
         load = _Load(key.range.url)
         self._loads.add(load)
         try:
-            await self._read(load, wanted, key)
-        except ObjectChanged:
-            self._forget(load.name)
-            raise
+            with self._watching(wanted.url):
+                await self._read(load, wanted, key)
         finally:
             self._loads.discard(load)
         if not self._may_keep(load, wanted.url) and load.reservation is not None:
@@ -362,6 +364,15 @@ class ByteCache:
                 claim.lease = Lease(key, load.buffer, partial(self._give_back, landing.share()))
             landing.release()
         self._space.grant()
+
+    @contextmanager
+    def _watching(self, url: str) -> Iterator[None]:
+        """Where the object turns out to be replaced, what is held of it goes: nobody reads it beside the new one."""
+        try:
+            yield
+        except ObjectChanged:
+            self._forget(object_name(url))
+            raise
 
     def _forget(self, name: str) -> None:
         """Drop what is held of an object, and don't keep what is on its way."""

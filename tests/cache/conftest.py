@@ -53,10 +53,12 @@ class PinningReader(ABC):
         return memoryview(buffer)
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
-        raise NotImplementedError
+        buffer = bytearray(max_bytes)
+        return await self.read_into(url, 0, max_bytes, buffer), memoryview(buffer)
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
-        raise NotImplementedError
+        buffer = bytearray(max_bytes)
+        return await self.read_into(url, self.size_bytes - max_bytes, self.size_bytes, buffer), memoryview(buffer)
 
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
         raise NotImplementedError

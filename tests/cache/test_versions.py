@@ -57,6 +57,17 @@ async def test_a_change_that_another_user_of_the_reader_met_drops_what_is_held()
         assert cache.statistics().entries == 1
 
 
+@pytest.mark.parametrize("verb", ["stat", "fetch_head", "fetch_tail"])
+async def test_a_change_that_another_verb_met_drops_what_is_held(verb: str) -> None:
+    reader = VersionedObjects()
+    async with ByteCache(reader, max_bytes=1000) as cache:
+        await cache.fetch(URL, 0, 10)
+        reader.versions[URL] = 1
+        with pytest.raises(ObjectChanged):
+            await (cache.stat(URL) if verb == "stat" else getattr(cache, verb)(URL, 10))
+        assert set(await cache.fetch(URL, 0, 10)) == {1}
+
+
 async def test_a_change_that_the_reader_forgot_is_noticed_when_the_new_version_lands() -> None:
     reader = VersionedObjects()
     async with ByteCache(reader, max_bytes=1000) as cache:
