@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -104,14 +104,15 @@ def launched(
             yield process
         finally:
             if process.poll() is None:
-                kill_family(process.pid)
+                kill_families(process.pid)
 
 
-def kill_family(pid: int) -> None:
-    """Kill -9 of a process and all that it has started."""
-    process = psutil.Process(pid)
-    for each in [process, *process.children(recursive=True)]:
-        each.kill()
+def kill_families(*pids: int) -> None:
+    """Kill -9 of processes and all that they have started."""
+    found = [psutil.Process(pid) for pid in pids]
+    for each in [*found, *(child for process in found for child in process.children(recursive=True))]:
+        with suppress(psutil.NoSuchProcess):  # torchrun ends the others when it sees one end
+            each.kill()
 
 
 def wait_for(paths: list[Path], process: subprocess.Popen[str]) -> None:
@@ -157,8 +158,7 @@ def train_and_kill(
     with launched(served, folder, world_size, TRAIN, str(workers), str(batches), *states) as process:
         wait_for(saved, process)
         reports = [json.loads(path.read_text()) for path in saved]
-        for report in reports:
-            kill_family(report["pid"])
+        kill_families(*(report["pid"] for report in reports))
         assert process.wait(START_SECONDS) != 0
     return reports
 
