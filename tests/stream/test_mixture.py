@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Key = tuple[int, int, int]
 TOP, FRONT = "observation.images.top", "observation.images.front"
 WEIGHTS = [0.6, 0.3, 0.1]
+SEVERAL_STREAMS = pytest.mark.timeout(120)
+"""An example opens up to eight datasets."""
 any_moment = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12, deadline=None)
 
 
@@ -114,6 +116,7 @@ def test_the_members_own_orders_in_turns_over_the_network(truths: list[DatasetTr
     assert counts == pytest.approx(WEIGHTS, abs=0.03)
 
 
+@SEVERAL_STREAMS
 @any_moment
 @given(taken=st.integers(0, 130), again=st.integers(0, 60), epoch=st.integers(0, 2))
 def test_it_goes_on_in_the_same_order(mixed: af.Mixture, other: af.Mixture, taken: int, again: int, epoch: int) -> None:
@@ -127,6 +130,7 @@ def test_it_goes_on_in_the_same_order(mixed: af.Mixture, other: af.Mixture, take
     assert (first + second + keys(mixed))[: len(whole)] == whole
 
 
+@SEVERAL_STREAMS
 @any_moment
 @given(data=st.data())
 async def test_consumers_share_it_and_others_go_on(truths: list[DatasetTruth], data: st.DataObject) -> None:
