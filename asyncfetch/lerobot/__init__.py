@@ -9,17 +9,18 @@ rows                the rows of an episode
 video_index         where an episode's frames lie in its video files
 episode_cache       whole episodes in memory, each byte fetched once; held_episode: one of them, while it is read
 windows, samples    which frames a sample is made of; making it
-dataset             LeRobotDataset, open for reading; engine: what several of them share
+dataset             LeRobotDataset, open for reading; engine: what several of them share; statistics: its counters
 """
 
 from __future__ import annotations
 
-from asyncfetch.lerobot.dataset import DatasetStatistics, LeRobotDataset, open_dataset
+from asyncfetch.lerobot.dataset import LeRobotDataset, open_dataset
 from asyncfetch.lerobot.depth import DepthUnit
 from asyncfetch.lerobot.engine import Engine
 from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics
 from asyncfetch.lerobot.held_episode import HeldEpisode
 from asyncfetch.lerobot.samples import Asked, Field, ImageDtype, Sample, SampleBuilder
+from asyncfetch.lerobot.statistics import DatasetStatistics
 from asyncfetch.lerobot.windows import Windows, frames
 
 __all__ = [

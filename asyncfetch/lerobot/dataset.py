@@ -7,7 +7,6 @@ import math
 import operator
 from collections import OrderedDict
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -16,11 +15,11 @@ from asyncfetch.config import PrivateUrl, StreamConfig
 from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ConfigError, FrameMissing, redact_url
 from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE, Engine
-from asyncfetch.lerobot.episode_cache import EpisodeCache, EpisodeCacheStatistics
+from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
+from asyncfetch.lerobot.statistics import DatasetStatistics
 from asyncfetch.lerobot.windows import Windows, resolve_windows
-from asyncfetch.observe import Quantiles
 from asyncfetch.runtime.loop_guard import LoopGuard
 
 if TYPE_CHECKING:
@@ -28,10 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from types import TracebackType
 
-    from asyncfetch.cache import CacheStatistics
-    from asyncfetch.cache.disk import DiskStatistics
-    from asyncfetch.decode import DecodePool, DecodePoolStatistics, DecoderCacheStatistics
-    from asyncfetch.fetch import FetchStatistics
+    from asyncfetch.decode import DecodePool
     from asyncfetch.lerobot.depth import DepthUnit
     from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
     from asyncfetch.lerobot.held_episode import HeldEpisode
@@ -39,29 +35,12 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.runtime.budget import Budget
 
-__all__ = ["DatasetStatistics", "LeRobotDataset", "open_dataset"]
+__all__ = ["LeRobotDataset", "open_dataset"]
 
 MAX_PREFETCHES = 1024
 """Prefetches that may be asked for and not yet be done; more would only queue up behind the host's limit."""
 MAX_FAILURES = 1024
 """Failed prefetches remembered; the oldest is forgotten, and its episode is then fetched again when it is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetStatistics:
-    """A snapshot of everything that works for one open dataset. Counters are since it was opened."""
-
-    fetch: FetchStatistics
-    clips: CacheStatistics
-    episodes: EpisodeCacheStatistics
-    decoders: DecoderCacheStatistics
-    decode: DecodePoolStatistics
-    disk: DiskStatistics | None = None
-    """Of the disk cache; None without one."""
-    hand_over: Quantiles = field(default_factory=Quantiles)
-    """From the loop's thread to a synchronous consumer that waits, for each few samples; of a Stream's statistics."""
-
-
 LEROBOT_GROUP_FRAMES = 2
 """``g`` of LeRobot's encoder settings."""
 

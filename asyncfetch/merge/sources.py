@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import operator
-import os
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from asyncfetch.merge.statistics import STATISTICS, EpisodeColumn
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import pyarrow as pa
@@ -77,14 +77,14 @@ class Selection:
     """
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "source", PrivateUrl(os.fspath(self.source)))
+        object.__setattr__(self, "source", PrivateUrl(self.source))
         if self.episodes is not None:
             object.__setattr__(self, "episodes", _ascending(self.episodes))
 
     @property
     def url(self) -> PrivateUrl:
         """The source, as text."""
-        return PrivateUrl(os.fspath(self.source))
+        return PrivateUrl(self.source)
 
 
 def _ascending(episodes: Iterable[int]) -> tuple[int, ...]:
