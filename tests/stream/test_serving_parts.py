@@ -18,7 +18,7 @@ import torch
 
 import asyncfetch as af
 from asyncfetch.stream.serving.channel import Channel
-from asyncfetch.stream.serving.memory import Slot, Slots, lease
+from asyncfetch.stream.serving.memory import Returned, Slot, Slots, lease
 from asyncfetch.stream.serving.messages import failure
 from asyncfetch.stream.serving.packing import Packed, collate, unpack
 
@@ -115,25 +115,25 @@ def test_a_single_sample_comes_back_as_it_is() -> None:
 
 def test_tensors_are_views_of_the_memory_and_keep_it() -> None:
     slot = Slots().take(1000)[0]
-    freed: deque[int] = deque()
+    returned: deque[Returned] = deque()
     packed = Packed(collate([{"x": torch.tensor([1.0])}, {"x": torch.tensor([2.0])}]))
     start, stop = packed.write(slot.memory)
-    batch = unpack(lease(slot, freed), start, stop)
+    batch = unpack(lease(slot, returned), start, stop)
     batch["x"][0] = 5  # it may be written to
     assert slot.memory[:4].view(np.float32).tolist() == [5]
     view = batch["x"][1:]
     del batch
-    assert not freed
+    assert not returned
     assert view.tolist() == [[2]]
     del view
-    assert list(freed) == [slot.number]
+    assert [one.number for one in returned] == [slot.number]
 
 
 def test_a_batch_without_tensors_frees_its_memory_at_once() -> None:
-    slot, freed = Slots().take(1000)[0], deque[int]()
+    slot, returned = Slots().take(1000)[0], deque[Returned]()
     start, stop = Packed(["a", "b"]).write(slot.memory)
-    assert unpack(lease(slot, freed), start, stop) == ["a", "b"]
-    assert list(freed) == [slot.number]
+    assert unpack(lease(slot, returned), start, stop) == ["a", "b"]
+    assert [one.number for one in returned] == [slot.number]
 
 
 @pytest.mark.parametrize("tensor", [torch.ones(2).to_sparse(), torch.ones(2, device="meta")], ids=["sparse", "meta"])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import suppress
 from multiprocessing.connection import wait
-from multiprocessing.reduction import recv_handle, send_handle
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 __all__ = ["Channel"]
+
+_WITH = b"\0"
+"""A descriptor comes with a byte at least."""
 
 
 class Channel:
@@ -30,6 +33,9 @@ class Channel:
 
     def __init__(self, connection: Connection, peer: int) -> None:
         self._connection = connection
+        # The connection's own socket once more: only a socket sends descriptors. One made for each descriptor, as
+        # multiprocessing does, would be left open by an interrupt that comes while it is being made.
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._peer: int | None = None
         if hasattr(os, "pidfd_open"):
             with suppress(OSError):  # a kernel or a sandbox without it, or nobody of that id any more
@@ -40,7 +46,7 @@ class Channel:
         with suppress(OSError):
             self._connection.send((message, descriptor is not None))
             if descriptor is not None:
-                send_handle(self._connection, descriptor, None)  # only Windows asks for a process
+                socket.send_fds(self._socket, [_WITH], [descriptor])
 
     def receive(self) -> tuple[Any, int | None]:
         """Wait for the next message, and the descriptor that came with it, which becomes the caller's.
@@ -54,14 +60,20 @@ class Channel:
             raise EOFError
         try:
             message, has_descriptor = self._connection.recv()
-            return message, recv_handle(self._connection) if has_descriptor else None
-        except (OSError, RuntimeError) as error:  # ended in the middle of a word
+            return message, self._receive_descriptor() if has_descriptor else None
+        except OSError as error:  # ended in the middle of a word
             raise EOFError from error
         except EOFError:
             raise
         except BaseException:
             self.close()
             raise
+
+    def _receive_descriptor(self) -> int:
+        _, descriptors, _, _ = socket.recv_fds(self._socket, len(_WITH), 1)
+        if not descriptors:
+            raise EOFError
+        return descriptors[0]
 
     @property
     def is_closed(self) -> bool:
@@ -71,6 +83,7 @@ class Channel:
     def close(self) -> None:
         """Idempotent."""
         self._connection.close()
+        self._socket.close()
         if self._peer is not None:
             os.close(self._peer)
             self._peer = None

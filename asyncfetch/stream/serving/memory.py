@@ -11,6 +11,7 @@ import mmap
 import os
 import tempfile
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Slot", "Slots", "lease"]
+__all__ = ["Returned", "Slot", "Slots", "lease"]
 
 
 class Slot:
@@ -36,7 +37,7 @@ class Slot:
         nbytes: Of the file.
     """
 
-    __slots__ = ("descriptor", "memory", "number")
+    __slots__ = ("descriptor", "memory", "number", "returned")
 
     def __init__(self, number: int, descriptor: int, nbytes: int) -> None:
         self.number = number
@@ -45,6 +46,8 @@ class Slot:
         # Pages that aren't there at their first touch cost more than what is written to them.
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(descriptor, nbytes, flags=flags), np.uint8)
+        self.returned: Returned | None = None
+        """Of its last lease."""
 
     @property
     def nbytes(self) -> int:
@@ -116,17 +119,26 @@ def _anonymous_file() -> int:
 class _Lease:
     """What every view of a batch's memory refers to in the end."""
 
-    __slots__ = ("__array_interface__", "_freed", "_slot")
+    __slots__ = ("__array_interface__", "__weakref__", "_slot")
 
-    def __init__(self, slot: Slot, freed: deque[int]) -> None:
+    def __init__(self, slot: Slot) -> None:
         self._slot = slot
-        self._freed = freed
         self.__array_interface__ = slot.memory.__array_interface__
 
-    def __del__(self) -> None:
-        self._freed.append(self._slot.number)  # it may run in any thread, in the middle of anything
+
+class Returned(weakref.ref[_Lease]):
+    """Says which slot's last view is gone."""
+
+    __slots__ = ("number",)
+    number: int
 
 
-def lease(slot: Slot, freed: deque[int]) -> NDArray[np.uint8]:
-    """The consumer's side: the slot's memory, whose number is appended to ``freed`` when its last view is gone."""
-    return np.asarray(_Lease(slot, freed))
+def lease(slot: Slot, returned: deque[Returned]) -> NDArray[np.uint8]:
+    """The consumer's side: the slot's memory, of which ``returned`` is told when its last view is gone.
+
+    That may be anywhere, in any thread. No line of Python runs then: an interrupt that met a finalizer would be lost.
+    """
+    lease = _Lease(slot)
+    slot.returned = Returned(lease, returned.append)
+    slot.returned.number = slot.number
+    return np.asarray(lease)

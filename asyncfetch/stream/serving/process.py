@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from asyncfetch.errors import AsyncFetchError, ClosedError, ConfigError, WorkerError
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.stream.serving.channel import Channel
-from asyncfetch.stream.serving.memory import Slot, lease
+from asyncfetch.stream.serving.memory import Returned, Slot, lease
 from asyncfetch.stream.serving.messages import Close, Filled, Ready, Taken
 from asyncfetch.stream.serving.worker import Plan, serve
 
@@ -72,7 +72,7 @@ class WorkerProcess:
         self._is_ready = False
         self._kept: deque[Answer] = deque()
         self._slots: dict[int, Slot] = {}
-        self._freed: deque[int] = deque()
+        self._returned: deque[Returned] = deque()
         self._held = 0
 
     def send(self, message: object) -> None:
@@ -121,11 +121,11 @@ class WorkerProcess:
 
     def take(self, message: Filled) -> NDArray[np.uint8]:
         """The memory of a batch, which the worker uses again when the last view of it is gone."""
-        memory = lease(self._slots[message.slot], self._freed)
+        memory = lease(self._slots[message.slot], self._returned)
         self._held += 1
         if self._held > MAX_VIEWS:
             memory = memory[: message.stop].copy()
-        freed = [self._freed.popleft() for _ in range(len(self._freed))]
+        freed = [self._returned.popleft().number for _ in range(len(self._returned))]
         self._held -= len(freed)
         self._channel.send(Taken(freed))
         return memory
