@@ -1,0 +1,193 @@
+"""Sources that aren't as they should be, or as one another: what is refused, and what comes of the rest."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncfetch.config import FetchConfig
+from asyncfetch.errors import MergeError
+from asyncfetch.merge import merge_datasets
+from asyncfetch.merge.tables import write_episodes
+from asyncfetch.testing import Quirks, RangeServer
+from tests.lerobot.serving import TOP, WRIST
+from tests.merge.test_merge import check_merged, read_json, read_table
+from tests.merge.test_safety import changed, names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.lerobot.serving import Library
+
+
+def with_episodes(root: Path, copy: Path, change: Callable[[pa.Table], pa.Table]) -> Path:
+    """A copy of the dataset with another table of episodes."""
+    shutil.copytree(root, copy)
+    (path,) = (copy / "meta/episodes").rglob("*.parquet")
+    pq.write_table(change(pq.read_table(path)), path)
+    return copy
+
+
+async def test_picture_statistics_of_another_shape_are_refused(library: Library, tmp_path: Path) -> None:
+    name = f"stats/{TOP}/mean"
+
+    def flatten(table: pa.Table) -> pa.Table:
+        flat = [np.array(value).ravel().tolist() for value in table[name].to_pylist()]
+        return table.set_column(table.column_names.index(name), name, [flat])
+
+    root = library(episodes=(4, 5)).root
+    with pytest.raises(MergeError, match=rf"shape of {name} is \(3, 1, 1\) in .*, but \(3,\) in .*other"):
+        await merge_datasets([root, with_episodes(root, tmp_path / "other", flatten)], tmp_path / "out")
+
+
+async def test_what_one_source_does_not_know_of_its_pictures_stays_unknown(library: Library, tmp_path: Path) -> None:
+    """Older recorders took no quantiles. A merge of such a merge keeps the rest."""
+
+    def drop(table: pa.Table) -> pa.Table:
+        return table.drop_columns([name for name in table.column_names if name.startswith(f"stats/{TOP}/q")])
+
+    root = library(episodes=(4, 5)).root
+    other = with_episodes(root, tmp_path / "other", drop)
+    await merge_datasets([root, other], tmp_path / "once")
+    await merge_datasets([tmp_path / "once"], tmp_path / "twice")
+    for out in ("once", "twice"):
+        columns = read_table(tmp_path / out, "meta/episodes").to_pydict()
+        assert columns[f"stats/{TOP}/mean"] == 2 * read_table(root, "meta/episodes")[f"stats/{TOP}/mean"].to_pylist()
+        assert [one is None for one in columns[f"stats/{TOP}/q50"]] == [False, False, True, True]
+        assert all(columns[f"stats/{WRIST}/q50"])
+
+
+async def test_pictures_of_which_one_source_knows_nothing_get_no_overall_statistics(
+    library: Library, tmp_path: Path
+) -> None:
+    def drop(table: pa.Table) -> pa.Table:
+        return table.drop_columns([name for name in table.column_names if name.startswith(f"stats/{TOP}/")])
+
+    other = with_episodes(library(episodes=(4, 5)).root, tmp_path / "other", drop)
+    (other / "meta/stats.json").unlink()
+    await merge_datasets([library(episodes=(4, 5)).root, other], tmp_path / "out")
+    stats = read_json(tmp_path / "out", "stats.json")
+    assert TOP not in stats
+    assert stats.keys() >= {WRIST, "action", "index"}
+
+
+async def test_rows_are_found_by_their_numbers_wherever_they_lie(library: Library, tmp_path: Path) -> None:
+    """Also beside rows of a dead episode, which have the same indices."""
+    truth = library(episodes=(4, 5))
+    shutil.copytree(truth.root, tmp_path / "source")
+    (path,) = (tmp_path / "source/data").rglob("*.parquet")
+    rows = pq.read_table(path)
+    dead = rows.set_column(rows.column_names.index("episode_index"), "episode_index", [[7] * len(rows)])
+    mixed = pa.concat_tables([dead, rows]).take(np.random.default_rng(0).permutation(2 * len(rows)))
+    pq.write_table(mixed, path, row_group_size=5)
+    await merge_datasets([tmp_path / "source", truth.root], tmp_path / "out")
+    await check_merged(tmp_path / "out", [truth, truth])
+
+
+async def test_a_source_without_a_default_feature_is_refused(library: Library, tmp_path: Path) -> None:
+    root = library(episodes=(4,), quirks=Quirks(without_default_feature="task_index")).root
+    with pytest.raises(MergeError, match=r"lack task_index.*present are observation\.state"):
+        await merge_datasets([library(episodes=(4,)).root, root], tmp_path / "out")
+
+
+async def test_a_video_shorter_than_its_metadata_is_refused(library: Library, tmp_path: Path) -> None:
+    root = library(episodes=(4, 6), quirks=Quirks(short_video_frames=2)).root
+    with pytest.raises(MergeError, match="lacks 2 of the 6 frames of episode 1"):
+        await merge_datasets([root], tmp_path / "out")
+    assert not names(tmp_path)
+
+
+IRREGULAR = {
+    "orphan rows": Quirks(orphan_rows=3, collapsed_row_groups=True),
+    "orphan files": Quirks(orphan_files=True),
+    "no statistics": Quirks(no_stats=True),
+    "several episode files": Quirks(episodes_per_meta_file=1),
+    "self-references to files that aren't there": Quirks(stale_self_references=True),
+    "columns through pandas": Quirks(float_index_columns=True, sorted_episode_columns=True),
+    "older info": Quirks(unknown_info_keys=True, legacy_video_info=True),
+}
+
+
+@pytest.mark.parametrize("quirks", IRREGULAR.values(), ids=list(IRREGULAR))
+async def test_irregular_sources_become_a_regular_dataset_that_merges_again(
+    library: Library, tmp_path: Path, quirks: Quirks
+) -> None:
+    truths = [library(episodes=(4, 3), quirks=quirks), library(episodes=(5,))]
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    await merge_datasets([truth.root for truth in truths], once)
+    await merge_datasets([once, truths[1].root], twice)
+    await check_merged(twice, [*truths, truths[1]])
+    assert read_table(twice, "data")["index"].to_pylist() == list(range(17))
+    assert sum(1 for _ in (twice / "data").rglob("*.parquet")) == 1
+    assert "total_videos" not in read_json(twice, "info.json")
+
+
+async def test_every_episode_names_the_file_that_holds_its_row(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=(3,) * 7, cameras=(), tasks=("a",))
+    await merge_datasets([truth.root] * 3, tmp_path / "out", data_file_max_bytes=30_000, files_per_chunk=2)
+    files = sorted((tmp_path / "out/meta/episodes").rglob("*.parquet"))
+    assert len(files) > 2
+    for path in files:
+        rows = pq.read_table(path).to_pydict()
+        chunks, numbers = rows["meta/episodes/chunk_index"], rows["meta/episodes/file_index"]
+        assert {f"chunk-{c:03d}/file-{f:03d}.parquet" for c, f in zip(chunks, numbers, strict=True)} == {
+            f"{path.parent.name}/{path.name}"
+        }
+    await merge_datasets([tmp_path / "out"], tmp_path / "again", files_per_chunk=3)
+    await check_merged(tmp_path / "again", [truth] * 3)
+
+
+def test_a_hundred_episodes_share_a_row_group(tmp_path: Path) -> None:
+    """A reader that wants one of many thousands reads little more, and a footer stays short."""
+    numbers = {"episode_index": list(range(250)), "length": [1] * 250}
+    write_episodes(tmp_path / "file.parquet", numbers, 10, 240)
+    file = pq.ParquetFile(tmp_path / "file.parquet")
+    groups = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    assert groups == [100, 100, 30]
+    assert file.read()["episode_index"].to_pylist() == list(range(10, 240))
+
+
+async def test_info_counts_and_carries(library: Library, tmp_path: Path) -> None:
+    truths = [library(episodes=(4, 3), tasks=("a", "b")), library(episodes=(5,), tasks=("b",))]
+    roots = [
+        changed(truths[0].root, tmp_path / "one", lambda info: info.update(tools=[{"name": "grip"}], note=1)),
+        changed(truths[1].root, tmp_path / "two", lambda info: info.update(tools=[{"name": "push"}], note=2)),
+    ]
+    await merge_datasets(roots, tmp_path / "out", files_per_chunk=5)
+    info = read_json(tmp_path / "out", "info.json")
+    assert (info["total_episodes"], info["total_frames"], info["total_tasks"]) == (3, 12, 2)
+    assert (info["splits"], info["chunks_size"]) == ({"train": "0:3"}, 5)
+    assert info["tools"] == [{"name": "grip"}, {"name": "push"}]
+    assert "note" not in info
+
+
+async def test_paths_of_the_sources_own_making(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=(4, 3))
+
+    def change(info: dict[str, Any]) -> None:
+        info["data_path"] = "rows/{chunk_index}/{file_index}.parquet"
+        info["video_path"] = "films/{video_key}/{file_index:02d}.mp4"
+
+    root = changed(truth.root, tmp_path / "own", change)
+    (root / "rows").mkdir()
+    (root / "data/chunk-000").rename(root / "rows/0")
+    (root / "rows/0/file-000.parquet").rename(root / "rows/0/0.parquet")
+    for camera in truth.cameras:
+        (root / "films" / camera).mkdir(parents=True)
+        (root / f"videos/{camera}/chunk-000/file-000.mp4").rename(root / f"films/{camera}/00.mp4")
+    await merge_datasets([root, truth.root], tmp_path / "out")
+    await check_merged(tmp_path / "out", [truth, truth])
+
+
+async def test_sources_behind_https(library: Library, tmp_path: Path) -> None:
+    truths = [library(episodes=(4, 3)), library(episodes=(5,))]
+    async with RangeServer(truths[0]) as server:
+        fetch = FetchConfig(ca_file=server.ca_file, trust_env=False)
+        await merge_datasets([server.url, truths[1].root], tmp_path / "out", fetch=fetch)
+    await check_merged(tmp_path / "out", truths)
