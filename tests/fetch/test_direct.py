@@ -31,6 +31,8 @@ CONTENT = random.Random(2).randbytes(3_000_000)
 def way() -> str:
     """This is about the direct one, whichever the other tests take."""
     return "direct"
+
+
 SMUGGLED = b"HTTP/1.1 404 x\r\nContent-Length: 0\r\n\r\n"
 
 
