@@ -113,8 +113,9 @@ class Mixture(SampleSource[OpenMixture]):
         self._batch_size: int | None = None
         self._loaded_block: int | None = None
 
-    def set_batch_size(self, batch_size: int | None) -> None:
+    def set_batch_size(self, batch_size: int | None, *, drop_last: bool = False) -> None:
         """See SampleSource."""
+        super().set_batch_size(batch_size, drop_last=drop_last)
         self._batch_size = batch_size
 
     @property

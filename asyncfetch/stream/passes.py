@@ -78,8 +78,8 @@ class Samples(Generic[R]):
 
     def _start(self, opened: R) -> SamplePass:
         stream, config = self._stream, opened.config
-        turn = stream.epochs.begin(self._epoch)
-        plan = stream.begin(opened, self._placement, turn.epoch) if self._plan is None else self._plan
+        turn = stream.take_turn(self._epoch)
+        plan = stream.begin(opened, self._placement, turn) if self._plan is None else self._plan
         beyond = stream.plan(opened, self._placement, turn.epoch + 1) if self._is_followed else None
         builder = stream.builder(opened)
         decoded_samples = config.decoded_max_bytes // builder.sample_bytes
@@ -151,7 +151,7 @@ class StreamIterator(Generic[R]):
 
     def __length_hint__(self) -> int:
         """Samples that are yet to come at most, padding included; 0 before the first."""
-        return sum(len(plan) - (plan.progress.delivered - plan.begun) for plan in self._plans)
+        return sum(plan.left for plan in self._plans)
 
     def state_dict(self) -> State:
         """What this pass, and those before it, have delivered of the epoch: for ``Stream.load_state_dict``."""
@@ -174,7 +174,7 @@ def _deliver(
     is_followed: bool,
 ) -> Generator[Delivery, None, None]:
     turn = begin()
-    plan = stream.begin(opened, placement, turn.epoch)
+    plan = stream.begin(opened, placement, turn)
     plans.append(plan)
     # The pass itself is ahead of the consumer, so it doesn't count the epoch.
     samples = Samples(

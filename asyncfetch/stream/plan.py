@@ -81,6 +81,11 @@ class PassPlan:
         return max(0, progress.rest.shared(progress.total, progress.placement, progress.ends)[0] - self.begun)
 
     @property
+    def left(self) -> int:
+        """Samples that the pass hasn't given yet, at most."""
+        return len(self) - (self.progress.delivered - self.begun)
+
+    @property
     def is_resumed(self) -> bool:
         """Whether something of the epoch was delivered before."""
         return self.begun > 0 or self.progress.rest != Rest()

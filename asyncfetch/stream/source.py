@@ -103,6 +103,10 @@ class SampleSource(ABC, Generic[R]):
         self._loaded: State | None = None
         self._progress: Progress | None = None
         """Of the latest pass, while it lasts."""
+        self._latest: tuple[Turn, PassPlan] | None = None
+        """The latest pass, until it is counted."""
+        self._least_samples: int = 1
+        """Fewer than so many that are left of an epoch are given to nobody."""
         self._waiting: tuple[R, Placement] | None = None
         """What the latest synchronous pass will read, and as whom, until it takes its epoch."""
         self.quarantine: Quarantine = Quarantine()
@@ -145,11 +149,12 @@ class SampleSource(ABC, Generic[R]):
         """The same, of what is open already; it counts the same epochs."""
         twin = copy.copy(self)
         twin._opened = opened
-        twin._session = twin._progress = twin._waiting = None
+        twin._session = twin._progress = twin._waiting = twin._latest = None
         return twin
 
-    def set_batch_size(self, batch_size: int | None) -> None:
-        """Consecutive samples of a consumer become batches of this size. A mixture may mind."""
+    def set_batch_size(self, batch_size: int | None, *, drop_last: bool = False) -> None:
+        """Consecutive samples of a consumer become batches of this size, maybe without the last, smaller one."""
+        self._least_samples = batch_size if batch_size is not None and drop_last else 1
 
     # Epochs and passes.
 
@@ -164,6 +169,7 @@ class SampleSource(ABC, Generic[R]):
         A pass takes its epoch when its first sample is asked for, a loader's when the loader is iterated.
         """
         self.epochs.set(epoch)
+        self._latest = None
 
     def samples(
         self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None
@@ -172,7 +178,8 @@ class SampleSource(ABC, Generic[R]):
 
         Args:
             epoch: None counts: 0 or what ``set_epoch`` said, and one more after each pass that was finished: whose
-                iterator has ended. After an early ``break`` the next pass takes the same epoch again.
+                iterator has ended, or has given its last sample. After an earlier ``break`` the next pass takes the
+                same epoch again.
             rank: This process among ``world_size``; None finds both, from torch.distributed or torchrun's variables.
             world_size: Processes that share the epoch.
 
@@ -209,6 +216,7 @@ class SampleSource(ABC, Generic[R]):
                 isn't counted.
             loader: In a loader's worker the number that all workers of this loader have; see ``EpochCounter``.
         """
+        self._count_latest()
         session = self._open_session()
         opened = session.opened()
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
@@ -218,25 +226,38 @@ class SampleSource(ABC, Generic[R]):
         if loader is not None and self._loaded_of(self.epoch) and not self.plan(opened, placement, self.epoch):
             # A StatefulDataLoader that was loaded at an epoch's end makes workers for it, and at once those of the next
             # epoch, which must find it finished: so this isn't left to the first sample that is asked for.
-            turn = self._begin(placement, epoch, loader)
-            self.begin(opened, placement, turn.epoch)
+            turn = self._take_turn(placement, epoch, loader)
+            self.begin(opened, placement, turn)
             turn.finish()
             return iterator(lambda: turn)
-        return iterator(partial(self._begin, placement, epoch, loader))
+        return iterator(partial(self._take_turn, placement, epoch, loader))
 
-    def _begin(self, placement: Placement, epoch: int | None, loader: int | None) -> Turn:
+    def _take_turn(self, placement: Placement, epoch: int | None, loader: int | None) -> Turn:
         if epoch is not None:
             return Turn(epoch, lambda: None)
         if loader is None and placement.workers == 1:
-            return self.epochs.begin()
+            return self.take_turn()
         return self.epochs.begin_share(placement.worker, placement.workers, loader or 0)
 
-    def begin(self, opened: R, placement: Placement, epoch: int) -> PassPlan:
+    def take_turn(self, epoch: int | None = None) -> Turn:
+        """The turn of a pass of one consumer: see ``EpochCounter.begin``."""
+        self._count_latest()
+        return self.epochs.begin(epoch)
+
+    def begin(self, opened: R, placement: Placement, turn: Turn) -> PassPlan:
         """``plan`` of the pass that ``state_dict`` speaks of from now on."""
-        plan = self.plan(opened, placement, epoch)
-        self._progress, self._waiting = plan.progress, None
+        plan = self.plan(opened, placement, turn.epoch)
+        self._progress, self._waiting, self._latest = plan.progress, None, (turn, plan)
         self._passes += 1
         return plan
+
+    def _count_latest(self) -> None:
+        """The latest pass is finished, too, where it has given all it had and nobody asked whether there is more.
+
+        Who counts batches doesn't ask, as Lightning does with what has a length.
+        """
+        if self._latest is not None and self._latest[1].left < self._least_samples:
+            self.finish(*self._latest)
 
     def count(self, placement: Placement) -> int:
         """How many samples a consumer takes of the whole next epoch. Opens what is read where no pass has."""
@@ -250,6 +271,8 @@ class SampleSource(ABC, Generic[R]):
     def finish(self, turn: Turn, plan: PassPlan) -> None:
         """A pass came to its end."""
         self.end_epoch(turn)
+        if self._latest is not None and self._latest[1] is plan:
+            self._latest = None
         if self._progress is plan.progress and not turn.is_share:
             self._progress = None
 
@@ -297,7 +320,7 @@ class SampleSource(ABC, Generic[R]):
         if self.epochs.current() != epoch:  # the workers of a loader load it each
             self.epochs.set(epoch)
         self._loaded = None if is_beginning(state) else state
-        self._progress = self._waiting = None
+        self._progress = self._waiting = self._latest = None
 
     def _open_session(self) -> Session[R]:
         if self.is_open:
@@ -321,11 +344,11 @@ class SampleSource(ABC, Generic[R]):
         """This for one of a rank's loader workers: bounds, host limits and threads divided among them."""
         twin = copy.copy(self)
         twin.config = self.config.shared_by(workers)
-        twin._session = twin._progress = twin._waiting = None
+        twin._session = twin._progress = twin._waiting = twin._latest = None
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_session": None, "_progress": None, "_waiting": None}
+        return self.__dict__ | {"_session": None, "_progress": None, "_waiting": None, "_latest": None}
 
     def __copy__(self) -> Self:
         twin = self.__class__.__new__(self.__class__)

@@ -39,8 +39,10 @@ class StreamDataset(IterableDataset[Any]):
 
     All workers of a pass take the same epoch. A pass that was finished is followed by the next epoch, one that wasn't
     by the same epoch again, and ``set_epoch`` has the last word. Without workers, a pass is finished when its iterator
-    has ended; with workers, when each of them has come to the end of its share. They read ``prefetch_factor`` batches
-    ahead of the trainer: behind a ``break`` among the last of these, the epoch may count as finished.
+    has ended or has given all there is, ``drop_last`` minded: nobody needs to ask for more, as Lightning doesn't. What
+    a loader drops of its own isn't known here. With workers, a pass is finished when each of them has come to the end
+    of its share. They read ``prefetch_factor`` batches ahead of the trainer: behind a ``break`` among the last of
+    these, the epoch may count as finished.
 
     It shards itself. Under Hugging Face accelerate use the loader without ``prepare``, which would share out once more
     what is one rank's share already: of two processes, half of the frames never came.
@@ -74,7 +76,7 @@ class StreamDataset(IterableDataset[Any]):
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, or None, not {batch_size}")
         self.stream = stream
-        stream.set_batch_size(batch_size)
+        stream.set_batch_size(batch_size, drop_last=drop_last)
         self.batch_size = batch_size
         self.drop_last = drop_last
         # Workers count epochs in this memory, whether they were forked or spawned. It is shared from the beginning:

@@ -56,7 +56,7 @@ def test_a_synchronous_pass_that_is_left_early_is_no_epoch(stream: af.Stream, ta
 
 async def test_an_asynchronous_pass_that_is_left_early_is_no_epoch(stream: af.Stream) -> None:
     async with stream.samples() as samples:
-        for _ in range(76):
+        for _ in range(75):
             await anext(samples)
     assert stream.epoch == 0
     async with stream.samples() as samples:

@@ -215,6 +215,24 @@ async def test_tasks_share_the_iterator(truth: DatasetTruth) -> None:
     assert sorted(seen) == list(range(truth.num_frames))
 
 
+async def test_a_pass_is_finished_when_it_gave_its_last_sample(truth: DatasetTruth) -> None:
+    stream = stream_of(truth)
+
+    async def take(count: int) -> int:
+        """The epoch of which so many samples were taken, whether the iterator has ended or not."""
+        async with stream.samples() as samples:
+            for _ in range(count):
+                await anext(samples)
+            return int(samples.state_dict()["epoch"])
+
+    counts = [1, truth.num_frames - 1, truth.num_frames, truth.num_frames, 1]
+    assert [await take(count) for count in counts] == [0, 0, 0, 1, 2]
+    stream.set_epoch(2)
+    assert await take(truth.num_frames) == 2
+    stream.set_epoch(2)  # said anew, it counts from there
+    assert [await take(truth.num_frames), await take(1)] == [2, 3]
+
+
 @pytest.mark.parametrize("taken", [0, 1, 20])
 async def test_leaving_early_ends_every_task(truth: DatasetTruth, taken: int) -> None:
     import asyncio

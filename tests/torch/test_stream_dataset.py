@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,25 @@ def test_a_stream_pickles_as_what_to_read(truth: DatasetTruth) -> None:
     assert repr(other) == f"Stream({str(truth.root)!r}, shuffle=True, seed=7, epoch=5)"
     stream.close()
     other.close()
+
+
+@pytest.mark.parametrize(("size", "drop_last"), [(None, False), (4, False), (4, True)])
+def test_who_reads_a_loader_by_its_length_goes_on_to_the_next_epoch(
+    truth: DatasetTruth, size: int | None, drop_last: bool
+) -> None:
+    """As Lightning does: it never asks whether there is more."""
+    stream = af.Stream(str(truth.root), seed=3)
+    loader = DataLoader(af.torch.StreamDataset(stream, size, drop_last=drop_last), batch_size=None)
+    passes = [stream.iterate(stream.placement(), epoch=epoch) for epoch in range(3)]
+    expected = [[int(sample["index"]) for sample in samples] for samples in passes]
+    assert truth.num_frames % 4
+    for epoch in range(3):
+        for batches in (1, len(loader)):  # left before its last batch, an epoch begins again
+            indices = [
+                index for batch in itertools.islice(loader, batches) for index in batch["index"].view(-1).tolist()
+            ]
+            assert indices == expected[epoch][: len(indices)]
+    stream.close()
 
 
 def test_a_repr_hides_secrets() -> None:
