@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -47,15 +47,26 @@ class MemoryPoolStatistics:
     """Of these, such as had been used before."""
 
 
+class _Memory(NamedTuple):
+    """A mapping."""
+
+    array: NDArray[np.uint8]
+    interface: dict[str, Any]
+    """What numpy wants to know of it, which takes as long to find out as all the rest of a block."""
+
+
 class _Block:
     """What every view of a block refers to in the end; with it the memory goes back."""
 
-    __slots__ = ("__array_interface__", "_memory", "_pool")
+    __slots__ = ("_memory", "_nbytes", "_pool")
 
-    def __init__(self, pool: MemoryPool, memory: NDArray[np.uint8], nbytes: int) -> None:
-        self._pool = pool
-        self._memory = memory
-        self.__array_interface__ = {**memory.__array_interface__, "shape": (nbytes,)}
+    def __init__(self, pool: MemoryPool, memory: _Memory, nbytes: int) -> None:
+        self._pool, self._memory, self._nbytes = pool, memory, nbytes
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        # Made when numpy asks: kept, it would be one more object that the garbage collector goes through.
+        return {**self._memory.interface, "shape": (self._nbytes,)}
 
     def __del__(self) -> None:
         self._pool._give_back(self._memory)
@@ -70,7 +81,7 @@ class MemoryPool:
 
     def __init__(self, max_idle_bytes: int) -> None:
         self._max_idle_bytes = max_idle_bytes
-        self._idle: dict[int, list[NDArray[np.uint8]]] = {}
+        self._idle: dict[int, list[_Memory]] = {}
         self._idle_bytes = self._taken = self._reused = 0
         self._lock = threading.Lock()
 
@@ -110,20 +121,22 @@ class MemoryPool:
         """A snapshot."""
         return MemoryPoolStatistics(self._idle_bytes, self._max_idle_bytes, self._taken, self._reused)
 
-    def _give_back(self, memory: NDArray[np.uint8]) -> None:
+    def _give_back(self, memory: _Memory) -> None:
         # From a destructor: it may run in any thread at any point, in the middle of ``take`` too. What can't be put
         # back without waiting goes to the system.
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if self._idle_bytes + memory.nbytes <= self._max_idle_bytes:
-                self._idle.setdefault(memory.nbytes, []).append(memory)
-                self._idle_bytes += memory.nbytes
+            nbytes = memory.array.nbytes
+            if self._idle_bytes + nbytes <= self._max_idle_bytes:
+                self._idle.setdefault(nbytes, []).append(memory)
+                self._idle_bytes += nbytes
         finally:
             self._lock.release()
 
 
-def _map(nbytes: int) -> NDArray[np.uint8]:
+def _map(nbytes: int) -> _Memory:
     # Private, because Python's default is shared: a forked child would write into its parent's samples.
     mapping: Any = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return np.frombuffer(mapping, np.uint8)
+    array = np.frombuffer(mapping, np.uint8)
+    return _Memory(array, array.__array_interface__)

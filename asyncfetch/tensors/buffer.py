@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.tensors.remote import tensor_on
@@ -109,7 +110,7 @@ class FetchBuffer:
         self._lru: LeasedLRU[str, Shard] = LeasedLRU(max_bytes, on_evict=self._pin)
         self._tickets: dict[str, Ticket] = {}
         self._cleared = 0
-        self._pins: dict[int, int] = {}
+        self._pins: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._next_pin = 0
 
     def find(self, shard_ids: Iterable[str]) -> dict[str, Shard]:
@@ -163,7 +164,7 @@ class FetchBuffer:
                 max_bytes=kept.max_bytes,
                 in_flight=len(self._tickets),
                 in_flight_bytes=kept.reserved_bytes,
-                pinned_bytes=sum(list(self._pins.values())),
+                pinned_bytes=sum(nbytes for nbytes, _ in list(self._pins.values())),
                 hits=kept.hits,
                 misses=kept.misses,
                 evictions=kept.evictions,
@@ -179,6 +180,6 @@ class FetchBuffer:
     def _pin(self, shard_id: str, shard: Shard) -> None:
         """Count a shard that isn't kept until nobody has it; where nobody has it now, that is at once."""
         self._next_pin += 1
-        self._pins[self._next_pin] = len(shard.array)
         # It takes no lock: it may run in any thread, in the middle of anything, also of what holds ours.
-        weakref.finalize(shard.array, self._pins.pop, self._next_pin).atexit = False
+        end = weakref.ref(shard.array, partial(self._pins.pop, self._next_pin))
+        self._pins[self._next_pin] = len(shard.array), end

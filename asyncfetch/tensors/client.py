@@ -203,7 +203,8 @@ class TensorClient:
     async def clear(self, node: str, shard_ids: Iterable[str]) -> Cleared:
         """Drop shards of one server here, then delete them there. Ids that aren't there are no error.
 
-        What is being fetched meanwhile goes to those who had asked, and isn't kept. A deletion that had to be repeated
+        What is fetched meanwhile goes to those who had asked, and isn't kept: who asks when this has returned is given
+        none of it. A deletion that had to be repeated
         may count fewer shards than it deleted.
 
         Args:

@@ -7,6 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+import anyio
 import anyio.to_thread
 import numpy as np
 
@@ -61,6 +62,8 @@ class HttpStore:
         self._memory = memory
         self._looks_for_shared = shared_memory
         self._shared: FoundOnce[str, Path | None] = FoundOnce(time.monotonic)
+        # One thread: side by side they would take the interpreter from each other at every system call.
+        self._shared_reader = anyio.CapacityLimiter(1)
         self.shared_reads = 0
         """Shards that came through shared memory."""
 
@@ -131,7 +134,7 @@ class HttpStore:
         path = await self._shared.get(server, partial(self._find_shared, server))
         if path is None:
             return {}
-        shards, still_there = await anyio.to_thread.run_sync(_open_shared, path, larger)
+        shards, still_there = await anyio.to_thread.run_sync(_open_shared, path, larger, limiter=self._shared_reader)
         if not still_there:
             self._shared.forget(server, path)
         return shards
@@ -176,7 +179,7 @@ def _open_batch(batch: Sequence[RemoteTensor], body: memoryview, memory: MemoryP
     for remote, (header, payload) in zip(batch, frames, strict=True):
         if not header.missing:
             array = memory.take(len(payload))
-            array[:] = payload
+            array.data[:] = payload  # numpy would give the interpreter away for so little, and wait for it
             shards[remote.shard_id] = open_payload(remote, header, array)
     return shards
 

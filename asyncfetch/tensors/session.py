@@ -149,9 +149,15 @@ class Session:
         return replace_leaves(obj, lambda leaf: tensors[leaf.shard_id] if isinstance(leaf, RemoteTensor) else leaf)
 
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
-        """Forget shards at their server; TensorError with the ids that may still be there."""
-        if self._is_own(server):
-            return await anyio.to_thread.run_sync(self._storage.delete, shard_ids)
+        """Forget shards at their server, and what comes of them until then; TensorError with ids that may be left."""
+        try:
+            if self._is_own(server):
+                return await anyio.to_thread.run_sync(self._storage.delete, shard_ids)
+            return await self._delete(server, shard_ids)
+        finally:
+            self._buffer.clear(shard_ids)
+
+    async def _delete(self, server: str, shard_ids: Sequence[str]) -> int:
         store = self._store_of(server)
         left: list[str] = []
         deleted = 0

@@ -60,6 +60,26 @@ async def test_r11_a_failed_delete_is_repeated(scripted: ScriptedServer) -> None
     assert scripted.storage.statistics().shards == 0
 
 
+async def test_r11_what_comes_while_the_server_deletes_is_not_kept(scripted: ScriptedServer) -> None:
+    asked, fetched = anyio.Event(), anyio.Event()
+
+    async def delete_late(_: web.Request) -> None:
+        asked.set()
+        await fetched.wait()
+
+    async with http_client() as client:
+        [remote] = await store(client, scripted.url, torch.ones(3))
+        scripted.script.append(delete_late)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.clear, scripted.url, [remote.shard_id])
+            await asked.wait()
+            assert torch.equal(await client.localize(remote), torch.ones(3))
+            fetched.set()
+        assert client.statistics().entries == 0
+        with pytest.raises(ShardNotFound):
+            await client.localize(remote)
+
+
 async def test_r11_what_may_not_be_deleted_is_reported(scripted: ScriptedServer) -> None:
     async with http_client() as client:
         remotes = await store(client, scripted.url, *(torch.ones(1) for _ in range(MAX_BATCH_SHARDS + 3)))
