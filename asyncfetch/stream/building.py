@@ -35,7 +35,12 @@ class Builder(Protocol):
         """About what one takes; the largest, where they differ."""
         ...
 
-    def build(self, steps: Sequence[Step], episodes: Mapping[int, HeldEpisode | Exception]) -> list[Sample | Failed]:
+    def build(
+        self,
+        steps: Sequence[Step],
+        episodes: Mapping[int, HeldEpisode | Exception],
+        is_given_up: Callable[[], bool] = ...,
+    ) -> list[Sample | Failed]:
         """See JobBuilder."""
         ...
 
@@ -59,12 +64,19 @@ class JobBuilder:
         """About what one sample takes."""
         return self._samples.sample_bytes
 
-    def build(self, steps: Sequence[Step], episodes: Mapping[int, HeldEpisode | Exception]) -> list[Sample | Failed]:
+    def build(
+        self,
+        steps: Sequence[Step],
+        episodes: Mapping[int, HeldEpisode | Exception],
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> list[Sample | Failed]:
         """What each step comes to. Takes a while: call it in a thread.
 
         Args:
             steps: What to read.
             episodes: By position in the selection, or why one can't be had.
+            is_given_up: Whether nobody wants it any more. Asked before each sample is transformed, which may take long;
+                empty samples are the answer then.
         """
         asked: list[Asked] = []
         for step in steps:
@@ -74,6 +86,8 @@ class JobBuilder:
         read = iter(self._read(asked))
         results: list[Sample | Failed] = []
         for step in steps:
+            if is_given_up():
+                return [{} for _ in steps]
             episode = episodes[step.episode]
             result = Failed(episode) if isinstance(episode, Exception) else next(read)
             results.append(result if isinstance(result, Failed) else self._finish(step, result))

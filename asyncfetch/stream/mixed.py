@@ -249,15 +249,22 @@ class MixedBuilder:
         each = zip(self._builders, self._shapes, strict=True)
         return max(builder.sample_bytes + sum(like.nbytes for like in shape.fill.values()) for builder, shape in each)
 
-    def build(self, steps: Sequence[Step], episodes: Mapping[int, HeldEpisode | Exception]) -> list[Sample | Failed]:
+    def build(
+        self,
+        steps: Sequence[Step],
+        episodes: Mapping[int, HeldEpisode | Exception],
+        is_given_up: Callable[[], bool] = lambda: False,
+    ) -> list[Sample | Failed]:
         """See JobBuilder."""
         places: dict[int, list[int]] = {}
         for place, step in enumerate(steps):
             places.setdefault(_member(len(self._builders), step.episode), []).append(place)
         results: list[Sample | Failed] = [{} for _ in steps]
         for member, those in places.items():
-            built = self._builders[member].build([steps[place] for place in those], episodes)
+            built = self._builders[member].build([steps[place] for place in those], episodes, is_given_up)
             for place, result in zip(those, built, strict=True):
+                if is_given_up():
+                    return results
                 results[place] = self._finish(member, steps[place], result)
         return results
 

@@ -334,7 +334,8 @@ class SamplePass:
     async def _decode(self, decoding: Decoding) -> None:
         try:
             episodes = await self._gather(decoding)
-            decoding.end(await self._dataset.decode_pool.run(self._builder.build, decoding.steps, episodes))
+            build = self._builder.build
+            decoding.end(await self._dataset.decode_pool.run(build, decoding.steps, episodes, lambda: self._closed))
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
             decoding.end([Failed(error)] * len(decoding.steps))
         finally:
