@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -126,6 +127,7 @@ class SamplePass:
         self._current: deque[Delivery] = deque()
         self._latest: tuple[int, int, Sample] = (0, 0, {})
         self._closed = False
+        self._left = threading.Event()  # for decode threads, which keep what they were given, and mustn't keep this
         self._given = plan.progress.delivered  # of the consumer's part of the epoch
         self._delivered = 0  # by this pass
         self._waits, self._hand_overs = Histogram(), Histogram()
@@ -158,6 +160,7 @@ class SamplePass:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._closed = True
+        self._left.set()
         try:
             await end_tasks(self._group)
         finally:
@@ -334,8 +337,8 @@ class SamplePass:
     async def _decode(self, decoding: Decoding) -> None:
         try:
             episodes = await self._gather(decoding)
-            build = self._builder.build
-            decoding.end(await self._dataset.decode_pool.run(build, decoding.steps, episodes, lambda: self._closed))
+            build, is_left = self._builder.build, self._left.is_set
+            decoding.end(await self._dataset.decode_pool.run(build, decoding.steps, episodes, is_left))
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
             decoding.end([Failed(error)] * len(decoding.steps))
         finally:
