@@ -39,7 +39,7 @@ class Builder(Protocol):
         self,
         steps: Sequence[Step],
         episodes: Mapping[int, HeldEpisode | Exception],
-        is_given_up: Callable[[], bool] = ...,
+        is_given_up: Callable[[], bool],
     ) -> list[Sample | Failed]:
         """See JobBuilder."""
         ...
@@ -68,7 +68,7 @@ class JobBuilder:
         self,
         steps: Sequence[Step],
         episodes: Mapping[int, HeldEpisode | Exception],
-        is_given_up: Callable[[], bool] = lambda: False,
+        is_given_up: Callable[[], bool],
     ) -> list[Sample | Failed]:
         """What each step comes to. Takes a while: call it in a thread.
 

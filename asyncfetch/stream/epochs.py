@@ -49,9 +49,8 @@ class EpochCounter:
     """The next epoch of a rank: the last one asked for by ``set``, and one more for each pass that was finished.
 
     A pass of one consumer is finished when its iterator has ended or has nothing left to give, one of several workers
-    when all of them have come to the end of their shares, an empty share included; otherwise the next one
-    takes its epoch again.
-    A worker's word stays good whatever its process does afterwards. Belongs to one thread of each process.
+    when all of them have come to the end of their shares, an empty share included; otherwise the next one takes its
+    epoch again. A worker's word stays good whatever its process does afterwards. Belongs to one thread of each process.
     """
 
     def __init__(self) -> None:

@@ -253,7 +253,7 @@ class MixedBuilder:
         self,
         steps: Sequence[Step],
         episodes: Mapping[int, HeldEpisode | Exception],
-        is_given_up: Callable[[], bool] = lambda: False,
+        is_given_up: Callable[[], bool],
     ) -> list[Sample | Failed]:
         """See JobBuilder."""
         places: dict[int, list[int]] = {}

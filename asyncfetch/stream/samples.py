@@ -126,8 +126,7 @@ class SamplePass:
         self._failure: BaseException | None = None
         self._current: deque[Delivery] = deque()
         self._latest: tuple[int, int, Sample] = (0, 0, {})
-        self._closed = False
-        self._left = threading.Event()  # for decode threads, which keep what they were given, and mustn't keep this
+        self._left = threading.Event()  # decode threads keep what they are given: they get this, and not the pass
         self._given = plan.progress.delivered  # of the consumer's part of the epoch
         self._delivered = 0  # by this pass
         self._waits, self._hand_overs = Histogram(), Histogram()
@@ -159,7 +158,6 @@ class SamplePass:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        self._closed = True
         self._left.set()
         try:
             await end_tasks(self._group)
@@ -215,7 +213,7 @@ class SamplePass:
             failure, self._failure, self._ended = self._failure, None, True
             raise failure
         waiting_since = time.perf_counter()
-        while not (self._queue or self._produced_all or self._ended or self._closed):
+        while not (self._queue or self._produced_all or self._ended or self._left.is_set()):
             await self._queued.wait()
         self._check_open()
         if self._ended or not self._queue:
@@ -270,7 +268,7 @@ class SamplePass:
         return self._origin(self._selection[step.episode])
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._left.is_set():
             raise ClosedError("this pass was left: iterate inside of `async with stream.samples() as samples`")
 
     def _count(self, samples: int, waiting_since: float, ready_at: float) -> None:

@@ -104,7 +104,7 @@ class SampleSource(ABC, Generic[R]):
         self._progress: Progress | None = None
         """Of the latest pass, while it lasts."""
         self._latest: tuple[Turn, PassPlan] | None = None
-        """The latest pass, until it is counted."""
+        """The latest pass of one consumer, until it is counted."""
         self._least_samples: int = 1
         """Fewer than so many that are left of an epoch are given to nobody."""
         self._waiting: tuple[R, Placement] | None = None
@@ -247,7 +247,8 @@ class SampleSource(ABC, Generic[R]):
     def begin(self, opened: R, placement: Placement, turn: Turn) -> PassPlan:
         """``plan`` of the pass that ``state_dict`` speaks of from now on."""
         plan = self.plan(opened, placement, turn.epoch)
-        self._progress, self._waiting, self._latest = plan.progress, None, (turn, plan)
+        self._progress, self._waiting = plan.progress, None
+        self._latest = None if turn.is_share else (turn, plan)  # of a share, other workers read whether it is finished
         self._passes += 1
         return plan
 

@@ -204,8 +204,7 @@ class TensorClient:
         """Drop shards of one server here, then delete them there. Ids that aren't there are no error.
 
         What is fetched meanwhile goes to those who had asked, and isn't kept: who asks when this has returned is given
-        none of it. A deletion that had to be repeated
-        may count fewer shards than it deleted.
+        none of it. A deletion that had to be repeated may count fewer shards than it deleted.
 
         Args:
             node: The server's url, or "ray"; a key of ``collect_shards``.
