@@ -39,8 +39,6 @@ the wait for a first byte, and then another request's CPU (0.2 ms) would cost mo
 LOOP_BYTES_PER_SECOND = 256 * 1024 * 1024
 """What the streams of a host may bring together before they count as held up by what they share, a link or this
 process's CPU, and not by their own rates. One loop takes in 0.6-1.1 GB/s of TLS while it does nothing else."""
-SOON_FACTOR = 1.1
-"""Times as long as the fastest way: still as soon as can be."""
 SOON_SECONDS = 0.02
 """Later than the fastest way by this: still as soon as can be. A request's CPU, and the wait for its turn on the loop,
 are of that order where many are made."""
@@ -167,6 +165,7 @@ def choose_part_bytes(
     in_flight: int,
     part_bytes: int,
     min_part_bytes: int,
+    soon_factor: float,
 ) -> int:
     """The longest part of a range whose parts, side by side, bring its last byte about as soon as can be.
 
@@ -182,6 +181,7 @@ def choose_part_bytes(
         in_flight: Requests that it is asked already.
         part_bytes: Longest part whatever the rate; parts of this size need not be free.
         min_part_bytes: Shortest part that is made where larger ones could be had.
+        soon_factor: Times as long as the fastest way that is as soon as can be still.
 
     Returns:
         At most ``part_bytes``.
@@ -192,7 +192,7 @@ def choose_part_bytes(
     if most <= fewest:
         return part_bytes
     body_seconds = length / bytes_per_second
-    soon_seconds = SOON_FACTOR * (first_byte_seconds + body_seconds / most) + SOON_SECONDS
+    soon_seconds = soon_factor * (first_byte_seconds + body_seconds / most) + SOON_SECONDS
     enough = math.ceil(body_seconds / (soon_seconds - first_byte_seconds))
     return -(-length // max(fewest, min(most, enough)))
 

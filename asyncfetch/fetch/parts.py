@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from asyncfetch.fetch.batch import server_of
+from asyncfetch.fetch.gate import current_caller
 from asyncfetch.ranges import choose_part_bytes
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ MIN_TELLING_BYTES = 256 * 1024
 """Shorter bodies say nothing of a rate: they come with the head, or at the pace of a connection that warms up."""
 REMEMBERED_BODIES = 16
 """Enough that a stalled one and one that had come while the loop was busy don't matter; few enough to see a change."""
+SOON_FACTOR = 1.1
+"""What somebody waits for may take so many times as long as the fastest way, if that saves requests."""
+AHEAD_FACTOR = 4.0
+"""What is read ahead likewise: it has the time that the episodes in front of it take, and a request costs CPU."""
 MAX_SERVERS = 256
 """Servers whose hosts are remembered, about 200 bytes each."""
 
@@ -84,4 +89,5 @@ class PartSizes:
             in_flight=host.in_flight,
             part_bytes=config.part_bytes,
             min_part_bytes=min(config.min_part_bytes, config.part_bytes),
+            soon_factor=SOON_FACTOR if current_caller().urgent else AHEAD_FACTOR,
         )

@@ -15,10 +15,17 @@ from asyncfetch.errors import ConfigError, InvalidResponse
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.fetch.hosts import Host, Hosts, Route
-from asyncfetch.fetch.parts import MAX_SERVERS, MIN_TELLING_BYTES, REMEMBERED_BODIES, PartSizes, StreamRate
+from asyncfetch.fetch.parts import (
+    AHEAD_FACTOR,
+    MAX_SERVERS,
+    MIN_TELLING_BYTES,
+    REMEMBERED_BODIES,
+    SOON_FACTOR,
+    PartSizes,
+    StreamRate,
+)
 from asyncfetch.ranges import (
     LOOP_BYTES_PER_SECOND,
-    SOON_FACTOR,
     SOON_SECONDS,
     choose_part_bytes,
 )
@@ -35,7 +42,7 @@ KIB, MIB = 1024, 1024 * 1024
 URL = "http://h/x"
 SLOW = {"bytes_per_second": 4 * MIB, "first_byte_seconds": 0.05}
 FREE = {"free": 64, "in_flight": 0}
-LIMITS = {"part_bytes": 8 * MIB, "min_part_bytes": 256 * KIB}
+LIMITS = {"part_bytes": 8 * MIB, "min_part_bytes": 256 * KIB, "soon_factor": SOON_FACTOR}
 
 
 def seconds(length: int, parts: int, bytes_per_second: float, first_byte_seconds: float) -> float:
@@ -56,8 +63,9 @@ def count_of(length: int, part_bytes: int) -> int:
     in_flight=st.integers(0, 300),
     part_bytes=st.integers(1000, 1 << 25),
     min_part_bytes=st.integers(1, 1 << 20),
+    soon_factor=st.floats(1, 10),
 )
-@example(16 * MIB, 4.0 * MIB, 0.05, 64, 0, 8 * MIB, 256 * KIB)
+@example(16 * MIB, 4.0 * MIB, 0.05, 64, 0, 8 * MIB, 256 * KIB, SOON_FACTOR)
 def test_the_last_byte_comes_about_as_soon_as_can_be(
     length: int,
     bytes_per_second: float,
@@ -66,6 +74,7 @@ def test_the_last_byte_comes_about_as_soon_as_can_be(
     in_flight: int,
     part_bytes: int,
     min_part_bytes: int,
+    soon_factor: float,
 ) -> None:
     chosen = choose_part_bytes(
         length,
@@ -75,6 +84,7 @@ def test_the_last_byte_comes_about_as_soon_as_can_be(
         in_flight=in_flight,
         part_bytes=part_bytes,
         min_part_bytes=min_part_bytes,
+        soon_factor=soon_factor,
     )
     fewest = math.ceil(length / part_bytes)
     allowed = [
@@ -90,7 +100,7 @@ def test_the_last_byte_comes_about_as_soon_as_can_be(
         return seconds(length, count, bytes_per_second, first_byte_seconds)
 
     soonest = min(map(time_of, allowed), default=time_of(fewest))
-    soon = max(SOON_FACTOR * soonest + SOON_SECONDS, time_of(fewest) if not allowed else 0)
+    soon = max(soon_factor * soonest + SOON_SECONDS, time_of(fewest) if not allowed else 0)
     # Rounding up the length of a part may leave one part less.
     assert time_of(parts + 1) <= soon * (1 + 1e-9) or time_of(parts) <= soon * (1 + 1e-9)
     if parts > fewest + 1:
@@ -115,6 +125,9 @@ def parts_of(length: int, **settings: float) -> int:
         pytest.param(500 * KIB, {"bytes_per_second": 1e5}, 1, id="shorter than two shortest parts"),
         pytest.param(512 * KIB, {"bytes_per_second": 1e5}, 2, id="two shortest parts"),
         pytest.param(1 << 40, {}, 1 << 17, id="more parts than requests"),
+        pytest.param(16 * MIB, {"soon_factor": AHEAD_FACTOR}, 10, id="read ahead"),
+        pytest.param(4 * MIB // 3, {}, 4, id="a clip"),
+        pytest.param(4 * MIB // 3, {"soon_factor": AHEAD_FACTOR}, 1, id="a clip that is read ahead"),
     ],
 )
 def test_typical_choices(length: int, settings: dict[str, float], parts: int) -> None:
@@ -149,6 +162,15 @@ def test_requests_that_are_about_to_be_made_share_what_is_free() -> None:
     sizes.came_from(URL, make_host(limit=64))
     counts = [count_of(4 * MIB, sizes.choose("http://h/another", 4 * MIB, company)) for company in (1, 16, 64)]
     assert counts == [11, 4, 1]
+
+
+def test_what_is_read_ahead_comes_in_fewer_parts_until_somebody_waits() -> None:
+    sizes, caller = PartSizes(FetchConfig()), Caller(urgent=False)
+    sizes.came_from(URL, make_host(limit=64))
+    with calling(caller):
+        ahead = sizes.choose(URL, 4 * MIB, 1)
+        caller.promote()
+        assert [count_of(4 * MIB, size) for size in (ahead, sizes.choose(URL, 4 * MIB, 1))] == [3, 11]
 
 
 def test_what_is_read_ahead_is_not_cut_for_the_sake_of_reserved_requests() -> None:
