@@ -5,7 +5,7 @@ info, layout        what info.json says; where files are
 episode_files, episode_table    meta/episodes: its files; the table in memory
 parquet, columns    parquet by byte ranges; columns as arrays
 version2            metadata of v2.0 and v2.1, in the terms of v3
-rows                the rows of an episode
+rows                the rows of an episode; row_groups: where in a file they lie
 video_index         where an episode's frames lie in its video files
 episode_cache       whole episodes in memory, each byte fetched once; held_episode: one of them, while it is read
 windows, samples    which frames a sample is made of; making it

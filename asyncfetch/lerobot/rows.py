@@ -18,15 +18,8 @@ import numpy as np
 from asyncfetch.errors import ConfigError, DatasetError, redact_url
 from asyncfetch.lerobot.columns import empty_column, to_column, to_integers
 from asyncfetch.lerobot.info import DEFAULT_FEATURES
-from asyncfetch.lerobot.parquet import (
-    MAX_TAIL_BYTES,
-    FetchedColumns,
-    TableFile,
-    fetch_columns,
-    open_table,
-    read_columns,
-    require_pyarrow,
-)
+from asyncfetch.lerobot.parquet import MAX_TAIL_BYTES, FetchedColumns, fetch_columns, open_table, require_pyarrow
+from asyncfetch.lerobot.row_groups import IndexedTable, index_table
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.shared_lru import LRUPart, SharedLRU
 
@@ -86,25 +79,6 @@ class EpisodeRows(Mapping[str, "Column"]):
 
 
 @dataclass(frozen=True, slots=True)
-class _DataFile:
-    """An open data file; row group g holds values of ``index`` from first[g] to last[g], both included."""
-
-    table: TableFile
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
-
-    @property
-    def nbytes(self) -> int:
-        return self.table.nbytes + self.first.nbytes + self.last.nbytes
-
-    def groups_of(self, episode: Episode) -> tuple[list[int], list[int]]:
-        """The row groups that hold rows of this episode only, and those that may hold others' too."""
-        touched = (self.first < episode.to_index) & (self.last >= episode.from_index)
-        own = touched & (self.first >= episode.from_index) & (self.last < episode.to_index)
-        return np.flatnonzero(own).tolist(), np.flatnonzero(touched & ~own).tolist()
-
-
-@dataclass(frozen=True, slots=True)
 class _Group:
     """Decoded row groups."""
 
@@ -139,7 +113,7 @@ class RowCache:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.kept: SharedLRU[tuple[int, _Key], _DataFile | _Group] = SharedLRU(max_bytes)
+        self.kept: SharedLRU[tuple[int, _Key], IndexedTable | _Group] = SharedLRU(max_bytes)
         """By the dataset's number, and the url of the file or that and the number of the group in it."""
 
 
@@ -208,7 +182,7 @@ class RowReader:
             return EpisodeRows({key: empty_column(feature) for key, feature in self._features.items()}, 0)
         url = episode.data_url
         file = await self._file(episode)
-        own, shared = file.groups_of(episode)
+        own, shared = file.groups_of(episode.from_index, episode.to_index)
         reads: list[Callable[[], Awaitable[_Group | FetchedColumns]]] = [
             partial(self._kept.get, (url, group), partial(self._read, file, [group])) for group in shared
         ]
@@ -226,25 +200,21 @@ class RowReader:
         """Forget what is kept and what is on its way: a file was replaced."""
         self._kept.clear()
 
-    async def _file(self, episode: Episode) -> _DataFile:
-        file: _DataFile = await self._kept.get(episode.data_url, partial(self._open, episode))
+    async def _file(self, episode: Episode) -> IndexedTable:
+        file: IndexedTable = await self._kept.get(episode.data_url, partial(self._open, episode))
         return file
 
-    async def _open(self, episode: Episode) -> _DataFile:
+    async def _open(self, episode: Episode) -> IndexedTable:
         chunks = self.metadata.episodes.sharing_data_file(episode.index) * len(self.metadata.info.features)
         tail_bytes = min(_FOOTER_BYTES + chunks * _CHUNK_FOOTER_BYTES, MAX_TAIL_BYTES)
         table = await open_table(self._reader, episode.data_url, run=self._run, tail_bytes=tail_bytes)
         table.require(self._features)
-        first, last, unknown = await self._run(partial(_index_spans, table))
-        if unknown:
-            rows = await read_columns(self._reader, table, unknown, ["index"], run=self._run)
-            await self._run(partial(_fill_spans, table, rows, unknown, first, last))
-        return _DataFile(table, first, last)
+        return await index_table(self._reader, table, run=self._run)
 
-    async def _read(self, file: _DataFile, groups: Sequence[int]) -> _Group:
+    async def _read(self, file: IndexedTable, groups: Sequence[int]) -> _Group:
         return await self._run(partial(_decode, await self._fetch(file, groups)))
 
-    async def _fetch(self, file: _DataFile, groups: Sequence[int]) -> FetchedColumns:
+    async def _fetch(self, file: IndexedTable, groups: Sequence[int]) -> FetchedColumns:
         return await fetch_columns(self._reader, file.table, groups, self._features, run=self._run)
 
 
@@ -254,37 +224,6 @@ def _decode(part: _Group | FetchedColumns) -> _Group:
     rows = part.decode()
     index = to_integers(rows["index"], "index", part.file.url)
     return _Group(rows, index, bool((index[1:] > index[:-1]).all()))
-
-
-def _index_spans(table: TableFile) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
-    """First and last ``index`` of each row group by the footer, and the groups of which it doesn't tell."""
-    groups = table.metadata.num_row_groups
-    # What is empty holds no index: its span ends before it begins.
-    first, last = np.zeros(groups, np.int64), np.full(groups, -1, np.int64)
-    unknown = []
-    leaf = table.leaves["index"].start
-    for group in range(groups):
-        row_group = table.metadata.row_group(group)
-        if not row_group.num_rows:
-            continue
-        statistics = row_group.column(leaf).statistics
-        low, high = (statistics.min, statistics.max) if statistics is not None else (None, None)
-        if isinstance(low, int) and isinstance(high, int):
-            first[group], last[group] = low, high
-        else:
-            unknown.append(group)
-    return first, last, unknown
-
-
-def _fill_spans(
-    table: TableFile, rows: pa.Table, groups: Sequence[int], first: NDArray[np.int64], last: NDArray[np.int64]
-) -> None:
-    index = to_integers(rows["index"], "index", table.url)
-    start = 0
-    for group in groups:
-        stop = start + table.metadata.row_group(group).num_rows
-        first[group], last[group] = index[start:stop].min(), index[start:stop].max()
-        start = stop
 
 
 def _select(

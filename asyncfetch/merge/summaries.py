@@ -23,14 +23,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.destination import Build, WrittenFile
     from asyncfetch.merge.kernel import Workplace
     from asyncfetch.merge.quantiles import Place
     from asyncfetch.merge.statistics import Statistics
 
-__all__ = ["PartUnit", "Summary", "add", "cut_parts", "read_groups", "summarise", "tally_again"]
+__all__ = ["PartUnit", "Summary", "add", "cut_parts", "summarise", "tally_again"]
 
 _PART_ROWS = 262_144
 """Read back at a time, which takes 2 s and for 14 numbers some 100 MB. A file holds a million, and its footer, which
@@ -102,21 +101,13 @@ async def add(place: Workplace, left: T, right: T) -> T:
     return await anyio.to_thread.run_sync(operator.add, left, right)
 
 
-async def read_groups(
-    reader: RangeReader, url: str, columns: Sequence[str], groups: Sequence[int] | None = None
-) -> pa.Table:
-    """These columns of all row groups, or of these; errors as of ``read_columns``."""
-    file = await open_table(reader, url, run=anyio.to_thread.run_sync)
-    groups = range(file.metadata.num_row_groups) if groups is None else groups
-    return await read_columns(reader, file, groups, columns, run=anyio.to_thread.run_sync)
-
-
 async def _read_part(
     place: Workplace, build: Build, written: WrittenFile, part: PartUnit, columns: Sequence[str]
 ) -> tuple[str, pa.Table]:
     url = build.url(written.path)
+    file = await open_table(place.fetcher, url, run=anyio.to_thread.run_sync)
     groups = range(part.first_group, part.first_group + len(part.lengths))
-    return url, await read_groups(place.fetcher, url, columns, groups)
+    return url, await read_columns(place.fetcher, file, groups, columns, run=anyio.to_thread.run_sync)
 
 
 def _summarise(table: pa.Table, part: PartUnit, url: str, shift: int) -> Summary:

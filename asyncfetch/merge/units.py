@@ -14,9 +14,11 @@ import anyio
 import anyio.to_thread
 
 from asyncfetch.lerobot.layout import PathTemplate
+from asyncfetch.lerobot.parquet import open_table, read_columns
+from asyncfetch.lerobot.row_groups import index_table
 from asyncfetch.merge.info import DATA_PATH, VIDEO_PATH
 from asyncfetch.merge.schemas import pack_schema, unpack_schema
-from asyncfetch.merge.summaries import cut_parts, read_groups
+from asyncfetch.merge.summaries import cut_parts
 from asyncfetch.merge.tables import RowsByIndex, open_writer, rows_schema
 from asyncfetch.merge.videos import build_video
 
@@ -179,11 +181,25 @@ async def _write_rows(place: Workplace, path: Path, unit: RowsUnit) -> None:
     writer = await anyio.to_thread.run_sync(lambda: open_writer(path, unpack_schema(unit.packed_schema)))
     try:
         for url, from_one_file in groupby(unit.episodes, key=lambda planned: planned.episode.data_url):
-            table = await read_groups(place.fetcher, url, writer.schema.names)
-            await anyio.to_thread.run_sync(_write_episodes, writer, unit, list(from_one_file), table)
+            episodes = list(from_one_file)
+            table = await _read_rows(place.fetcher, url, writer.schema.names, episodes)
+            await anyio.to_thread.run_sync(_write_episodes, writer, unit, episodes, table)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(writer.close)
+
+
+async def _read_rows(
+    reader: RangeReader, url: str, columns: Sequence[str], episodes: Sequence[PlannedEpisode]
+) -> pa.Table:
+    """The row groups with rows of these episodes, which are of this file; nothing of the others."""
+    run = anyio.to_thread.run_sync
+    indexed = await index_table(reader, await open_table(reader, url, run=run), run=run)
+    groups: set[int] = set()
+    for planned in episodes:
+        for some in indexed.groups_of(planned.episode.from_index, planned.episode.to_index):
+            groups.update(some)
+    return await read_columns(reader, indexed.table, sorted(groups), columns, run=run)
 
 
 def _write_episodes(writer: Any, unit: RowsUnit, episodes: Sequence[PlannedEpisode], table: pa.Table) -> None:  # noqa: ANN401

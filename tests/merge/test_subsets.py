@@ -14,6 +14,7 @@ import pytest
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, EpisodeNotFound, FetchError, FormatError, MergeError
 from asyncfetch.lerobot import open_dataset
+from asyncfetch.lerobot.parquet import TAIL_BYTES
 from asyncfetch.merge import Selection, convert_dataset, merge_datasets, select_episodes, split_dataset
 from asyncfetch.merge.subsets import assign_episodes
 from asyncfetch.testing import RangeServer, read_identity
@@ -98,6 +99,21 @@ async def test_nothing_of_other_episodes_is_read(library: Library, tmp_path: Pat
         paths = {request.path for request in server.requests if not request.path.startswith("/meta")}
     assert len(paths) == 3
     assert all("file-002" in path for path in paths)
+
+
+async def test_of_a_file_of_rows_only_the_groups_with_selected_ones_are_read(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=(2000,) * 4, cameras=())
+    (path,) = (truth.root / "data").rglob("*.parquet")
+    group = pq.ParquetFile(path).metadata.row_group(2)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    own = min(column.dictionary_page_offset or column.data_page_offset for column in columns)
+    async with RangeServer(truth.root) as server:
+        fetch = FetchConfig(ca_file=server.ca_file, trust_env=False)
+        await select_episodes(server.url, tmp_path / "out", [2], fetch=fetch)
+        starts = [request.start for request in server.requests if request.path.startswith("/data")]
+    size = path.stat().st_size
+    assert min(start % size for start in starts if start is not None) == own < size - TAIL_BYTES
+    await check_selected(tmp_path / "out", [(truth, 2)])
 
 
 @pytest.mark.parametrize("episodes", [[], [0, 0], [-1], ["a"], [0.5]], ids=str)
