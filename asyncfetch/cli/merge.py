@@ -35,7 +35,7 @@ def merge(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, plan and print the plan only.")] = False,
     data_file_max_bytes: Annotated[str, typer.Option(help="Length of a file of rows, such as 100MiB.")] = "100MiB",
     video_file_max_bytes: Annotated[str, typer.Option(help="Length of a video, such as 200MiB.")] = "200MiB",
-    files_per_chunk: Annotated[int, typer.Option(help="Files in a chunk directory.")] = 1000,
+    files_per_chunk: Annotated[int, typer.Option(help="Files in a chunk directory, at most 1000.")] = 1000,
 ) -> None:
     """Join LeRobot v3 datasets to one: checked first, every file written once, videos copied as they are."""
     if len(paths) < 2:

@@ -108,7 +108,7 @@ async def merge_datasets(
         dry_run: Read, check and plan only.
         data_file_max_bytes: A file of rows ends with the last episode that keeps it within this; one always fits.
         video_file_max_bytes: Likewise for a video.
-        files_per_chunk: Files in a chunk directory.
+        files_per_chunk: Files in a chunk directory, at most 1000: LeRobot reads them in the order of their names.
         fetch: How the sources are read, and a destination on S3 is written.
         executor: Where the work is done; None: on this machine.
         progress: Called whenever something was written.

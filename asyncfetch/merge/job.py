@@ -18,7 +18,7 @@ from asyncfetch.merge.kernel import Schedule
 from asyncfetch.merge.plan import plan_merge
 from asyncfetch.merge.sources import Source, load_source
 from asyncfetch.merge.units import file_units
-from asyncfetch.merge.validate import refuse
+from asyncfetch.merge.validate import disagreements, refuse
 from asyncfetch.runtime.concurrently import gather, ungrouped
 
 if TYPE_CHECKING:
@@ -94,9 +94,10 @@ async def plan_job(
             loaded: dict[Selection, Source | DatasetError | FetchError] = {}
             for share, one in zip(shares, pending, strict=True):
                 loaded |= zip(share, await schedule.get(one), strict=True)
-    errors = [error for one in selections if not isinstance(error := loaded[one], Source)]
-    refuse([str(error) for error in errors], errors[0] if errors else None)
     sources = [source for one in selections if isinstance(source := loaded[one], Source)]
+    if errors := [error for one in different if not isinstance(error := loaded[one], Source)]:
+        others = await anyio.to_thread.run_sync(disagreements, sources) if sources else []
+        refuse([*map(str, errors), *others], errors[0])
     plan = await anyio.to_thread.run_sync(plan_merge, sources, limits)
     units = await anyio.to_thread.run_sync(file_units, plan)
     return MergeJob(plan, tuple(units), destination, overwrite)

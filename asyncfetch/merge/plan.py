@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from asyncfetch.merge.validate import check_agreement
+from asyncfetch.merge.validate import disagreements, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,6 +58,8 @@ class PlannedEpisode:
     index: int
     from_index: int
     data_file: int
+    row_bytes: float
+    """What its rows take in that, about."""
     videos: Mapping[str, FilePlace]
     """By camera."""
 
@@ -89,10 +91,6 @@ class MergePlan:
         """Frames of all episodes."""
         return sum(planned.episode.length for planned in self.episodes)
 
-    def row_bytes(self, planned: PlannedEpisode) -> float:
-        """What the episode's rows take in a file, about; it has some."""
-        return _row_bytes(self.sources[planned.source], planned.episode)
-
     def fingerprint(self) -> str:
         """Of all that the files follow from: the sources as they are now, and the limits."""
         digest = blake2b(digest_size=16)
@@ -121,7 +119,7 @@ def plan_merge(sources: Sequence[Source], limits: Limits) -> MergePlan:
     Raises:
         MergeError: They disagree; the message lists in what.
     """
-    check_agreement(sources)
+    refuse(disagreements(sources))
     tasks: dict[str, int] = {}
     task_maps = [
         {index: tasks.setdefault(word, len(tasks)) for index, word in sorted(source.metadata.tasks.items())}
@@ -164,20 +162,17 @@ def _place_episodes(
     planned: list[PlannedEpisode] = []
     data_file = from_index = 0
     filled_bytes = 0.0
+    columns = sum(feature.has_column for feature in sources[0].metadata.features.values())
     for number, source in enumerate(sources):
         for episode in source.episodes:
+            nbytes = 0.0
             if episode.length:
-                nbytes = _row_bytes(source, episode)
+                nbytes = _GROUP_BYTES * columns + episode.length * source.data_files[episode.data_url].row_bytes
                 if filled_bytes and filled_bytes + nbytes > max_bytes:
                     data_file, filled_bytes = data_file + 1, 0.0
                 filled_bytes += nbytes
             # An episode without frames is nowhere, and may say so.
             videos = {camera: found.get((number, episode.index), FilePlace(0, 0)) for camera, found in places.items()}
-            planned.append(PlannedEpisode(number, episode, len(planned), from_index, data_file, videos))
+            planned.append(PlannedEpisode(number, episode, len(planned), from_index, data_file, nbytes, videos))
             from_index += episode.length
     return planned
-
-
-def _row_bytes(source: Source, episode: Episode) -> float:
-    columns = sum(feature.has_column for feature in source.metadata.features.values())
-    return _GROUP_BYTES * columns + episode.length * source.data_files[episode.data_url].row_bytes

@@ -45,16 +45,10 @@ class Segment:
     """How many frames long it is on the screen, at the dataset's rate."""
     offsets: tuple[tuple[int, int], ...]
     """(episode, number of its frame 0 in the segment), ascending by episode."""
-
-    @property
-    def nbytes(self) -> int:
-        """Length of its samples."""
-        return int(self.index.samples.sizes[self.first : self.stop].sum(dtype=np.int64))
-
-    @property
-    def configuration(self) -> tuple[bytes, bytes]:
-        """What two segments must have in common to lie in one file."""
-        return plain_description(self.index.track.stsd), self.index.track.geometry
+    nbytes: int
+    """Length of its samples."""
+    configuration: tuple[bytes, bytes]
+    """What two segments must have in common to lie in one file."""
 
 
 def cut_file(index: Mp4Index, spans: Iterable[EpisodeSpan], *, fps: float) -> list[Segment]:
@@ -63,7 +57,7 @@ def cut_file(index: Mp4Index, spans: Iterable[EpisodeSpan], *, fps: float) -> li
     Raises:
         FormatError: The file lacks frames of an episode.
     """
-    edges = _closed_edges(index)
+    edges, configuration = _closed_edges(index), (plain_description(index.track.stsd), index.track.geometry)
     groups: list[tuple[int, int, list[EpisodeSpan]]] = []
     for low, high, span in sorted(_extents(index, spans, fps)):
         first = int(edges[np.searchsorted(edges, low, "right") - 1])
@@ -73,7 +67,7 @@ def cut_file(index: Mp4Index, spans: Iterable[EpisodeSpan], *, fps: float) -> li
             groups[-1] = before_first, max(before_stop, stop), [*members, span]
         else:
             groups.append((first, stop, [span]))
-    segments = [_segment(index, first, stop, members, fps) for first, stop, members in groups]
+    segments = [_segment(index, configuration, first, stop, members, fps) for first, stop, members in groups]
     return sorted(segments, key=lambda segment: segment.offsets[0])
 
 
@@ -99,7 +93,14 @@ def _extents(index: Mp4Index, spans: Iterable[EpisodeSpan], fps: float) -> Itera
         yield int(samples.min()), int(samples.max()) + 1, span
 
 
-def _segment(index: Mp4Index, first: int, stop: int, members: list[EpisodeSpan], fps: float) -> Segment:
+def _segment(
+    index: Mp4Index,
+    configuration: tuple[bytes, bytes],
+    first: int,
+    stop: int,
+    members: list[EpisodeSpan],
+    fps: float,
+) -> Segment:
     decode = index.samples.decode_times(first, stop)
     shown = index.samples.presentation_times(first, stop)
     ticks = index.timescale / fps
@@ -107,4 +108,5 @@ def _segment(index: Mp4Index, first: int, stop: int, members: list[EpisodeSpan],
     # By the pictures, and by the times of decoding: the next segment's must come after both.
     last = max(round(int(shown.max() - shown.min()) / ticks), int((decode[-1] - decode[0]) // ticks))
     offsets = tuple(sorted((span.episode, span.first_frame - origin) for span in members))
-    return Segment(index, first, stop, last + 1, offsets)
+    nbytes = int(index.samples.sizes[first:stop].sum(dtype=np.int64))
+    return Segment(index, first, stop, last + 1, offsets, nbytes, configuration)

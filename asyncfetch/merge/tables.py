@@ -39,7 +39,7 @@ def column_type(feature: Feature, stored: Any) -> Any:  # noqa: ANN401  (pyarrow
 
 
 def rows_schema(plan: MergePlan) -> pa.Schema:
-    """The schema of the data files, with the ``huggingface`` metadata of the first source that has some."""
+    """The schema of the data files, which agree, with the ``huggingface`` metadata of the first that has some."""
     pa = require_pyarrow()
     schemas = [file.schema for source in plan.sources for file in source.data_files.values()]
     if not schemas:
@@ -49,8 +49,6 @@ def rows_schema(plan: MergePlan) -> pa.Schema:
     fields = []
     for key, feature in plan.sources[0].metadata.features.items():
         if feature.has_column:
-            if key not in schemas[0].names:
-                raise FormatError(f"the rows of {redact_url(plan.sources[0].url)} have no column {key}")
             field = schemas[0].field(key)
             fields.append(field.with_type(column_type(feature, field.type)))
     kept = {b"huggingface": metadata[b"huggingface"]} if metadata else None

@@ -119,7 +119,7 @@ def file_units(plan: MergePlan) -> list[FileUnit]:
     for number, episodes in enumerate(plan.data_files()):
         filled = tuple(planned for planned in episodes if planned.episode.length)
         maps = {planned.source: plan.task_maps[planned.source] for planned in filled}
-        nbytes = round(sum(map(plan.row_bytes, filled)))
+        nbytes = round(sum(planned.row_bytes for planned in filled))
         rows.append(RowsUnit(file_path(plan, DATA_PATH, number), filled, maps, schema, numeric, nbytes))
     videos: list[FileUnit] = [
         VideoUnit(file_path(plan, VIDEO_PATH, video.file, video.camera), video.segments, first.info.fps)

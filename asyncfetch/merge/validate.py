@@ -8,32 +8,29 @@ from asyncfetch.errors import MergeError, redact_url
 from asyncfetch.merge.tables import column_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.sources import Source
 
-__all__ = ["check_agreement", "refuse"]
+__all__ = ["disagreements", "refuse"]
 
 _DEPTH_KEYS = ("depth_unit", "video.depth_min", "video.depth_max", "video.shift", "video.use_log")
 """What of a video feature's ``info`` changes the meaning of its pixels. The rest describes the encoder, or one file."""
 
 
-def check_agreement(sources: Sequence[Source]) -> None:
-    """Refuse sources that disagree in what one dataset has only one of.
+def disagreements(sources: Sequence[Source]) -> list[str]:
+    """What sources, at least one, disagree in that one dataset has only one of, each against the first that has it.
 
     Encoder settings, per-feature ``fps`` and the probed numbers of ``info`` may differ: the files themselves are
     compared.
-
-    Raises:
-        MergeError: With every disagreement, each against the first source.
     """
     first = sources[0]
-    types = _column_types(first)
-    problems = [problem for other in sources[1:] for problem in _differences(first, types, other)]
+    problems = [problem for other in sources[1:] for problem in _differences(first, other)]
+    problems += _different_columns(sources)
     problems += [problem for camera in first.metadata.cameras for problem in _different_pictures(sources, camera)]
     problems += _different_statistics(sources)
-    refuse(problems)
+    return problems
 
 
 def refuse(problems: Sequence[str], cause: BaseException | None = None) -> None:
@@ -43,7 +40,7 @@ def refuse(problems: Sequence[str], cause: BaseException | None = None) -> None:
         raise MergeError(f"can't merge, for {count}:\n" + "\n".join(f"- {problem}" for problem in problems)) from cause
 
 
-def _differences(first: Source, types: Mapping[str, str], other: Source) -> Iterator[str]:
+def _differences(first: Source, other: Source) -> Iterator[str]:
     def compare(what: str, one: object, another: object) -> Iterator[str]:
         if one != another:
             yield (
@@ -58,9 +55,6 @@ def _differences(first: Source, types: Mapping[str, str], other: Source) -> Iter
         if key in another.features:
             for name, value in _meaning(feature).items():
                 yield from compare(f"{name} of feature {key}", value, _meaning(another.features[key])[name])
-    other_types = _column_types(other)
-    for key in types.keys() & other_types.keys():
-        yield from compare(f"the stored type of feature {key}", types[key], other_types[key])
 
 
 def _meaning(feature: Feature) -> dict[str, Any]:
@@ -68,14 +62,24 @@ def _meaning(feature: Feature) -> dict[str, Any]:
     return {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names, "kind": feature.kind, **settings}
 
 
-def _column_types(source: Source) -> dict[str, str]:
-    columns = [feature for feature in source.metadata.features.values() if feature.has_column]
-    return {
-        feature.key: str(column_type(feature, schema.field(feature.key).type))
-        for schema in [file.schema for file in source.data_files.values()]
-        for feature in columns
-        if feature.key in schema.names
-    }
+def _different_columns(sources: Sequence[Source]) -> Iterator[str]:
+    """Of every file of rows: what it lacks, and what it stores otherwise."""
+    types: dict[str, tuple[str, str]] = {}
+    for source in sources:
+        columns = [feature for feature in source.metadata.features.values() if feature.has_column]
+        for url, file in source.data_files.items():
+            schema, where = file.schema, redact_url(url)
+            if missing := [feature.key for feature in columns if feature.key not in schema.names]:
+                yield f"{where} has no column {', '.join(missing)}"
+            for feature in columns:
+                if feature.key in schema.names:
+                    stored = str(column_type(feature, schema.field(feature.key).type))
+                    first, first_where = types.setdefault(feature.key, (stored, where))
+                    if stored != first:
+                        yield (
+                            f"the stored type of feature {feature.key} is {first} in {first_where}, but {stored} in "
+                            f"{where}"
+                        )
 
 
 def _different_pictures(sources: Sequence[Source], camera: str) -> Iterator[str]:

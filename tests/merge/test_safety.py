@@ -45,11 +45,33 @@ async def test_every_disagreement_is_listed_before_anything_is_written(library: 
 
     root = library(episodes=(4,)).root
     other = library(episodes=(4,), codec="av1", fps=10, width=128).root
+    sources = [tmp_path / "nowhere", root, changed(other, tmp_path / "other", change)]
     with pytest.raises(MergeError) as caught:
-        await merge_datasets([root, changed(other, tmp_path / "other", change)], tmp_path / "out")
-    for word in ("fps is 30", "robot_type", "names of feature action", f"codec of {TOP}", f"width of {WRIST}", "'av1'"):
+        await merge_datasets(sources, tmp_path / "out")
+    for word in (
+        "nowhere/meta/info.json",
+        "fps is 30",
+        "robot_type",
+        "names of feature action",
+        f"codec of {TOP}",
+        f"width of {WRIST}",
+        "'av1'",
+    ):
         assert word in str(caught.value)
     assert names(tmp_path) == {"other"}
+
+
+async def test_every_file_of_rows_is_looked_at(library: Library, tmp_path: Path) -> None:
+    root = tmp_path / "source"
+    shutil.copytree(library(episodes=(4, 6), cameras=(), episodes_per_data_file=1).root, root)
+    path = root / "data/chunk-000/file-001.parquet"
+    rows = pq.read_table(path)
+    place = rows.column_names.index("next.reward")
+    spoilt = rows.set_column(place, "next.reward", rows["next.reward"].cast("double")).drop_columns(["action"])
+    pq.write_table(spoilt, path)
+    with pytest.raises(MergeError, match=r"(?s)2 reasons.*file-001.parquet has no column action.*double in .*file-001"):
+        await merge_datasets([root], tmp_path / "out")
+    assert names(tmp_path) == {"source"}
 
 
 @pytest.mark.parametrize(
@@ -226,6 +248,7 @@ async def test_progress_ends_with_every_file_and_byte(library: Library, tmp_path
         ({"data_file_max_bytes": 0}, "data_file_max_bytes"),
         ({"video_file_max_bytes": 0}, "video_file_max_bytes"),
         ({"files_per_chunk": 0}, "files_per_chunk"),
+        ({"files_per_chunk": 1001}, "at most 1000"),
         ({"sources": []}, "at least one"),
         ({"sources": "one"}, "must be a list"),
         ({"destination": "https://host/out"}, "local directory"),
