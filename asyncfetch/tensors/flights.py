@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
@@ -14,12 +14,22 @@ from asyncfetch.tensors.stores import plan_batches
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    import numpy as np
     from anyio.abc import TaskGroup
+    from numpy.typing import NDArray
 
     from asyncfetch.tensors.buffer import FetchBuffer, Shard, Ticket
     from asyncfetch.tensors.remote import RemoteTensor
 
-__all__ = ["Flights"]
+__all__ = ["Fetched", "Flights"]
+
+
+class Fetched(NamedTuple):
+    """What came, by id."""
+
+    shards: dict[str, Shard]
+    copies: dict[str, NDArray[np.uint8]]
+    """Of the bytes of some of them, for one caller each."""
 
 
 class _Flight:
@@ -30,7 +40,7 @@ class _Flight:
         self.waiters = 0
         self.scope = anyio.CancelScope()
         self.landed = anyio.Event()
-        self.shards: dict[str, Shard] = {}
+        self.fetched = Fetched({}, {})
         self.error: Exception | None = ClosedError("this TensorClient was closed before the shards came")
         """None when they have come."""
 
@@ -53,15 +63,15 @@ class Flights:
         self,
         task_group: TaskGroup,
         buffer: FetchBuffer,
-        fetch: Callable[[Sequence[RemoteTensor]], Awaitable[dict[str, Shard]]],
+        fetch: Callable[[Sequence[RemoteTensor]], Awaitable[Fetched]],
     ) -> None:
         self._task_group = task_group
         self._buffer = buffer
         self._fetch = fetch
         self._flights: dict[str, tuple[_Flight, Ticket]] = {}
 
-    async def bring(self, remotes: Sequence[RemoteTensor]) -> tuple[dict[str, Shard], list[Exception]]:
-        """Distinct shards by id, and the errors of the requests that failed.
+    async def bring(self, remotes: Sequence[RemoteTensor]) -> tuple[Fetched, list[Exception]]:
+        """Distinct shards, those copies that nobody has taken yet, and the errors of the requests that failed.
 
         All requests are waited for, whatever becomes of the others. A shard that is in no answer and for which no
         error stands isn't there.
@@ -79,12 +89,13 @@ class Flights:
         except BaseException:
             await self._leave(list(flights))
             raise
-        shards = {
-            shard_id: flight.shards[shard_id]
-            for shard_id, flight in awaited.items()
-            if flight is not None and shard_id in flight.shards
-        }
-        return shards, [flight.error for flight in flights if flight.error is not None]
+        brought = Fetched({}, {})
+        for shard_id, one in awaited.items():
+            if one is not None and shard_id in one.fetched.shards:
+                brought.shards[shard_id] = one.fetched.shards[shard_id]
+                if shard_id in one.fetched.copies:
+                    brought.copies[shard_id] = one.fetched.copies.pop(shard_id)
+        return brought, [flight.error for flight in flights if flight.error is not None]
 
     def _joinable(self, remote: RemoteTensor) -> _Flight | None:
         flight, ticket = self._flights.get(remote.shard_id, (None, None))
@@ -104,7 +115,7 @@ class Flights:
     async def _fly(self, flight: _Flight, batch: list[RemoteTensor]) -> None:
         try:
             with flight.scope:
-                flight.shards = await self._fetch(batch)
+                flight.fetched = await self._fetch(batch)
                 flight.error = None
         except asyncio.CancelledError:
             # From a future that somebody else cancelled; let out, it would cancel the whole task group.
@@ -134,7 +145,7 @@ class Flights:
         for ticket in flight.tickets:
             if self._flights.get(ticket.shard_id, (None, None))[1] is ticket:
                 del self._flights[ticket.shard_id]
-            shard = flight.shards.get(ticket.shard_id)
+            shard = flight.fetched.shards.get(ticket.shard_id)
             if shard is None:
                 self._buffer.drop(ticket)
             else:

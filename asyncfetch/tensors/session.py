@@ -19,7 +19,7 @@ from asyncfetch.fetch.batch import for_each
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.tensors.buffer import Shard
-from asyncfetch.tensors.flights import Flights
+from asyncfetch.tensors.flights import Fetched, Flights
 from asyncfetch.tensors.http_store import HttpStore, mismatch
 from asyncfetch.tensors.off_loop import off_loop
 from asyncfetch.tensors.ray_store import RAY, RayStore
@@ -29,7 +29,7 @@ from asyncfetch.tensors.structure import remotes_in, replace_leaves, unpadded
 from asyncfetch.tensors.wire import describe, header_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -134,17 +134,17 @@ class Session:
         remotes = remotes_in(obj)
         wanted = {remote.shard_id: remote for remote in remotes}
         own = {shard_id: remote for shard_id, remote in wanted.items() if self._is_own(remote.server)}
-        shards = self._read_own(own) | await self._bring([
-            remote for shard_id, remote in wanted.items() if shard_id not in own
-        ])
+        brought = await self._bring([remote for shard_id, remote in wanted.items() if shard_id not in own])
+        shards = self._read_own(own) | brought.shards
         absent = [remote for shard_id, remote in wanted.items() if shard_id not in shards]
         if absent:
             raise _not_found(absent, len(wanted))
         for remote in remotes:  # all of them: two may name one shard, and only one of them be right
             if not (shard := shards[remote.shard_id]).is_of(remote):
                 raise mismatch(remote, f"shape {shard.shape} and dtype {shard.dtype}")
-        copied_bytes = sum(wanted[shard_id].nbytes for shard_id in (wanted if self._copies else own))
-        deliver = partial(self._deliver, wanted, shards, own)
+        to_copy = (wanted if self._copies else own).keys() - brought.copies.keys()
+        copied_bytes = sum(wanted[shard_id].nbytes for shard_id in to_copy)
+        deliver = partial(self._deliver, wanted, shards, brought.copies, to_copy)
         tensors = await off_loop(copied_bytes, deliver)
         return replace_leaves(obj, lambda leaf: tensors[leaf.shard_id] if isinstance(leaf, RemoteTensor) else leaf)
 
@@ -192,14 +192,16 @@ class Session:
             self._ray = RayStore(self._memory)
         return self._ray
 
-    async def _fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
+    async def _fetch(self, batch: Sequence[RemoteTensor]) -> Fetched:
+        """A batch; with copies for who asked first, made now: the bytes are still in the processor's caches."""
         shards = await self._store_of(batch[0].server).fetch(batch)
+        nbytes = sum(len(shard.array) for shard in shards.values())
         self.fetched += len(shards)
-        self.fetched_bytes += sum(len(shard.array) for shard in shards.values())
-        return shards
+        self.fetched_bytes += nbytes
+        return Fetched(shards, await off_loop(nbytes, partial(self._copied, shards)) if self._copies else {})
 
-    async def _bring(self, remotes: Sequence[RemoteTensor]) -> dict[str, Shard]:
-        """The shards that are kept or can be fetched, by id; an error where a request for some failed."""
+    async def _bring(self, remotes: Sequence[RemoteTensor]) -> Fetched:
+        """The shards that are kept or can be fetched; an error where a request for some failed."""
         found = self._buffer.find([remote.shard_id for remote in remotes])
         for shard_id in [shard_id for shard_id, shard in found.items() if shard.is_spoilt]:
             _log.warning("somebody wrote to the shared tensor of shard %s; it is fetched anew", shard_id)
@@ -207,11 +209,11 @@ class Session:
             del found[shard_id]
         missing = [remote for remote in remotes if remote.shard_id not in found]
         if not missing:
-            return found
+            return Fetched(found, {})
         fetched, errors = await self._flights.bring(missing)
         if errors:
             raise copy.copy(errors[0]) from errors[0]  # its own: all who wait for the request have the same
-        return found | fetched
+        return Fetched(found | fetched.shards, fetched.copies)
 
     def _read_own(self, remotes: dict[str, RemoteTensor]) -> dict[str, Shard]:
         """Those of this process's server that are there, on its memory."""
@@ -223,17 +225,23 @@ class Session:
         }
 
     def _deliver(
-        self, wanted: dict[str, RemoteTensor], shards: dict[str, Shard], own: dict[str, RemoteTensor]
+        self,
+        wanted: dict[str, RemoteTensor],
+        shards: dict[str, Shard],
+        copies: dict[str, NDArray[np.uint8]],
+        to_copy: Collection[str],
     ) -> dict[str, torch.Tensor]:
         """The tensors. Those of the own server are always copies: it owns its bytes."""
-        tensors = {}
-        for shard_id, remote in wanted.items():
-            shard = shards[shard_id]
-            if self._copies or shard_id in own:
-                tensors[shard_id] = tensor_on(self._copy(shard.array), remote)
-            else:
-                tensors[shard_id] = shard.shared_tensor(remote)
-        return tensors
+        copies = copies | self._copied({shard_id: shards[shard_id] for shard_id in to_copy})
+        return {
+            shard_id: tensor_on(copies[shard_id], remote)
+            if shard_id in copies
+            else shards[shard_id].shared_tensor(remote)
+            for shard_id, remote in wanted.items()
+        }
+
+    def _copied(self, shards: dict[str, Shard]) -> dict[str, NDArray[np.uint8]]:
+        return {shard_id: self._copy(shard.array) for shard_id, shard in shards.items()}
 
     def _copy(self, array: NDArray[np.uint8]) -> NDArray[np.uint8]:
         new = self._memory.take(len(array))
