@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable
     from types import TracebackType
     from typing import Self
 
@@ -177,8 +177,15 @@ class LeasedLRU(Generic[K, V]):
         return reservation
 
     def drop(self, match: Callable[[K], bool]) -> int:
-        """Forget the entries whose key matches and return how many; what is leased stays paid for until its release."""
-        victims = [entry for key, entry in self._entries.items() if match(key)]
+        """Forget the entries whose key matches and return how many; what is leased stays paid for until its release.
+
+        Looks at all of them; ``drop_keys`` only at those that are named.
+        """
+        return self.drop_keys([key for key in self._entries if match(key)])
+
+    def drop_keys(self, keys: Iterable[K]) -> int:
+        """As ``drop``, for these keys. One that isn't there, or named before, doesn't count."""
+        victims = [self._entries[key] for key in dict.fromkeys(keys) if key in self._entries]
         for entry in victims:
             self._unlist(entry)
         self._tell(victims)

@@ -146,11 +146,11 @@ class FetchBuffer:
 
     def clear(self, shard_ids: Collection[str] | None = None) -> int:
         """Forget these shards, or all; how many of them were kept. Those on their way won't be kept."""
-        wanted = None if shard_ids is None else set(shard_ids)
         with self._lock:
-            for shard_id in list(self._tickets) if wanted is None else wanted & self._tickets.keys():
-                self._tickets.pop(shard_id).void = True
-            count = self._lru.drop(lambda shard_id: wanted is None or shard_id in wanted)
+            for shard_id in list(self._tickets) if shard_ids is None else shard_ids:
+                if (ticket := self._tickets.pop(shard_id, None)) is not None:
+                    ticket.void = True
+            count = self._lru.drop(lambda _: True) if shard_ids is None else self._lru.drop_keys(shard_ids)
             self._cleared += count
         return count
 

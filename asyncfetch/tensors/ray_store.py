@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from asyncfetch.errors import ConnectionFailed, FetchTimeout, MissingDependency
+from asyncfetch.errors import ConfigError, ConnectionFailed, FetchTimeout, MissingDependency
 from asyncfetch.tensors.http_store import open_payload
 from asyncfetch.tensors.wire import describe, parse_header
 
@@ -130,6 +130,9 @@ class RayStore:
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:
+        if not self._ray.is_initialized():  # the first call would start a cluster, in which there is nothing
+            self._actor = None
+            raise ConfigError("these tensors are in Ray, which isn't initialised here: call ray.init() first")
         try:
             yield
         except TimeoutError as error:

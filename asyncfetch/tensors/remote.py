@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncfetch.errors import MissingDependency, TensorError
 from asyncfetch.runtime.fork import forks_wait
-from asyncfetch.tensors.wire import header_bytes, item_bytes
+from asyncfetch.tensors.wire import header_bytes, is_shard_id, item_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,14 @@ class RemoteTensor:
     """torch's name, "bfloat16"."""
     device_name: str = "cpu"
     """Where it was when it was stored; ``localize`` gives it on the CPU."""
+
+    def check(self) -> None:
+        """Raise TensorError unless it can be one that ``remotize`` made; it may have come from anywhere."""
+        texts: list[Any] = [self.server, self.shard_id, self.dtype_name]
+        shape: Any = self.shape
+        is_one = all(isinstance(text, str) for text in texts) and is_shard_id(self.shard_id)
+        if not is_one or not isinstance(shape, tuple) or not all(isinstance(n, int) and n >= 0 for n in shape):
+            raise TensorError(f"no remotize made this, or it was changed since: {self!r:.300}")
 
     @property
     def dtype(self) -> torch.dtype:

@@ -132,6 +132,8 @@ class Session:
     async def localize(self, obj: Any) -> Any:  # noqa: ANN401
         """``obj`` with its remote tensors fetched; one that is there several times is one tensor."""
         remotes = remotes_in(obj)
+        for remote in remotes:
+            remote.check()
         wanted = {remote.shard_id: remote for remote in remotes}
         own = {shard_id: remote for shard_id, remote in wanted.items() if self._is_own(remote.server)}
         brought = await self._bring([remote for shard_id, remote in wanted.items() if shard_id not in own])

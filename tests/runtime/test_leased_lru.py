@@ -166,10 +166,11 @@ class Machine(RuleBasedStateMachine):
             if value in self.listed.values() and value not in self.leased():
                 self.order.append(value)
 
-    @rule(key=KEYS)
-    def drop(self, key: str) -> None:
+    @rule(key=KEYS, by_name=st.booleans())
+    def drop(self, key: str, by_name: bool) -> None:
         value = self.listed.get(key)
-        assert self.lru.drop(lambda other: other == key) == (value is not None)
+        dropped = self.lru.drop_keys([key, key]) if by_name else self.lru.drop(lambda other: other == key)
+        assert dropped == (value is not None)
         if value is not None:
             self.unlist(value)
 

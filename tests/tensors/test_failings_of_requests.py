@@ -206,6 +206,23 @@ async def test_r14_requests_to_one_server_run_side_by_side(scripted: ScriptedSer
         await client.localize(remotes)
 
 
+@pytest.mark.parametrize("size", [10, 50_000])
+async def test_r14_requests_to_all_servers_run_side_by_side(scripted: ScriptedServer, size: int) -> None:
+    """Two by their names."""
+    together = asyncio.Barrier(2)
+
+    async def meet(request: web.Request) -> None:
+        async with asyncio.timeout(3):
+            await together.wait()
+
+    async with http_client() as client:
+        servers = [scripted.url, scripted.url.replace("127.0.0.1", "localhost")]
+        remotes = [one for server in servers for one in await store(client, server, torch.ones(size), torch.ones(10))]
+        scripted.script = [meet, meet]
+        assert all(tensor[-1] == 1 for tensor in await client.localize(remotes))
+        assert set(client.collect_shards(remotes)) == set(servers)
+
+
 # R15: the owner fetched its own shard over HTTP, a fetch blocked the loop, and IPv6 addresses were misspelt.
 
 

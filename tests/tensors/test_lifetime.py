@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import os
 import subprocess
@@ -156,6 +157,28 @@ async def test_what_isnt_as_it_was_said_to_be_is_an_error(
         with pytest.raises(TensorError):
             await client.localize([wrong, *remotes] if together else wrong)
         assert torch.equal((await client.localize(remotes))[0], torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"server": None},
+        {"shard_id": 3},
+        {"shard_id": "../statistics"},
+        {"shape": None},
+        {"shape": (-1,)},
+        {"shape": (1.5,)},
+        {"dtype_name": None},
+    ],
+    ids=str,
+)
+async def test_what_no_remotize_made_is_an_error(server: TensorServer, change: dict[str, object]) -> None:
+    async with http_client() as client:
+        remote: RemoteTensor = await client.remotize(torch.ones(3), server.url)
+        before = client.statistics()
+        with pytest.raises(TensorError, match="no remotize made this"):
+            await client.localize([remote, dataclasses.replace(remote, **change)])  # type: ignore[arg-type]
+        assert client.statistics() == before
 
 
 def test_a_forked_child_is_told_and_the_parent_goes_on(server: TensorServer) -> None:

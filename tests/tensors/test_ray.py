@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -127,6 +128,21 @@ async def test_http_needs_a_server() -> None:
     async with http_client() as client:
         with pytest.raises(ConfigError, match="url of a TensorServer"):
             await client.remotize(torch.ones(1))
+
+
+async def test_where_ray_isnt_initialised_it_isnt_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    async with ray_client() as client:
+        remote = await client.remotize(torch.ones(3))
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        for call in (
+            partial(client.localize, remote),
+            partial(client.remotize, torch.ones(3)),
+            partial(client.clear, RAY, [remote.shard_id]),
+        ):
+            with pytest.raises(ConfigError, match=r"ray\.init\(\)"):
+                await call()
 
 
 def test_nothing_is_reported_to_anybody() -> None:
