@@ -22,14 +22,16 @@ class BufferMachine(RuleBasedStateMachine):
         super().__init__()
         self.buffer = FetchBuffer(MAX_BYTES)
         self.open: list[tuple[Ticket, int, int]] = []
-        self.landed: dict[str, int] = {}
+        self.current: dict[str, Ticket] = {}
+        self.void: list[Ticket] = []
         self.versions = 0
         self.held: list[Shard] = []
 
     @rule(shard_id=ids, nbytes=st.integers(0, 600))
     def expect(self, shard_id: str, nbytes: int) -> None:
         self.versions += 1
-        self.open.append((self.buffer.expect(shard_id, nbytes), nbytes, self.versions))
+        ticket = self.current[shard_id] = self.buffer.expect(shard_id, nbytes)
+        self.open.append((ticket, nbytes, self.versions))
 
     @rule(data=st.data(), hold=st.booleans())
     def land(self, data: st.DataObject, hold: bool) -> None:
@@ -37,26 +39,31 @@ class BufferMachine(RuleBasedStateMachine):
             return
         ticket, nbytes, version = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
         shard = Shard(np.full(nbytes, version % 256, np.uint8), "uint8", (nbytes,))
-        was_void = ticket.void
         self.buffer.land(ticket, shard)
-        if not was_void:
-            self.landed[ticket.shard_id] = nbytes
-        else:
-            found = self.buffer.find([ticket.shard_id])
-            assert found.get(ticket.shard_id) is not shard
+        found = self.buffer.find([ticket.shard_id])
+        assert (found.get(ticket.shard_id) is shard) == (ticket not in self.void and ticket.room is not None)
+        del found
+        self.give_back(ticket)
         if hold:
             self.held.append(shard)
 
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         if self.open:
-            self.buffer.drop(self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))[0])
+            ticket, _, _ = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+            self.buffer.drop(ticket)
+            self.give_back(ticket)
+
+    def give_back(self, ticket: Ticket) -> None:
+        if self.current.get(ticket.shard_id) is ticket:
+            del self.current[ticket.shard_id]
 
     @rule(some=st.one_of(st.none(), st.sets(ids)))
     def clear(self, some: set[str] | None) -> None:
         cleared = set("abcdef") if some is None else some
         there = set(self.buffer.find("abcdef")) & cleared
         assert self.buffer.clear(some) == len(there)
+        self.void += [self.current.pop(shard_id) for shard_id in cleared & self.current.keys()]
         assert not set(self.buffer.find("abcdef")) & cleared
 
     @rule()
