@@ -155,10 +155,53 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         MissingDependency: pyarrow isn't installed.
     """
     url = selection.url
-    metadata, raw, statistics, carried = await _load_metadata(reader, url, run)
+    metadata, raw, old = await _load_metadata(reader, url, run)
     episodes = list(metadata.episodes)
     if selection.episodes is not None:
         episodes = [metadata.episodes[index] for index in selection.episodes]
+    spans: dict[str, dict[str, list[EpisodeSpan]]] = {camera: defaultdict(list) for camera in metadata.cameras}
+    data_urls: dict[str, None] = {}
+    for episode in episodes:
+        if episode.length:
+            data_urls[episode.data_url] = None
+            for camera, span in episode.videos.items():
+                spans[camera][span.url].append(EpisodeSpan(episode.index, span.first_frame, span.num_frames))
+    limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
+    data_files: dict[str, DataFile] = {}
+    videos: dict[str, dict[str, tuple[Pictures, list[Segment]]]] = {camera: {} for camera in spans}
+    versions: dict[str, tuple[int, str | None] | None] = {}
+    statistics: _PictureStatistics = {}
+    dropped: list[str] = []
+
+    async def data_file(data_url: str) -> None:
+        async with limiter:
+            file = await open_table(reader, data_url, run=run)
+            versions[data_url] = _version(reader.known(data_url))
+        schema = pack_schema(file.metadata.schema.to_arrow_schema())
+        data_files[data_url] = DataFile(schema, file.data_stop / max(1, file.metadata.num_rows))
+
+    async def video_file(camera: str, video_url: str, wanted: list[EpisodeSpan]) -> None:
+        async with limiter:
+            known, moov = await fetch_moov(reader, video_url)
+            versions[video_url] = _version(known)
+            index = await run(partial(parse_moov, moov, url=video_url))
+            cut = await run(partial(cut_file, index, wanted, fps=metadata.info.fps))
+            videos[camera][video_url] = describe_pictures(index), cut
+
+    async def statistics_of_pictures() -> None:
+        found = await _picture_statistics(reader, metadata, run) if old is None else _statistics_of_version2(old)
+        statistics.update(found)
+
+    async def look_for_others() -> None:
+        carried = _CARRIED if old is None else _CARRIED_OF_V2
+        dropped.extend(await _dropped(reader, join_url(url, "meta"), carried))
+
+    await gather(
+        statistics_of_pictures,
+        look_for_others,
+        *(partial(data_file, data_url) for data_url in data_urls),
+        *(partial(video_file, camera, *item) for camera, of_file in spans.items() for item in of_file.items()),
+    )
     if len(episodes) < len(metadata.episodes):
         metadata = replace(metadata, stats=None)
         is_chosen = np.zeros(len(metadata.episodes), np.bool_)
@@ -166,50 +209,21 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         for columns in statistics.values():
             for column in columns.values():
                 column.is_known[~is_chosen] = False
-    limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
-    spans: dict[str, dict[str, list[EpisodeSpan]]] = {camera: defaultdict(list) for camera in metadata.cameras}
-    data_urls: dict[str, None] = {}
-    versions: dict[str, tuple[int, str | None] | None] = {}
-    for episode in episodes:
-        if episode.length:
-            data_urls[episode.data_url] = None
-            for camera, span in episode.videos.items():
-                spans[camera][span.url].append(EpisodeSpan(episode.index, span.first_frame, span.num_frames))
-
-    async def data_file(data_url: str) -> DataFile:
-        async with limiter:
-            file = await open_table(reader, data_url, run=run)
-            versions[data_url] = _version(reader.known(data_url))
-        return DataFile(
-            pack_schema(file.metadata.schema.to_arrow_schema()), file.data_stop / max(1, file.metadata.num_rows)
-        )
-
-    async def video_file(video_url: str, wanted: list[EpisodeSpan]) -> tuple[Pictures, list[Segment]]:
-        async with limiter:
-            known, moov = await fetch_moov(reader, video_url)
-            versions[video_url] = _version(known)
-            index = await run(partial(parse_moov, moov, url=video_url))
-            cut = await run(partial(cut_file, index, wanted, fps=metadata.info.fps))
-            return describe_pictures(index), cut
-
-    files = await gather(*(partial(data_file, data_url) for data_url in data_urls))
-    pictures: dict[str, dict[str, Pictures]] = {}
-    segments: dict[str, list[Segment]] = {}
-    for camera, of_file in spans.items():
-        videos = await gather(*(partial(video_file, *item) for item in of_file.items()))
-        pictures[camera] = dict(zip(of_file, (video[0] for video in videos), strict=True))
-        segments[camera] = sorted((one for video in videos for one in video[1]), key=lambda one: one.offsets[0])
+    segments = {
+        camera: sorted((one for _, cut in of_file.values() for one in cut), key=lambda one: one.offsets[0])
+        for camera, of_file in videos.items()
+    }
     return Source(
         url=url,
         raw_info=raw,
         metadata=metadata,
         episodes=episodes,
-        data_files=dict(zip(data_urls, files, strict=True)),
-        pictures=pictures,
+        data_files={data_url: data_files[data_url] for data_url in data_urls},
+        pictures={camera: {one: videos[camera][one][0] for one in of_file} for camera, of_file in spans.items()},
         segments=segments,
         picture_statistics=statistics,
         version=_digest(raw, metadata.fingerprint, [episode.index for episode in episodes], sorted(versions.items())),
-        dropped=await _dropped(reader, join_url(url, "meta"), carried),
+        dropped=tuple(dropped),
     )
 
 
@@ -251,16 +265,15 @@ async def _raw_info(reader: RangeReader, url: str, run: RunSync) -> dict[str, An
 
 async def _load_metadata(
     reader: RangeReader, url: str, run: RunSync
-) -> tuple[Metadata, Mapping[str, Any], _PictureStatistics, Collection[str]]:
-    """With info.json in the terms of v3, and the names of what in ``meta`` is merged."""
+) -> tuple[Metadata, Mapping[str, Any], Version2 | None]:
+    """With info.json in the terms of v3, and all that is known of a dataset of v2."""
     raw: Mapping[str, Any] = {}
     with suppress(NotFound):  # which is told better by who reads the rest
         raw = await _raw_info(reader, url, run)
     if is_v2(raw):
         old = await load_version2(reader, url, run=run)
-        return old.metadata, old.raw_info, _statistics_of_version2(old), _CARRIED_OF_V2
-    metadata = await load_metadata(reader, url, run=run)
-    return metadata, raw, await _picture_statistics(reader, metadata, run), _CARRIED
+        return old.metadata, old.raw_info, old
+    return await load_metadata(reader, url, run=run), raw, None
 
 
 def _statistics_of_version2(old: Version2) -> _PictureStatistics:

@@ -9,10 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from anyio import to_thread
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import MergeError
-from asyncfetch.merge import merge_datasets
+from asyncfetch.fetch import Fetcher
+from asyncfetch.merge import Selection, merge_datasets
+from asyncfetch.merge.sources import load_source
 from asyncfetch.merge.tables import write_episodes
 from asyncfetch.testing import Quirks, RangeServer
 from tests.lerobot.serving import TOP, WRIST
@@ -191,3 +194,14 @@ async def test_sources_behind_https(library: Library, tmp_path: Path) -> None:
         fetch = FetchConfig(ca_file=server.ca_file, trust_env=False)
         await merge_datasets([server.url, truths[1].root], tmp_path / "out", fetch=fetch)
     await check_merged(tmp_path / "out", truths)
+
+
+async def test_all_files_of_a_source_are_looked_at_side_by_side(library: Library) -> None:
+    truth = library(episodes=(3,) * 6, episodes_per_video_file=2, episodes_per_data_file=2)
+    async with (
+        RangeServer(truth.root, first_byte_seconds=0.05) as server,
+        Fetcher(FetchConfig(ca_file=server.ca_file, trust_env=False)) as fetcher,
+    ):
+        source = await load_source(fetcher, Selection(server.url), run=to_thread.run_sync)
+        [host] = fetcher.statistics().hosts.values()
+    assert host.peak_in_flight >= len(source.data_files) + sum(map(len, source.pictures.values())) == 9
