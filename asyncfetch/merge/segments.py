@@ -79,7 +79,7 @@ def _closed_edges(index: Mp4Index) -> NDArray[np.int64]:
     latest_before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(times)[:-1]))
     earliest_from = np.minimum.accumulate(times[::-1])[::-1]
     closed = sync[(latest_before[sync] < times[sync]) & (earliest_from[sync] == times[sync])]
-    return np.union1d(closed, (0, count))
+    return np.concatenate(([0], closed[closed > 0], [count]))
 
 
 def _extents(index: Mp4Index, spans: Iterable[EpisodeSpan], fps: float) -> Iterable[tuple[int, int, EpisodeSpan]]:
