@@ -1,7 +1,7 @@
 """Carrying out a plan: every file written once, what is known of the rows reduced.
 
 What is reduced in a tree is what grows with the rows: statistics, and the tasks of each episode. Two passes aren't, the
-plan and ``finish``: in which file an episode lies depends on all before it. They take 0.2-0.6 ms an episode.
+plan and ``finish``: in which file an episode lies depends on all before it. They take 0.1 ms an episode (one camera).
 """
 
 from __future__ import annotations

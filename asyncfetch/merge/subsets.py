@@ -56,8 +56,9 @@ async def select_episodes(
 ) -> MergeReport:
     """Write some of a dataset's episodes as a dataset, in the source's order and numbered anew.
 
-    Nothing of the other episodes is read but their metadata. All tasks keep their numbers, also those that no chosen
-    episode has. Statistics of pictures are combined from the episodes' own.
+    Nothing of the other episodes is read but their metadata, and rows that share a row group with chosen ones. All
+    tasks keep their numbers, also those that no chosen episode has. Statistics of pictures are combined from the
+    episodes' own.
 
     Args:
         source: A directory or url.
