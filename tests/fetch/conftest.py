@@ -21,7 +21,7 @@ import pytest_asyncio
 import trustme
 from botocore.loaders import JSONFileLoader
 
-from asyncfetch.config import FetchConfig, RetryConfig, TimeoutConfig
+from asyncfetch.config import FetchConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import Clock
 from asyncfetch.fetch.transports import exchange
@@ -31,6 +31,8 @@ from asyncfetch.testing import Keys
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from pathlib import Path
+
+    from asyncfetch.testing import S3Server
 
 End = Literal["keep", "close", "reset", "stall", "half-close", "deaf"]
 
@@ -246,6 +248,20 @@ FAST = TimeoutConfig(connect_seconds=2.0, first_byte_seconds=0.3, stall_seconds=
 """For a fetcher on the server's own loop: it knows when that is late, and waits longer; see ``_lateness_is_seen``."""
 PATIENT = TimeoutConfig(connect_seconds=15, first_byte_seconds=15, stall_seconds=15)
 """For one with loops besides the server's, which know nothing of how late that is on a busy machine."""
+
+
+def s3_fetcher(
+    server: S3Server, time: FakeTime | None = None, *, attempts: int = 5, first_byte_seconds: float = 5, **s3: object
+) -> Fetcher:
+    """A fetcher of the server's objects, with these settings of S3."""
+    config = FetchConfig(
+        ca_file=server.ca_file,
+        trust_env=False,
+        retry=RetryConfig(attempts=attempts),
+        timeouts=TimeoutConfig(first_byte_seconds=first_byte_seconds),
+        s3=S3Config(endpoint_url=server.url, **s3),  # type: ignore[arg-type]
+    )
+    return Fetcher(config, _clock=None if time is None else time.clock())
 
 
 def make_fetcher(time: FakeTime | None = None, **settings: object) -> Fetcher:

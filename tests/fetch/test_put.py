@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from moto.server import ThreadedMotoServer
 from multidict import CIMultiDict
 from yarl import URL
 
-from asyncfetch.config import FetchConfig, RetryConfig, S3Config, TimeoutConfig
+from asyncfetch.config import FetchConfig, RetryConfig, S3Config
 from asyncfetch.errors import (
     AccessDenied,
     AsyncFetchError,
@@ -35,6 +36,7 @@ from asyncfetch.fetch.transports.asking import Reply
 from asyncfetch.fetch.transports.s3_upload import _checked_tag, _text_of
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.testing import Fault, FaultOnce, Keys, S3Quirks, S3Server
+from tests.fetch.conftest import s3_fetcher
 from tests.fetch.test_cancellation import EveryWait
 
 if TYPE_CHECKING:
@@ -49,16 +51,7 @@ CONTENT = os.urandom(4 * PART + 300)
 
 pytestmark = pytest.mark.usefixtures("aws_keys")
 
-
-def fetcher_for(server: S3Server, time: FakeTime | None = None, *, attempts: int = 5, **s3: object) -> Fetcher:
-    config = FetchConfig(
-        ca_file=server.ca_file,
-        trust_env=False,
-        retry=RetryConfig(attempts=attempts),
-        timeouts=TimeoutConfig(first_byte_seconds=15),
-        s3=S3Config(endpoint_url=server.url, **{"upload_part_bytes": PART, "upload_parts_in_flight": 2, **s3}),  # type: ignore[arg-type]
-    )
-    return Fetcher(config, _clock=None if time is None else time.clock())
+fetcher_for = partial(s3_fetcher, first_byte_seconds=15, upload_part_bytes=PART, upload_parts_in_flight=2)
 
 
 async def pieces(content: bytes, *lengths: int) -> AsyncIterator[memoryview]:

@@ -25,6 +25,7 @@ from asyncfetch.fetch.transports.s3 import bucket_and_key
 from asyncfetch.fetch.transports.s3_signer import S3Signer
 from asyncfetch.ranges import ByteRange
 from asyncfetch.testing import Fault, FaultEvery, FaultOnce, Keys, S3Server
+from tests.fetch.conftest import s3_fetcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,23 +39,12 @@ SECRETS = ("X-Amz-Signature=", Keys().secret_key, "Security-Token=", Keys().acce
 pytestmark = pytest.mark.usefixtures("aws_keys")
 
 
-def fetcher_for(server: S3Server, time: FakeTime | None = None, *, attempts: int = 5, **settings: object) -> Fetcher:
-    config = FetchConfig(
-        ca_file=server.ca_file,
-        trust_env=False,
-        retry=RetryConfig(attempts=attempts),
-        timeouts=TimeoutConfig(first_byte_seconds=5),
-        s3=S3Config(endpoint_url=server.url, **settings),  # type: ignore[arg-type]
-    )
-    return Fetcher(config, _clock=None if time is None else time.clock())
-
-
 def signatures(server: S3Server) -> set[str]:
     return {parse_qs(urlsplit(request.target).query)["X-Amz-Signature"][0] for request in server.requests}
 
 
 async def test_one_signature_for_all_ranges_of_an_object() -> None:
-    async with S3Server({"b/x": CONTENT, "b/y": CONTENT}) as server, fetcher_for(server) as fetcher:
+    async with S3Server({"b/x": CONTENT, "b/y": CONTENT}) as server, s3_fetcher(server) as fetcher:
 
         async def read(start: int) -> None:
             assert await fetcher.fetch("s3://b/x", start, start + 100) == CONTENT[start : start + 100]
@@ -68,7 +58,7 @@ async def test_one_signature_for_all_ranges_of_an_object() -> None:
 
 
 async def test_it_is_signed_anew_before_it_expires(time: FakeTime) -> None:
-    async with S3Server({"b/x": CONTENT}) as server, fetcher_for(server, time, presign_seconds=600) as fetcher:
+    async with S3Server({"b/x": CONTENT}) as server, s3_fetcher(server, time, presign_seconds=600) as fetcher:
         await fetcher.fetch("s3://b/x", 0, 1)
         time.now += 500
         await fetcher.fetch("s3://b/x", 0, 1)
@@ -81,7 +71,7 @@ async def test_it_is_signed_anew_before_it_expires(time: FakeTime) -> None:
 
 
 async def test_an_expired_signature_is_replaced_once_by_whoever_notices(time: FakeTime) -> None:
-    async with S3Server({"b/x": CONTENT}) as server, fetcher_for(server, time, attempts=1) as fetcher:
+    async with S3Server({"b/x": CONTENT}) as server, s3_fetcher(server, time, attempts=1) as fetcher:
         await fetcher.fetch("s3://b/x", 0, 1)
         server.keys = Keys(secret_key="another")
         time.now += 10
@@ -99,13 +89,13 @@ async def _denied(fetcher: Fetcher) -> None:
 
 
 async def test_a_fresh_signature_that_is_refused_is_not_tried_again() -> None:
-    async with S3Server({"b/x": CONTENT}, keys=Keys(secret_key="another")) as server, fetcher_for(server) as fetcher:
+    async with S3Server({"b/x": CONTENT}, keys=Keys(secret_key="another")) as server, s3_fetcher(server) as fetcher:
         await _denied(fetcher)
         assert len(server.requests) == 1
 
 
 async def test_a_server_whose_clock_says_expired_gets_a_new_one(time: FakeTime) -> None:
-    async with S3Server({"b/x": CONTENT}) as server, fetcher_for(server, time, presign_seconds=1) as fetcher:
+    async with S3Server({"b/x": CONTENT}) as server, s3_fetcher(server, time, presign_seconds=1) as fetcher:
         await fetcher.fetch("s3://b/x", 0, 1)
         time.now += 0.5
         await anyio.sleep(2.1)
@@ -118,7 +108,7 @@ async def test_a_server_whose_clock_says_expired_gets_a_new_one(time: FakeTime) 
 async def test_a_bucket_of_another_region_is_followed_once() -> None:
     regions = {"far": "eu-central-1", "farther": "ap-south-1"}
     content = {"far/x": CONTENT, "far/y": CONTENT, "farther/x": CONTENT}
-    async with S3Server(content, regions=regions) as server, fetcher_for(server) as fetcher:
+    async with S3Server(content, regions=regions) as server, s3_fetcher(server) as fetcher:
         assert await fetcher.fetch("s3://far/x") == CONTENT
         assert await fetcher.fetch("s3://far/y") == CONTENT
         assert [request.status for request in server.requests] == [400, 206, 206]
@@ -150,14 +140,14 @@ async def test_where_a_bucket_is_asked_for(bucket: str, settings: dict[str, Any]
 
 async def test_many_readers_of_a_far_bucket_all_find_it() -> None:
     objects = {f"far/{number}": CONTENT for number in range(10)}
-    async with S3Server(objects, regions={"far": "eu-west-1"}) as server, fetcher_for(server, attempts=1) as fetcher:
+    async with S3Server(objects, regions={"far": "eu-west-1"}) as server, s3_fetcher(server, attempts=1) as fetcher:
         wanted = [ByteRange(f"s3://{path}", start, start + 10) for path in objects for start in range(0, 5000, 1000)]
         assert await fetcher.fetch_many(wanted) == [CONTENT[one.start : one.stop] for one in wanted]
 
 
 async def test_a_region_that_is_none_is_not_believed() -> None:
     fault = Fault(answer_status=400, answer_headers={"x-amz-bucket-region": "evil.example.org/"})
-    async with S3Server({"b/x": CONTENT}, fault=lambda _: fault) as server, fetcher_for(server, attempts=1) as fetcher:
+    async with S3Server({"b/x": CONTENT}, fault=lambda _: fault) as server, s3_fetcher(server, attempts=1) as fetcher:
         with pytest.raises(FetchError):
             await fetcher.fetch("s3://b/x")
         assert len(server.requests) == 1
@@ -166,7 +156,7 @@ async def test_a_region_that_is_none_is_not_believed() -> None:
 async def test_a_redirect_takes_no_secret_along() -> None:
     async with S3Server({"b/x": CONTENT}) as other, S3Server({}) as server:
         server._fault = FaultOnce("/b/x", Fault.redirect(f"{other.url}/b/x"))
-        async with fetcher_for(server, attempts=1) as fetcher:
+        async with s3_fetcher(server, attempts=1) as fetcher:
             with pytest.raises(AccessDenied):
                 await fetcher.fetch("s3://b/x")
         (request,) = other.requests
@@ -176,7 +166,7 @@ async def test_a_redirect_takes_no_secret_along() -> None:
 
 async def test_anonymous_requests_carry_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    async with S3Server({"b/x": CONTENT}, keys=None) as server, fetcher_for(server, anonymous=True) as fetcher:
+    async with S3Server({"b/x": CONTENT}, keys=None) as server, s3_fetcher(server, anonymous=True) as fetcher:
         assert await fetcher.fetch("s3://b/x") == CONTENT
         assert server.requests[0].target == "/b/x"
         assert [info.size for info in await fetcher.listdir("s3://b/")] == [len(CONTENT)]
@@ -186,10 +176,10 @@ async def test_anonymous_requests_carry_nothing(monkeypatch: pytest.MonkeyPatch)
 async def test_the_requester_pays(anonymous: bool) -> None:
     keys = None if anonymous else Keys()
     async with S3Server({"b/x": CONTENT}, keys=keys, requester_pays=True) as server:
-        async with fetcher_for(server, requester_pays=True, anonymous=anonymous) as fetcher:
+        async with s3_fetcher(server, requester_pays=True, anonymous=anonymous) as fetcher:
             assert await fetcher.fetch("s3://b/x") == CONTENT
             assert len(await fetcher.listdir("s3://b")) == 1
-        async with fetcher_for(server, anonymous=anonymous) as fetcher:
+        async with s3_fetcher(server, anonymous=anonymous) as fetcher:
             with pytest.raises(AccessDenied):
                 await fetcher.fetch("s3://b/x")
 
@@ -197,7 +187,7 @@ async def test_the_requester_pays(anonymous: bool) -> None:
 async def test_session_tokens_come_along(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SESSION_TOKEN", "a/b+c==")
     keys = Keys(session_token="a/b+c==")
-    async with S3Server({"b/x": CONTENT}, keys=keys) as server, fetcher_for(server) as fetcher:
+    async with S3Server({"b/x": CONTENT}, keys=keys) as server, s3_fetcher(server) as fetcher:
         assert await fetcher.fetch("s3://b/x") == CONTENT
 
 
@@ -222,7 +212,7 @@ async def test_temporary_credentials_that_expired_are_had_anew(
         (tmp_path / "credentials.json").write_text(text)
         return keys
 
-    async with S3Server({"b/x": CONTENT}, keys=issue("one")) as server, fetcher_for(server, time) as fetcher:
+    async with S3Server({"b/x": CONTENT}, keys=issue("one")) as server, s3_fetcher(server, time) as fetcher:
         await fetcher.fetch("s3://b/x", 0, 1)
         server.keys = issue("two")
         time.now += 10
@@ -242,9 +232,9 @@ async def test_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> No
         file.write(f"[me]\naws_access_key_id={Keys().access_key}\naws_secret_access_key={Keys().secret_key}\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", path)
     async with S3Server({"b/x": CONTENT}) as server:
-        async with fetcher_for(server, profile="me") as fetcher:
+        async with s3_fetcher(server, profile="me") as fetcher:
             assert await fetcher.fetch("s3://b/x") == CONTENT
-        async with fetcher_for(server, profile="you") as fetcher:
+        async with s3_fetcher(server, profile="you") as fetcher:
             with pytest.raises(ConfigError, match="you"):
                 await fetcher.fetch("s3://b/x")
 
@@ -252,7 +242,7 @@ async def test_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> No
 async def test_no_credentials_is_an_error_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
-    async with S3Server({"b/x": CONTENT}) as server, fetcher_for(server) as fetcher:
+    async with S3Server({"b/x": CONTENT}) as server, s3_fetcher(server) as fetcher:
         with pytest.raises(AccessDenied, match=r"AWS_PROFILE.*anonymous=True") as caught:
             await fetcher.fetch("s3://b/x", 1, 2)
     assert (caught.value.url, caught.value.start, server.requests) == ("s3://b/x", 1, [])
@@ -269,7 +259,7 @@ async def test_a_login_for_the_stores_host_is_not_a_second_signature() -> None:
 @pytest.mark.parametrize("key", ["a//b", "/a", "a/../b", "a b+c%20d", "q?x=1&y#z", "ü/é", "~!*'()", "a\\b"])
 async def test_odd_keys(key: str) -> None:
     # A server that keeps to S3's rules finds the key in the path as it was sent.
-    async with S3Server({f"b/{key}": CONTENT}) as server, fetcher_for(server) as fetcher:
+    async with S3Server({f"b/{key}": CONTENT}) as server, s3_fetcher(server) as fetcher:
         assert await fetcher.fetch(f"s3://b/{key}", 5, 50) == CONTENT[5:50]
         assert (await fetcher.stat(f"s3://b/{key}")).url == f"s3://b/{key}"
 
@@ -341,7 +331,7 @@ async def test_nothing_secret_where_the_answer_is_no_http(raw: bytes, server: Ly
 
 async def test_listings_come_by_pages() -> None:
     objects = {f"b/p/{number:03}": bytes(number) for number in range(25)} | {"b/p/": b"", "b/p/d/x": b"", "b/q": b"1"}
-    async with S3Server(objects, page_keys=10) as server, fetcher_for(server) as fetcher:
+    async with S3Server(objects, page_keys=10) as server, s3_fetcher(server) as fetcher:
         infos = await fetcher.listdir("s3://b/p")
         assert [info.size for info in infos] == [*range(25), 0]
         assert infos[-1].url == "s3://b/p/d/"
@@ -350,7 +340,7 @@ async def test_listings_come_by_pages() -> None:
 
 
 async def test_listings_are_retried_and_refused_in_words() -> None:
-    async with S3Server({"b/p/x": b""}) as server, fetcher_for(server) as fetcher:
+    async with S3Server({"b/p/x": b""}) as server, s3_fetcher(server) as fetcher:
         server._fault = FaultOnce("/b", Fault.status(503))
         assert len(await fetcher.listdir("s3://b/p/")) == 1
         with pytest.raises(NotFound, match="nothing is below") as caught:
@@ -367,7 +357,7 @@ async def test_a_listing_that_is_none(server: LyingServer, step: type[Step]) -> 
 
 async def test_right_bytes_or_an_error_whatever_the_store_does(time: FakeTime) -> None:
     fault = FaultEvery(3, Fault.reset(1000))
-    async with S3Server({"b/x": CONTENT}, fault=fault) as server, fetcher_for(server, time) as fetcher:
+    async with S3Server({"b/x": CONTENT}, fault=fault) as server, s3_fetcher(server, time) as fetcher:
         for start in range(0, 60_000, 2000):
             assert await fetcher.fetch("s3://b/x", start, start + 2000) == CONTENT[start : start + 2000]
 
@@ -375,7 +365,7 @@ async def test_right_bytes_or_an_error_whatever_the_store_does(time: FakeTime) -
 async def test_no_thread_stays_behind() -> None:
     before = threading.active_count()
     async with S3Server({"b/x": CONTENT}) as server:
-        async with fetcher_for(server) as fetcher:
+        async with s3_fetcher(server) as fetcher:
             await fetcher.fetch("s3://b/x")
             assert [thread.name for thread in threading.enumerate() if "s3" in thread.name]
         assert not [thread.name for thread in threading.enumerate() if "s3" in thread.name]
