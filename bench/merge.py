@@ -2,6 +2,8 @@
 
     python -m bench.merge              64 members, 5 repeats, 1 and 2 workers; some minutes
     python -m bench.merge --quick      8 members, 3 repeats
+    python -m bench.merge --members 8 --episodes 1000 --repeats 3 --processes --only "local, flat"
+                                       much work, in threads and in processes
 
 All ways read and write with the same code, and only the order differs. "flat" is ``merge_datasets`` of all members.
 "pairs" merges neighbours, then what that gave, round by round, the pairs of a round side by side. "one by one" merges
@@ -142,9 +144,9 @@ class Run:
 
 
 async def measure(
-    root: Path, count: int, episodes: int, repeats: int, workers: Sequence[int], processes: bool
+    root: Path, count: int, episodes: int, repeats: int, workers: Sequence[int], processes: bool, only: str
 ) -> list[Row]:
-    """All ways for local members and for served ones, interleaved."""
+    """All ways for local members and for served ones, or those that begin with ``only``, interleaved."""
     make = partial(write_dataset, codec="h264", width=160, height=128, texture=0.3, length=40, distinct_videos=1)
     for number in range(count):
         await anyio.to_thread.run_sync(
@@ -161,6 +163,7 @@ async def measure(
             "served": (server.url, slow),
         }
         cells = [(place, way) for place in places for way in named if place == "local" or "flat" in way]
+        cells = [cell for cell in cells if ", ".join(cell).startswith(only)]
         for _ in range(repeats):
             for place, way in random.sample(cells, len(cells)):
                 base, fetch = places[place]
@@ -230,12 +233,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--workers", type=parse_counts, default=[1, 2], help="such as 1,2")
     parser.add_argument("--processes", action="store_true", help="also in threads alone, and in processes alone")
+    parser.add_argument("--only", choices=("local", "local, flat", "served"), default="", help="of the rows")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     asked = parser.parse_args(arguments)
     count = asked.members or (8 if asked.quick else 64)
     repeats = asked.repeats or (3 if asked.quick else 5)
     with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-") as directory:
-        rows = anyio.run(measure, Path(directory), count, asked.episodes, repeats, asked.workers, asked.processes)
+        measured = partial(measure, Path(directory), count, asked.episodes, repeats, asked.workers)
+        rows = anyio.run(measured, asked.processes, asked.only)
     if asked.json:
         print(json.dumps({"members": count, "repeats": repeats, "rows": [asdict(row) for row in rows]}))
     else:

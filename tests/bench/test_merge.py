@@ -20,3 +20,10 @@ def test_a_merge_writes_every_byte_once(capsys: pytest.CaptureFixture[str]) -> N
     assert rows["local", "pairs, 1 worker"]["written_to_output"] > 1.8  # two rounds
     assert rows["local", "one by one"]["written_to_output"] > 2
     assert {("served", "flat, 3 workers"), ("local", "pairs, 3 workers")} <= rows.keys()
+
+
+def test_some_of_the_rows_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--members", "2", "--repeats", "1", "--workers", "1,2", "--only", "local, flat"]
+    merge.main(["--json", *arguments])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["place"], row["way"]) for row in rows] == [("local", "flat, 1 worker"), ("local", "flat, 2 workers")]
