@@ -234,7 +234,7 @@ class CacheError(AsyncFetchError, RuntimeError):
 
 
 class MergeError(AsyncFetchError):
-    """The datasets can't be merged; the message lists every disagreement."""
+    """The datasets can't be merged, or not be written there; the message lists every reason."""
 
 
 class TensorError(AsyncFetchError):

@@ -115,8 +115,8 @@ async def merge_datasets(
 
     Raises:
         ConfigError: An argument can't be meant.
-        MergeError: The destination is taken, too small or being built by somebody else, or the sources can't be read
-            or disagree; lists every reason.
+        MergeError: The destination is taken, too small, being built by somebody else or may not be written, or the
+            sources can't be read or disagree; lists every reason.
         FetchError: A source could not be read while it was being copied, or the destination not be written.
         DatasetError: A source's rows aren't what its metadata say.
         WorkerError: A process that worked for it has died.

@@ -9,19 +9,20 @@ Both are values that pickle: any process can write its share, with a fetcher of 
 from __future__ import annotations
 
 import shutil
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from asyncfetch.errors import MergeError
+from asyncfetch.errors import AsyncFetchError, MergeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from asyncfetch.fetch import Fetcher
 
-__all__ = ["Build", "Destination", "Needed", "WrittenFile", "check_space", "is_taken"]
+__all__ = ["Build", "Destination", "Needed", "WrittenFile", "check_space", "is_taken", "system_errors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,20 @@ class Build(Protocol):
 def is_taken(name: Path | str) -> MergeError:
     """What is raised where a destination isn't free."""
     return MergeError(f"{name} isn't empty; pass overwrite=True to replace it, or choose another destination")
+
+
+@contextmanager
+def system_errors(names: Iterable[Path | str]) -> Iterator[None]:
+    """What the system refuses meanwhile, room or leave to write for one, is raised as a MergeError."""
+    try:
+        yield
+    except AsyncFetchError:
+        raise
+    except OSError as error:
+        raise MergeError(
+            f"the system doesn't let the merge write {', '.join(map(str, names))}: {error}. When it does, the same "
+            "call goes on behind what is finished"
+        ) from error
 
 
 def check_space(place: Path, nbytes: int) -> None:

@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.merge.build import write_and_summarise, write_files
-from asyncfetch.merge.destination import Needed
+from asyncfetch.merge.destination import Needed, system_errors
 from asyncfetch.merge.finish import write_metadata
 from asyncfetch.merge.kernel import Schedule
 from asyncfetch.merge.plan import plan_merge
@@ -83,7 +83,8 @@ async def plan_job(
     Raises:
         MergeError: It isn't, or they can't be read or disagree; lists every reason.
     """
-    await destination.check(pool.fetcher, [selection.url for selection in selections], overwrite=overwrite)
+    with system_errors([destination.name]):
+        await destination.check(pool.fetcher, [selection.url for selection in selections], overwrite=overwrite)
     different = list(dict.fromkeys(selections))
     shares = [different[number :: pool.workers] for number in range(min(pool.workers, len(different)))]
     pool.expect(_SOURCE_SECONDS * len(different) if _are_anywhere(different) else 0)
@@ -124,11 +125,17 @@ async def carry_out(jobs: Sequence[MergeJob], pool: Pool, progress: Progress) ->
     and all of it is gone on with.
 
     Raises:
-        MergeError: There is no room, or the destination is being built or was filled by somebody else.
+        MergeError: There is no room or no leave to write, or the destination is being built or was filled by somebody
+            else.
         FetchError: A source could not be read, or the destination not be written.
         DatasetError: A source isn't what its metadata say.
     """
     progress.expect(sum(len(job.units) for job in jobs), sum(job.nbytes for job in jobs))
+    with system_errors(job.destination.name for job in jobs):
+        return await _carry_out(jobs, pool, progress)
+
+
+async def _carry_out(jobs: Sequence[MergeJob], pool: Pool, progress: Progress) -> list[tuple[int, int]]:
     async with AsyncExitStack() as stack:
         for job in jobs:
             await stack.enter_async_context(
@@ -158,8 +165,9 @@ async def carry_out_share(job: MergeJob, pool: Pool, rank: int, world_size: int)
         MergeError: Somebody has the build for himself, or there is no room.
         FetchError, DatasetError: See ``carry_out``.
     """
-    async with job.build.share(pool.fetcher, job.needed(pool.workers), overwrite=job.overwrite):
-        await write_files(pool, job.units[rank::world_size], job.build)
+    with system_errors([job.destination.name]):
+        async with job.build.share(pool.fetcher, job.needed(pool.workers), overwrite=job.overwrite):
+            await write_files(pool, job.units[rank::world_size], job.build)
 
 
 def _are_anywhere(sources: Sequence[Source | Selection]) -> bool:

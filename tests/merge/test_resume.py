@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -191,3 +192,19 @@ async def test_a_full_disk_is_seen_before_anything_is_written(
     with pytest.raises(MergeError, match=r"has 1000 bytes free, but the merge has about \d{4,} to write"):
         await merge_datasets([library(episodes=(9, 4, 5)).root], tmp_path / "out")
     assert not names(tmp_path)
+
+
+async def test_what_the_system_refuses_is_an_error_of_ours(library: Library, tmp_path: Path) -> None:
+    """A place that can't be, and a file that may not become so long, as on a disk that others fill meanwhile."""
+    root, soft_hard = library(episodes=(9, 4, 5)).root, resource.getrlimit(resource.RLIMIT_FSIZE)
+    (tmp_path / "file").touch()
+    with pytest.raises(MergeError, match=r"doesn't let the merge write .*file/out: .*Not a directory"):
+        await merge_datasets([root], tmp_path / "file/out")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, soft_hard[1]))
+    try:
+        with pytest.raises(MergeError, match=r"File too large.*same call goes on"):
+            await merge_datasets([root], tmp_path / "out", workers=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, soft_hard)
+    await merge_datasets([root], tmp_path / "out")
+    assert names(tmp_path) == {"file", "out"}
