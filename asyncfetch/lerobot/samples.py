@@ -14,7 +14,7 @@ from asyncfetch.lerobot.windows import clamp
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -137,8 +137,8 @@ class SampleBuilder:
             else:
                 spans = [clamp(frame, offsets, held.episode.length) for frame in frames]
                 values = self._spans(held, reader, feature, [inside for inside, _ in spans])
-                for sample, (_, is_pad) in zip(samples, spans, strict=True):
-                    sample[f"{key}_is_pad"] = _tensor(is_pad)
+                for sample, is_pad in zip(samples, _tensors(is_pad for _, is_pad in spans), strict=True):
+                    sample[f"{key}_is_pad"] = is_pad
             for sample, value in zip(samples, values, strict=True):
                 sample[key] = value
         for frame, sample in zip(frames, samples, strict=True):
@@ -147,12 +147,11 @@ class SampleBuilder:
     def _singles(self, held: HeldEpisode, reader: int, feature: Feature, frames: Sequence[int]) -> list[Any]:
         """The feature's value at each of the frames."""
         if feature.kind in _PICTURES:
-            pictures = _unshared(_pictures(held, reader, feature, frames))
-            return [self._as_image_dtype(picture, feature) for picture in pictures]
+            return self._as_image_dtype(_unshared(_pictures(held, reader, feature, frames)), feature)
         column = held.rows[feature.key]
         if isinstance(column, list):
             return [column[frame] for frame in frames]
-        return [_tensor(np.array(column[frame])) for frame in frames]
+        return _tensors(np.array(column[frame]) for frame in frames)
 
     def _spans(self, held: HeldEpisode, reader: int, feature: Feature, spans: Sequence[NDArray[np.int64]]) -> list[Any]:
         """The feature's values at the frames of each span."""
@@ -160,16 +159,16 @@ class SampleBuilder:
             pictures = _pictures(held, reader, feature, np.concatenate(spans).tolist())
             parts = iter(pictures if len(spans[0]) > 1 else _unshared(pictures))
             stacks = [stack_frames(list(itertools.islice(parts, len(span)))) for span in spans]
-            return [self._as_image_dtype(stack, feature) for stack in stacks]
+            return self._as_image_dtype(stacks, feature)
         column = held.rows[feature.key]
         if isinstance(column, list):
             return [[column[frame] for frame in span.tolist()] for span in spans]
-        return [_tensor(column[span]) for span in spans]
+        return _tensors(column[span] for span in spans)
 
-    def _as_image_dtype(self, images: torch.Tensor, feature: Feature) -> torch.Tensor:
-        if feature.is_depth or self._image_dtype == "uint8":
+    def _as_image_dtype(self, images: list[torch.Tensor], feature: Feature) -> list[torch.Tensor]:
+        if self._image_dtype == "uint8" or feature.is_depth:
             return images
-        return images.float().div_(np.iinfo(str(images.dtype).removeprefix("torch.")).max)
+        return [image.float().div_(np.iinfo(str(image.dtype).removeprefix("torch.")).max) for image in images]
 
 
 def _channels_first(feature: Feature) -> tuple[int, ...]:
@@ -203,7 +202,7 @@ def _decode_images(episode: Episode, key: str, column: Sequence[bytes], frames: 
     return [images[frame] for frame in frames]
 
 
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    import torch
+def _tensors(arrays: Iterable[NDArray[Any]]) -> list[torch.Tensor]:
+    from torch import from_numpy
 
-    return torch.from_numpy(array)
+    return list(map(from_numpy, arrays))

@@ -173,7 +173,7 @@ class Order:
         for position in positions:
             left, episode, frame, reader = visits.at(position)
             if step is not None:
-                yield step._replace(finished=tuple(left))
+                yield step._replace(finished=tuple(left)) if left else step
             step = Step(episode, frame, reader)
         if step is not None:
             yield step

@@ -117,7 +117,8 @@ class EpisodeWindow:
     async def get(self, episode: int) -> HeldEpisode:
         """The episode that ``use`` announced, as soon as it is in memory; or the error that its fetch ended with."""
         slot = self._slots[episode]
-        await slot.done.wait()
+        if not slot.done.is_set():  # else it would still give the loop a turn, for each episode of a job
+            await slot.done.wait()
         if slot.error is not None:
             raise slot.error
         assert slot.held is not None
