@@ -5,7 +5,8 @@
 
 Keep-up is frames/s streamed, cold start included, over frames/s of the same pipeline for the same samples over clips
 that are in memory already. Beside it: that pipeline over bare decoding with the same threads, and one frame at a time
-through torchcodec over an fsspec file. All in one run, interleaved; the table shows medians over the repeats.
+through torchcodec over an fsspec file. All in one run, interleaved; the table shows medians over the repeats. With
+``--epoch``, of the made dataset, what a whole shuffled epoch fetches over what it needs, the clips not fitting memory.
 """
 
 from __future__ import annotations
@@ -38,10 +39,13 @@ from bench.parts import hand_over_microseconds, header_milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from asyncfetch.stream.order import Step
 
 MIB = 1024 * 1024
+EPOCH_BYTES = 384 * MIB
+"""For the epoch whose bytes are counted: its clips take 520 MiB, those of the pool 165, and clips have 5/8 of this."""
 LOOK_AHEAD = 10_000
 """Samples behind those measured whose episodes are in memory too, because the pipeline reads ahead."""
 
@@ -202,6 +206,19 @@ def measure(setting: Setting, concurrency: int, cameras: int, repeats: int) -> R
     )
 
 
+async def traffic(setting: Setting, path: Path) -> float:
+    """Bytes that a shuffled epoch fetches, metadata included, over those of all files with videos and rows.
+
+    Each of these is needed whole: it holds clips that touch one another, or rows of chosen features, and their index.
+    """
+    needed = sum(file.stat().st_size for part in ("videos", "data") for file in (path / part).rglob("*.*"))
+    async with af.open_dataset(setting.url, config=setting.config) as dataset:
+        async with af.Stream(dataset).samples(epoch=0) as stream:
+            async for _ in stream:
+                pass
+        return dataset.statistics().fetch.bytes / needed
+
+
 def measure_workers(setting: Setting, workers: int) -> float:
     """Samples a second through a DataLoader with workers, from the first sample on."""
     dataset = af.torch.StreamDataset(af.Stream(setting.url, config=setting.config))
@@ -257,6 +274,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ca-file", help="authorities to trust instead of the system's")
     parser.add_argument("--concurrency", default="4,16,64", help="requests a host, one or more (default: 4,16,64)")
     parser.add_argument("--num-workers", type=int, default=0, help="also through a DataLoader with so many workers")
+    parser.add_argument("--epoch", action="store_true", help="also a whole epoch's bytes; takes a minute")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run (default: 10)")
     parser.add_argument("--repeats", type=int, default=5, help="of each concurrency (default: 5)")
     parser.add_argument("--rate", type=float, default=4.0, help="MiB/s of a stream of the made link (default: 4)")
@@ -272,6 +290,8 @@ def main() -> None:
     console = Console(stderr=arguments.json)
     with ExitStack() as stack:
         url, ca_file = arguments.url, arguments.ca_file
+        if arguments.epoch and url is not None:
+            raise SystemExit("--epoch is for the made dataset, whose files it looks at: give no url")
         if url is None:
             path = bench_dataset()
             rate = int(arguments.rate * MIB)
@@ -296,6 +316,9 @@ def main() -> None:
             "decode: ms of a thread a frame": rows[-1].decode_milliseconds,
             "hand-over: us a sample": hand_over_microseconds(),
         }
+        if arguments.epoch:
+            small = replace(setting, config=replace(config, max_bytes=EPOCH_BYTES))
+            parts["bytes fetched in an epoch / needed"] = anyio.run(traffic, small, path)
         if arguments.num_workers:
             parts[f"samples/s with {arguments.num_workers} workers"] = measure_workers(setting, arguments.num_workers)
     if arguments.json:

@@ -8,7 +8,7 @@ import anyio
 
 import asyncfetch as af
 from asyncfetch.testing import RangeServer, write_dataset
-from bench.throughput import Setting, look, measure
+from bench.throughput import Setting, look, measure, traffic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,3 +30,13 @@ def test_a_row_is_measured(tmp_path: Path) -> None:
     assert 0 < row.keep_up <= row.steady_keep_up
     assert row.frames_per_second == cameras * row.samples_per_second
     assert 0 < row.first_sample_seconds < EPISODES * LENGTH / row.samples_per_second
+
+
+def test_the_bytes_of_an_epoch_are_counted(tmp_path: Path) -> None:
+    truth = write_dataset(tmp_path, episodes=EPISODES, length=LENGTH, width=64, height=64, codec="h264")
+    with RangeServer(truth.root) as server:
+        config = af.StreamConfig(fetch=af.FetchConfig(ca_file=server.ca_file))
+        share = anyio.run(traffic, Setting(server.url, server.ca_file, 60.0, config), truth.root)
+        needed = sum(file.stat().st_size for file in truth.root.rglob("*.*") if "meta" not in file.parts)
+        assert share == server.statistics().bytes_sent / needed
+    assert share >= 1
