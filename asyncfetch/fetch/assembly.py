@@ -70,10 +70,10 @@ class Assembly:
         """A range that isn't empty, by one request with others that are asked for just now where that saves one."""
         if wanted.stop is None or not self._config.max_span_bytes:
             return await self.fetch_alone(wanted, buffer)
-        ask = await self._joining.ask(wanted)
-        if ask.shared is None:
-            return await self.fetch_alone(wanted, buffer, company=ask.company)
-        request, outcome = ask.shared.request, await ask.shared.body.outcome()
+        shared, company = await self._joining.ask(wanted)
+        if shared is None:
+            return await self.fetch_alone(wanted, buffer, company=company)
+        request, outcome = shared.request, await shared.body.outcome()
         if isinstance(outcome, tuple):
             info, body = outcome
             piece = request.cut(body, wanted)
@@ -85,7 +85,7 @@ class Assembly:
             raise copy(outcome)  # the traceback of each is its own
         if len(request.serves) == 1 or not concerns_some(outcome):
             raise outcome.about(wanted.start, wanted.stop) from outcome.__cause__
-        return await self.fetch_alone(wanted, buffer, company=ask.company)
+        return await self.fetch_alone(wanted, buffer, company=company)
 
     async def fetch_alone(
         self, wanted: ByteRange, buffer: memoryview | None = None, *, company: int = 1

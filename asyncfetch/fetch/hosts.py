@@ -57,7 +57,7 @@ class Host:
 
     __slots__ = (
         "_clock", "_config", "_gate", "_learned", "_paused_until", "_pausing", "_tallies", "budget", "counts",
-        "hedging", "in_flight", "now", "origin", "peak_in_flight", "rate", "route", "times",
+        "hedging", "in_flight", "name", "now", "origin", "peak_in_flight", "rate", "route", "times",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +71,8 @@ class Host:
         learns: bool,
     ) -> None:
         self.origin = origin
+        self.name = origin.partition("://")[2]
+        """``host:port``."""
         self.route = route
         self.now = now
         self.rate = StreamRate()

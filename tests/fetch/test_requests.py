@@ -40,7 +40,7 @@ async def test_a_head_is_what_the_session_would_send(
     any_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     any_server.put(URL(place or "/").raw_path_qs, CONTENT)
-    headers = {"Range": "bytes=1-3", "user-agent": "another", "X-Own": "größer\tals", "If-Match": '"a"'}
+    headers = {"user-agent": "another", "X-Own": "größer\tals", "If-Match": '"a"', "Range": "bytes=1-3"}
     config = FetchConfig(ca_file=ca_file)
     url = URL(any_server.url(place))
     statuses = []

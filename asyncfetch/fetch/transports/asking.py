@@ -88,31 +88,25 @@ class Asking:
             turn.tally = host.tally(line.number)
             if line.number != 0:
                 question = replace(question, fits=None)  # the host's budget of second requests is its loop's
-            exchange = partial(self._exchange, line.requests, turn, question)
-            if self._bandwidth is not None:
-                exchange = partial(self._paced, self._bandwidth, question.answer_bytes, exchange)
+            exchange = self._exchange if self._bandwidth is None else self._paced
+            size_bytes, requests = question.answer_bytes, line.requests
             try:
                 try:
-                    return await line.run(question.answer_bytes, exchange, needs_new_connection)
+                    return await line.run(size_bytes, exchange, requests, turn, question, needs_new_connection)
                 except PooledConnectionDied:
-                    return await line.run(question.answer_bytes, exchange, True)
+                    return await line.run(size_bytes, exchange, requests, turn, question, True)
             except AttemptFailed as failure:
-                failure.host = host_name(question.url)
+                failure.host = host.name
                 turn.failed(failure)
                 raise
 
-    async def _paced(
-        self,
-        bandwidth: Bandwidth,
-        answer_bytes: int,
-        exchange: Callable[[bool, Allowance], Awaitable[T]],
-        needs_new_connection: bool,
-    ) -> T:
+    async def _paced(self, requests: Requests, turn: Turn, question: Question[T], needs_new_connection: bool) -> T:
         """An exchange whose body comes no faster than the process may receive."""
-        allowance = Allowance(bandwidth)
+        assert self._bandwidth is not None
+        allowance = Allowance(self._bandwidth)
         try:
-            await anyio.sleep(allowance.begin(answer_bytes))
-            return await exchange(needs_new_connection, allowance)
+            await anyio.sleep(allowance.begin(question.answer_bytes))
+            return await self._exchange(requests, turn, question, needs_new_connection, allowance)
         finally:
             allowance.close()
 
@@ -129,13 +123,10 @@ class Asking:
 
         Runs on the loop of ``requests`` and the turn's tally.
         """
-        host, url, name = turn.host, question.url, host_name(question.url)
-        race = None
+        host, name = turn.host, turn.host.name
+        race: Race[T] | None = None
         if question.fits is not None and overtaking is None:
-
-            def second(turn: Turn, race: Race[T]) -> Awaitable[T]:
-                return self._exchange(requests, turn, question, False, allowance, race)
-
+            second = partial(self._overtake, requests, question, allowance)
             race = race_where_useful(turn, question.fits, second)
         exchange = Exchange(
             self._config.timeouts,
@@ -151,7 +142,7 @@ class Asking:
             try:
                 response = await requests.send(
                     question.method,
-                    url,
+                    question.url,
                     question.headers,
                     data=None if question.body is None else _told(question.body(), exchange),
                     proxy=host.route.proxy,
@@ -176,6 +167,12 @@ class Asking:
                     raise self._refusal(response.status, response.headers)
                 await overtaking.claim(response)
             return await question.take(turn, exchange, response)
+
+    def _overtake(
+        self, requests: Requests, question: Question[T], allowance: Allowance | None, turn: Turn, race: Race[T]
+    ) -> Awaitable[T]:
+        """The second request of a race."""
+        return self._exchange(requests, turn, question, False, allowance, race)
 
     def _count_first(self, race: Race[T], turn: Turn, name: str) -> None:
         """Counts the failure of a first request that the second one made good."""

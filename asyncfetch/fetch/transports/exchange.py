@@ -178,19 +178,23 @@ class Exchange:
     async def receive_directly(self, view: memoryview, landed: Callable[[int], None]) -> None:
         """The whole body into ``view``, past aiohttp's reader. AttemptFailed where it broke."""
         assert self.response is not None
-
-        def moved(count: int) -> None:
-            self._came(count)
-            landed(count)
-
-        def paced(handler: ResponseHandler, rest: memoryview, transport: asyncio.Transport) -> PacedRest:
-            assert self._allowance is not None
-            return PacedRest(handler, rest, moved, transport, self._allowance, self._pausing)
-
+        self._landed = landed
         try:
-            await direct.receive(self.response, view, moved, paced if self._allowance is not None else None)
+            await direct.receive(
+                self.response, view, self._moved_on, self._paced if self._allowance is not None else None
+            )
         except FOREIGN as error:
             raise as_failure(error, self._host) from error
+        finally:
+            del self._landed
+
+    def _moved_on(self, count: int) -> None:
+        self._came(count)
+        self._landed(count)
+
+    def _paced(self, handler: ResponseHandler, rest: memoryview, transport: asyncio.Transport) -> PacedRest:
+        assert self._allowance is not None
+        return PacedRest(handler, rest, self._moved_on, transport, self._allowance, self._pausing)
 
     async def drain(self) -> bytes:
         """Reads a body that wasn't asked for where that is cheap, so that its connection can be used again.

@@ -12,6 +12,7 @@ Were it another one day, no request would ever be late.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     import aiohttp
+    from aiohttp.connector import Connection
 
     from asyncfetch.fetch.hosts import Turn
 
@@ -105,15 +107,17 @@ class Race(Generic[T]):
         """Told when the first one has had its time; called on the loop, by no task."""
         self._in_time.cancel()
 
-    async def head(self, start: Callable[[], Awaitable[aiohttp.ClientResponse]]) -> aiohttp.ClientResponse:
-        """What ``start()`` returns, which waits for the first one's head and may be cancelled and called again.
+    async def head(
+        self, start: Callable[[Connection], Awaitable[aiohttp.ClientResponse]], connection: Connection
+    ) -> aiohttp.ClientResponse:
+        """What ``start(connection)`` returns: it waits for the first one's head, and may be cancelled and called again.
 
         Raises:
             Overtaken: The second one's answer came first, or the first one's didn't fit.
         """
         with self._in_time:
-            return await start()
-        return await self._race(start)
+            return await start(connection)
+        return await self._race(partial(start, connection))
 
     async def claim(self, response: aiohttp.ClientResponse) -> None:
         """Makes the second one the winner; where the first one has won already, its cancellation comes instead.

@@ -89,8 +89,8 @@ class HttpTransport:
 
     async def read(self, download: Download, book: AddressBook = WEB_URLS) -> None:
         """Fills ``download``, over as many attempts as the policy allows; FetchError where that isn't enough."""
-        asked = download.asked
-        retries = Retries(self._config.retry, now=self._clock.monotonic(), uniform=self._clock.uniform)
+        asked, started = download.asked, self._clock.monotonic()
+        retries: Retries | None = None  # most reads need none
         attempts = 0
         needs_new_connection = False
         while True:
@@ -105,6 +105,7 @@ class HttpTransport:
                 if failure.kind is ObjectChanged:
                     download.changed()
                 progressed = download.landed_bytes > before
+                retries = retries or Retries(self._config.retry, now=started, uniform=self._clock.uniform)
                 delay = retries.delay_after(failure, progressed=progressed, now=self._clock.monotonic())
                 if delay is None:
                     final = giving_up(failure, self._config.retry)

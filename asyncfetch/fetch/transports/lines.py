@@ -73,24 +73,20 @@ class Line:
         Raises:
             AttemptFailed: Also where the line's loop has ended.
         """
+        # Each coroutine on the way to a request is one more object in flight, so this one is all that there is.
         self.bytes_under_way += body_bytes
-        try:
-            return await self._run(exchange, *args)
-        finally:
-            self.bytes_under_way -= body_bytes
-
-    async def _run(self, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
-        """On the caller's loop."""
-        return await self._run_here(exchange, *args)
-
-    async def _run_here(self, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
-        """On the line's loop, and so where its resolver is."""
         try:
             return await exchange(*args)
         except AttemptFailed as failure:
-            if failure.address is not None:
-                self.resolver.set_aside([failure.address])
+            self._note(failure)
             raise
+        finally:
+            self.bytes_under_way -= body_bytes
+
+    def _note(self, failure: AttemptFailed) -> None:
+        """Lets the resolver know, which is on the line's loop."""
+        if failure.address is not None:
+            self.resolver.set_aside([failure.address])
 
     async def aclose(self) -> None:
         """Closes the session. Nothing may be under way."""
@@ -110,13 +106,23 @@ class _OtherLine(Line):
     async def open(self, config: FetchConfig) -> None:
         await self._thread.acall(super().open, config)
 
-    async def _run(self, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
+    async def run(self, body_bytes: int, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
+        self.bytes_under_way += body_bytes
         try:
-            return await self._thread.acall(self._run_here, exchange, *args)
+            return await self._thread.acall(self._run_there, exchange, *args)
         except ClosedError as error:
             self.has_ended = True
             message = "the thread that was to receive the body has ended; the log says why"
             raise AttemptFailed(ConnectionFailed, message) from error
+        finally:
+            self.bytes_under_way -= body_bytes
+
+    async def _run_there(self, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
+        try:
+            return await exchange(*args)
+        except AttemptFailed as failure:
+            self._note(failure)
+            raise
 
     async def aclose(self) -> None:
         """Closes the session and ends the thread, also where it wasn't opened."""

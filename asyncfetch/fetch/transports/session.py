@@ -76,8 +76,7 @@ class Response(aiohttp.ClientResponse):
         race = current_user.get().race
         if race is None:
             return await super().start(connection)
-        start = super().start
-        return await race.head(lambda: start(connection))
+        return await race.head(super().start, connection)
 
 
 class Connector(aiohttp.TCPConnector):

@@ -35,11 +35,11 @@ class Visit:
     def headers(self, host: Host) -> dict[str, str]:
         """What a request to the host asks, on the way to the bytes."""
         headers = own_headers(host, self.address)
-        headers["Range"] = self.download.next_request().header()
         # To every hop: a server that redirects must ignore preconditions (RFC 9110, section 13.2.1).
         etag = strong_etag(self.download.known) if self.address.etag is None else None
         if etag is not None:
             headers["If-Match"] = etag
+        headers["Range"] = self.download.next_request().header()
         return headers
 
     def judge(self, url: URL, status: int, headers: Mapping[str, str]) -> Delivery | URL:
