@@ -240,7 +240,8 @@ class Turn:
 
     async def __aenter__(self) -> Self:
         since = self.host.now()
-        self._urgent = await self.host._enter()
+        urgent = self.host._enter_nowait()
+        self._urgent = await self.host._enter() if urgent is None else urgent
         self._has_place = True
         self._entered_at = self.host.now()
         self.waited_seconds = self._entered_at - since

@@ -88,6 +88,32 @@ async def test_no_header_smuggles_another_one(
     assert server.requests == []
 
 
+async def test_what_is_kept_of_a_head_is_only_sent_with_the_same_headers(server: LyingServer) -> None:
+    server.put("/x", CONTENT)
+    url = URL(server.url("/x"))
+    asked = [
+        {"If-Match": tag, "Range": f"bytes={start}-{start}"} for tag in ('"a"', '"b"', '"a"') for start in range(3)
+    ]
+    asked += [{"If-Match": '"a"'}, {"Range": "bytes=5-5"}]
+    async with opened_line(FetchConfig()) as line:
+        for headers in asked:
+            with Exchange(TimeoutConfig(), "host", needs_new_connection=False, now=lambda: 0.0) as exchange:
+                exchange.answered(await line.requests.send("GET", url, headers))
+    own = [
+        {name: one.headers[name.lower()] for name in ("If-Match", "Range") if name.lower() in one.headers}
+        for one in server.requests
+    ]
+    assert own == asked
+
+
+async def test_no_range_smuggles_a_header(server: LyingServer) -> None:
+    url = URL(server.url("/x"))
+    async with opened_line(FetchConfig()) as line:
+        with pytest.raises(ValueError, match="control character"):
+            await line.requests.send("GET", url, {"Range": "bytes=0-0\r\nX-Smuggled: b"})
+    assert server.requests == []
+
+
 async def test_another_aiohttp_is_noticed_and_told_once(
     fetcher_with: Callable[..., Fetcher],
     server: LyingServer,

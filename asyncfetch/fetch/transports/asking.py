@@ -60,14 +60,24 @@ class Question(Generic[T]):
 
     url: URL
     headers: Mapping[str, str]
-    take: Callable[[Turn, Exchange, aiohttp.ClientResponse], Awaitable[T]]
+    take: Callable[[Question[T], Turn, Exchange, aiohttp.ClientResponse], Awaitable[T]]
     method: str = "GET"
     body: Body | None = None
     answer_bytes: int = 0
     """Expected length of the answer's body; 0 where that isn't known."""
-    fits: Callable[[aiohttp.ClientResponse], bool] | None = None
-    """Says of an answer, by its head, whether it can be taken: then a second request may be made when one is late. None
-    where there is to be none."""
+    visit: Visit | None = None
+    """For an object's bytes; None where something else is asked."""
+    may_race: bool = True
+    """Whether a second request for an object's bytes may be made when the answer is late."""
+
+    def fits(self, response: aiohttp.ClientResponse) -> bool:
+        """Whether an answer brings an object's bytes, by its head alone."""
+        assert self.visit is not None
+        try:
+            self.visit.judge(self.url, response.status, response.headers)
+        except AttemptFailed:
+            return False
+        return True
 
 
 class Asking:
@@ -87,7 +97,7 @@ class Asking:
             line = self._lines.choose(question.answer_bytes)
             turn.tally = host.tally(line.number)
             if line.number != 0:
-                question = replace(question, fits=None)  # the host's budget of second requests is its loop's
+                question = replace(question, may_race=False)  # the host's budget of second requests is its loop's
             exchange = self._exchange if self._bandwidth is None else self._paced
             size_bytes, requests = question.answer_bytes, line.requests
             try:
@@ -125,7 +135,7 @@ class Asking:
         """
         host, name = turn.host, turn.host.name
         race: Race[T] | None = None
-        if question.fits is not None and overtaking is None:
+        if question.visit is not None and question.may_race and overtaking is None:
             second = partial(self._overtake, requests, question, allowance)
             race = race_where_useful(turn, question.fits, second)
         exchange = Exchange(
@@ -166,7 +176,7 @@ class Asking:
                 if response.status >= 400:
                     raise self._refusal(response.status, response.headers)
                 await overtaking.claim(response)
-            return await question.take(turn, exchange, response)
+            return await question.take(question, turn, exchange, response)
 
     def _overtake(
         self, requests: Requests, question: Question[T], allowance: Allowance | None, turn: Turn, race: Race[T]
@@ -184,16 +194,18 @@ class Asking:
             turn.failed(self._refusal(status, headers) if status >= 400 else unfit)
 
     async def take_bytes(
-        self, visit: Visit, url: URL, turn: Turn, exchange: Exchange, response: aiohttp.ClientResponse
+        self, question: Question[URL | None], turn: Turn, exchange: Exchange, response: aiohttp.ClientResponse
     ) -> URL | None:
         """Checks the answer and takes its bytes; None when they have landed, else the url that it redirects to."""
+        visit = question.visit
+        assert visit is not None
         download = visit.download
         status = response.status
         headers: Mapping[str, str] = response.headers
         if status in REDIRECTS or status >= 400:
             headers = visit.book.explain(status, headers, await exchange.drain())
         try:
-            delivery = visit.judge(url, status, headers)
+            delivery = visit.judge(question.url, status, headers)
         except AttemptFailed as failure:
             self._note_answer(failure, status, headers)
             raise
@@ -216,20 +228,17 @@ class Asking:
         download.host = host
         return None
 
-    @staticmethod
-    def fits(visit: Visit, url: URL, response: aiohttp.ClientResponse) -> bool:
-        """Whether ``take_bytes`` would take an answer, by its head alone."""
-        try:
-            visit.judge(url, response.status, response.headers)
-        except AttemptFailed:
-            return False
-        return True
-
     async def take_reply(
-        self, url: URL, book: AddressBook, max_bytes: int, _: Turn, exchange: Exchange, response: aiohttp.ClientResponse
+        self,
+        book: AddressBook,
+        max_bytes: int,
+        question: Question[Reply],
+        _: Turn,
+        exchange: Exchange,
+        response: aiohttp.ClientResponse,
     ) -> Reply:
         """Takes an answer that isn't an object's bytes; at most ``max_bytes`` of it."""
-        status = response.status
+        url, status = question.url, response.status
         headers: Mapping[str, str] = response.headers
         if status not in REDIRECTS and status < 400:
             return Reply(url, headers, await exchange.read_all(max_bytes))

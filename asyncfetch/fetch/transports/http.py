@@ -139,9 +139,9 @@ class HttpTransport:
             question = Question(
                 url,
                 visit.headers(host),
-                partial(self._asking.take_bytes, visit, url),
+                self._asking.take_bytes,
                 answer_bytes=visit.download.expected_bytes,
-                fits=partial(self._asking.fits, visit, url),
+                visit=visit,
             )
             target = await self._asking.ask(host, question, needs_new_connection=needs_new_connection)
             if target is None:
@@ -169,9 +169,11 @@ class HttpTransport:
         url = address.url
         for _ in range(self._config.max_redirects + 1):
             host = self._host(url)
-            take = partial(self._asking.take_reply, url, book, max_bytes)
+            take = partial(self._asking.take_reply, book, max_bytes)
             # The answer is small, as text is, and paid for as it comes.
-            question = Question(url, own_headers(host, address), take, method=method, body=body, answer_bytes=1)
+            question: Question[Reply] = Question(
+                url, own_headers(host, address), take, method=method, body=body, answer_bytes=1
+            )
             reply = await self._asking.ask(host, question)
             if reply.target is None or origin_of(reply.target) != origin_of(url):
                 return reply

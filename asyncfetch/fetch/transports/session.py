@@ -29,6 +29,7 @@ from asyncfetch.runtime.sockets import Sockets
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Coroutine
 
     from aiohttp.client_proto import ResponseHandler
     from aiohttp.client_reqrep import ConnectionKey
@@ -71,12 +72,10 @@ current_user: ContextVar[ConnectionUser] = ContextVar("current_user")
 class Response(aiohttp.ClientResponse):
     """An answer whose head may be waited for in a race."""
 
-    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+    def start(self, connection: Connection) -> Coroutine[Any, Any, aiohttp.ClientResponse]:
         """Returns itself when its head is there."""
-        race = current_user.get().race
-        if race is None:
-            return await super().start(connection)
-        return await race.head(super().start, connection)
+        race, start = current_user.get().race, super().start
+        return start(connection) if race is None else race.head(start, connection)
 
 
 class Connector(aiohttp.TCPConnector):
@@ -106,7 +105,7 @@ class Connector(aiohttp.TCPConnector):
             resolver=resolver,
             use_dns_cache=False,
         )
-        self._seen: weakref.WeakSet[ResponseHandler] = weakref.WeakSet()
+        self._new: set[ResponseHandler] = set()
 
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
@@ -116,13 +115,13 @@ class Connector(aiohttp.TCPConnector):
         while True:
             connection = await super().connect(req, traces, timeout)
             protocol = connection.protocol
-            reused = protocol in self._seen
+            reused = protocol not in self._new
             # One idle connection of a host that turned out dead speaks for its neighbours: all are dropped in turn.
             if reused and (user.needs_new_connection or protocol is None or _is_spoilt(protocol)):
                 connection.close()
                 continue
             if protocol is not None and not reused:
-                self._seen.add(protocol)
+                self._new.discard(protocol)
                 transport: Any = protocol.transport
                 if self._first_read_bytes is not None and hasattr(transport, "max_size"):  # asyncio's, without TLS
                     transport.max_size = self._first_read_bytes
@@ -151,6 +150,7 @@ class Connector(aiohttp.TCPConnector):
             connecting.reset(token)
         if handler.transport is not None and (peer := peer_of(handler.transport)) is not None:
             self.resolver.succeeded(this, peer)
+        self._new.add(handler)
         return handler
 
     def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
