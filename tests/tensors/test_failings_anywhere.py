@@ -12,7 +12,7 @@ import torch
 
 from asyncfetch.errors import ShardNotFound
 from asyncfetch.tensors.remote import bytes_of
-from asyncfetch.tensors.session import Session
+from asyncfetch.tensors.session import COPIED_EARLY_BYTES, Session
 from asyncfetch.tensors.wire import DTYPES
 from tests.tensors.conftest import MIB
 
@@ -59,10 +59,11 @@ async def test_r1_duplicates_in_one_structure_are_fetched_once(backend: Backend,
     assert client.statistics().fetched == 2
 
 
+@pytest.mark.parametrize("length", [3, COPIED_EARLY_BYTES])
 async def test_r2_five_waiters_one_cancelled_one_fetch_four_results(
-    held: Held, backend: Backend, client: TensorClient
+    held: Held, backend: Backend, client: TensorClient, length: int
 ) -> None:
-    [remote] = await store(client, backend, torch.ones(3))
+    [remote] = await store(client, backend, torch.ones(length))
     results = []
     first = anyio.CancelScope()
 
@@ -81,6 +82,7 @@ async def test_r2_five_waiters_one_cancelled_one_fetch_four_results(
         await anyio.wait_all_tasks_blocked()
         held.go.set()
     assert len({tensor.data_ptr() for tensor in results}) == 4  # R4: each has its own
+    assert all(torch.equal(tensor, torch.ones(length)) for tensor in results)
     assert client.statistics().fetched == 1
 
 
