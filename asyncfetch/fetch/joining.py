@@ -83,7 +83,7 @@ class Joining:
         ask = Ask(one)
         self._asks[ask] = None
         try:
-            await asyncio.sleep(0)  # a checkpoint; anyio's looks for its backend each time
+            await asyncio.sleep(0)  # to the end of this turn, once; anyio's checkpoint costs a range 3 us more
         except BaseException:
             self._asks.pop(ask, None)
             raise

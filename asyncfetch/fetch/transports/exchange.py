@@ -178,7 +178,7 @@ class Exchange:
     async def receive_directly(self, view: memoryview, landed: Callable[[int], None]) -> None:
         """The whole body into ``view``, past aiohttp's reader. AttemptFailed where it broke."""
         assert self.response is not None
-        self._landed = landed
+        self._landed = landed  # not in closures: what is in flight costs the garbage collector's time, too
         try:
             await direct.receive(
                 self.response, view, self._moved_on, self._paced if self._allowance is not None else None

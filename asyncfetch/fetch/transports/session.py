@@ -105,7 +105,7 @@ class Connector(aiohttp.TCPConnector):
             resolver=resolver,
             use_dns_cache=False,
         )
-        self._new: set[ResponseHandler] = set()
+        self._unused: set[ResponseHandler] = set()
 
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
@@ -115,13 +115,13 @@ class Connector(aiohttp.TCPConnector):
         while True:
             connection = await super().connect(req, traces, timeout)
             protocol = connection.protocol
-            reused = protocol not in self._new
+            reused = protocol not in self._unused
             # One idle connection of a host that turned out dead speaks for its neighbours: all are dropped in turn.
             if reused and (user.needs_new_connection or protocol is None or _is_spoilt(protocol)):
                 connection.close()
                 continue
             if protocol is not None and not reused:
-                self._new.discard(protocol)
+                self._unused.discard(protocol)
                 transport: Any = protocol.transport
                 if self._first_read_bytes is not None and hasattr(transport, "max_size"):  # asyncio's, without TLS
                     transport.max_size = self._first_read_bytes
@@ -150,7 +150,7 @@ class Connector(aiohttp.TCPConnector):
             connecting.reset(token)
         if handler.transport is not None and (peer := peer_of(handler.transport)) is not None:
             self.resolver.succeeded(this, peer)
-        self._new.add(handler)
+        self._unused.add(handler)
         return handler
 
     def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
