@@ -255,17 +255,15 @@ def test_a_killed_worker_is_an_error_in_the_parent_and_no_process_remains(served
         iterator = iter(loader)
         next(iterator)
         os.kill(iterator._workers[0].pid, 9)
-        try:
-            while next(iterator, None) is not None: pass
-        except (RuntimeError, ConnectionError, EOFError) as error:
-            print(repr(error))
+        while next(iterator, None) is not None: pass
         """,
     )
-    output, errors = process.communicate(timeout=30)
-    # torch notices in several ways; some say that it can't fetch a tensor that the worker has announced.
+    _, errors = process.communicate(timeout=30)
+    # torch notices in several ways, some one after the other: that a tensor which the worker has announced can't
+    # be fetched, and, in its handler of SIGCHLD, wherever the program is by then. So the program catches nothing.
     said = ("exited unexpectedly", "killed by signal", "Connection reset by peer", "Connection refused", "EOFError")
-    assert any(one in output for one in said), errors
-    assert process.returncode == 0
+    assert any(one in errors for one in said), errors
+    assert process.returncode == 1, errors
     assert [other for other in psutil.process_iter() if group_of(other.pid) == process.pid] == []
 
 
