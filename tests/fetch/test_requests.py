@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
+from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from asyncfetch.config import FetchConfig, TimeoutConfig
@@ -114,7 +115,12 @@ async def test_no_range_smuggles_a_header(server: LyingServer) -> None:
     assert server.requests == []
 
 
+@pytest.mark.parametrize(
+    ("inner", "name"), [(aiohttp.ClientRequest, "connection_key"), (ResponseHandler, "should_close")]
+)
 async def test_another_aiohttp_is_noticed_and_told_once(
+    inner: type,
+    name: str,
     fetcher_with: Callable[..., Fetcher],
     server: LyingServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -123,7 +129,7 @@ async def test_another_aiohttp_is_noticed_and_told_once(
     async with opened_line(FetchConfig()) as line:
         assert line.requests._works
     requests._warn.cache_clear()
-    monkeypatch.setattr(aiohttp.ClientRequest, "connection_key", property(lambda _: None))
+    monkeypatch.setattr(inner, name, property(lambda _: True))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             async with opened_line(FetchConfig()) as line:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.addresses import AddressBook
     from asyncfetch.fetch.hosts import Host, Turn
     from asyncfetch.fetch.retry import Clock
+    from asyncfetch.fetch.transports.direct import Answer
     from asyncfetch.fetch.transports.hedging import Race
     from asyncfetch.fetch.transports.lines import Lines
     from asyncfetch.fetch.transports.requests import Requests
@@ -60,7 +61,7 @@ class Question(Generic[T]):
 
     url: URL
     headers: Mapping[str, str]
-    take: Callable[[Question[T], Turn, Exchange, aiohttp.ClientResponse], Awaitable[T]]
+    take: Callable[[Question[T], Turn, Exchange, Answer | aiohttp.ClientResponse], Awaitable[T]]
     method: str = "GET"
     body: Body | None = None
     answer_bytes: int = 0
@@ -70,7 +71,7 @@ class Question(Generic[T]):
     may_race: bool = True
     """Whether a second request for an object's bytes may be made when the answer is late."""
 
-    def fits(self, response: aiohttp.ClientResponse) -> bool:
+    def fits(self, response: Answer | aiohttp.ClientResponse) -> bool:
         """Whether an answer brings an object's bytes, by its head alone."""
         assert self.visit is not None
         try:
@@ -83,13 +84,11 @@ class Question(Generic[T]):
 class Asking:
     """Asks hosts questions, each once but for a pooled connection that had died. Everything above it repeats."""
 
-    def __init__(self, config: FetchConfig, clock: Clock, lines: Lines, *, directly: bool) -> None:
-        """``directly`` says whether a body may go from its socket straight into its buffer."""
+    def __init__(self, config: FetchConfig, clock: Clock, lines: Lines) -> None:
         self._config = config
         self._clock = clock
         self._lines = lines
         self._bandwidth = Bandwidth.of(config.max_bytes_per_second)
-        self._directly = directly
 
     async def ask(self, host: Host, question: Question[T], *, needs_new_connection: bool = False) -> T:
         """One request, through its host's gate, and what is made of its answer; on the loop with least to do."""
@@ -154,6 +153,7 @@ class Asking:
                     question.method,
                     question.url,
                     question.headers,
+                    directly=question.visit is not None,
                     data=None if question.body is None else _told(question.body(), exchange),
                     proxy=host.route.proxy,
                     proxy_headers=host.route.proxy_headers,
@@ -194,7 +194,7 @@ class Asking:
             turn.failed(self._refusal(status, headers) if status >= 400 else unfit)
 
     async def take_bytes(
-        self, question: Question[URL | None], turn: Turn, exchange: Exchange, response: aiohttp.ClientResponse
+        self, question: Question[URL | None], turn: Turn, exchange: Exchange, response: Answer | aiohttp.ClientResponse
     ) -> URL | None:
         """Checks the answer and takes its bytes; None when they have landed, else the url that it redirects to."""
         visit = question.visit
@@ -223,7 +223,7 @@ class Asking:
 
         host = turn.host
         since = host.now()
-        await receive_body(exchange, delivery, view, landed, directly=self._directly)
+        await receive_body(exchange, delivery, view, landed)
         turn.received(len(view), host.now() - since)
         download.host = host
         return None
@@ -235,7 +235,7 @@ class Asking:
         question: Question[Reply],
         _: Turn,
         exchange: Exchange,
-        response: aiohttp.ClientResponse,
+        response: Answer | aiohttp.ClientResponse,
     ) -> Reply:
         """Takes an answer that isn't an object's bytes; at most ``max_bytes`` of it."""
         url, status = question.url, response.status

@@ -1,28 +1,29 @@
-"""Bodies straight from the socket into the memory they are meant for.
+"""Answers read straight from the socket, their bodies into the memory they are meant for.
 
-aiohttp hands a body out in pieces: the transport makes bytes of what it read, the parser copies them, the reader queues
-them, and we copy them where they belong. From a mebibyte on, that is most of what a fetch costs. So once a head is
-parsed and the body's length known, the connection's transport gets another protocol, which lets it write into the
-caller's memory; with the last byte, aiohttp's own protocol is put back and told that its body has ended. Connections,
-pool, TLS, proxies and heads stay aiohttp's. What came together with the head has to be copied still.
+aiohttp hands an answer out in pieces: the transport makes bytes of what it read, the parser takes them apart and copies
+them, the reader queues them, and we copy them where they belong. So a connection of its connector's gets a protocol of
+ours, for as long as it lives. That knows one kind of answer, which nearly all are: a 206 of HTTP/1.1 whose head comes
+in one piece and says how long the body is. The body of such lands in the caller's memory; what came with the head is
+copied there.
 
-Not done: a protocol of our own in aiohttp's place from the start. It was no cheaper, leans on more inner parts, and
-uvloop doesn't take it for one that reads into buffers. Nor does the engine choose aiofastnet's transports for TLS by
-itself: with bodies of 1-16 MiB they took 7-15 % less CPU here (medians of 5 and 11 repeats, whose spreads overlap),
-with 64 KiB as much, without TLS up to a fifth more, and aiohttp before 3.15 has no way to be given them. A loop made by
-aiofastnet has them, and everything here works on it.
+With any other answer, and with a connection that ends instead of answering, aiohttp's own protocol takes over, from the
+answer's first byte. So what is strange is read by a parser that has seen everything, and ours needs no leniency.
+Connections, pool, TLS, proxies and DNS stay aiohttp's.
 
-One inner part of aiohttp is written to, the handler's parser; ``is_possible`` tries that before it is relied on.
+Nor does the engine choose aiofastnet's transports for TLS by itself: with bodies of 1-16 MiB they took 7-15 % less CPU
+here (medians of 5 and 11 repeats, whose spreads overlap), with 64 KiB as much, without TLS up to a fifth more, and
+aiohttp before 3.15 has no way to be given them. A loop made by aiofastnet has them, and everything here works on it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from functools import cache
-from typing import TYPE_CHECKING
+import re
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
+from multidict import CIMultiDict
 
 from asyncfetch.runtime.sockets import abort
 
@@ -30,162 +31,291 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiohttp.client_proto import ResponseHandler
+    from aiohttp.connector import Connection
 
-__all__ = ["Rest", "is_direct", "is_possible", "receive"]
+__all__ = ["Answer", "Channel", "Pace"]
 
-_log = logging.getLogger(__name__)
+HEAD_BYTES = 80 * 1024
+"""What is read of an answer at most before its own memory is known. A range of 64 KiB comes with its head, and is
+copied, which costs less than another turn of asyncio's TLS."""
+MAX_HEAD_BYTES = 8 * 1024
+"""A longer head is aiohttp's, which has its limits."""
 
 _SCRATCH = memoryview(bytearray(4096))
 """Takes what comes after a body's end; nobody looks at it."""
+_NAME = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_HEAD = re.compile(rf"HTTP/1\.1 206(?: [ -~]*)?\r\n(?:{_NAME}:[ -~\t]*\r\n)+\r\n".encode())
+_FIELD = re.compile(rf"({_NAME}):[ \t]*([^\r]*)\r")
+_LENGTH = re.compile("[0-9]{1,18}")
 
 
-async def is_possible() -> bool:
-    """Whether the aiohttp at hand works inside as ``receive`` needs it; one warning a process where it doesn't."""
-    try:
-        works = await _rehearse()
-    except Exception:  # noqa: BLE001 - whatever has changed in there
-        works = False
-    if not works:
-        _warn()
-    return works
+class Pace(Protocol):
+    """How fast a body may come."""
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """Its connection reads from now on, as it is told here."""
+        ...
+
+    def room(self, buffer: memoryview) -> memoryview:
+        """As much of ``buffer`` as the next read may fill; not empty."""
+        ...
+
+    def came(self) -> None:
+        """Some of the body did."""
+        ...
+
+    def end(self) -> None:
+        """No more is read, whatever has happened. May be called again."""
+        ...
 
 
-async def _rehearse() -> bool:
-    """Plays a body without a socket: its first byte with the head, the rest past the parser, unasked bytes after it."""
-    from aiohttp.client_proto import ResponseHandler  # here, so that its absence is an answer as well
+class Answer:
+    """The head of an answer, and the way to its body. It has of aiohttp's ClientResponse what is used of that."""
 
-    handler = ResponseHandler(asyncio.get_running_loop())
-    handler.connection_made(asyncio.Transport())
-    handler.set_response_params(read_until_eof=True, auto_decompress=False)
-    handler.data_received(b"HTTP/1.1 206 Partial Content\r\nContent-Length: 2\r\n\r\n1")
-    _, content = await handler.read()
-    begun = content.read_nowait() == b"1" and not content.is_eof() and handler.should_close
-    _end_body(handler, content)
-    ended = content.is_eof() and not handler.should_close
-    handler.data_received(b"unasked")
-    return begun and ended and handler.should_close
+    __slots__ = ("_channel", "connection", "content_length", "headers", "status")
 
+    def __init__(self, channel: Channel, connection: Connection, headers: CIMultiDict[str]) -> None:
+        self.status = 206
+        self.headers = headers
+        self.content_length = int(headers["Content-Length"])
+        self.connection: Connection | None = connection
+        """None from the body's end on."""
+        self._channel = channel
 
-@cache
-def _warn() -> None:
-    _log.warning("aiohttp %s has changed inside: bodies are copied, which costs more CPU", aiohttp.__version__)
+    async def receive(self, view: memoryview, landed: Callable[[int], None], pace: Pace | None = None) -> None:
+        """Fills ``view`` with the body, in order; its connection goes back to the pool.
 
+        After a failure or a cancellation nothing writes to ``view``, and the connection is of no use: close it.
 
-def is_direct(response: aiohttp.ClientResponse, length: int) -> bool:
-    """Whether ``receive`` can take this body: one of just ``length`` bytes, as they are, not in chunks."""
-    headers = response.headers
-    if headers.get("Content-Length") != str(length) or "Transfer-Encoding" in headers:
-        return False
-    handler = response.connection.protocol if response.connection is not None else None
-    return handler is None or not handler.writing_paused  # else it has to be told when it may go on
+        Args:
+            view: Writable, of the body's length.
+            landed: Called with the number of bytes that were just added to ``view``.
+            pace: How fast it may come; None where that has no bound.
 
-
-async def receive(
-    response: aiohttp.ClientResponse,
-    view: memoryview,
-    landed: Callable[[int], None],
-    rest_of: Callable[[ResponseHandler, memoryview, asyncio.Transport], Rest] | None = None,
-) -> None:
-    """Fills ``view`` with a body that ``is_direct``, in order; its connection goes back to the pool.
-
-    After a failure or a cancellation nothing writes to ``view``, and the connection is of no use: close it.
-
-    Args:
-        response: Its head was read, of its body nothing.
-        view: Writable, of the body's length.
-        landed: Called with the number of bytes that were just added to ``view``.
-        rest_of: Makes the protocol for what hasn't come with the head; None means Rest.
-
-    Raises:
-        aiohttp.ClientError: The body broke or ended early.
-    """
-    content, connection = response.content, response.connection
-    filled = 0
-    while chunk := content.read_nowait():  # came with the head
-        view[filled : filled + len(chunk)] = chunk
-        filled += len(chunk)
-        landed(len(chunk))
-    if content.is_eof():
-        return
-    if connection is None or connection.protocol is None or connection.transport is None:
-        raise aiohttp.ClientPayloadError(f"it ended after {filled} of {len(view)} bytes")
-    handler, transport = connection.protocol, connection.transport
-    if transport.is_closing():
-        # Over TLS the loop may have bound the connection's end to the handler already: the rest would never hear of it.
-        raise aiohttp.ClientPayloadError(f"the connection ended after {filled} of {len(view)} bytes")
-    rest = rest_of(handler, view[filled:], transport) if rest_of else Rest(handler, view[filled:], landed)
-    transport.set_protocol(rest)
-    try:
-        rest.begin()
-        await rest.ended
-    finally:
-        rest.close()
-        transport.set_protocol(handler)
-    if rest.missing_bytes:
-        cause = f" ({rest.error})" if rest.error else ""
-        raise aiohttp.ClientPayloadError(f"it ended after {len(view) - rest.missing_bytes} of {len(view)} bytes{cause}")
-    if rest.has_surplus:
-        abort(transport)
-        response.close()
-    else:
-        _end_body(handler, content)
-
-
-def _end_body(handler: ResponseHandler, content: aiohttp.StreamReader) -> None:
-    """What aiohttp's parser does at a body's end: the connection goes back to the pool."""
-    # The parser still waits for the body. Without one, unasked bytes are kept, and those make the handler should_close.
-    handler._parser = None
-    content.feed_eof()
-
-
-class Rest(asyncio.BufferedProtocol):
-    """The transport's protocol while the rest of a body comes in.
-
-    ``ended`` is done with the last byte, with the connection's end, or when it is cancelled. From then on nothing is
-    written to ``view``. What lies decrypted behind the last byte is read before the waiting task runs.
-    """
-
-    def __init__(self, handler: ResponseHandler, view: memoryview, landed: Callable[[int], None]) -> None:
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.missing_bytes = len(view)
-        self.has_surplus = False
-        self.error: Exception | None = None
-        self._handler = handler
-        self._view = view
-        self._landed = landed
-
-    def begin(self) -> None:
-        """The transport has this protocol now."""
+        Raises:
+            aiohttp.ClientError: The body broke or ended early.
+        """
+        channel, connection = self._channel, self.connection
+        assert connection is not None
+        await channel.receive(view, landed, pace)
+        self.connection = None
+        if channel.rests() and self.headers.get("Connection", "").lower() != "close":
+            connection.release()
+        else:
+            abort(channel.transport)
+            connection.close()
 
     def close(self) -> None:
-        """The transport gets its own back."""
-        del self._view, self._landed  # uvloop's keeps this one all the same, and so it would keep the body
+        """Closes the connection, unless the body's end gave it back."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+
+
+class _State(Enum):
+    IDLE = auto()
+    """Nothing was asked for, and nothing may come."""
+    ASKED = auto()
+    ANSWERED = auto()
+    """The head is there; where the body belongs isn't known yet."""
+    READING = auto()
+    ENDED = auto()
+    """Nothing more is wanted; what comes spoils the connection."""
+    HANDED_ON = auto()
+    """aiohttp's protocol has the connection."""
+
+
+class Channel(asyncio.BufferedProtocol):
+    """A connection's protocol, which reads one answer at a time."""
+
+    __slots__ = (
+        "_body", "_error", "_filled", "_handler", "_has_ended", "_has_surplus", "_headers", "_landed", "_memory",
+        "_missing_bytes", "_pace", "_set_up", "_state", "_view", "_waiter", "transport",
+    )  # fmt: skip
+
+    def __init__(
+        self, handler: ResponseHandler, transport: asyncio.Transport, set_up: Callable[[ResponseHandler], None]
+    ) -> None:
+        """Use ``of``.
+
+        Args:
+            handler: aiohttp's protocol of the connection. It hears of the connection's end.
+            transport: The connection's.
+            set_up: Makes the handler wait for an answer.
+        """
+        self.transport = transport
+        self._handler = handler
+        self._set_up = set_up
+        self._state = _State.IDLE
+        self._memory = memoryview(bytearray(HEAD_BYTES))
+        self._filled = 0
+        self._headers: CIMultiDict[str] | None = None
+        self._body = range(0)
+        self._view = self._memory
+        self._missing_bytes = 0
+        self._has_surplus = False
+        self._landed: Callable[[int], None] | None = None
+        self._pace: Pace | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._has_ended = False
+        self._error: Exception | None = None
+
+    @classmethod
+    def of(cls, handler: ResponseHandler, set_up: Callable[[ResponseHandler], None]) -> Channel:
+        """That of an open connection, which it gets with its first request."""
+        transport = handler.transport
+        assert transport is not None
+        channel = transport.get_protocol()
+        if not isinstance(channel, cls):
+            channel = cls(handler, transport, set_up)
+            transport.set_protocol(channel)
+        return channel
+
+    def ask(self, request: bytes) -> None:
+        """Sends a request; ``head`` is what comes of it."""
+        self._state, self._headers, self._filled, self._has_surplus = _State.ASKED, None, 0, False
+        self.transport.write(request)
+
+    async def head(self) -> CIMultiDict[str] | None:
+        """The fields of the answer, when they are there; None where aiohttp's protocol has it.
+
+        Cancelled, it may be called again.
+        """
+        if self._state is _State.ASKED:
+            await self._wait()
+        return self._headers
+
+    async def receive(self, view: memoryview, landed: Callable[[int], None], pace: Pace | None) -> None:
+        """Fills ``view`` with the body; see Answer."""
+        came = self._memory[self._body.start : min(self._filled, self._body.stop)]
+        self._has_surplus = self._has_surplus or self._filled > self._body.stop
+        view[: len(came)] = came
+        self._missing_bytes = len(view) - len(came)
+        self._view, self._landed, self._pace = view, landed, pace
+        self._state = _State.READING if self._missing_bytes else _State.ENDED
+        try:
+            if came:
+                landed(len(came))
+            if self._missing_bytes and not (self._has_ended or self.transport.is_closing()):
+                if pace is not None:
+                    pace.begin(self.transport)
+                await self._wait()
+        finally:
+            self._state = _State.ENDED
+            self._view, self._landed, self._pace = self._memory, None, None
+            if pace is not None:
+                pace.end()
+        if self._missing_bytes:
+            cause = f" ({self._error})" if self._error else ""
+            filled = len(view) - self._missing_bytes
+            raise aiohttp.ClientPayloadError(f"it ended after {filled} of {len(view)} bytes{cause}")
+
+    def rests(self) -> bool:
+        """Behind a body that was received whole: whether another request may follow."""
+        if self._has_surplus:
+            return False
+        self._state = _State.IDLE
+        if len(self._memory) > HEAD_BYTES:
+            self._memory = self._view = memoryview(bytearray(HEAD_BYTES))
+        return True
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes belong."""
-        return _SCRATCH if self.ended.done() else self._view[-self.missing_bytes :]
+        state = self._state
+        if state is _State.READING:
+            rest = self._view[-self._missing_bytes :]
+            return rest if self._pace is None else self._pace.room(rest)
+        if state is _State.ASKED or (state is _State.ANSWERED and self._filled < self._body.stop):
+            if self._filled == len(self._memory):
+                self._grow()
+            return self._memory[self._filled :]
+        return _SCRATCH
 
     def buffer_updated(self, nbytes: int) -> None:
         """They are there."""
-        if self.ended.done():
-            self.has_surplus = True
-            return
-        self.missing_bytes -= nbytes
-        self._landed(nbytes)
-        if not self.missing_bytes:
-            self._end()
+        state = self._state
+        if state is _State.READING:
+            self._missing_bytes -= nbytes
+            assert self._landed is not None
+            self._landed(nbytes)
+            if self._missing_bytes:
+                if self._pace is not None:
+                    self._pace.came()
+                return
+            if self._pace is not None:
+                self._pace.end()  # now, lest the transport be paused for what doesn't come
+            self._state = _State.ENDED
+            self._wake()
+        elif state is _State.ASKED:
+            self._filled = nbytes
+            self._read_head()
+        elif state is _State.ANSWERED and self._filled < self._body.stop:
+            self._filled += nbytes
+        elif state is _State.IDLE:
+            self._handler.force_close()
+        else:
+            self._has_surplus = True
 
     def eof_received(self) -> None:
         """There will be no more."""
+        self._has_ended = True
         self._handler.eof_received()
-        self._end()
+        if self._state is _State.READING:
+            self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Neither will there be another body."""
-        self.error = exc
+        """Neither will there be another answer."""
+        if self._state is _State.ASKED:
+            self._state = _State.HANDED_ON
+            self._set_up(self._handler)
+        self._has_ended, self._error = True, exc
         self._handler.connection_lost(exc)
-        self._end()
+        self._wake()
 
-    def _end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
+    def pause_writing(self) -> None:
+        """Nobody waits to write: a request is short, and its connection has nothing else to do."""
+
+    def resume_writing(self) -> None:
+        """See ``pause_writing``."""
+
+    def _read_head(self) -> None:
+        received = bytes(self._memory[: min(self._filled, MAX_HEAD_BYTES)])
+        end = received.find(b"\r\n\r\n") + 4
+        self._headers = _fields(received[:end])
+        if self._headers is not None:
+            self._body = range(end, end + int(self._headers["Content-Length"]))
+            self._state = _State.ANSWERED
+        else:
+            self._state = _State.HANDED_ON
+            self._set_up(self._handler)
+            self.transport.set_protocol(self._handler)
+            self._handler.data_received(bytes(self._memory[: self._filled]))
+        self._wake()
+
+    def _grow(self) -> None:
+        """For what comes between the head and the next step of who waits for it; bounded by the body's length."""
+        memory = memoryview(bytearray(min(2 * self._filled, self._body.stop)))
+        memory[: self._filled] = self._memory
+        self._memory = memory
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _fields(head: bytes) -> CIMultiDict[str] | None:
+    """Those of a head after which a body of known length comes, and nothing else; None for any other."""
+    if _HEAD.fullmatch(head) is None:
+        return None
+    headers = CIMultiDict((name, value.rstrip(" \t")) for name, value in _FIELD.findall(head.decode("ascii")))
+    lengths, connections = headers.getall("Content-Length", []), headers.getall("Connection", [])
+    is_framed = len(lengths) == 1 and _LENGTH.fullmatch(lengths[0]) and "Transfer-Encoding" not in headers
+    is_usual = not connections or (len(connections) == 1 and connections[0].lower() in {"keep-alive", "close"})
+    return headers if is_framed and is_usual else None

@@ -11,9 +11,9 @@ import anyio
 
 from asyncfetch.errors import ConnectionFailed, FetchTimeout, InvalidResponse
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
-from asyncfetch.fetch.transports import direct
+from asyncfetch.fetch.transports.direct import Answer
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
-from asyncfetch.fetch.transports.paced import PacedRest
+from asyncfetch.fetch.transports.paced import AllowedPace
 from asyncfetch.fetch.transports.resolver import peer_of
 from asyncfetch.fetch.transports.session import current_user
 from asyncfetch.runtime.cancellation import Interrupt
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from contextvars import Token
     from types import TracebackType
 
-    from aiohttp.client_proto import ResponseHandler
     from aiohttp.connector import Connection
 
     from asyncfetch.config import TimeoutConfig
@@ -79,7 +78,7 @@ class Exchange:
         self.is_second = is_second
         self.race = race
         self.reused = False
-        self.response: aiohttp.ClientResponse | None = None
+        self.response: Answer | aiohttp.ClientResponse | None = None
         self._timeouts = timeouts
         self._now = now
         self._host = host
@@ -127,7 +126,7 @@ class Exchange:
             self._patience_seconds = self.race.patience_seconds
         self._begin("waiting for the first byte", self._timeouts.first_byte_seconds)
 
-    def answered(self, response: aiohttp.ClientResponse) -> float:
+    def answered(self, response: Answer | aiohttp.ClientResponse) -> float:
         """The head is there; what is waited for now is the body, chunk after chunk.
 
         Returns:
@@ -170,19 +169,12 @@ class Exchange:
         self._came(len(chunk))
         return chunk
 
-    def has_direct_body(self, length: int) -> bool:
-        """Whether the body is one of just ``length`` bytes that can be taken by ``receive_directly``."""
-        assert self.response is not None
-        return direct.is_direct(self.response, length)
-
-    async def receive_directly(self, view: memoryview, landed: Callable[[int], None]) -> None:
+    async def receive_directly(self, answer: Answer, view: memoryview, landed: Callable[[int], None]) -> None:
         """The whole body into ``view``, past aiohttp's reader. AttemptFailed where it broke."""
-        assert self.response is not None
         self._landed = landed  # not in closures: what is in flight costs the garbage collector's time, too
         try:
-            await direct.receive(
-                self.response, view, self._moved_on, self._paced if self._allowance is not None else None
-            )
+            pace = None if self._allowance is None else AllowedPace(self._allowance, self._pausing)
+            await answer.receive(view, self._moved_on, pace)
         except FOREIGN as error:
             raise as_failure(error, self._host) from error
         finally:
@@ -192,17 +184,13 @@ class Exchange:
         self._came(count)
         self._landed(count)
 
-    def _paced(self, handler: ResponseHandler, rest: memoryview, transport: asyncio.Transport) -> PacedRest:
-        assert self._allowance is not None
-        return PacedRest(handler, rest, self._moved_on, transport, self._allowance, self._pausing)
-
     async def drain(self) -> bytes:
         """Reads a body that wasn't asked for where that is cheap, so that its connection can be used again.
 
         Returns:
             What came of it, for the words that a server explains a refusal in.
         """
-        assert self.response is not None
+        assert isinstance(self.response, aiohttp.ClientResponse)
         body = b""
         if (self.response.content_length or 0) > DRAIN_LIMIT_BYTES:
             return body
@@ -234,7 +222,7 @@ class Exchange:
         self._since = self._loop.time() + seconds  # it isn't the server that stalls
 
     async def _read_some(self) -> bytes:
-        assert self.response is not None
+        assert isinstance(self.response, aiohttp.ClientResponse)
         try:
             return await self.response.content.readany()
         except RuntimeError as error:
@@ -283,9 +271,7 @@ class Exchange:
         self.response = self._transport = self.race = None
 
 
-async def receive_body(
-    exchange: Exchange, delivery: Delivery, view: memoryview, landed: Callable[[int], None], *, directly: bool
-) -> None:
+async def receive_body(exchange: Exchange, delivery: Delivery, view: memoryview, landed: Callable[[int], None]) -> None:
     """Brings the body's wanted bytes into ``view``, in order; returns when the body has ended as declared.
 
     Args:
@@ -293,13 +279,12 @@ async def receive_body(
         delivery: What its body holds.
         view: Writable, of just the delivery's length.
         landed: Called with the number of bytes that were just added to ``view``.
-        directly: Whether the socket may write to ``view`` itself, where the body is simple enough.
 
     Raises:
         AttemptFailed: The body broke, ended early or went on too long.
     """
-    if directly and not (delivery.skip_bytes or delivery.cut) and exchange.has_direct_body(len(view)):
-        await exchange.receive_directly(view, landed)
+    if isinstance(exchange.response, Answer):
+        await exchange.receive_directly(exchange.response, view, landed)
         return
     skip_bytes = delivery.skip_bytes
     filled = 0

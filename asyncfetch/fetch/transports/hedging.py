@@ -12,7 +12,6 @@ Were it another one day, no request would ever be late.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     import aiohttp
-    from aiohttp.connector import Connection
 
     from asyncfetch.fetch.hosts import Turn
+    from asyncfetch.fetch.transports.direct import Answer
 
 __all__ = ["Overtaken", "Race", "race_where_useful"]
 
@@ -44,7 +43,7 @@ class Overtaken(Exception):
 
 def race_where_useful(
     turn: Turn,
-    fits: Callable[[aiohttp.ClientResponse], bool],
+    fits: Callable[[Answer | aiohttp.ClientResponse], bool],
     second: Callable[[Turn, Race[T]], Awaitable[T]],
 ) -> Race[T] | None:
     """A race for a request that goes out now, in this turn; None where there would be no second one anyway."""
@@ -85,7 +84,7 @@ class Race(Generic[T]):
         self,
         turn: Turn,
         patience_seconds: float,
-        fits: Callable[[aiohttp.ClientResponse], bool],
+        fits: Callable[[Answer | aiohttp.ClientResponse], bool],
         second: Callable[[Turn, Race[T]], Awaitable[T]],
     ) -> None:
         self.patience_seconds = patience_seconds
@@ -108,18 +107,18 @@ class Race(Generic[T]):
         self._in_time.cancel()
 
     async def head(
-        self, start: Callable[[Connection], Awaitable[aiohttp.ClientResponse]], connection: Connection
-    ) -> aiohttp.ClientResponse:
-        """What ``start(connection)`` returns: it waits for the first one's head, and may be cancelled and called again.
+        self, start: Callable[[], Awaitable[Answer | aiohttp.ClientResponse]]
+    ) -> Answer | aiohttp.ClientResponse:
+        """What ``start()`` returns: it waits for the first one's head, and may be cancelled and called again.
 
         Raises:
             Overtaken: The second one's answer came first, or the first one's didn't fit.
         """
         with self._in_time:
-            return await start(connection)
-        return await self._race(partial(start, connection))
+            return await start()
+        return await self._race(start)
 
-    async def claim(self, response: aiohttp.ClientResponse) -> None:
+    async def claim(self, response: Answer | aiohttp.ClientResponse) -> None:
         """Makes the second one the winner; where the first one has won already, its cancellation comes instead.
 
         Raises:
@@ -145,8 +144,10 @@ class Race(Generic[T]):
             del failure  # else failure -> traceback -> this frame -> failure is a cycle
         return self._outcome  # type: ignore[return-value]  # None may be what it brought
 
-    async def _race(self, start: Callable[[], Awaitable[aiohttp.ClientResponse]]) -> aiohttp.ClientResponse:
-        response: aiohttp.ClientResponse | None = None
+    async def _race(
+        self, start: Callable[[], Awaitable[Answer | aiohttp.ClientResponse]]
+    ) -> Answer | aiohttp.ClientResponse:
+        response: Answer | aiohttp.ClientResponse | None = None
         failure: Exception | None = None
         # The second one has a scope of its own, because anyio's tasks that end cancelled are left in cycles.
         second_scope = anyio.CancelScope()

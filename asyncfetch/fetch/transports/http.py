@@ -14,7 +14,6 @@ from asyncfetch.fetch.hosts import Host, Route
 from asyncfetch.fetch.redirects import host_name, origin_of, static_headers
 from asyncfetch.fetch.retry import AttemptFailed, Retries, Verdict, giving_up
 from asyncfetch.fetch.transports.asking import Asking, Question, Reply
-from asyncfetch.fetch.transports.direct import is_possible
 from asyncfetch.fetch.transports.environment import Environment, read_environment
 from asyncfetch.fetch.transports.lines import Lines
 from asyncfetch.fetch.transports.visit import Visit, own_headers
@@ -58,8 +57,6 @@ class HttpTransport:
         clock: Clock,
         lines: Lines,
         environment: Environment,
-        *,
-        directly: bool,
     ) -> None:
         """Takes over ``lines``; use ``open`` to get one that is set up right."""
         self._config = config
@@ -67,7 +64,7 @@ class HttpTransport:
         self._clock = clock
         self._lines = lines
         self._environment = environment
-        self._asking = Asking(config, clock, lines, directly=directly)
+        self._asking = Asking(config, clock, lines)
 
     @classmethod
     async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock) -> HttpTransport:
@@ -75,8 +72,7 @@ class HttpTransport:
         environment = Environment()
         if config.trust_env:
             environment = await anyio.to_thread.run_sync(read_environment, dict(os.environ))
-        directly = config.direct_bodies and await is_possible()
-        return cls(config, hosts, clock, await Lines.open(config), environment, directly=directly)
+        return cls(config, hosts, clock, await Lines.open(config), environment)
 
     async def aclose(self) -> None:
         """Closes every connection, without waiting for any server. No read may be under way."""

@@ -60,7 +60,7 @@ class Line:
         """Makes the session; ConfigError where ``ca_file`` can't be read."""
         self.resolver = Resolver()
         self.session = await open_session(config, self.resolver)
-        self.requests = Requests(self.session)
+        self.requests = Requests(self.session, directly=config.direct_bodies)
 
     async def run(self, body_bytes: int, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
         """What ``exchange(*args)`` returns or raises, run on the line's loop. Cancelled, it is seen off over there.

@@ -23,10 +23,15 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from asyncfetch.fetch.transports.direct import Answer, Channel
+from asyncfetch.fetch.transports.session import current_user
 
-    from aiohttp.client_proto import ResponseHandler
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from aiohttp.connector import Connection
+
+    from asyncfetch.fetch.transports.session import Connector
 
 __all__ = ["Requests"]
 
@@ -45,12 +50,55 @@ class _Sent:
     output_size = 0
 
 
+class _Asked:
+    """A request on a connection, and the wait for its answer's head, which may be taken up again."""
+
+    __slots__ = ("_channel", "_connection", "_make_response", "_response")
+
+    def __init__(self, connection: Connection, make_response: Callable[[], aiohttp.ClientResponse]) -> None:
+        """``make_response`` gives what aiohttp's protocol reads an answer into."""
+        self._connection = connection
+        self._make_response = make_response
+        self._response: aiohttp.ClientResponse | None = None
+        self._channel: Channel | None = None
+
+    def ask(self, head: bytes, *, directly: bool) -> None:
+        """Sends it; aiohttp.ClientError where the connection is closing."""
+        handler = self._connection.protocol
+        if handler is None or handler.transport is None or handler.transport.is_closing():
+            raise aiohttp.ClientConnectionResetError("the connection is closing")
+        if directly:
+            self._channel = Channel.of(handler, _set_up)
+            self._channel.ask(head)
+        else:
+            _set_up(handler)
+            handler.transport.write(head)
+
+    async def answer(self) -> Answer | aiohttp.ClientResponse:
+        """It has a head now. Cancelled, this may be called again."""
+        fields = None if self._channel is None else await self._channel.head()
+        if self._channel is not None and fields is not None:
+            return Answer(self._channel, self._connection, fields)
+        self._response = self._response or self._make_response()
+        return await aiohttp.ClientResponse.start(self._response, self._connection)
+
+    def close(self) -> None:
+        """Without an answer."""
+        if self._response is not None:
+            self._response.close()
+        self._connection.close()
+
+
 class Requests:
     """Sends the requests of a session, which it doesn't own. Belongs to the session's loop."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
-        """One warning a process where aiohttp has changed inside; then the session sends all of them."""
+    def __init__(self, session: aiohttp.ClientSession, *, directly: bool) -> None:
+        """One warning a process where aiohttp has changed inside; then the session sends and reads everything.
+
+        ``directly`` says whether answers to ranges may be read from the socket.
+        """
         self._session = session
+        self._directly = directly
         self._loop = asyncio.get_running_loop()
         self._request = lru_cache(MAX_URLS)(
             partial(
@@ -70,17 +118,20 @@ class Requests:
         url: URL,
         headers: Mapping[str, str],
         *,
+        directly: bool = False,
         data: AsyncIterator[bytes | memoryview] | None = None,
         proxy: URL | None = None,
         proxy_headers: Mapping[str, str] | None = None,
-    ) -> Awaitable[aiohttp.ClientResponse]:
+    ) -> Awaitable[Answer | aiohttp.ClientResponse]:
         """The answer, when its head is there, whatever its status.
+
+        ``directly`` says that it is to have an object's bytes, which may be read straight from the socket.
 
         Raises:
             aiohttp.ClientError, OSError, ValueError: There is none, or the request can't be made.
         """
         if method == "GET" and data is None and proxy is None and self._works:
-            return self._get(url, headers)
+            return self._get(url, headers, directly=directly and self._directly)
         return self._session.request(
             method,
             url,
@@ -91,23 +142,21 @@ class Requests:
             proxy_headers=proxy_headers,
         )
 
-    async def _get(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+    async def _get(self, url: URL, headers: Mapping[str, str], *, directly: bool) -> Answer | aiohttp.ClientResponse:
         request = self._request(url)
         head = self._head(url, tuple(item for item in headers.items() if item[0] != "Range"))
         head += _encoded([f"Range: {headers['Range']}", ""] if "Range" in headers else [""])
-        connector = self._session.connector
-        assert connector is not None
+        connector: Connector = self._session.connector  # type: ignore[assignment]
         try:
-            connection = await connector.connect(request, traces=[], timeout=_NO_TIMEOUT)
-            response = None
+            connect = connector.take if directly else connector.connect
+            connection = await connect(request, [], _NO_TIMEOUT)
+            asked = _Asked(connection, partial(self._response, request))
             try:
-                _expect_answer(connection.protocol).write(head)
-                response = self._answer(request)
-                return await response.start(connection)
+                asked.ask(head, directly=directly)
+                race = current_user.get().race
+                return await (asked.answer() if race is None else race.head(asked.answer))
             except BaseException:
-                if response is not None:
-                    response.close()
-                connection.close()
+                asked.close()
                 raise
         except (aiohttp.ClientError, TimeoutError):
             raise
@@ -121,7 +170,7 @@ class Requests:
         lines += [f"{name}: {value}" for name, value in fields.items()]
         return _encoded(lines)
 
-    def _answer(self, request: aiohttp.ClientRequest) -> aiohttp.ClientResponse:
+    def _response(self, request: aiohttp.ClientRequest) -> aiohttp.ClientResponse:
         sent: Any = _Sent()
         return request.response_class(
             request.method,
@@ -137,20 +186,44 @@ class Requests:
         )
 
     def _rehearse(self) -> bool:
-        """Whether all of it can be made, without a connection."""
+        """Whether all of it can be made, and an answer handed on, without a connection."""
         try:
             from aiohttp.client_proto import ResponseHandler  # here, so that its absence is an answer as well
 
             handler = ResponseHandler(self._loop)
-            handler.connection_made(asyncio.Transport())
-            _set_up(handler)
+            handler.connection_made(_Stage())
+            rested = not handler.should_close
+            channel = Channel.of(handler, _set_up)
+            channel.ask(b"")
+            strange = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n"
+            channel.get_buffer(-1)[: len(strange)] = strange
+            channel.buffer_updated(len(strange))
             request = self._request(URL("http://localhost/"))
-            works = self._answer(request).method == "GET" and request.connection_key.host == "localhost"
+            response = self._response(request)
+            is_made = response.method == "GET" and request.connection_key.host == "localhost"
+            works = rested and handler.should_close and is_made
         except Exception:  # noqa: BLE001 - whatever has changed in there
             works = False
         if not works:
             _warn()
         return works
+
+
+class _Stage(asyncio.Transport):
+    """A transport that leads nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._protocol: asyncio.BaseProtocol = asyncio.Protocol()
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def write(self, data: object) -> None:
+        pass
 
 
 def _encoded(lines: Sequence[str]) -> bytes:
@@ -160,14 +233,6 @@ def _encoded(lines: Sequence[str]) -> bytes:
     return "\r\n".join([*lines, ""]).encode()
 
 
-def _expect_answer(handler: ResponseHandler | None) -> asyncio.Transport:
-    """Makes a connection wait for an answer, and gives what to write the request to."""
-    if handler is None or handler.transport is None or handler.transport.is_closing():
-        raise aiohttp.ClientConnectionResetError("the connection is closing")
-    _set_up(handler)
-    return handler.transport
-
-
 @cache
 def _warn() -> None:
-    _log.warning("aiohttp %s has changed inside: its session sends all requests, at more CPU", aiohttp.__version__)
+    _log.warning("aiohttp %s has changed inside: its session sends and reads all, at more CPU", aiohttp.__version__)

@@ -17,6 +17,7 @@ import select
 import ssl
 import weakref
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
@@ -44,11 +45,6 @@ __all__ = ["ConnectionUser", "current_user", "open_session"]
 
 _log = logging.getLogger(__name__)
 
-FIRST_READ_BYTES = 20 * 1024
-"""What asyncio reads of an answer at most, until a body's own memory takes over: a head and 16 KiB. By itself it reads
-256 KiB into fresh pages, which over plain HTTP were a fifth of what a range of 64 KiB or 1 MiB cost, and two fifths of
-one of 256 KiB. With 64 KiB it was half as good; over TLS it reads otherwise."""
-
 
 class ConnectionUser(Protocol):
     """A request that wants to know on which connection it goes out."""
@@ -72,10 +68,10 @@ current_user: ContextVar[ConnectionUser] = ContextVar("current_user")
 class Response(aiohttp.ClientResponse):
     """An answer whose head may be waited for in a race."""
 
-    def start(self, connection: Connection) -> Coroutine[Any, Any, aiohttp.ClientResponse]:
+    def start(self, connection: Connection) -> Coroutine[Any, Any, Any]:
         """Returns itself when its head is there."""
         race, start = current_user.get().race, super().start
-        return start(connection) if race is None else race.head(start, connection)
+        return start(connection) if race is None else race.head(partial(start, connection))
 
 
 class Connector(aiohttp.TCPConnector):
@@ -92,10 +88,8 @@ class Connector(aiohttp.TCPConnector):
         *,
         keepalive_seconds: float,
         tls: ssl.SSLContext | bool,
-        first_read_bytes: int | None,
     ) -> None:
         self.resolver = resolver
-        self._first_read_bytes = first_read_bytes
         self._sockets = Sockets()
         super().__init__(
             limit=0,
@@ -110,7 +104,15 @@ class Connector(aiohttp.TCPConnector):
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> Connection:
-        """The next usable connection: pooled where the request allows it, else new."""
+        """The next usable connection, read by aiohttp's own protocol."""
+        connection = await self.take(req, traces, timeout)
+        handler = connection.protocol
+        if handler is not None and handler.transport is not None and handler.transport.get_protocol() is not handler:
+            handler.transport.set_protocol(handler)
+        return connection
+
+    async def take(self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout) -> Connection:
+        """The next usable connection, whoever reads it: pooled where the request allows it, else new."""
         user = current_user.get()
         while True:
             connection = await super().connect(req, traces, timeout)
@@ -122,9 +124,6 @@ class Connector(aiohttp.TCPConnector):
                 continue
             if protocol is not None and not reused:
                 self._unused.discard(protocol)
-                transport: Any = protocol.transport
-                if self._first_read_bytes is not None and hasattr(transport, "max_size"):  # asyncio's, without TLS
-                    transport.max_size = self._first_read_bytes
             user.connected(connection, reused=reused)
             return connection
 
@@ -177,7 +176,6 @@ async def open_session(config: FetchConfig, resolver: Resolver) -> aiohttp.Clien
             resolver,
             keepalive_seconds=config.keepalive_seconds,
             tls=tls,
-            first_read_bytes=FIRST_READ_BYTES if config.direct_bodies else None,  # copied bodies come in large pieces
         ),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "asyncfetch"},
