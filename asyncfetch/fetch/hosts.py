@@ -51,13 +51,13 @@ class Route:
 class Host:
     """What is known of a host. A request to it holds a turn: ``async with host.turn() as turn``.
 
-    ``now`` gives seconds since some point; all of the host's times are taken with it. ``counts`` and ``times`` are the
-    tally of the loop that the host belongs to.
+    ``now`` gives seconds since some point; all of the host's times are taken with it. ``own_tally``, of
+    ``counts`` and ``times``, is that of the loop that the host belongs to.
     """
 
     __slots__ = (
         "_clock", "_config", "_gate", "_learned", "_paused_until", "_pausing", "_tallies", "budget", "counts",
-        "hedging", "in_flight", "name", "now", "origin", "peak_in_flight", "rate", "route", "times",
+        "hedging", "in_flight", "name", "now", "origin", "own_tally", "peak_in_flight", "rate", "route", "times",
     )  # fmt: skip
 
     def __init__(
@@ -77,8 +77,9 @@ class Host:
         self.now = now
         self.rate = StreamRate()
         self.budget = RetryBudget(config.retry.budget)
-        self._tallies = [Tally()]
-        self.counts, self.times = self._tallies[0].counts, self._tallies[0].times
+        self.own_tally = Tally()
+        self._tallies = [self.own_tally]
+        self.counts, self.times = self.own_tally.counts, self.own_tally.times
         self.hedging = Hedging(config.hedge)
         self.in_flight = 0
         self.peak_in_flight = 0
@@ -232,7 +233,7 @@ class Turn:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.tally = host.tally(0)
+        self.tally = host.own_tally
         self._first_byte_seconds: float | None = None
         self._size_bytes = 0
         self._body: tuple[int, float] | None = None
@@ -278,7 +279,7 @@ class Turn:
     def answered(self, first_byte_seconds: float, *, is_refusal: bool) -> None:
         """The answer's head is there, so many seconds after the request had its connection."""
         self.tally.times.first_byte.record(first_byte_seconds)
-        if self.tally is self.host.tally(0) and not is_refusal:  # those are quick
+        if self.tally is self.host.own_tally and not is_refusal:  # those are quick
             self.host.hedging.answered(first_byte_seconds)
         self._first_byte_seconds = first_byte_seconds
         self._asked_at = self.host.now() - first_byte_seconds

@@ -83,7 +83,7 @@ class Wanted:
         return self.start, stop
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
 class Delivery:
     """An answer that passed: which bytes of which object its body holds."""
 

@@ -70,10 +70,8 @@ class Histogram:
 
     def record(self, seconds: float) -> None:
         """Counts one duration, finite and not negative."""
-        bucket = 0
-        if seconds > SHORTEST_SECONDS:
-            bucket = min(ceil(log(seconds / SHORTEST_SECONDS) * _BUCKETS_PER_E), _LAST)
-        self._counts[bucket] += 1
+        bucket = ceil(log(seconds / SHORTEST_SECONDS) * _BUCKETS_PER_E) if seconds > SHORTEST_SECONDS else 0
+        self._counts[min(_LAST, bucket)] += 1
         self._sum_seconds += seconds
         if seconds > self._max_seconds:
             self._max_seconds = seconds

@@ -36,20 +36,25 @@ async def opened_line(config: FetchConfig) -> AsyncIterator[Line]:
         await line.aclose()
 
 
+def exchange_of(line: Line) -> Exchange:
+    deadlines = line.requests.deadlines
+    return Exchange(TimeoutConfig(), "host", needs_new_connection=False, now=lambda: 0.0, deadlines=deadlines)
+
+
 @pytest.mark.parametrize("place", ["/x", "/", "", "/a%2Fb/c d?q=1&r=%20+é#top", "/x?X-Amz-Signature=a%2Bb"])
 async def test_a_head_is_what_the_session_would_send(
     any_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     any_server.put(URL(place or "/").raw_path_qs, CONTENT)
-    headers = {"user-agent": "another", "X-Own": "größer\tals", "If-Match": '"a"', "Range": "bytes=1-3"}
+    headers = {"user-agent": "another", "X-Own": "größer\tals", "If-Match": '"a"'}
     config = FetchConfig(ca_file=ca_file)
     url = URL(any_server.url(place))
     statuses = []
     async with opened_line(config) as line:
         for works in (True, False):
             monkeypatch.setattr(line.requests, "_works", works)
-            with Exchange(TimeoutConfig(), "host", needs_new_connection=False, now=lambda: 0.0) as exchange:
-                response = await line.requests.send("GET", url, headers)
+            with exchange_of(line) as exchange:
+                response = await line.requests.send("GET", url, headers, byte_range="bytes=1-3")
                 exchange.answered(response)
                 statuses.append(response.status)
     lean, full = any_server.requests
@@ -92,26 +97,26 @@ async def test_no_header_smuggles_another_one(
 async def test_what_is_kept_of_a_head_is_only_sent_with_the_same_headers(server: LyingServer) -> None:
     server.put("/x", CONTENT)
     url = URL(server.url("/x"))
-    asked = [
-        {"If-Match": tag, "Range": f"bytes={start}-{start}"} for tag in ('"a"', '"b"', '"a"') for start in range(3)
+    asked: list[tuple[dict[str, str], str | None]] = [
+        ({"If-Match": tag}, f"bytes={start}-{start}") for tag in ('"a"', '"b"', '"a"') for start in range(3)
     ]
-    asked += [{"If-Match": '"a"'}, {"Range": "bytes=5-5"}]
+    asked += [({"If-Match": '"a"'}, None), ({}, "bytes=5-5"), ({"Range": "bytes=6-6"}, None)]
     async with opened_line(FetchConfig()) as line:
-        for headers in asked:
-            with Exchange(TimeoutConfig(), "host", needs_new_connection=False, now=lambda: 0.0) as exchange:
-                exchange.answered(await line.requests.send("GET", url, headers))
+        for headers, byte_range in asked:
+            with exchange_of(line) as exchange:
+                exchange.answered(await line.requests.send("GET", url, headers, byte_range=byte_range))
     own = [
         {name: one.headers[name.lower()] for name in ("If-Match", "Range") if name.lower() in one.headers}
         for one in server.requests
     ]
-    assert own == asked
+    assert own == [headers | ({"Range": byte_range} if byte_range else {}) for headers, byte_range in asked]
 
 
 async def test_no_range_smuggles_a_header(server: LyingServer) -> None:
     url = URL(server.url("/x"))
     async with opened_line(FetchConfig()) as line:
         with pytest.raises(ValueError, match="control character"):
-            await line.requests.send("GET", url, {"Range": "bytes=0-0\r\nX-Smuggled: b"})
+            await line.requests.send("GET", url, {}, byte_range="bytes=0-0\r\nX-Smuggled: b")
     assert server.requests == []
 
 

@@ -55,13 +55,15 @@ class Reply:
     """Where it redirects to: another origin; None where it doesn't."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
 class Question(Generic[T]):
     """One request, and what is made of its answer."""
 
     url: URL
     headers: Mapping[str, str]
     take: Callable[[Question[T], Turn, Exchange, Answer | aiohttp.ClientResponse], Awaitable[T]]
+    byte_range: str | None = None
+    """The value of its Range header, which ``headers`` lack; with one, the answer may be read from the socket."""
     method: str = "GET"
     body: Body | None = None
     answer_bytes: int = 0
@@ -94,8 +96,8 @@ class Asking:
         """One request, through its host's gate, and what is made of its answer; on the loop with least to do."""
         async with host.turn() as turn:
             line = self._lines.choose(question.answer_bytes)
-            turn.tally = host.tally(line.number)
             if line.number != 0:
+                turn.tally = host.tally(line.number)
                 question = replace(question, may_race=False)  # the host's budget of second requests is its loop's
             exchange = self._exchange if self._bandwidth is None else self._paced
             size_bytes, requests = question.answer_bytes, line.requests
@@ -142,6 +144,7 @@ class Asking:
             name,
             needs_new_connection=needs_new_connection,
             now=host.now,
+            deadlines=requests.deadlines,
             allowance=allowance,
             race=race,
             is_second=overtaking is not None,
@@ -153,7 +156,7 @@ class Asking:
                     question.method,
                     question.url,
                     question.headers,
-                    directly=question.visit is not None,
+                    byte_range=question.byte_range,
                     data=None if question.body is None else _told(question.body(), exchange),
                     proxy=host.route.proxy,
                     proxy_headers=host.route.proxy_headers,

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
@@ -46,6 +47,7 @@ _SCRATCH = memoryview(bytearray(4096))
 _NAME = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _HEAD = re.compile(rf"HTTP/1\.1 206(?: [ -~]*)?\r\n(?:{_NAME}:[ -~\t]*\r\n)+\r\n".encode())
 _FIELD = re.compile(rf"({_NAME}):[ \t]*([^\r]*)\r")
+_CONNECTION = frozenset({"keep-alive", "close"})
 _LENGTH = re.compile("[0-9]{1,18}")
 
 
@@ -130,7 +132,7 @@ class Channel(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_body", "_error", "_filled", "_handler", "_has_ended", "_has_surplus", "_headers", "_landed", "_memory",
-        "_missing_bytes", "_pace", "_set_up", "_state", "_view", "_waiter", "transport",
+        "_missing_bytes", "_pace", "_poll", "_set_up", "_state", "_view", "_waiter", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -157,6 +159,7 @@ class Channel(asyncio.BufferedProtocol):
         self._landed: Callable[[int], None] | None = None
         self._pace: Pace | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._poll: select.poll | None = None
         self._has_ended = False
         self._error: Exception | None = None
 
@@ -218,6 +221,13 @@ class Channel(asyncio.BufferedProtocol):
         if len(self._memory) > HEAD_BYTES:
             self._memory = self._view = memoryview(bytearray(HEAD_BYTES))
         return True
+
+    def is_spoilt(self) -> bool:
+        """Whether it is of no use while it rests: something unasked waits in its socket, or its end."""
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self.transport.get_extra_info("socket"), select.POLLIN)
+        return bool(self._poll.poll(0))
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes belong."""
@@ -312,10 +322,11 @@ class Channel(asyncio.BufferedProtocol):
 
 def _fields(head: bytes) -> CIMultiDict[str] | None:
     """Those of a head after which a body of known length comes, and nothing else; None for any other."""
-    if _HEAD.fullmatch(head) is None:
+    if _HEAD.fullmatch(head) is None or b" \r" in head or b"\t\r" in head:
         return None
-    headers = CIMultiDict((name, value.rstrip(" \t")) for name, value in _FIELD.findall(head.decode("ascii")))
-    lengths, connections = headers.getall("Content-Length", []), headers.getall("Connection", [])
-    is_framed = len(lengths) == 1 and _LENGTH.fullmatch(lengths[0]) and "Transfer-Encoding" not in headers
-    is_usual = not connections or (len(connections) == 1 and connections[0].lower() in {"keep-alive", "close"})
-    return headers if is_framed and is_usual else None
+    headers = CIMultiDict(_FIELD.findall(head.decode("ascii")))
+    lengths = headers.getall("Content-Length", ())
+    if len(lengths) != 1 or not _LENGTH.fullmatch(lengths[0]) or "Transfer-Encoding" in headers:
+        return None
+    connections = headers.getall("Connection", ())
+    return headers if not connections or (len(connections) == 1 and connections[0].lower() in _CONNECTION) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +19,7 @@ from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.sockets import abort
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
     from contextvars import Token
     from types import TracebackType
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.responses import Delivery
     from asyncfetch.fetch.transports.hedging import Race
     from asyncfetch.fetch.transports.session import ConnectionUser
+    from asyncfetch.runtime.deadlines import Deadlines
 
 __all__ = ["Exchange", "PooledConnectionDied", "receive_body"]
 
@@ -58,6 +59,7 @@ class Exchange:
         host: ``host:port`` that it is with.
         needs_new_connection: Whether a pooled connection won't do.
         now: Seconds since some point.
+        deadlines: Those of the running loop.
         race: Told when the answer is late; None where nobody wants to know.
         is_second: Whether it is made beside another one, on a connection of its own.
     """
@@ -69,6 +71,7 @@ class Exchange:
         *,
         needs_new_connection: bool,
         now: Callable[[], float],
+        deadlines: Deadlines,
         allowance: Allowance | None = None,
         race: Race[Any] | None = None,
         is_second: bool = False,
@@ -84,26 +87,25 @@ class Exchange:
         self._host = host
         self._allowance = allowance
         self._transport: asyncio.BaseTransport | None = None
-        self._loop = asyncio.get_running_loop()
+        self._deadlines = deadlines
+        self._clock = deadlines.time
         self._scope = Interrupt()
 
     def __enter__(self) -> Self:
         self._token: Token[ConnectionUser] = current_user.set(self)
         self._scope.__enter__()
-        self._phase, self._seconds, self._since = "connecting", self._timeouts.connect_seconds, self._loop.time()
+        self._phase, self._seconds, self._since = "connecting", self._timeouts.connect_seconds, self._clock()
         self._patience_seconds = math.inf
-        first_check_seconds = self._seconds
+        self.due = self._since + self._seconds
         if self.race is not None:
             self.race.give_up_first = self.abandon
-            # Mostly it is connected at once: so the first check is when it is late, and no timer is set anew.
-            first_check_seconds = min(self._seconds, self.race.patience_seconds)
-        self._check_at(self._since + first_check_seconds)
+        self._deadlines.watch(self)
         return self
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        self._timer.cancel()
+        self._deadlines.leave(self)
         current_user.reset(self._token)
         self._abort_unless_ended()
         # A host that drops what we send keeps dropping it, and each try costs the whole limit.
@@ -143,13 +145,13 @@ class Exchange:
 
     def abandon(self) -> None:
         """Closes the connection; nothing is waited for any more, so nothing can take too long."""
-        self._timer.cancel()
+        self._deadlines.leave(self)
         if self._transport is not None:
             abort(self._transport)
 
     def moved(self) -> None:
         """Some of the request's body went out: the answer is waited for from now on."""
-        self._since = self._loop.time()
+        self._since = self._clock()
         self._asked_at = self._now()
 
     def died_idle(self, error: Exception) -> bool:
@@ -194,7 +196,7 @@ class Exchange:
         body = b""
         if (self.response.content_length or 0) > DRAIN_LIMIT_BYTES:
             return body
-        self._since = self._loop.time() + DRAIN_LIMIT_SECONDS  # this wait has its own limit, and no error
+        self._since = self._clock() + DRAIN_LIMIT_SECONDS  # this wait has its own limit, and no error
         with anyio.move_on_after(DRAIN_LIMIT_SECONDS):
             try:
                 while len(body) <= DRAIN_LIMIT_BYTES and (chunk := await self._read_some()):
@@ -214,12 +216,12 @@ class Exchange:
         return bytes(body)
 
     def _came(self, count: int) -> None:
-        self._since = self._loop.time()
+        self._since = self._clock()
         if self._allowance is not None:
             self._allowance.came(count)
 
     def _pausing(self, seconds: float) -> None:
-        self._since = self._loop.time() + seconds  # it isn't the server that stalls
+        self._since = self._clock() + seconds  # it isn't the server that stalls
 
     async def _read_some(self) -> bytes:
         assert isinstance(self.response, aiohttp.ClientResponse)
@@ -230,30 +232,24 @@ class Exchange:
             raise aiohttp.ClientPayloadError("the connection was closed") from error
 
     def _begin(self, phase: str, seconds: float) -> None:
-        self._phase, self._seconds, self._since = phase, seconds, self._loop.time()
-        due = self._since + min(seconds, self._patience_seconds)
-        if due < self._due:
-            self._timer.cancel()
-            self._check_at(due)
+        self._phase, self._seconds, self._since = phase, seconds, self._clock()
+        before, self.due = self.due, self._since + min(seconds, self._patience_seconds)
+        if self.due < before:
+            self._deadlines.watch(self)
 
-    def _check_at(self, due: float) -> None:
-        # Not to be read off the timer: below a millisecond uvloop's is a plain handle, which doesn't know.
-        self._due = due
-        self._timer = self._loop.call_at(due, self._check)
-
-    def _check(self) -> None:
-        # One timer for all phases and chunks: progress only notes the time, and a timer that comes too early is set
-        # again. Setting it with every chunk of 16 KiB would cost a tenth of the whole fetch.
-        now = self._loop.time()
-        if now - self._due > LOOP_LAG_SECONDS:
+    def is_due(self, now: float) -> None:
+        """See Watched."""
+        # Progress only notes the time: setting a timer with every chunk would cost a tenth of the whole fetch.
+        if now - self.due > LOOP_LAG_SECONDS:
             self._since = now
         if now >= self._since + self._seconds:
+            self._deadlines.leave(self)
             self._scope.cancel()
             return
         if self.race is not None and now >= self._since + self._patience_seconds:
             self._patience_seconds = math.inf
             self.race.is_late()
-        self._check_at(self._since + min(self._seconds, self._patience_seconds))
+        self.due = self._since + min(self._seconds, self._patience_seconds)
 
     def _abort_unless_ended(self) -> None:
         if self.response is not None:
@@ -265,9 +261,9 @@ class Exchange:
             abort(self._transport)
 
     def _let_go(self) -> None:
-        # The contexts of its timers and of the connection's callbacks refer to this exchange, some long after its end.
-        # With the answer still hanging on it, every request would leave cycles that only the garbage collector frees.
-        del self._timer, self._token
+        # The contexts of the connection's callbacks refer to this exchange, some long after its end. With the answer
+        # still hanging on it, every request would leave cycles that only the garbage collector frees.
+        del self._token
         self.response = self._transport = self.race = None
 
 

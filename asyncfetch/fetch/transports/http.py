@@ -136,6 +136,7 @@ class HttpTransport:
                 url,
                 visit.headers(host),
                 self._asking.take_bytes,
+                byte_range=visit.download.next_request().header(),
                 answer_bytes=visit.download.expected_bytes,
                 visit=visit,
             )

@@ -90,6 +90,7 @@ class Line:
 
     async def aclose(self) -> None:
         """Closes the session. Nothing may be under way."""
+        self.requests.close()
         await self.session.close()
 
 

@@ -25,6 +25,7 @@ from yarl import URL
 
 from asyncfetch.fetch.transports.direct import Answer, Channel
 from asyncfetch.fetch.transports.session import current_user
+from asyncfetch.runtime.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -100,6 +101,8 @@ class Requests:
         self._session = session
         self._directly = directly
         self._loop = asyncio.get_running_loop()
+        self.deadlines = Deadlines(self._loop)
+        """For what waits for these requests' answers."""
         self._request = lru_cache(MAX_URLS)(
             partial(
                 aiohttp.ClientRequest,
@@ -118,34 +121,37 @@ class Requests:
         url: URL,
         headers: Mapping[str, str],
         *,
-        directly: bool = False,
+        byte_range: str | None = None,
         data: AsyncIterator[bytes | memoryview] | None = None,
         proxy: URL | None = None,
         proxy_headers: Mapping[str, str] | None = None,
     ) -> Awaitable[Answer | aiohttp.ClientResponse]:
         """The answer, when its head is there, whatever its status.
 
-        ``directly`` says that it is to have an object's bytes, which may be read straight from the socket.
+        ``byte_range`` is the value of a Range header that isn't in ``headers``; with one the answer may be an Answer.
 
         Raises:
             aiohttp.ClientError, OSError, ValueError: There is none, or the request can't be made.
         """
         if method == "GET" and data is None and proxy is None and self._works:
-            return self._get(url, headers, directly=directly and self._directly)
+            return self._get(url, headers, byte_range)
         return self._session.request(
             method,
             url,
-            headers=headers,
+            headers=headers if byte_range is None else {**headers, "Range": byte_range},
             data=data,
             allow_redirects=False,
             proxy=proxy,
             proxy_headers=proxy_headers,
         )
 
-    async def _get(self, url: URL, headers: Mapping[str, str], *, directly: bool) -> Answer | aiohttp.ClientResponse:
+    async def _get(
+        self, url: URL, headers: Mapping[str, str], byte_range: str | None
+    ) -> Answer | aiohttp.ClientResponse:
         request = self._request(url)
-        head = self._head(url, tuple(item for item in headers.items() if item[0] != "Range"))
-        head += _encoded([f"Range: {headers['Range']}", ""] if "Range" in headers else [""])
+        head = self._head(url, tuple(headers.items()))
+        head += b"\r\n" if byte_range is None else _encoded([f"Range: {byte_range}", ""])
+        directly = self._directly and byte_range is not None
         connector: Connector = self._session.connector  # type: ignore[assignment]
         try:
             connect = connector.take if directly else connector.connect
@@ -162,6 +168,10 @@ class Requests:
             raise
         except OSError as error:
             raise aiohttp.ClientOSError(*error.args) from error
+
+    def close(self) -> None:
+        """Nothing may be under way. The session stays open."""
+        self.deadlines.close()
 
     def _head_without_range(self, url: URL, headers: tuple[tuple[str, str], ...]) -> bytes:
         fields = CIMultiDict(self._session.headers)

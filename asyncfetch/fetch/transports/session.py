@@ -24,6 +24,7 @@ import aiohttp
 import anyio.to_thread
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.fetch.transports.direct import Channel
 from asyncfetch.fetch.transports.resolver import Connecting, connecting, peer_of
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.sockets import Sockets
@@ -194,6 +195,9 @@ def _is_spoilt(protocol: ResponseHandler) -> bool:
     """Whether an idle connection is of no use: it has ended, or something unasked has come or waits in its socket."""
     if protocol.should_close or protocol.transport is None:
         return True
+    current = protocol.transport.get_protocol()
+    if isinstance(current, Channel):
+        return current.is_spoilt()
     poll = select.poll()
     poll.register(protocol.transport.get_extra_info("socket"), select.POLLIN)
     return bool(poll.poll(0))

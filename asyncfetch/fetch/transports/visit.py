@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Visit", "own_headers"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
 class Visit:
     """One attempt at one address."""
 
@@ -33,13 +33,12 @@ class Visit:
     address: Address
 
     def headers(self, host: Host) -> dict[str, str]:
-        """What a request to the host asks, on the way to the bytes."""
+        """What a request to the host carries, on the way to the bytes; beside the range that it asks for."""
         headers = own_headers(host, self.address)
         # To every hop: a server that redirects must ignore preconditions (RFC 9110, section 13.2.1).
         etag = strong_etag(self.download.known) if self.address.etag is None else None
         if etag is not None:
             headers["If-Match"] = etag
-        headers["Range"] = self.download.next_request().header()
         return headers
 
     def judge(self, url: URL, status: int, headers: Mapping[str, str]) -> Delivery | URL:
