@@ -30,6 +30,7 @@ class Download:
         "_is_part",
         "_memory",
         "_objects",
+        "_remembered",
         "_span",
         "asked",
         "host",
@@ -70,6 +71,7 @@ class Download:
         self._memory = memory
         self._buffer = buffer
         self._span: tuple[int, int] | None = None
+        self._remembered: ObjectInfo | None = None
         self.info = part_of
         self.host: Host | None = None
         """That the bytes came from; None where a transport doesn't say."""
@@ -78,7 +80,10 @@ class Download:
     @property
     def known(self) -> ObjectInfo | None:
         """What an earlier answer said of the object."""
-        return self.info or self._objects.get(self.url)
+        if self.info is not None:
+            return self.info
+        self._remembered = self._objects.get(self.url)
+        return self._remembered
 
     def next_request(self) -> Wanted:
         """What the next attempt has to ask for: the rest of it."""
@@ -115,7 +120,7 @@ class Download:
 
     def remember(self) -> None:
         """Lets later reads of the object insist on this version."""
-        if self.info is not None:
+        if self.info is not None and self.info is not self._remembered:
             self._objects.remember(self.info)
 
     def broke(self) -> None:

@@ -190,16 +190,21 @@ class Channel(asyncio.BufferedProtocol):
 
     async def receive(self, view: memoryview, landed: Callable[[int], None], pace: Pace | None) -> None:
         """Fills ``view`` with the body; see Answer."""
-        came = self._memory[self._body.start : min(self._filled, self._body.stop)]
-        self._has_surplus = self._has_surplus or self._filled > self._body.stop
+        body = self._body
+        came = self._memory[body.start : min(self._filled, body.stop)]
+        self._has_surplus = self._has_surplus or self._filled > body.stop
         view[: len(came)] = came
+        if len(came) == len(view):
+            self._state = _State.ENDED
+            landed(len(came))
+            return
         self._missing_bytes = len(view) - len(came)
         self._view, self._landed, self._pace = view, landed, pace
-        self._state = _State.READING if self._missing_bytes else _State.ENDED
+        self._state = _State.READING
         try:
             if came:
                 landed(len(came))
-            if self._missing_bytes and not (self._has_ended or self.transport.is_closing()):
+            if not (self._has_ended or self.transport.is_closing()):
                 if pace is not None:
                     pace.begin(self.transport)
                 await self._wait()
@@ -223,7 +228,9 @@ class Channel(asyncio.BufferedProtocol):
         return True
 
     def is_spoilt(self) -> bool:
-        """Whether it is of no use while it rests: something unasked waits in its socket, or its end."""
+        """Whether it is of no use while it rests: something unasked has come, or waits in its socket, or its end."""
+        if self._has_surplus or self._has_ended:
+            return True
         if self._poll is None:
             self._poll = select.poll()
             self._poll.register(self.transport.get_extra_info("socket"), select.POLLIN)
@@ -261,8 +268,6 @@ class Channel(asyncio.BufferedProtocol):
             self._read_head()
         elif state is _State.ANSWERED and self._filled < self._body.stop:
             self._filled += nbytes
-        elif state is _State.IDLE:
-            self._handler.force_close()
         else:
             self._has_surplus = True
 

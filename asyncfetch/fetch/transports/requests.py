@@ -3,11 +3,11 @@
 For every GET its session looks at thirty options and makes a request and a writer anew, which cost as much as all that
 comes behind: of 130 us of CPU for a range of 16 KiB they took 75 where this was measured. All but the range is the same
 for every range of an object. So a request is made once a url, to ask the connector for connections with, and of its
-head only the last line is written range by range. Connector, pool, TLS, DNS, the parsing of heads and the answers stay
-aiohttp's; what has a body or goes through a proxy stays its session's.
+head only the last line is written range by range. Answers to ranges are read by ``direct``. Connector, pool, TLS, DNS
+and all other answers stay aiohttp's; what has a body stays its session's.
 
-Relied on are the arguments that aiohttp makes its own requests, answers and handlers with, and nothing else that isn't
-public; they are tried before.
+Relied on are the arguments that aiohttp makes its own requests, answers and handlers with, and that a handler can take
+over a connection in the middle; nothing else that isn't public. It is tried before.
 """
 
 from __future__ import annotations
@@ -103,15 +103,7 @@ class Requests:
         self._loop = asyncio.get_running_loop()
         self.deadlines = Deadlines(self._loop)
         """For what waits for these requests' answers."""
-        self._request = lru_cache(MAX_URLS)(
-            partial(
-                aiohttp.ClientRequest,
-                "GET",
-                loop=self._loop,
-                session=session,
-                response_class=session._response_class,
-            )
-        )
+        self._request = lru_cache(MAX_URLS)(self._new_request)
         self._head = lru_cache(MAX_URLS)(self._head_without_range)
         self._works = self._rehearse()
 
@@ -133,8 +125,8 @@ class Requests:
         Raises:
             aiohttp.ClientError, OSError, ValueError: There is none, or the request can't be made.
         """
-        if method == "GET" and data is None and proxy is None and self._works:
-            return self._get(url, headers, byte_range)
+        if method == "GET" and data is None and self._works:
+            return self._get(url, headers, byte_range, proxy, proxy_headers)
         return self._session.request(
             method,
             url,
@@ -146,10 +138,16 @@ class Requests:
         )
 
     async def _get(
-        self, url: URL, headers: Mapping[str, str], byte_range: str | None
+        self,
+        url: URL,
+        headers: Mapping[str, str],
+        byte_range: str | None,
+        proxy: URL | None,
+        proxy_headers: Mapping[str, str] | None,
     ) -> Answer | aiohttp.ClientResponse:
-        request = self._request(url)
-        head = self._head(url, tuple(headers.items()))
+        # Afresh for a proxy: connecting to one changes a request's headers for it, by which connections are pooled.
+        request = self._request(url) if proxy is None else self._new_request(url, proxy, proxy_headers)
+        head = self._head(url, tuple(headers.items()), request.proxy is not None and not request.is_ssl())
         head += b"\r\n" if byte_range is None else _encoded([f"Range: {byte_range}", ""])
         directly = self._directly and byte_range is not None
         connector: Connector = self._session.connector  # type: ignore[assignment]
@@ -173,10 +171,24 @@ class Requests:
         """Nothing may be under way. The session stays open."""
         self.deadlines.close()
 
-    def _head_without_range(self, url: URL, headers: tuple[tuple[str, str], ...]) -> bytes:
+    def _new_request(
+        self, url: URL, proxy: URL | None = None, proxy_headers: Mapping[str, str] | None = None
+    ) -> aiohttp.ClientRequest:
+        return aiohttp.ClientRequest(
+            "GET",
+            url,
+            loop=self._loop,
+            session=self._session,
+            response_class=self._session._response_class,
+            proxy=proxy,
+            proxy_headers=None if proxy_headers is None else CIMultiDict(proxy_headers),
+        )
+
+    def _head_without_range(self, url: URL, headers: tuple[tuple[str, str], ...], to_proxy: bool) -> bytes:
         fields = CIMultiDict(self._session.headers)
         fields.update(headers)
-        lines = [f"GET {url.raw_path_qs} HTTP/1.1", f"Host: {url.host_port_subcomponent}"]
+        target = str(url) if to_proxy else url.raw_path_qs
+        lines = [f"GET {target} HTTP/1.1", f"Host: {url.host_port_subcomponent}"]
         lines += [f"{name}: {value}" for name, value in fields.items()]
         return _encoded(lines)
 
