@@ -101,7 +101,7 @@ async def test_a_thread_takes_the_next_calls_whatever_the_loop_does() -> None:
         group.start_soon(pool.run, gate)
         await gate.has_begun()
         for _ in range(5):
-            group.start_soon(pool.run, called.release)
+            group.start_soon(pool.run, called.release, 1)
         await anyio.wait_all_tasks_blocked()
         gate.may_end.set()
         assert all(called.acquire(timeout=10) for _ in range(5))  # here, where the loop waits for it
