@@ -50,10 +50,7 @@ class FrameDecoder(Protocol):
         ...
 
     def each(self, frames: Sequence[int]) -> list[torch.Tensor]:
-        """The same, a tensor (channels, height, width) for each frame, in memory of its own; duplicates are one tensor.
-
-        Costs less than ``frames``, which copies what comes out of the decoder.
-        """
+        """The same, each (channels, height, width) in memory of its own; duplicates are one tensor."""
         ...
 
 
@@ -114,26 +111,33 @@ class ClipDecoder(ABC):
 
     def frames(self, frames: Sequence[int]) -> torch.Tensor:
         """See FrameDecoder."""
-        decoded = self.each(frames)
-        return stack_frames(decoded) if decoded else self._no_frames()
+        ranks = self._ranks(frames)
+        if not ranks:
+            return self._no_frames()
+        with self._lock:
+            return self._decode_together(frames, ranks)
 
     def each(self, frames: Sequence[int]) -> list[torch.Tensor]:
         """See FrameDecoder."""
+        ranks = self._ranks(frames)
+        if not ranks:
+            return []
+        with self._lock:
+            return self._decode(frames, ranks)
+
+    def _ranks(self, frames: Sequence[int]) -> list[int]:
         if os.getpid() != self._pid:  # before the lock: a thread that isn't here may have held it
             raise WrongLoop(
                 f"{self.clip.name}: the decoder was opened in process {self._pid} and can't be used in its child "
                 f"{os.getpid()}; open one there"
             )
         ranks = self.clip.ranks(frames)
-        if not ranks:
-            return []
-        if max(ranks) >= self.num_frames:
+        if ranks and max(ranks) >= self.num_frames:
             raise DecodeError(
                 f"{self.clip.name}: its {self.clip.nbytes} bytes hold {self.num_frames} frames, and number "
                 f"{max(ranks)} was asked for: they were cut short, or the header isn't theirs"
             )
-        with self._lock:
-            return self._decode(frames, ranks)
+        return ranks
 
     def _no_frames(self) -> torch.Tensor:
         library = import_torch()
@@ -144,6 +148,10 @@ class ClipDecoder(ABC):
     @abstractmethod
     def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
         """The frames, at least one, whose ranks are in the clip. Called under the lock."""
+
+    def _decode_together(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
+        """The same as one tensor; for a back end that can write them into one, without a copy."""
+        return stack_frames(self._decode(frames, ranks))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.clip.name!r}, {len(self.clip)} frames)"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-import anyio
-from anyio import to_thread
-
 from asyncfetch.config import usable_cpus
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime.thread_call import ThreadCall
 
@@ -48,12 +44,11 @@ class DecodePoolStatistics:
 class DecodePool:
     """Runs blocking calls in worker threads, at most ``threads`` at a time, first come, first served.
 
-    As many calls again stand by in threads of their own, which sleep until one of the others is done: between two calls
-    of a thread the loop need not run, which on busy cores would take longer than handing over.
+    A thread that is done takes the next call by itself. Nobody has to wake it: on busy cores the loop would take its
+    time, and a thread that is woken for each call mostly begins it on its waker's core while another one is idle.
 
-    There is no queue but the callers themselves: each waits in its own task, so what waits is bounded by who asks.
-    The threads are anyio's, which ends them with the loop; there is nothing to close. A pool belongs to the loop that
-    uses it first.
+    What waits is bounded by who asks: each caller waits in its own task. The threads end with ``close``, or when the
+    pool is collected.
 
     Args:
         threads: None means one a core that this process may use.
@@ -67,9 +62,7 @@ class DecodePool:
         """Calls that run at a time."""
         if self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {threads}")
-        self._limiter = anyio.CapacityLimiter(2 * self.threads)
-        self._unlimited = anyio.CapacityLimiter(math.inf)  # else anyio's own 40 for the loop would count too
-        self._turns = threading.Semaphore(self.threads)
+        self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
         self._calls: set[ThreadCall[Any]] = set()
         self._finished = 0
         self._busy_seconds = 0.0
@@ -81,21 +74,34 @@ class DecodePool:
         Cancelled while it waits, it never calls. A call that runs can't be stopped: a cancelled caller waits for its
         end and throws the result away, and the thread counts as busy until then. A second ``Task.cancel()`` is raised
         at once: then the call runs on, and no longer counts.
+
+        Raises:
+            ClosedError: The pool was closed.
+            Exception: What the function raises.
         """
-        async with self._limiter:
-            call: ThreadCall[ResultT] = ThreadCall(lambda: function(*args), self._turns)
-            self._calls.add(call)
-            try:
-                return await to_thread.run_sync(call.run, limiter=self._unlimited, abandon_on_cancel=True)
-            except asyncio.CancelledError:
-                await call.ended()
-                raise
-            finally:
-                self._calls.discard(call)
-                self._finished += call.began
-                self._busy_seconds += call.seconds
-                if call.began and not call.runs:
-                    self._call_times.record(call.seconds)
+        call: ThreadCall[ResultT] = ThreadCall(lambda: function(*args))
+        self._calls.add(call)
+        try:
+            return await self._submit(call)
+        except asyncio.CancelledError:
+            await call.ended()
+            raise
+        finally:
+            self._calls.discard(call)
+            self._finished += call.began
+            self._busy_seconds += call.seconds
+            if call.began and not call.runs:
+                self._call_times.record(call.seconds)
+
+    def _submit(self, call: ThreadCall[ResultT]) -> asyncio.Future[ResultT]:
+        try:
+            return asyncio.wrap_future(self._executor.submit(call.run))
+        except RuntimeError as error:
+            raise ClosedError("the threads that decode have ended: open the dataset again") from error
+
+    def close(self) -> None:
+        """Let the threads end, each behind its last call; new calls are refused. Twice is once."""
+        self._executor.shutdown(wait=False)
 
     def statistics(self) -> DecodePoolStatistics:
         """What it does and did; taken off the loop, its figures can be one event apart."""
@@ -104,7 +110,7 @@ class DecodePool:
         return DecodePoolStatistics(
             threads=self.threads,
             busy=busy,
-            waiting=self._limiter.statistics().tasks_waiting + len(calls) - busy,
+            waiting=len(calls) - busy,
             finished=self._finished,
             busy_seconds=self._busy_seconds,
             call=self._call_times.snapshot(),

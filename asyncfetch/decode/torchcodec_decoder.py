@@ -9,6 +9,7 @@ lie scattered among what the decoder frees when it goes, and their pages can't b
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from asyncfetch.decode.decoder import ClipDecoder
 from asyncfetch.errors import DecodeError, FrameMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -56,16 +57,33 @@ class TorchcodecDecoder(ClipDecoder):
         super().__init__(clip, num_frames=len(self._video), bytes_per_sample=_bytes_per_sample(self._video))
 
     def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
-        # One by one: get_frames_at, of several, takes a quarter longer, and what it gives shares one block of memory.
-        try:
+        # One by one: what is decoded by one call of torchcodec shares one block of memory.
+        with self._named(frames):
             decoded = {rank: self._video.get_frame_at(rank) for rank in sorted(set(ranks))}
+        for frame, rank in zip(frames, ranks, strict=True):
+            self._check_time(frame, decoded[rank].pts_seconds)
+        return [decoded[rank].data for rank in ranks]
+
+    def _decode_together(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
+        # A window's, mostly. get_frames_at takes any ranks, but copies them to torch's default device.
+        start, stop = ranks[0], ranks[0] + len(ranks)
+        if ranks != list(range(start, stop)):
+            return super()._decode_together(frames, ranks)
+        with self._named(frames):
+            decoded = self._video.get_frames_in_range(start, stop)
+        for frame, seconds in zip(frames, decoded.pts_seconds.tolist(), strict=True):
+            self._check_time(frame, seconds)
+        pictures: torch.Tensor = decoded.data
+        return pictures
+
+    @contextmanager
+    def _named(self, frames: Sequence[int]) -> Iterator[None]:
+        try:
+            yield
         except RuntimeError as error:
             raise DecodeError(
                 f"{self.clip.name}: torchcodec can't decode frames {list(frames)}: {_reason(error)}"
             ) from error
-        for frame, rank in zip(frames, ranks, strict=True):
-            self._check_time(frame, decoded[rank].pts_seconds)
-        return [decoded[rank].data for rank in ranks]
 
     def _check_time(self, frame: int, seconds: float) -> None:
         """Raise FrameMissing where the decoder gave another frame than the one of this time.

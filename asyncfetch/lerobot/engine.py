@@ -113,6 +113,7 @@ class Engine:
         """In the byte cache: for all clips of an episode, before the first is asked for."""
         self.decoders = _decoder_cache(config, self._decoder_bytes)
         stack.callback(self.decoders.close)
+        stack.callback(self.decode.close)
         self.group = await anyio.create_task_group().__aenter__()
         stack.push_async_callback(end_tasks, self.group)
 

@@ -70,8 +70,6 @@ class HeldEpisode:
     def frames(self, camera: str, frames: Sequence[int], *, reader: int = 0) -> torch.Tensor:
         """Decoded frames of one camera, (len(frames), C, H, W). Takes a while: call it in a thread.
 
-        ``each`` gives a tensor for each frame instead, in memory of its own, which costs less.
-
         Args:
             camera: Its feature.
             frames: Of the episode, from 0, in any order.

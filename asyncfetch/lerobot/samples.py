@@ -155,6 +155,8 @@ class SampleBuilder:
 
     def _spans(self, held: HeldEpisode, reader: int, feature: Feature, spans: Sequence[NDArray[np.int64]]) -> list[Any]:
         """The feature's values at the frames of each span."""
+        if feature.is_camera and len(spans) == 1 and len(spans[0]) > 1:  # nothing to share: no copy to make one of it
+            return self._as_image_dtype([held.frames(feature.key, spans[0].tolist(), reader=reader)], feature)
         if feature.kind in _PICTURES:
             pictures = _pictures(held, reader, feature, np.concatenate(spans).tolist())
             parts = iter(pictures if len(spans[0]) > 1 else _unshared(pictures))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import CancelledError, Future
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
@@ -13,7 +12,6 @@ from anyio import to_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
 __all__ = ["ThreadCall", "run_to_its_end"]
 
@@ -28,28 +26,27 @@ class ThreadCall(Generic[ResultT]):
 
     Args:
         function: What to call.
-        turns: Held while it runs; the thread waits for it.
     """
 
-    def __init__(self, function: Callable[[], ResultT], turns: AbstractContextManager[object] | None = None) -> None:
+    def __init__(self, function: Callable[[], ResultT]) -> None:
         self._function = function
-        self._turns = turns or nullcontext()
         self._ended: Future[None] = Future()
         self.began = False
         self.seconds = 0.0
 
     def run(self) -> ResultT:
         """In the thread."""
-        with self._turns:
-            if not self._ended.set_running_or_notify_cancel():
-                raise CancelledError  # to nobody
-            self.began = True
-            start = time.perf_counter()
-            try:
-                return self._function()
-            finally:
-                self.seconds = time.perf_counter() - start
-                self._ended.set_result(None)
+        if not self._ended.set_running_or_notify_cancel():
+            raise CancelledError  # to nobody
+        self.began = True
+        start = time.perf_counter()
+        try:
+            return self._function()
+        except StopIteration as stop:  # no future takes it
+            raise RuntimeError("a call in a thread raised StopIteration") from stop
+        finally:
+            self.seconds = time.perf_counter() - start
+            self._ended.set_result(None)
 
     @property
     def runs(self) -> bool:

@@ -72,6 +72,18 @@ def test_frames_of_ten_bits_are_the_right_ones(videos: dict[str, Video], backend
 
 
 @each_backend
+@each_video
+def test_neighbouring_frames_together_are_the_frames(
+    videos: dict[str, Video], name: str, backend: DecoderBackend
+) -> None:
+    decoder = open_decoder(videos[name].clip(), backend=backend)
+    for frames in (range(7, FRAMES - 3), range(FRAMES), range(2, 4)):  # forward, and back again
+        together, singly = decoder.frames(frames), decoder.each(frames)
+        assert torch.equal(together, torch.stack(singly))
+        assert together.stride() == decoder.frames([frames[0], frames[0]]).stride()
+
+
+@each_backend
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(frames=st.lists(st.integers(0, FRAMES - 1), max_size=12))
 def test_a_batch_is_its_frames_in_the_asked_order(h264: Video, backend: DecoderBackend, frames: list[int]) -> None:
@@ -107,7 +119,7 @@ def test_a_frame_that_the_video_lacks_is_missing(h264: Video, backend: DecoderBa
 
 @each_backend
 @pytest.mark.parametrize("ticks", [-1, 1, -512 * FRAMES, 512 * FRAMES])
-@pytest.mark.parametrize("frames", [[9], [9, 2], [2, 9, 9]])
+@pytest.mark.parametrize("frames", [[9], [9, 2], [2, 9, 9], [8, 9, 10]])
 def test_a_frame_of_another_time_is_missing(
     h264: Video, backend: DecoderBackend, ticks: int, frames: list[int]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from asyncfetch.decode import DecodePool
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ClosedError, ConfigError
 
 
 class Gate:
@@ -93,6 +93,41 @@ async def test_no_more_than_its_threads_run_at_a_time_and_all_of_them_do() -> No
             group.start_soon(pool.run, work)
     assert peak == 3
     assert pool.statistics().finished == 30
+
+
+async def test_a_thread_takes_the_next_calls_whatever_the_loop_does() -> None:
+    pool, gate, called = DecodePool(1), Gate(), threading.Semaphore(0)
+    async with anyio.create_task_group() as group:
+        group.start_soon(pool.run, gate)
+        await gate.has_begun()
+        for _ in range(5):
+            group.start_soon(pool.run, called.release, 1)
+        await anyio.wait_all_tasks_blocked()
+        gate.may_end.set()
+        assert all(called.acquire(timeout=10) for _ in range(5))  # here, where the loop waits for it
+
+
+async def test_a_closed_pool_ends_its_threads_and_refuses() -> None:
+    pool = DecodePool(1)
+    thread = await pool.run(threading.current_thread)
+    pool.close()
+    pool.close()
+    await anyio.to_thread.run_sync(thread.join, 10)
+    assert not thread.is_alive()
+    with pytest.raises(ClosedError):
+        await pool.run(len, "abc")
+    assert (pool.statistics().waiting, pool.statistics().finished) == (0, 1)
+
+
+async def test_a_pool_that_nobody_refers_to_ends_its_threads() -> None:
+    thread = await DecodePool(1).run(threading.current_thread)
+    await anyio.to_thread.run_sync(thread.join, 10)
+    assert not thread.is_alive()
+
+
+async def test_what_no_future_takes_comes_back_as_an_error() -> None:
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await DecodePool(1).run(next, iter(()))
 
 
 async def test_statistics_tell_what_is_going_on() -> None:

@@ -97,21 +97,26 @@ async def test_a_long_window_is_one_call_a_camera_that_decodes_each_frame_once(
     cameras = (TOP, WRIST, "observation.images.left", "observation.images.right")
     truth = library(episodes=(100,), cameras=cameras, width=64, height=64)
     calls: list[list[int]] = []
-    decode = TorchcodecDecoder._decode
+    decode = TorchcodecDecoder._decode_together
 
-    def count(decoder: TorchcodecDecoder, asked: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
+    def count(decoder: TorchcodecDecoder, asked: Sequence[int], ranks: list[int]) -> torch.Tensor:
         calls.append(ranks)
         return decode(decoder, asked, ranks)
 
-    monkeypatch.setattr(TorchcodecDecoder, "_decode", count)
+    monkeypatch.setattr(TorchcodecDecoder, "_decode_together", count)
     decoded: list[int] = []
-    get_frame_at = VideoDecoder.get_frame_at
+    get_frame_at, get_frames_in_range = VideoDecoder.get_frame_at, VideoDecoder.get_frames_in_range
 
     def get(decoder: VideoDecoder, rank: int) -> object:
         decoded.append(rank)
         return get_frame_at(decoder, rank)
 
+    def get_range(decoder: VideoDecoder, start: int, stop: int) -> object:
+        decoded.extend(range(start, stop))
+        return get_frames_in_range(decoder, start, stop)
+
     monkeypatch.setattr(VideoDecoder, "get_frame_at", get)
+    monkeypatch.setattr(VideoDecoder, "get_frames_in_range", get_range)
     async with serve(truth) as served:
         window = dict.fromkeys(cameras, frames(*range(-63, 1)))
         sample = await served.dataset.sample(0, 80, windows=window)
