@@ -7,6 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
+import anyio
+import anyio.to_thread
+
 from asyncfetch.config import usable_cpus
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.observe import Histogram
@@ -63,6 +66,8 @@ class DecodePool:
         if self.threads < 1:
             raise ConfigError(f"threads must be at least 1, not {threads}")
         self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
+        self._is_closed = False
+        self._late: anyio.CapacityLimiter | None = None
         self._calls: set[ThreadCall[Any]] = set()
         self._finished = 0
         self._busy_seconds = 0.0
@@ -82,7 +87,7 @@ class DecodePool:
         call: ThreadCall[ResultT] = ThreadCall(lambda: function(*args))
         self._calls.add(call)
         try:
-            return await self._submit(call)
+            return await self._in_thread(call)
         except asyncio.CancelledError:
             await call.ended()
             raise
@@ -93,14 +98,20 @@ class DecodePool:
             if call.began and not call.runs:
                 self._call_times.record(call.seconds)
 
-    def _submit(self, call: ThreadCall[ResultT]) -> asyncio.Future[ResultT]:
+    async def _in_thread(self, call: ThreadCall[ResultT]) -> ResultT:
         try:
-            return asyncio.wrap_future(self._executor.submit(call.run))
+            ended = self._executor.submit(call.run)
         except RuntimeError as error:
-            raise ClosedError("the threads that decode have ended: open the dataset again") from error
+            if self._is_closed:
+                raise ClosedError("the threads that decode have ended: open the dataset again") from error
+            # The program's main thread is over, and all executors with it; the loop is in another one, and goes on.
+            self._late = self._late or anyio.CapacityLimiter(self.threads)
+            return await anyio.to_thread.run_sync(call.run, limiter=self._late)
+        return await asyncio.wrap_future(ended)
 
     def close(self) -> None:
         """Let the threads end, each behind its last call; new calls are refused. Twice is once."""
+        self._is_closed = True
         self._executor.shutdown(wait=False)
 
     def statistics(self) -> DecodePoolStatistics:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 
@@ -215,3 +217,30 @@ def test_a_pool_without_threads_is_refused() -> None:
 async def test_a_pool_may_be_made_before_its_loop() -> None:
     pool = await anyio.to_thread.run_sync(DecodePool)  # in that thread no loop runs
     assert await pool.run(len, "abc") == 3
+
+
+def test_calls_go_on_in_a_thread_that_outlives_the_main_one() -> None:
+    """Python ends its executors with the main thread, and waits for all others behind that."""
+    code = """
+import threading, anyio
+from asyncfetch.decode import DecodePool
+
+main_thread = threading.main_thread()
+
+async def work():
+    pool = DecodePool(2)
+    assert await pool.run(abs, -1) == 1
+    main_thread.join()
+    results = []
+    async with anyio.create_task_group() as group:
+        async def call(number):
+            results.append(await pool.run(abs, -number))
+        for number in range(20):
+            group.start_soon(call, number)
+    pool.close()
+    print(sorted(results) == list(range(20)), pool.statistics().finished)
+
+threading.Thread(target=anyio.run, args=(work,)).start()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.stdout, ended.stderr) == ("True 21\n", "")
