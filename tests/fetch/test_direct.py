@@ -177,15 +177,46 @@ async def test_an_early_end_tells_both_lengths(
 
 
 async def test_an_honest_body_in_chunks(
-    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
+    fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, step: type[StepType]
 ) -> None:
-    url = server.put("/x", CONTENT)
+    """Handed on amid what the transport gives out at once."""
+    url = any_server.put("/x", CONTENT)
     in_chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(CONTENT), CONTENT)
-    server.will(step(headers={"Content-Length": None, "Transfer-Encoding": "chunked"}, body=in_chunks))
-    async with fetcher_with() as fetcher:
-        assert await fetcher.fetch(url) == CONTENT
-        assert await fetcher.fetch(url) == CONTENT
-    assert server.connections == 1
+    async with fetcher_with(ca_file=ca_file) as fetcher:
+        for _ in range(3):
+            any_server.will(step(headers={"Content-Length": None, "Transfer-Encoding": "chunked"}, body=in_chunks))
+            assert await fetcher.fetch(url) == CONTENT
+            assert await fetcher.fetch(url) == CONTENT
+        assert fetcher.statistics().retries == 0
+    assert any_server.connections == 1
+
+
+async def test_a_surplus_behind_what_was_handed_on_ends_the_connection(
+    fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, step: type[StepType]
+) -> None:
+    url = any_server.put("/x", CONTENT)
+    in_chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(CONTENT), CONTENT)
+    async with fetcher_with(ca_file=ca_file) as fetcher:
+        for _ in range(3):
+            headers = {"Content-Length": None, "Transfer-Encoding": "chunked"}
+            any_server.will(step(headers=headers, body=in_chunks + SMUGGLED))
+            assert await fetcher.fetch(url) == CONTENT
+            assert await fetcher.fetch(url, 0, 10) == CONTENT[:10]
+        assert fetcher.statistics().retries == 0
+
+
+async def test_an_empty_body_may_come_with_a_206(
+    fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, step: type[StepType]
+) -> None:
+    """RFC 9110 has no such range, but it says all there is to say."""
+    url = any_server.put("/x", b"12345")
+    place = {"Content-Range": "bytes 5-4/5", "Content-Length": "0"}
+    async with fetcher_with(ca_file=ca_file) as fetcher:
+        for _ in range(2):
+            any_server.will(step(status=206, headers=place, body=b""))
+            assert await fetcher.fetch(url, 5) == b""
+            assert await fetcher.fetch(url) == b"12345"
+    assert any_server.connections == 1
 
 
 @pytest.mark.parametrize("status", [206, 503])

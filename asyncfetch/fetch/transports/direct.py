@@ -124,7 +124,7 @@ class _State(Enum):
     ENDED = auto()
     """Nothing more is wanted; what comes spoils the connection."""
     HANDED_ON = auto()
-    """aiohttp's protocol has the connection."""
+    """What comes is aiohttp's protocol's."""
 
 
 class Channel(asyncio.BufferedProtocol):
@@ -229,7 +229,7 @@ class Channel(asyncio.BufferedProtocol):
 
     def is_spoilt(self) -> bool:
         """Whether it is of no use while it rests: something unasked has come, or waits in its socket, or its end."""
-        if self._has_surplus or self._has_ended:
+        if self._has_surplus or self._has_ended or (self._state is _State.HANDED_ON and self._handler.should_close):
             return True
         if self._poll is None:
             self._poll = select.poll()
@@ -242,6 +242,8 @@ class Channel(asyncio.BufferedProtocol):
         if state is _State.READING:
             rest = self._view[-self._missing_bytes :]
             return rest if self._pace is None else self._pace.room(rest)
+        if state is _State.HANDED_ON:
+            return self._memory
         if state is _State.ASKED or (state is _State.ANSWERED and self._filled < self._body.stop):
             if self._filled == len(self._memory):
                 self._grow()
@@ -268,6 +270,9 @@ class Channel(asyncio.BufferedProtocol):
             self._read_head()
         elif state is _State.ANSWERED and self._filled < self._body.stop:
             self._filled += nbytes
+        elif state is _State.HANDED_ON:
+            # Not the handler in our place: aiofastnet asks who was there first for more buffers in the same turn.
+            self._handler.data_received(bytes(self._memory[:nbytes]))
         else:
             self._has_surplus = True
 
@@ -303,7 +308,6 @@ class Channel(asyncio.BufferedProtocol):
         else:
             self._state = _State.HANDED_ON
             self._set_up(self._handler)
-            self.transport.set_protocol(self._handler)
             self._handler.data_received(bytes(self._memory[: self._filled]))
         self._wake()
 

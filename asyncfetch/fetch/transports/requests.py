@@ -6,8 +6,8 @@ for every range of an object. So a request is made once a url, to ask the connec
 head only the last line is written range by range. Answers to ranges are read by ``direct``. Connector, pool, TLS, DNS
 and all other answers stay aiohttp's; what has a body stays its session's.
 
-Relied on are the arguments that aiohttp makes its own requests, answers and handlers with, and that a handler can take
-over a connection in the middle; nothing else that isn't public. It is tried before.
+Relied on are the arguments that aiohttp makes its own requests, answers and handlers with, and that a handler takes
+what it is passed of a connection; nothing else that isn't public. It is tried before.
 """
 
 from __future__ import annotations
