@@ -62,6 +62,19 @@ async def test_a_head_is_what_the_session_would_send(
     assert statuses[0] == statuses[1]
 
 
+async def test_a_head_to_a_proxy_is_what_the_session_would_send(
+    server: LyingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, proxy = URL("http://elsewhere.invalid:81/a%2Fb?q=%20+é#top"), URL(server.url("/"))
+    async with opened_line(FetchConfig()) as line:
+        for works in (True, False):
+            monkeypatch.setattr(line.requests, "_works", works)
+            with exchange_of(line) as exchange:
+                exchange.answered(await line.requests.send("GET", url, {}, byte_range="bytes=1-3", proxy=proxy))
+    lean, full = server.requests
+    assert (lean.path, list(lean.headers.items())) == (full.path, list(full.headers.items()))
+
+
 async def test_ranges_of_a_url_share_what_was_made_for_the_first(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

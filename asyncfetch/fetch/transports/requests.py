@@ -187,7 +187,7 @@ class Requests:
     def _head_without_range(self, url: URL, headers: tuple[tuple[str, str], ...], to_proxy: bool) -> bytes:
         fields = CIMultiDict(self._session.headers)
         fields.update(headers)
-        target = str(url) if to_proxy else url.raw_path_qs
+        target = str(url.with_fragment(None)) if to_proxy else url.raw_path_qs
         lines = [f"GET {target} HTTP/1.1", f"Host: {url.host_port_subcomponent}"]
         lines += [f"{name}: {value}" for name, value in fields.items()]
         return _encoded(lines)
