@@ -18,6 +18,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.hedge import BURST, REFRESH, SHORTEST_PATIENCE_SECONDS, Hedging
 from asyncfetch.fetch.hosts import Hosts, Route
 from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.fetch.transports.direct import Channel
 from asyncfetch.fetch.transports.exchange import Exchange
 from asyncfetch.fetch.transports.hedging import Race
 from asyncfetch.testing import Fault, HubServer, S3Server
@@ -182,6 +183,31 @@ async def test_a_first_answer_that_does_not_fit_waits_for_the_second(
             assert await fetcher.fetch(url, 7, 90_000) == CONTENT[7:90_000]
         assert hedges(fetcher) == (1, 1)
         assert_one_failed(fetcher, kind)
+
+
+async def test_the_body_of_a_first_answer_that_does_not_fit_is_not_hoarded(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one may take its time, while the first one's server sends on and on."""
+    size = 60_000_000
+    place = {"Content-Range": f"bytes 0-{size - 1}/{size}", "Content-Length": str(size)}
+    held = [0]
+    grow = Channel._grow
+
+    def note(channel: Channel) -> None:
+        grow(channel)
+        held.append(len(channel._memory))
+
+    monkeypatch.setattr(Channel, "_grow", note)
+    async with acquainted(fetcher_with, server) as (fetcher, url):
+        server.every = lambda request: (
+            step(headers=place, body=bytes(size), end="stall") if request.connection == 1 else None
+        )
+        hold(server, first_seconds=0.0, second_seconds=0.3)
+        with anyio.fail_after(2):
+            assert await fetcher.fetch(url, 7, 90_000) == CONTENT[7:90_000]
+        assert hedges(fetcher) == (1, 1)
+    assert max(held) < size // 4
 
 
 @pytest.mark.parametrize("refused", [1, 2])

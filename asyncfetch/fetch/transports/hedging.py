@@ -159,9 +159,12 @@ class Race(Generic[T]):
                         response = await start()
                     except FOREIGN as error:
                         failure = error  # the second one may do better
-                if self._winner is None and response is not None and self._fits(response):
-                    self._winner = FIRST
-                    second_scope.cancel()
+                if self._winner is None and response is not None:
+                    if self._fits(response):
+                        self._winner = FIRST
+                        second_scope.cancel()
+                    elif response.status < 300:
+                        self.give_up_first()  # its body is of no use, and comes whether it is read or not
         finally:
             del self._first_scope, self.give_up_first, self._second  # what they lead to leads here: cycles, too
         if self._winner == SECOND:
