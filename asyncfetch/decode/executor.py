@@ -104,6 +104,9 @@ class DecodePool:
         except RuntimeError as error:
             if self._is_closed:
                 raise ClosedError("the threads that decode have ended: open the dataset again") from error
+            if "interpreter shutdown" not in str(error):  # no thread can be started
+                await call.ended()  # it may stand in the queue
+                raise
             # The program's main thread is over, and all executors with it; the loop is in another one, and goes on.
             self._late = self._late or anyio.CapacityLimiter(self.threads)
             return await anyio.to_thread.run_sync(call.run, limiter=self._late)

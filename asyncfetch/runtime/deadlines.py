@@ -68,7 +68,7 @@ class Deadlines:
         self._due, self._timer = math.inf, None
         now = self.time()
         for one in list(self._watched):
-            if one.due <= now:
+            if one.due <= now and one in self._watched:  # it may have left just now
                 one.is_due(now)
         if self._watched:
             self._set(min(one.due for one in self._watched))
