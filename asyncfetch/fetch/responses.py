@@ -223,8 +223,9 @@ def _check_length(status: int, headers: Mapping[str, str], expected: int) -> Non
 
 
 def _check_encoding(status: int, headers: Mapping[str, str]) -> None:
-    encoding = headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding not in {"", "identity"}:
+    # All of them: the header may come more than once, and each may name several.
+    encoding = ",".join(value for name, value in headers.items() if name.lower() == "content-encoding").lower()
+    if {one.strip() for one in encoding.split(",")} - {"", "identity"}:
         raise _lie(status, f"asked for the bytes as they are, got Content-Encoding {encoding!r}: switch it off there")
 
 

@@ -87,6 +87,18 @@ async def test_a_file_that_shrinks_while_it_is_read_has_changed(odd: type[OddFil
             await fetcher.fetch("odd://x", 10, 20)
 
 
+async def test_a_file_that_is_replaced_by_one_as_long_while_it_is_read_has_changed(odd: type[OddFileSystem]) -> None:
+    def replace(data: bytes) -> bytes:
+        odd.info_of = lambda info: {**info, "etag": "new"}
+        return data
+
+    odd.info_of = lambda info: {**info, "etag": "old"}
+    odd.read = replace
+    async with Fetcher() as fetcher:
+        with pytest.raises(ObjectChanged, match="ETag"):
+            await fetcher.fetch("odd://x", 10, 20)
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

@@ -85,6 +85,17 @@ def test_wrong_206_is_refused(headers: dict[str, str]) -> None:
     assert caught.value.verdict is Verdict.ONCE
 
 
+@pytest.mark.parametrize("known", [None, ObjectInfo(URL_TEXT, 100, '"a"')])
+@pytest.mark.parametrize("encodings", [["identity", "gzip"], ["gzip", "identity"], ["identity, gzip"]])
+def test_an_encoding_beside_identity_is_refused(known: ObjectInfo | None, encodings: list[str]) -> None:
+    told = [("Content-Range", "bytes 3-9/100"), ("Content-Length", "7"), ("ETag", '"a"')]
+    headers = CIMultiDict([*told, *(("Content-Encoding", one) for one in encodings)])
+    with pytest.raises(AttemptFailed, match="gzip"):
+        check_response(Wanted(3, 10), 206, headers, url=URL_TEXT, known=known)
+    told.append(("Content-Encoding", " Identity"))
+    assert check_response(Wanted(3, 10), 206, CIMultiDict(told), url=URL_TEXT, known=known).start == 3
+
+
 def test_200_with_the_whole_object_is_taken() -> None:
     assert check(Wanted(0, None), 200, Content_Length="9") == Delivery(ObjectInfo(URL_TEXT, 9), 0, 9)
 

@@ -28,6 +28,7 @@ class AllowedPace:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.Handle | None = None
+        self._is_paused = False
 
     def begin(self, transport: asyncio.Transport) -> None:
         """Nothing more is read than is left by what came with the head."""
@@ -47,11 +48,13 @@ class AllowedPace:
             self._timer = self._loop.call_soon(self._pay)
 
     def end(self) -> None:
-        """Nothing is paused or resumed any more."""
-        self._transport = None
+        """Nothing is paused any more, nor will be."""
+        transport, self._transport = self._transport, None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._is_paused and transport is not None and not transport.is_closing():
+            transport.resume_reading()
 
     def _pay(self) -> None:
         self._timer = None
@@ -61,9 +64,11 @@ class AllowedPace:
         if seconds:
             self._pausing(seconds)
             self._transport.pause_reading()
+            self._is_paused = True
             self._timer = self._loop.call_later(seconds, self._resume)
 
     def _resume(self) -> None:
         self._timer = None
+        self._is_paused = False
         if self._transport is not None:
             self._transport.resume_reading()
