@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tests.fetch.conftest import Step as StepType
 
 CONTENT = random.Random(2).randbytes(3_000_000)
+CHUNKED: dict[str, str | None] = {"Content-Length": None, "Transfer-Encoding": "chunked"}
+IN_CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(CONTENT), CONTENT)
 
 
 @pytest.fixture
@@ -181,10 +183,9 @@ async def test_an_honest_body_in_chunks(
 ) -> None:
     """Handed on amid what the transport gives out at once."""
     url = any_server.put("/x", CONTENT)
-    in_chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(CONTENT), CONTENT)
     async with fetcher_with(ca_file=ca_file) as fetcher:
         for _ in range(3):
-            any_server.will(step(headers={"Content-Length": None, "Transfer-Encoding": "chunked"}, body=in_chunks))
+            any_server.will(step(headers=CHUNKED, body=IN_CHUNKS))
             assert await fetcher.fetch(url) == CONTENT
             assert await fetcher.fetch(url) == CONTENT
         assert fetcher.statistics().retries == 0
@@ -195,11 +196,9 @@ async def test_a_surplus_behind_what_was_handed_on_ends_the_connection(
     fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, step: type[StepType]
 ) -> None:
     url = any_server.put("/x", CONTENT)
-    in_chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(CONTENT), CONTENT)
     async with fetcher_with(ca_file=ca_file) as fetcher:
         for _ in range(3):
-            headers = {"Content-Length": None, "Transfer-Encoding": "chunked"}
-            any_server.will(step(headers=headers, body=in_chunks + SMUGGLED))
+            any_server.will(step(headers=CHUNKED, body=IN_CHUNKS + SMUGGLED))
             assert await fetcher.fetch(url) == CONTENT
             assert await fetcher.fetch(url, 0, 10) == CONTENT[:10]
         assert fetcher.statistics().retries == 0
