@@ -110,8 +110,9 @@ def empty(path: Path, _at: int) -> None:
 
 
 def swap(path: Path, _at: int) -> None:
-    """Another file of the same length takes its place."""
-    path.write_bytes(os.urandom(path.stat().st_size))
+    """Other content of the same length takes the place of what is there; one that was deleted meanwhile stays so."""
+    with path.open("r+b") as file:
+        file.write(os.urandom(os.fstat(file.fileno()).st_size))
 
 
 DAMAGES: dict[str, Callable[[Path, int], None]] = {

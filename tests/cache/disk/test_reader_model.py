@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -153,10 +153,11 @@ class House:
             assert tier.on_disk_bytes() <= self.disk_bytes
 
     def spoil(self, number: int, damage: str) -> None:
-        files = [path for path in Tier(self.directory, []).files() if path.stat().st_size]
-        if files:
-            path = files[number % len(files)]
-            DAMAGES[damage](path, number % path.stat().st_size)
+        with suppress(FileNotFoundError):  # room is still being made, which deletes some
+            files = [path for path in Tier(self.directory, []).files() if path.stat().st_size]
+            if files:
+                path = files[number % len(files)]
+                DAMAGES[damage](path, number % path.stat().st_size)
 
     async def end(self) -> None:
         """With all mended, every byte of the newest versions is there, and with room on disk is read from it."""
