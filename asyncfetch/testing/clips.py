@@ -34,7 +34,8 @@ T = TypeVar("T")
 Codec = Literal["av1", "h264", "hevc"]
 
 # Both libraries print to the process's stderr by themselves; SVT-AV1 takes its level from SVT_LOG (1: errors only).
-_X265_QUIET = "log-level=none"
+# The x265 of PyAV 18.1 damages pictures that are no wider than a coding tree unit of 64 pixels, each time otherwise.
+_X265 = "log-level=none:ctu=32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,10 @@ ENCODINGS: dict[Codec, Encoding] = {
     # any quality, and some of its streams do not decode; at 8 and 9 every picture tried came back right.
     "av1": Encoding("av1", "libsvtav1", "yuv420p", "rgb24", 30, 8),
     "h264": Encoding("h264", "libx264", "yuv420p", "rgb24", 23, None),
-    "hevc": Encoding("hevc", "libx265", "yuv420p", "rgb24", 28, None, (("x265-params", _X265_QUIET),)),
+    "hevc": Encoding("hevc", "libx265", "yuv420p", "rgb24", 28, None, (("x265-params", _X265),)),
 }
 DEPTH_ENCODING = Encoding(
-    "hevc", "libx265", "gray12le", "gray12le", 28, None, (("x265-params", f"lossless=1:{_X265_QUIET}"),)
+    "hevc", "libx265", "gray12le", "gray12le", 28, None, (("x265-params", f"lossless=1:{_X265}"),)
 )
 
 

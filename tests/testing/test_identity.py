@@ -54,6 +54,15 @@ def test_survives_coding(codec: Codec, width: int, height: int, gop: int, textur
     assert [read_identity(frame) for frame in frames] == [(episode, first_frame + n, 1) for n in range(10)]
 
 
+def test_the_smallest_pictures_survive_hevc_each_time() -> None:
+    numbers = range(0x7FFC, 0x7FFC + 10)
+    pictures = [paint(0xF0F0F, number, 1, width=64, height=64) for number in numbers]
+
+    for _ in range(8):  # the first time the encoder's memory is still clean
+        frames = decoded(encode_clip(pictures, encoding=ENCODINGS["hevc"], fps=30, gop=30))
+        assert [read_identity(frame) for frame in frames] == [(0xF0F0F, number, 1) for number in numbers]
+
+
 @settings(deadline=None)  # the first example imports and caches
 @given(IDENTITIES, st.integers(0, 55))
 def test_a_flipped_cell_is_refused(identity: Identity, cell: int) -> None:
