@@ -1,16 +1,16 @@
 """What a range costs: this engine beside obstore, aiohttp, fsspec, aiobotocore, s3fs and s3torchconnector.
 
-    python -m bench.engine                  every size, every concurrency, plain and TLS; 12 minutes at most
+    python -m bench.engine                  every size, every concurrency, plain and TLS: some 20 minutes
     python -m bench.engine --quick          two sizes at one concurrency, within two minutes
     python -m bench.engine --save FILE.json --plot FILE.png     else in .bench/; written anew after each case
 
 One nginx, the same ranges of one object in memory, each client in a process of its own that stays for all repeats, one
-after the other in a new order each repeat. The table shows medians, and the spread of the CPU figure; below it stands
-which goals of bench/engine_goals.py are met. Clients of S3 ask the same nginx, signing as they do it. Before that, what
-is in bench/slow_link.py.
+after the other in a new order each repeat. The table shows medians, and the lowest and the highest of the repeats;
+below it stands which goals of bench/engine_goals.py are met. Clients of S3 ask the same nginx, signing as they do it.
+Before that, what is in bench/slow_link.py.
 
-A client that isn't installed is left out (pip install obstore s3fs s3torchconnector), and so is a case whose ranges in
-flight would take more than MAX_IN_FLIGHT_BYTES in each client. What isn't begun when the time is up is named.
+A client that isn't installed is left out (pip install --group peers), and so is a case whose ranges in flight would
+take more than MAX_IN_FLIGHT_BYTES in each client, or that isn't begun when the time is up: all of these are named.
 """
 
 from __future__ import annotations
@@ -78,19 +78,18 @@ class Plan:
     """No case is begun later than this."""
 
     def cases(self) -> list[tuple[bool, int, int]]:
-        """What is measured: (TLS, bytes of a range, ranges in flight). The middle ones first, if time is short."""
+        """(TLS, bytes of a range, ranges in flight) of each. The middle ones come first, if time is short."""
         return [
             (tls, size, concurrency)
             for concurrency in sorted(self.concurrencies, key=lambda one: one != 64)
             for tls in self.tls
             for size in self.sizes
-            if size * concurrency <= MAX_IN_FLIGHT_BYTES
         ]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One client in one case: medians over the repeats, but for the spread and the peak."""
+    """One client in one case: medians over the repeats, but for the spreads and the peak."""
 
     client: str
     tls: bool
@@ -101,6 +100,7 @@ class Row:
     """Lowest and highest of the repeats."""
     cpu_microseconds_per_request: float
     mib_per_second: float
+    mib_per_second_spread: tuple[float, float]
     requests_per_second: float
     peak_bytes: int
     """Resident memory above what the opened client began with, at its highest."""
@@ -160,6 +160,8 @@ def measure(plan: Plan, directory: Path) -> Iterator[list[Row]]:
         for tls, size, concurrency in plan.cases():
             if time.monotonic() - begun > plan.seconds:
                 return
+            if size * concurrency > MAX_IN_FLIGHT_BYTES:
+                continue
             requests = max(concurrency, min(plan.max_requests, plan.repeat_bytes // size))
             url = f"{servers[tls].url}/object"
             shared = Case("", "", url, servers[tls].ca_file, OBJECT_BYTES, size, concurrency, requests)
@@ -196,7 +198,8 @@ def summarise(name: str, case: Case, repeats: list[Measured]) -> Row:
     """The row of one client."""
     gib = case.requests * case.range_bytes / GIB
     cpu = [one.cpu_seconds for one in repeats]
-    seconds = statistics.median(one.seconds for one in repeats)
+    seconds = [one.seconds for one in repeats]
+    median_seconds = statistics.median(seconds)
     return Row(
         client=name,
         tls=case.ca_file is not None,
@@ -205,8 +208,9 @@ def summarise(name: str, case: Case, repeats: list[Measured]) -> Row:
         cpu_seconds_per_gib=statistics.median(cpu) / gib,
         cpu_spread=(min(cpu) / gib, max(cpu) / gib),
         cpu_microseconds_per_request=1e6 * statistics.median(cpu) / case.requests,
-        mib_per_second=1024 * gib / seconds,
-        requests_per_second=case.requests / seconds,
+        mib_per_second=1024 * gib / median_seconds,
+        mib_per_second_spread=(1024 * gib / max(seconds), 1024 * gib / min(seconds)),
+        requests_per_second=case.requests / median_seconds,
         peak_bytes=max(one.peak_bytes for one in repeats),
     )
 
@@ -214,7 +218,19 @@ def summarise(name: str, case: Case, repeats: list[Measured]) -> Row:
 def show(rows: list[Row], links: Sequence[SlowLink], console: Console) -> None:
     """Print the table, with the ratio of this engine to each client in brackets."""
     table = Table(title="client CPU per range: medians, lowest-highest")
-    columns = ("client", "", "range", "streams", "CPU-s/GiB", "spread", "CPU us/request", "MiB/s", "requests/s", "MiB")
+    columns = (
+        "client",
+        "",
+        "range",
+        "streams",
+        "CPU-s/GiB",
+        "spread",
+        "CPU us/request",
+        "MiB/s",
+        "spread",
+        "requests/s",
+        "MiB",
+    )
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number < 2 else "right")
     rows = sorted(rows, key=case_of)
@@ -230,6 +246,7 @@ def show(rows: list[Row], links: Sequence[SlowLink], console: Console) -> None:
             f"{row.cpu_spread[0]:.2f}-{row.cpu_spread[1]:.2f}",
             f"{row.cpu_microseconds_per_request:.0f}",
             f"{row.mib_per_second:.0f}",
+            "{:.0f}-{:.0f}".format(*row.mib_per_second_spread),
             f"{row.requests_per_second:.0f}",
             f"{row.peak_bytes / MIB:.0f}",
             end_section=number + 1 == len(rows) or case_of(rows[number + 1]) != case_of(row),
@@ -292,7 +309,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     parser.add_argument("--save", type=Path, metavar="FILE.json", default=OUTPUT / "engine.json", help="%(default)s")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", default=OUTPUT / "engine.png", help="%(default)s")
-    parser.add_argument("--minutes", type=float, default=11.0, help="no case is begun later; default %(default)s")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no case is begun later; default: none")
     return parser.parse_args(arguments)
 
 
@@ -348,12 +365,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.json:
         print(as_json(rows, links))
     else:
-        show(rows, links, Console(width=None if sys.stdout.isatty() else 140))
+        show(rows, links, Console(width=None if sys.stdout.isatty() else 150))
     if rows:
         progress.print(f"all figures are in {asked.save}, a plot in {asked.plot}")
+    for line in left_out(plan, rows):
+        progress.print(f"not measured: {line}")
+
+
+def left_out(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+    """The cases and clients that the figures don't show, and why."""
     done = {case_of(row) for row in rows}
-    for tls, size, concurrency in (case for case in cases if case not in done):
-        progress.print(f"not measured: {'TLS' if tls else 'plain'}, {size // KIB} KiB, {concurrency} streams")
+    for tls, size, concurrency in (case for case in plan.cases() if case not in done):
+        why = "too much memory in each client" if size * concurrency > MAX_IN_FLIGHT_BYTES else "the time was up"
+        yield f"{'TLS' if tls else 'plain'}, {size // KIB} KiB, {concurrency} streams: {why}"
+    yield from (f"{name}: not asked for, or not installed" for name in DEFAULT_CLIENTS if name not in plan.clients)
 
 
 if __name__ == "__main__":

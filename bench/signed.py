@@ -2,9 +2,9 @@
 
     python -m bench.signed [--kib 64] [--concurrency 64] [--requests 2000] [--repeats 5] [--tls] [--json FILE]
 
-Needs obstore beside the extra ``s3``: pip install obstore. Every client signs with real keys and reads the same ranges
-of the same object from nginx, which looks at no signature: what is measured is the client. Clients take turns; the
-figures are medians over the repeats, with the spread.
+Needs obstore beside the extra ``s3``: pip install --group peers. Every client signs with real keys and reads the same
+ranges of the same object from nginx, which looks at no signature: what is measured is the client. Clients take turns;
+the figures are medians over the repeats, with the spread.
 """
 
 from __future__ import annotations

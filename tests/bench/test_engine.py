@@ -44,8 +44,9 @@ def test_every_installed_client_is_measured(
         (name, size) for size in (16 * engine.KIB, 256 * engine.KIB) for name in clients if name not in PLAIN_ONLY
     ]
     for row in rows:
-        low, high = row["cpu_spread"]
-        assert 0 < low <= row["cpu_seconds_per_gib"] <= high
+        for figure, spread in (("cpu_seconds_per_gib", "cpu_spread"), ("mib_per_second", "mib_per_second_spread")):
+            low, high = row[spread]
+            assert 0 < low <= row[figure] <= high
         assert row["mib_per_second"] * engine.MIB == pytest.approx(row["requests_per_second"] * row["range_bytes"])
         assert 0 < row["peak_bytes"] < 256 * engine.MIB
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -68,23 +69,25 @@ def test_what_is_known_is_written_after_each_case(tmp_path: Path, monkeypatch: p
     assert known == [1, 2]
 
 
-def test_what_there_was_no_time_for_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("minutes", "why"), [("0", "the time was up"), ("1", "too much memory in each client")])
+def test_what_is_left_out_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, minutes: str, why: str
 ) -> None:
     monkeypatch.setattr(engine, "OBJECT_BYTES", engine.MIB)
-    engine.main(["--quick", "--only", "plain", "--no-slow-link", "--minutes", "0", "--json"])
+    monkeypatch.setattr(engine, "MAX_IN_FLIGHT_BYTES", engine.GIB if minutes == "0" else 1)
+    clients = ["--clients", "asyncfetch", "--save", str(tmp_path / "x.json"), "--plot", str(tmp_path / "x.png")]
+    engine.main(["--quick", "--only", "plain", "--no-slow-link", "--minutes", minutes, "--json", *clients])
     said = capsys.readouterr()
     assert json.loads(said.out)["rows"] == []
-    assert said.err.count("not measured: plain") == 2
+    said_lines = " ".join(said.err.split())
+    assert said_lines.count("not measured: plain") == said_lines.count(why) == 2
+    assert "not measured: obstore: not asked for, or not installed" in said_lines
 
 
-def test_the_middle_is_measured_first_and_nothing_that_fills_the_memory() -> None:
+def test_the_middle_is_measured_first_and_every_size_at_every_concurrency() -> None:
     cases = engine.plan_of(engine.parse([])).cases()
-    assert len(set(cases)) == len(cases)
-    assert {concurrency for _, _, concurrency in cases[:10]} == {64}
-    assert max(size * concurrency for _, size, concurrency in cases) <= engine.MAX_IN_FLIGHT_BYTES
-    assert {size for _, size, _ in cases} == set(engine.SIZES)
-    assert {concurrency for _, _, concurrency in cases} == set(engine.CONCURRENCIES)
+    assert {concurrency for _, _, concurrency in cases[:12]} == {64}
+    assert len(set(cases)) == len(cases) == 2 * len(engine.SIZES) * len(engine.CONCURRENCIES)
 
 
 def test_a_goal_is_met_where_it_is_in_every_case() -> None:
@@ -110,7 +113,7 @@ def test_the_table_has_a_line_for_each_client(capsys: pytest.CaptureFixture[str]
     case = Case("", "", "", None, engine.MIB, engine.MIB, 4, 1024)
     slow, fast = ([Measured(cpu, 2.0, 0)] for cpu in (3.0, 1.5))
     rows = [engine.summarise("asyncfetch", case, fast), engine.summarise("aiohttp", case, slow)]
-    engine.show(rows, [SlowLink("asyncfetch", 1000, 128, 0.2, 2.0, 0.8, 0.98, 0.5)], Console(width=150))
+    engine.show(rows, [SlowLink("asyncfetch", 1000, 128, 0.2, 2.0, 0.8, 0.98, 0.5)], Console(width=170))
     printed = capsys.readouterr().out
     assert "1.50 (1.00)" in printed
     assert "3.00 (0.50)" in printed
