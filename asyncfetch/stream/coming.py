@@ -18,11 +18,14 @@ __all__ = ["Coming", "Decoding"]
 class Decoding:
     """A job under way in a thread, and then what came of it."""
 
-    __slots__ = ("ready", "ready_at", "results", "steps", "waits_for")
+    __slots__ = ("is_ready", "ready", "ready_at", "results", "steps", "waits_for")
 
     def __init__(self, job: Job) -> None:
         self.steps = job.steps
+        self.is_ready = False
+        """Asked for each sample of a parcel, for which an Event's two calls are too many."""
         self.ready = anyio.Event()
+        """Set then, and when nobody wants it any more."""
         self.ready_at = 0.0
         self.results: list[Sample | Failed] = []
         """For each step; empty ones once they were delivered."""
@@ -31,9 +34,10 @@ class Decoding:
 
     def end(self, results: list[Sample | Failed]) -> None:
         """Called once or, where it was given up before, twice."""
-        if not self.ready.is_set():
+        if not self.is_ready:
             self.results = results
             self.ready_at = time.perf_counter()
+            self.is_ready = True
             self.ready.set()
 
 
@@ -50,4 +54,4 @@ class Coming:
     @property
     def is_ready(self) -> bool:
         """Whether all of it is decoded."""
-        return all(decoding.ready.is_set() for decoding in self.decodings)
+        return all(decoding.is_ready for decoding in self.decodings)

@@ -226,10 +226,10 @@ class SamplePass:
         coming = self._queue[0]
         self._fail_if_stuck()
         for step, decoding in zip(coming.parcel.steps, coming.decodings, strict=True):
-            if not decoding.ready.is_set():
+            if not decoding.is_ready:
                 self._window.hurry(self._selection[step.episode])
         for decoding in coming.decodings:
-            if not decoding.ready.is_set():  # else it would still give the loop a turn, for each sample
+            if not decoding.is_ready:
                 await decoding.ready.wait()
         self._check_open()
         self._queue.popleft()
@@ -365,7 +365,7 @@ class SamplePass:
 
         Room comes back when decoding ends, and decoding goes on while a job can start or the consumer takes a parcel.
         """
-        if not self._queue or self._queue[0].is_ready or not (self._is_waiting_for_room or self._produced_all):
+        if not self._queue or not (self._is_waiting_for_room or self._produced_all):
             return
         first_error: Exception | None = None
         for decoding in self._undone:
@@ -373,6 +373,8 @@ class SamplePass:
             if lacking is None:
                 return
             first_error = first_error or lacking
+        if self._queue[0].is_ready:
+            return
         for decoding in self._queue[0].decodings:
             assert first_error is not None
             decoding.end([Failed(first_error)] * len(decoding.steps))
