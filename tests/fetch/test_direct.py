@@ -173,20 +173,40 @@ async def test_what_is_held_back_is_no_stall(
 
 
 async def test_nothing_is_written_after_a_cancellation(
-    fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, step: type[StepType]
+    fetcher_with: Callable[..., Fetcher],
+    any_server: LyingServer,
+    ca_file: str,
+    step: type[StepType],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = any_server.put("/x", CONTENT)
     for cut in (1_000_000, 1_500_000, 2_999_999):
         any_server.will(step(cut=cut, end="stall"))
         buffer = bytearray(len(CONTENT))
-        async with fetcher_with(ca_file=ca_file) as fetcher:
-            with anyio.move_on_after(0.1):
-                await fetcher.fetch_into(url, 0, len(CONTENT), buffer)
-            came = cut - 2 * direct.GATHERED_BYTES  # at least; once may wait in the socket, with part of a TLS record
-            assert buffer[:came] == CONTENT[:came]
-            buffer[:] = bytes(len(buffer))
-            assert await fetcher.fetch(url) == CONTENT
+        come = cut - 2 * direct.GATHERED_BYTES  # as much may wait in the socket, and part of a TLS record outside of it
+        with monkeypatch.context() as patch:
+            async with fetcher_with(ca_file=ca_file) as fetcher:
+                with anyio.CancelScope() as scope:
+                    cancel_after(patch, come, scope)
+                    await fetcher.fetch_into(url, 0, len(CONTENT), buffer)
+                assert buffer[:come] == CONTENT[:come]
+                buffer[:] = bytes(len(buffer))
+                assert await fetcher.fetch(url) == CONTENT
         assert not any(buffer)
+
+
+def cancel_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, scope: anyio.CancelScope) -> None:
+    """As soon as channels have been given so many bytes of bodies and heads, and the rest of that turn is over."""
+    missing = nbytes + direct.MAX_HEAD_BYTES
+    loop = asyncio.get_running_loop()
+
+    def come(count: int) -> None:
+        nonlocal missing
+        missing -= count
+        if missing <= 0:
+            loop.call_soon(scope.cancel)
+
+    at_each_turn(monkeypatch, come)
 
 
 async def test_a_cancellation_at_any_moment(
