@@ -66,8 +66,6 @@ class Step:
     """Bytes of the head that are sent, and none of the body; negative ones are counted from its end."""
     drip_seconds: float | None = None
     """Passes between any two bytes of the head."""
-    pieces: Callable[[bytes], AsyncIterator[bytes]] | None = None
-    """Gives the body out piece by piece."""
     raw: bytes | None = None
     """Instead of head and body."""
     ignore_range: bool = False
@@ -172,12 +170,7 @@ class LyingServer:
         if step.head_cut is None:
             if step.body is not None:
                 body = step.body(body) if callable(step.body) else step.body
-            if step.pieces is not None:
-                async for piece in step.pieces(body):
-                    writer.write(piece)
-                    await writer.drain()
-            else:
-                writer.write(body[: step.cut])
+            writer.write(body[: step.cut])
         await writer.drain()
         return step.end
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from asyncfetch.config import RetryConfig, TimeoutConfig
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
-from asyncfetch.fetch.transports import direct
+from asyncfetch.fetch.transports import direct, exchange
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from asyncfetch.fetch import Fetcher
     from tests.fetch.conftest import End, LyingServer
@@ -50,17 +50,6 @@ def counting_parser(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(aiohttp.StreamReader, "feed_data", feed_and_count)
     return pieces
-
-
-def at_each_turn(monkeypatch: pytest.MonkeyPatch, do: Callable[[int], object]) -> None:
-    """Tells ``do`` the bytes of each turn in which a channel is given some, from now on."""
-    buffer_updated = direct.Channel.buffer_updated
-
-    def update_and_tell(channel: direct.Channel, nbytes: int) -> None:
-        do(nbytes)
-        buffer_updated(channel, nbytes)
-
-    monkeypatch.setattr(direct.Channel, "buffer_updated", update_and_tell)
 
 
 @pytest.mark.parametrize("direct_bodies", [True, False])
@@ -121,57 +110,6 @@ async def test_what_waits_in_the_socket_ends_an_idle_connection(fetcher_with: Ca
     assert len(descriptors) == 3
 
 
-async def test_what_arrives_by_the_piece_is_read_in_large_ones(
-    fetcher_with: Callable[..., Fetcher],
-    any_server: LyingServer,
-    ca_file: str,
-    step: type[StepType],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def one_by_one(body: bytes) -> AsyncIterator[bytes]:
-        for start in range(0, len(body), 10_000):
-            yield body[start : start + 10_000]
-            await asyncio.sleep(0.001)  # the client's turn
-
-    url = any_server.put("/x", CONTENT)
-    any_server.will(step(pieces=one_by_one))
-    turns: list[int] = []
-    at_each_turn(monkeypatch, turns.append)
-    async with fetcher_with(ca_file=ca_file) as fetcher:
-        assert await fetcher.fetch(url) == CONTENT
-        assert len(turns) < 60  # of 300 pieces
-        assert await fetcher.fetch(url, 0, 10) == CONTENT[:10]  # on the same connection, which holds nothing back now
-    assert any_server.connections == 1
-
-
-async def test_what_is_held_back_is_no_stall(
-    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    came_bytes = 0
-    marks = {10_000: asyncio.Event(), 150_000: asyncio.Event()}
-
-    def come(nbytes: int) -> None:
-        nonlocal came_bytes
-        came_bytes += nbytes
-        for mark, has_come in marks.items():
-            if came_bytes > mark:
-                has_come.set()
-
-    async def halting(body: bytes) -> AsyncIterator[bytes]:
-        start = 0
-        for mark, has_come in marks.items():
-            yield body[start:mark]
-            await has_come.wait()
-            start = mark
-        yield body[start:]
-
-    at_each_turn(monkeypatch, come)
-    server.will(step(pieces=halting))
-    async with fetcher_with(timeouts=TimeoutConfig(stall_seconds=1.0)) as fetcher:
-        assert await fetcher.fetch(server.put("/x", CONTENT)) == CONTENT
-    assert len(server.requests) == 1
-
-
 async def test_nothing_is_written_after_a_cancellation(
     fetcher_with: Callable[..., Fetcher],
     any_server: LyingServer,
@@ -183,30 +121,31 @@ async def test_nothing_is_written_after_a_cancellation(
     for cut in (1_000_000, 1_500_000, 2_999_999):
         any_server.will(step(cut=cut, end="stall"))
         buffer = bytearray(len(CONTENT))
-        come = cut - 2 * direct.GATHERED_BYTES  # as much may wait in the socket, and part of a TLS record outside of it
         with monkeypatch.context() as patch:
             async with fetcher_with(ca_file=ca_file) as fetcher:
                 with anyio.CancelScope() as scope:
-                    cancel_after(patch, come, scope)
+                    cancel_after(patch, cut, scope)
                     await fetcher.fetch_into(url, 0, len(CONTENT), buffer)
-                assert buffer[:come] == CONTENT[:come]
+                assert buffer[:cut] == CONTENT[:cut]
                 buffer[:] = bytes(len(buffer))
                 assert await fetcher.fetch(url) == CONTENT
         assert not any(buffer)
 
 
 def cancel_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, scope: anyio.CancelScope) -> None:
-    """As soon as channels have been given so many bytes of bodies and heads, and the rest of that turn is over."""
-    missing = nbytes + direct.MAX_HEAD_BYTES
+    """In the turn behind the one in which so many bytes of bodies have come."""
+    missing = nbytes
     loop = asyncio.get_running_loop()
+    came = exchange.Exchange._came
 
-    def come(count: int) -> None:
+    def come(self: exchange.Exchange, count: int) -> None:
         nonlocal missing
+        came(self, count)
         missing -= count
         if missing <= 0:
             loop.call_soon(scope.cancel)
 
-    at_each_turn(monkeypatch, come)
+    monkeypatch.setattr(exchange.Exchange, "_came", come)
 
 
 async def test_a_cancellation_at_any_moment(

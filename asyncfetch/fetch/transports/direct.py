@@ -20,8 +20,6 @@ from __future__ import annotations
 import asyncio
 import re
 import select
-import socket
-from contextlib import suppress
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
@@ -43,13 +41,6 @@ HEAD_BYTES = 80 * 1024
 copied, which costs less than another turn of asyncio's TLS."""
 MAX_HEAD_BYTES = 8 * 1024
 """A longer head is aiohttp's, which has its limits."""
-GATHERED_BYTES = 256 * 1024
-"""Of a body's middle, as much as asyncio's TLS reads at once comes to the loop in one turn. By the piece, as it arrives
-at 4 MiB/s, a body of 1.3 MiB takes a third more CPU (24 turns and not 7), one of 256 KiB a sixth more."""
-LAST_BYTES = 20 * 1024
-"""Of a body's end nothing is held back: a part of a TLS record, of 16 KiB, may have left the socket already."""
-LEAST_GATHERED_BYTES = 16 * 1024
-"""For less the socket isn't told again."""
 
 _SCRATCH = memoryview(bytearray(4096))
 """Takes what comes after a body's end; nobody looks at it."""
@@ -116,10 +107,6 @@ class Answer:
             abort(channel.transport)
             connection.close()
 
-    def hold_nothing_back(self) -> bool:
-        """From now on the body comes by the piece, as it arrives. Whether it hasn't done so already."""
-        return self._channel.hold_nothing_back()
-
     def close(self) -> None:
         """Closes the connection, unless the body's end gave it back."""
         connection, self.connection = self.connection, None
@@ -144,9 +131,8 @@ class Channel(asyncio.BufferedProtocol):
     """A connection's protocol, which reads one answer at a time."""
 
     __slots__ = (
-        "_body", "_error", "_filled", "_gathered_bytes", "_handler", "_has_ended", "_has_surplus", "_headers",
-        "_landed", "_memory", "_missing_bytes", "_pace", "_poll", "_set_up", "_socket", "_state", "_view", "_waiter",
-        "transport",
+        "_body", "_error", "_filled", "_handler", "_has_ended", "_has_surplus", "_headers", "_landed", "_memory",
+        "_missing_bytes", "_pace", "_poll", "_set_up", "_state", "_view", "_waiter", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -173,8 +159,6 @@ class Channel(asyncio.BufferedProtocol):
         self._landed: Callable[[int], None] | None = None
         self._pace: Pace | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._socket: socket.socket = transport.get_extra_info("socket")
-        self._gathered_bytes = 1  # what the socket must hold for the loop to be told
         self._poll: select.poll | None = None
         self._has_ended = False
         self._error: Exception | None = None
@@ -223,8 +207,6 @@ class Channel(asyncio.BufferedProtocol):
             if not (self._has_ended or self.transport.is_closing()):
                 if pace is not None:
                     pace.begin(self.transport)
-                else:
-                    self._gather()
                 await self._wait()
         finally:
             self._state = _State.ENDED
@@ -251,14 +233,8 @@ class Channel(asyncio.BufferedProtocol):
             return True
         if self._poll is None:
             self._poll = select.poll()
-            self._poll.register(self._socket, select.POLLIN)
+            self._poll.register(self.transport.get_extra_info("socket"), select.POLLIN)
         return bool(self._poll.poll(0))
-
-    def hold_nothing_back(self) -> bool:
-        """See Answer."""
-        held_back = self._gathered_bytes > 1
-        self._tell_at(1)
-        return held_back
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes belong."""
@@ -279,8 +255,6 @@ class Channel(asyncio.BufferedProtocol):
         state = self._state
         if state is _State.READING:
             self._missing_bytes -= nbytes
-            if self._gathered_bytes > 1:
-                self._gather()
             assert self._landed is not None
             self._landed(nbytes)
             if self._missing_bytes:
@@ -323,16 +297,6 @@ class Channel(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         """See ``pause_writing``."""
-
-    def _gather(self) -> None:
-        bytes_to_come = min(GATHERED_BYTES, self._missing_bytes - LAST_BYTES)
-        self._tell_at(bytes_to_come if bytes_to_come >= LEAST_GATHERED_BYTES else 1)
-
-    def _tell_at(self, nbytes: int) -> None:
-        if nbytes != self._gathered_bytes:
-            with suppress(OSError):  # of a socket that has been closed, or can't
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
-                self._gathered_bytes = nbytes
 
     def _read_head(self) -> None:
         received = bytes(self._memory[: min(self._filled, MAX_HEAD_BYTES)])

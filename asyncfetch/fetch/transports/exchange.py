@@ -243,9 +243,6 @@ class Exchange:
         if now - self.due > LOOP_LAG_SECONDS:
             self._since = now
         if now >= self._since + self._seconds:
-            if isinstance(self.response, Answer) and self.response.hold_nothing_back():
-                self.due = now + min(self._seconds, LOOP_LAG_SECONDS)  # what was held back comes in the next turn
-                return
             self._deadlines.leave(self)
             self._scope.cancel()
             return
