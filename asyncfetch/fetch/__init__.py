@@ -9,6 +9,7 @@ sources     what is put somewhere
 responses   whether an answer holds exactly what was asked. Pure
 attempts    those for one range: another one, or the caller's error
 retry       which failure is tried again, and when, and how many of a host's. Pure
+quota       what a server says is left of ours. Pure
 hedge       when a late answer is asked for again, and how often. Pure
 limit       how many requests a host should have in flight. Pure
 gate        whose turn it is: callers in turn, what is waited for before read-ahead
