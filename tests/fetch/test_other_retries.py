@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
 import sys
 import threading
 from contextlib import contextmanager
@@ -270,6 +271,25 @@ async def test_a_back_end_that_hangs_is_a_timeout(odd: type[OddFileSystem], time
                     await fetcher.listdir("odd://")
     ours = cast("FetchTimeout", pickle.loads(pickle.dumps(caught.value)))
     assert (ours.url, ours.start, ours.stop, ours.host, ours.attempts) == ("odd://x", 10, 20, "x", 2)
+
+
+def test_a_process_ends_while_a_back_end_hangs() -> None:
+    program = """
+import threading, anyio, fsspec, asyncfetch as af
+from fsspec.implementations.memory import MemoryFileSystem
+class Hanging(MemoryFileSystem):
+    protocol = "hanging"
+    def info(self, path, **options): threading.Event().wait()
+fsspec.register_implementation("hanging", Hanging)
+timeouts = af.TimeoutConfig(connect_seconds=0.01, first_byte_seconds=0.01, stall_seconds=0.01)
+async def main():
+    async with af.Fetcher(af.FetchConfig(timeouts=timeouts, retry=af.RetryConfig(attempts=1))) as fetcher:
+        await fetcher.fetch("hanging://x")
+try: anyio.run(main)
+except af.FetchTimeout: print("too late")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("too late\n", "")
 
 
 async def test_where_every_thread_hangs_the_next_one_is_told(

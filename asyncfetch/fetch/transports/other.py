@@ -18,16 +18,15 @@ asks for smaller ones.
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
-from anyio import to_thread
 
-from asyncfetch.errors import FetchTimeout, InvalidResponse, redact_url
+from asyncfetch.errors import FetchError, FetchTimeout, InvalidResponse, redact_url
 from asyncfetch.fetch.attempts import Attempts, persist
 from asyncfetch.fetch.bandwidth import Bandwidth
 from asyncfetch.fetch.batch import server_of
@@ -41,7 +40,6 @@ from asyncfetch.fetch.transports.back_ends import (
     look,
     scheme_of,
 )
-from asyncfetch.runtime.thread_call import ThreadCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -170,39 +168,35 @@ class _Threads:
     def __init__(self, places: int, limit_seconds: float) -> None:
         self._limit_seconds = limit_seconds
         self._places = anyio.CapacityLimiter(places)
-        self._unlimited = anyio.CapacityLimiter(math.inf)
         self._overdue: set[object] = set()
         self._waiting: set[anyio.CancelScope] = set()
 
     async def call(self, function: Callable[[], T], scheme: str) -> T:
         """What ``function()`` returns; AttemptFailed where it takes too long. A caller that leaves leaves it behind."""
         loop = asyncio.get_running_loop()
-        call = ThreadCall(function)
-        await self._take_place(call)
-        timer = loop.call_later(self._limit_seconds, self._is_late, call)
+        place = object()
+        await self._take_place(place)
+        timer = loop.call_later(self._limit_seconds, self._is_late, place)
 
-        def ended() -> None:
+        def ended(_: object) -> None:
             with suppress(RuntimeError):  # the loop is gone
-                loop.call_soon_threadsafe(self._leave, call, timer)
+                loop.call_soon_threadsafe(self._leave, place, timer)
 
-        try:
-            with anyio.move_on_after(self._limit_seconds):
-                return await to_thread.run_sync(call.run, limiter=self._unlimited, abandon_on_cancel=True)
-        finally:
-            call.when_ended(ended)
+        with anyio.move_on_after(self._limit_seconds):
+            return await _in_thread(function, ended)
         message = (
             f"fsspec's back end for {scheme}:// gave no answer within {self._limit_seconds:g} s: is its server up? A"
             " slow one gets longer by FetchConfig(timeouts=...), whose three phases together are this limit"
         )
         raise AttemptFailed(FetchTimeout, message)
 
-    async def _take_place(self, call: object) -> None:
+    async def _take_place(self, place: object) -> None:
         with anyio.CancelScope() as scope:
             if self._is_stuck:
                 scope.cancel()
             self._waiting.add(scope)
             try:
-                return await self._places.acquire_on_behalf_of(call)
+                return await self._places.acquire_on_behalf_of(place)
             finally:
                 self._waiting.discard(scope)
         message = (
@@ -215,16 +209,44 @@ class _Threads:
     def _is_stuck(self) -> bool:
         return len(self._overdue) >= self._places.total_tokens
 
-    def _is_late(self, call: object) -> None:
-        self._overdue.add(call)
+    def _is_late(self, place: object) -> None:
+        self._overdue.add(place)
         if self._is_stuck:
             for scope in self._waiting:
                 scope.cancel()
 
-    def _leave(self, call: object, timer: asyncio.TimerHandle) -> None:
+    def _leave(self, place: object, timer: asyncio.TimerHandle) -> None:
         timer.cancel()
-        self._overdue.discard(call)
-        self._places.release_on_behalf_of(call)
+        self._overdue.discard(place)
+        self._places.release_on_behalf_of(place)
+
+
+def _in_thread(function: Callable[[], T], when_ended: Callable[[object], None]) -> asyncio.Future[T]:
+    """What ``function()`` returns, from a thread of its own; ``when_ended`` is called at its end, there.
+
+    Not from one of anyio's: the interpreter waits for those when it exits, and for one that hangs it would for ever.
+    """
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # so that a caller who leaves doesn't cancel it
+    outcome.add_done_callback(when_ended)
+    thread = threading.Thread(target=_run, args=(outcome, function), name="asyncfetch back end", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        outcome.set_exception(
+            AttemptFailed(FetchError, f"no thread can be started ({error}): raise the limit of these")
+        )
+    return asyncio.wrap_future(outcome)
+
+
+def _run(outcome: Future[T], function: Callable[[], T]) -> None:
+    """In the thread."""
+    try:
+        outcome.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - its caller's
+        outcome.set_exception(error)
+    finally:
+        del outcome, function  # the error's traceback holds this frame, and the outcome the error
 
 
 class _Reading:
