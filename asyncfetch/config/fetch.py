@@ -19,7 +19,11 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutConfig:
-    """Limits on the phases of one attempt. There is none on the whole body: a slow but moving body is left alone."""
+    """Limits on the phases of one attempt. There is none on the whole body: a slow but moving body is left alone.
+
+    A back end of fsspec doesn't show its phases. Each call into one, for a piece of 8 MiB at most, may take as long as
+    all three together.
+    """
 
     connect_seconds: float = 10.0
     """TCP and TLS together, per attempt. object_store and s3fs allow 5 s, huggingface_hub 10 s."""

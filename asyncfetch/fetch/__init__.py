@@ -7,7 +7,9 @@ parts       how long the parts of a large range are, by what was learned of its 
 download    one range over its attempts: what has landed, in which version
 sources     what is put somewhere
 responses   whether an answer holds exactly what was asked. Pure
+attempts    those for one range: another one, or the caller's error
 retry       which failure is tried again, and when, and how many of a host's. Pure
+quota       what a server says is left of ours. Pure
 hedge       when a late answer is asked for again, and how often. Pure
 limit       how many requests a host should have in flight. Pure
 gate        whose turn it is: callers in turn, what is waited for before read-ahead
@@ -20,7 +22,7 @@ hosts       a gate, a limit and budgets per host; a request's turn at it
 tally       what is counted and timed, and the snapshots that show it
 schemes     which transport the scheme of a url names
 transports  http (session, requests, lines, visit, exchange, hedging, direct, paced, faults, environment); s3
-            (s3_signer, s3_upload) and hub, over http; file (file_writing); other, by fsspec
+            (s3_signer, s3_upload) and hub, over http; file (file_writing); other, by fsspec (back_ends)
 reader      RangeReader, the protocol of the verbs
 """
 

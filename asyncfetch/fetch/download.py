@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncfetch.errors import InvalidResponse
+from asyncfetch.errors import InvalidResponse, ObjectChanged
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
@@ -123,16 +123,17 @@ class Download:
         if self.info is not None and self.info is not self._remembered:
             self._objects.remember(self.info)
 
-    def broke(self) -> None:
-        """Keeps what has landed where the rest can be asked for safely, else starts over."""
+    def broke(self, failure: AttemptFailed) -> None:
+        """An attempt failed: keeps what has landed where the rest can be asked for safely, else starts over.
+
+        Of an object that changed nothing is remembered, so that the next call starts afresh.
+        """
+        if failure.kind is ObjectChanged:
+            self._objects.forget(self.url)
         # All landed and yet broken: the end of the body was wrong, so no byte of it is trusted.
         whole = self._buffer is not None and self.landed_bytes == len(self._buffer)
         if whole or strong_etag(self.info) is None:
             self.landed_bytes = 0
-
-    def changed(self) -> None:
-        """Forgets the object's version, so that the next call starts afresh."""
-        self._objects.forget(self.url)
 
     def result(self) -> tuple[ObjectInfo, memoryview]:
         """The object and its bytes, read-only. Only after the whole range has landed."""

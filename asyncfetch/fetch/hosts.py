@@ -149,18 +149,25 @@ class Host:
         finally:
             self._pausing -= 1
 
+    def _pause(self, since: float, seconds: float) -> None:
+        """The server asked, at that time of the clock, not to be asked for so long.
+
+        The pause is every request's: nobody asks before it is over. One that is longer than anybody waits pauses
+        nobody, so that each hears of it at once.
+        """
+        if seconds <= self._config.retry.retry_after_maximum_seconds:
+            self._paused_until = max(self._paused_until, since + seconds)
+
     def _refused(self, seconds: float, asked_pause_seconds: float | None) -> None:
         """A request that began so long ago was answered 429 or 503.
 
-        The pause that the server asked for is every request's: nobody asks before it is over. One that is longer than
-        anybody waits pauses nobody, so that each hears of it at once. The refused request waits by the rules of its own
-        retry layer, away from the gate, and finds the pause over when it comes back.
+        The refused request waits by the rules of its own retry layer, away from the gate, and finds the pause over when
+        it comes back.
         """
         self.counts.throttled += 1
         pause_seconds = asked_pause_seconds or 0.0
         longest_seconds = self._config.retry.retry_after_maximum_seconds
-        if pause_seconds <= longest_seconds:
-            self._paused_until = max(self._paused_until, self._clock.monotonic() + pause_seconds)
+        self._pause(self._clock.monotonic(), pause_seconds)
         if self._learned is not None:
             self._learned.refused(self.now(), seconds=seconds, pause_seconds=min(pause_seconds, longest_seconds))
             self._gate.limit = self._learned.limit
@@ -227,8 +234,8 @@ class Turn:
     """
 
     __slots__ = (
-        "_asked_at", "_body", "_entered_at", "_first_byte_seconds", "_has_place", "_size_bytes", "_urgent", "host",
-        "tally", "waited_seconds",
+        "_asked_at", "_body", "_entered_at", "_first_byte_seconds", "_has_place", "_quota", "_size_bytes", "_urgent",
+        "host", "tally", "waited_seconds",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -237,6 +244,7 @@ class Turn:
         self._first_byte_seconds: float | None = None
         self._size_bytes = 0
         self._body: tuple[int, float] | None = None
+        self._quota: tuple[float, float] | None = None
         self._has_place = False
 
     async def __aenter__(self) -> Self:
@@ -268,6 +276,8 @@ class Turn:
             host._answered(host.now() - self._asked_at, self._first_byte_seconds, self._size_bytes)
         if self._body is not None:
             host.rate.record(*self._body)
+        if self._quota is not None:
+            host._pause(*self._quota)
         self.vacate()
 
     def vacate(self) -> None:
@@ -283,6 +293,15 @@ class Turn:
             self.host.hedging.answered(first_byte_seconds)
         self._first_byte_seconds = first_byte_seconds
         self._asked_at = self.host.now() - first_byte_seconds
+
+    def spent_quota(self, seconds: float) -> None:
+        """The answer says that it was the last one for so long. Requests that are under way by now go on.
+
+        The host's loop hears of it at once, or from another one with the end of the turn.
+        """
+        self._quota = self.host._clock.monotonic(), seconds
+        if self.tally is self.host.own_tally:
+            self.host._pause(*self._quota)
 
     def landed(self, count: int) -> None:
         """So many bytes of the body came."""

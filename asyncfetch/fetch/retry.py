@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import time
 from dataclasses import dataclass, field
 from datetime import UTC
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from asyncfetch.errors import FetchError, Throttled, redact_url
+from asyncfetch.fetch.quota import spent_quota_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -30,9 +30,6 @@ __all__ = [
     "pause_seconds",
     "retry_after_seconds",
 ]
-
-# One quota of RateLimit, draft 8 and later: "name";r=REMAINING;t=SECONDS.
-_QUOTA = re.compile(r"\br\s*=\s*0\s*;\s*t\s*=\s*([0-9]{1,9})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +223,6 @@ def retry_after_seconds(value: str | None, *, wall_now: float) -> float | None:
 
 
 def pause_seconds(headers: Mapping[str, str], *, wall_now: float) -> float | None:
-    """How long the headers of a refusal ask us to wait, None where they don't: Retry-After, or else RateLimit.
-
-    The Hugging Face Hub sends ``RateLimit: "resolvers";r=0;t=55``: nothing remains of that quota for 55 s. As its own
-    client does, one second is added, because t is rounded down.
-    """
+    """How long the headers of a refusal ask us to wait, None where they don't: Retry-After, or else RateLimit."""
     asked = retry_after_seconds(headers.get("Retry-After"), wall_now=wall_now)
-    if asked is not None:
-        return asked
-    exhausted = _QUOTA.findall(headers.get("RateLimit", ""))
-    return max(map(float, exhausted)) + 1.0 if exhausted else None
+    return spent_quota_seconds(headers) if asked is None else asked

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, Self
 
 from asyncfetch.errors import ConfigError, is_redacted, redact_url
-from asyncfetch.fetch.bandwidth import Bandwidth
 from asyncfetch.fetch.transports.file import FileTransport
 from asyncfetch.fetch.transports.http import HttpTransport
 from asyncfetch.fetch.transports.hub import HubTransport
@@ -49,7 +48,7 @@ class Transports:
         self.files = FileTransport(hosts, FILE_THREADS)
         self._s3 = S3Transport(config.s3, http, clock)
         self._hub = HubTransport(config, http, clock)
-        self._others = OtherTransport(hosts, config.fsspec, Bandwidth.of(config.max_bytes_per_second))
+        self._others = OtherTransport(config, hosts, clock)
 
     @classmethod
     async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock) -> Self:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import unquote
 
 import anyio.lowlevel
+import fsspec
 import pytest
 import pytest_asyncio
 import trustme
@@ -27,6 +28,7 @@ from asyncfetch.fetch.retry import Clock
 from asyncfetch.fetch.transports import exchange
 from asyncfetch.fetch.transports.lines import Lines
 from asyncfetch.testing import Keys
+from tests.fetch.odd_files import OddFileSystem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -311,6 +313,14 @@ def step() -> type[Step]:
 @pytest.fixture
 def lying_server() -> type[LyingServer]:
     return LyingServer
+
+
+@pytest.fixture
+def odd() -> Iterator[type[OddFileSystem]]:
+    fsspec.register_implementation("odd", OddFileSystem, clobber=True)
+    OddFileSystem.reset()
+    yield OddFileSystem
+    OddFileSystem.store.clear()
 
 
 @pytest.fixture

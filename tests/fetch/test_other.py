@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import pickle
+import socket
+import ssl
 import subprocess
 import sys
 import threading
 import traceback
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, cast
 
+import aiohttp
 import anyio
-import fsspec
 import pytest
 from anyio import to_thread
-from fsspec.implementations.memory import MemoryFileSystem
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import (
@@ -28,43 +31,13 @@ from asyncfetch.errors import (
     ObjectChanged,
 )
 from asyncfetch.fetch import Fetcher
+from tests.fetch.odd_files import CONTENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-CONTENT = bytes(range(256)) * 100
-
-
-class OddFileSystem(MemoryFileSystem):  # type: ignore[misc]  # untyped
-    """A file system that does to reads what the test wants."""
-
-    protocol = "odd"
-    cachable = False
-    store: ClassVar[dict[str, Any]] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
-    read: ClassVar[Callable[[bytes], bytes]]
-    looks: ClassVar[int]
-    info_of: ClassVar[Callable[[dict[str, Any]], dict[str, Any]]]
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return str(super()._strip_protocol(path.replace("odd://", "memory://")))
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:  # noqa: ANN401
-        return type(self).read(super().cat_file(path, start, end, **options))
-
-    def info(self, path: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401
-        type(self).looks += 1
-        return type(self).info_of(super().info(path, **options))
-
-
-@pytest.fixture
-def odd() -> Iterator[type[OddFileSystem]]:
-    fsspec.register_implementation("odd", OddFileSystem, clobber=True)
-    OddFileSystem.read, OddFileSystem.looks, OddFileSystem.info_of = (lambda data: data), 0, (lambda info: info)
-    OddFileSystem().pipe_file("/x", CONTENT)
-    yield OddFileSystem
-    OddFileSystem.store.clear()
+    from tests.fetch.conftest import FakeTime
+    from tests.fetch.odd_files import OddFileSystem
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x", lambda _: CONTENT, lambda _: b""])
@@ -99,26 +72,45 @@ async def test_a_file_that_is_replaced_by_one_as_long_while_it_is_read_has_chang
             await fetcher.fetch("odd://x", 10, 20)
 
 
+NO_NAME, RESOLVER_DOWN = socket.gaierror(socket.EAI_NONAME, "x"), socket.gaierror(socket.EAI_AGAIN, "x")
+
+
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("error", "kind", "attempts"),
     [
-        (FileNotFoundError("x"), NotFound),
-        (PermissionError("x"), AccessDenied),
-        (TimeoutError("x"), FetchTimeout),
-        (ConnectionResetError("x"), ConnectionFailed),
-        (RuntimeError("https://h/?X-Amz-Signature=secret"), FetchError),
-        (KeyError("x"), FetchError),
+        pytest.param(error, kind, attempts, id=f"{type(error).__name__}-{attempts}")
+        for error, kind, attempts in [
+            (FileNotFoundError("x"), NotFound, 1),
+            (PermissionError("x"), AccessDenied, 1),
+            (ValueError("x"), FetchError, 1),
+            (KeyError("x"), FetchError, 1),
+            (ssl.SSLCertVerificationError("x"), ConnectionFailed, 1),
+            (RuntimeError("https://h/?X-Amz-Signature=secret"), FetchError, 2),
+            (NO_NAME, ConnectionFailed, 2),
+            (RESOLVER_DOWN, ConnectionFailed, 5),
+            (TimeoutError("x"), FetchTimeout, 5),
+            (ConnectionResetError("x"), ConnectionFailed, 5),
+            (aiohttp.ServerDisconnectedError("x"), ConnectionFailed, 5),
+            (EOFError("x"), ConnectionFailed, 5),
+            (OSError(errno.EBUSY, "x"), FetchError, 5),
+        ]
     ],
 )
-async def test_errors_of_back_ends_are_ours(odd: type[OddFileSystem], error: Exception, kind: type[Exception]) -> None:
+async def test_errors_of_back_ends_are_ours(
+    odd: type[OddFileSystem], time: FakeTime, error: Exception, kind: type[Exception], attempts: int
+) -> None:
     def fail(_: bytes) -> bytes:
         raise error
 
     odd.read = fail
-    async with Fetcher() as fetcher:
+    async with Fetcher(_clock=time.clock()) as fetcher:
         with pytest.raises(kind) as caught:
             await fetcher.fetch("odd://x", 10, 20)
-        assert fetcher.statistics().hosts["odd://x"].errors == 1
+        host = fetcher.statistics().hosts["odd://x"]
+    assert type(caught.value) is kind
+    ours = cast("FetchError", pickle.loads(pickle.dumps(caught.value)))
+    assert (ours.url, ours.start, ours.stop, ours.host, ours.attempts) == ("odd://x", 10, 20, "x", attempts)
+    assert (host.requests, host.errors, host.retries) == (attempts, attempts, attempts - 1)
     shown = "".join(traceback.format_exception(caught.value))
     assert "secret" not in shown
     assert (caught.value.__cause__ is error) is ("secret" not in str(error))

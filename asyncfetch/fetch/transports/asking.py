@@ -11,6 +11,7 @@ import anyio
 
 from asyncfetch.errors import InvalidResponse
 from asyncfetch.fetch.bandwidth import Allowance, Bandwidth
+from asyncfetch.fetch.quota import spent_quota_seconds
 from asyncfetch.fetch.redirects import REDIRECTS, host_name, next_url
 from asyncfetch.fetch.responses import Delivery, refusal
 from asyncfetch.fetch.retry import AttemptFailed, cause_of, pause_seconds
@@ -173,6 +174,8 @@ class Asking:
                     raise PooledConnectionDied(failure.kind, failure.message) from error
                 raise failure from cause_of(error)
             turn.answered(exchange.answered(response), is_refusal=response.status >= 400)
+            if response.status < 400 and (spent := spent_quota_seconds(response.headers)) is not None:
+                turn.spent_quota(spent)
             if response.status in REDIRECTS:
                 turn.tally.counts.redirects += 1
             if overtaking is not None:

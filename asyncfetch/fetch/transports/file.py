@@ -54,8 +54,7 @@ class FileTransport:
                 await self._run(_FileRead(download, download.known))
             except AttemptFailed as failure:
                 host.counts.errors += 1
-                if failure.kind is ObjectChanged:
-                    download.changed()
+                download.broke(failure)
                 raise failure.error(
                     url=download.url, start=asked.start, stop=asked.stop, attempts=1
                 ) from failure.__cause__

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio.to_thread
 
-from asyncfetch.errors import ConfigError, InvalidResponse, ObjectChanged, redact_url
+from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
 from asyncfetch.fetch.addresses import WebUrls
+from asyncfetch.fetch.attempts import Attempts, persist
 from asyncfetch.fetch.hosts import Host, Route
 from asyncfetch.fetch.redirects import host_name, origin_of, static_headers
-from asyncfetch.fetch.retry import AttemptFailed, Retries, Verdict, giving_up
+from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.transports.asking import Asking, Question, Reply
 from asyncfetch.fetch.transports.environment import Environment, read_environment
 from asyncfetch.fetch.transports.lines import Lines
@@ -85,29 +86,21 @@ class HttpTransport:
 
     async def read(self, download: Download, book: AddressBook = WEB_URLS) -> None:
         """Fills ``download``, over as many attempts as the policy allows; FetchError where that isn't enough."""
-        asked, started = download.asked, self._clock.monotonic()
-        retries: Retries | None = None  # most reads need none
-        attempts = 0
+        started = self._clock.monotonic()
+        attempts: Attempts | None = None
         needs_new_connection = False
         while True:
             before = download.landed_bytes
             try:
                 return await self._attempt(
-                    download, book, is_retry=attempts > 0, needs_new_connection=needs_new_connection
+                    download, book, is_retry=attempts is not None, needs_new_connection=needs_new_connection
                 )
             except AttemptFailed as failure:
-                attempts += 1
-                download.broke()
-                if failure.kind is ObjectChanged:
-                    download.changed()
-                progressed = download.landed_bytes > before
-                retries = retries or Retries(self._config.retry, now=started, uniform=self._clock.uniform)
-                delay = retries.delay_after(failure, progressed=progressed, now=self._clock.monotonic())
-                if delay is None:
-                    final = giving_up(failure, self._config.retry)
-                    raise final.error(
-                        url=download.url, start=asked.start, stop=asked.stop, attempts=attempts
-                    ) from failure.__cause__
+                download.broke(failure)
+                attempts = attempts or Attempts(
+                    self._config.retry, self._clock, download.url, download.asked, started=started
+                )
+                delay = attempts.delay_after(failure, progressed=download.landed_bytes > before)
                 needs_new_connection = failure.status is None or failure.kind is InvalidResponse
             await self._clock.sleep(delay)
 
@@ -179,18 +172,7 @@ class HttpTransport:
 
     async def persist(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """What ``attempt()`` returns, over as many attempts as the policy allows, else FetchError."""
-        retries = Retries(self._config.retry, now=self._clock.monotonic(), uniform=self._clock.uniform)
-        attempts = 0
-        while True:
-            try:
-                return await attempt()
-            except AttemptFailed as failure:
-                attempts += 1
-                delay = retries.delay_after(failure, progressed=False, now=self._clock.monotonic())
-                if delay is None:
-                    final = giving_up(failure, self._config.retry)
-                    raise final.error(url=url, start=None, stop=None, attempts=attempts) from failure.__cause__
-            await self._clock.sleep(delay)
+        return await persist(self._config.retry, self._clock, url, lambda _: attempt())
 
     def _too_many_redirects(self, url: URL) -> AttemptFailed:
         limit, last = self._config.max_redirects, host_name(url)

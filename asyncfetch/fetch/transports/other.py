@@ -1,62 +1,63 @@
 """Every scheme that isn't read natively, through fsspec, in threads.
 
 fsspec promises little: its ``cat_file`` may return the whole object for a range, or fewer bytes than asked. So every
-read first learns the object's size and version, and is checked against both. Back ends repeat failed requests by
-themselves; nothing is repeated here.
+attempt first learns the object's size and version, and is checked against both. A read that broke goes on from the byte
+that it reached, if the version is still the same one.
+
+Repeats. Most back ends repeat what failed by themselves, out of our sight, before they raise an error; that error is
+then one failed attempt of ours, and repeated by the rules of all (RetryConfig). So the server may be asked our attempts
+times theirs, 25 times for 5 and 5. What that costs is bounded, by the total time and by the budget of the host; who
+wants one layer alone switches theirs off (FetchConfig(fsspec=...)), or ours (RetryConfig(attempts=1)).
+
+Time limits. A back end doesn't show what it is at: whether it connects, waits or receives. So each call into one, for
+the object's size and version, for a piece of READ_STEP_BYTES, or for a listing, may take as long as the three phases of
+TimeoutConfig together. A piece that took longer may be too large for a slow link rather than lost: the next attempt
+asks for smaller ones.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import math
-import socket
 import threading
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
-from anyio import to_thread
 
-from asyncfetch.errors import (
-    AccessDenied,
-    AsyncFetchError,
-    ConfigError,
-    ConnectionFailed,
-    FetchError,
-    FetchTimeout,
-    InvalidResponse,
-    MissingDependency,
-    NotFound,
-    ObjectChanged,
-    redact_url,
-)
+from asyncfetch.errors import FetchError, FetchTimeout, InvalidResponse, redact_url
+from asyncfetch.fetch.attempts import Attempts, persist
+from asyncfetch.fetch.bandwidth import Bandwidth
 from asyncfetch.fetch.batch import server_of
-from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.responses import Delivery
-from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
-from asyncfetch.ranges import ObjectInfo
-from asyncfetch.runtime.thread_call import ThreadCall
+from asyncfetch.fetch.retry import AttemptFailed, Verdict, pause_seconds
+from asyncfetch.fetch.transports.back_ends import (
+    check_version,
+    file_system,
+    foreign_errors,
+    list_directory,
+    look,
+    scheme_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from asyncfetch.fetch.bandwidth import Bandwidth
+    from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.download import Download
-    from asyncfetch.fetch.hosts import Hosts
+    from asyncfetch.fetch.hosts import Hosts, Turn
+    from asyncfetch.fetch.retry import Clock
+    from asyncfetch.ranges import ObjectInfo
 
 __all__ = ["OtherTransport"]
 
 READ_STEP_BYTES = 8 * 1024 * 1024
 """Asked for at once; between two of these a read can be cancelled."""
+SLOW_STEP_SHARE, MIN_STEP_BYTES = 8, 64 * 1024
+"""After a piece that took too long, the next ones are shorter by this factor, but no shorter than this."""
 THREADS = 64
 """Threads that wait for back ends at a time, over all schemes."""
-VERSION_KEYS = (
-    "ETag", "etag", "md5", "md5Hash", "content_md5", "checksum", "crc32c", "sha256", "generation", "VersionId",
-    "version", "mtime", "LastModified", "last_modified", "modified", "updated", "created",
-)  # fmt: skip
-"""What back ends call the things that change with an object's content."""
 
 T = TypeVar("T")
 
@@ -64,240 +65,252 @@ T = TypeVar("T")
 class OtherTransport:
     """Fills downloads from fsspec's file systems.
 
-    A cancelled read returns at once and leaves its thread to end by itself, because a back end that hangs can't be
-    stopped; what it still brings is thrown away.
+    A read that is cancelled, or takes too long, leaves its thread to end by itself, because a back end that hangs can't
+    be stopped; what it still brings is thrown away.
     """
 
-    def __init__(
-        self, hosts: Hosts, options: Mapping[str, Mapping[str, object]], bandwidth: Bandwidth | None = None
-    ) -> None:
-        """``bandwidth`` is the cap that its bytes come under, in steps of READ_STEP_BYTES; None for none."""
+    def __init__(self, config: FetchConfig, hosts: Hosts, clock: Clock) -> None:
+        self._config = config
         self._hosts = hosts
-        self._options = options
-        self._bandwidth = bandwidth
-        self._threads = anyio.CapacityLimiter(THREADS)
-        self._unlimited = anyio.CapacityLimiter(math.inf)
+        self._clock = clock
+        self._bandwidth = Bandwidth.of(config.max_bytes_per_second)
+        limits = config.timeouts
+        limit_seconds = limits.connect_seconds + limits.first_byte_seconds + limits.stall_seconds
+        self._threads = _Threads(THREADS, limit_seconds)
 
     async def read(self, download: Download) -> None:
-        """Fills ``download``."""
-        host = self._hosts.get(_origin_of(download.url))
-        async with host.turn():
-            host.counts.requests += 1
-            since = host.now()
-            reading = _Reading(download, download.known, self._options, self._bandwidth)
+        """Fills ``download``, over as many attempts as the policy allows; FetchError where that isn't enough."""
+        started = self._clock.monotonic()
+        attempts: Attempts | None = None
+        step_bytes = READ_STEP_BYTES
+        while True:
+            before = download.landed_bytes
+            take = partial(self._take, download, step_bytes)
             try:
-                await self._in_thread(reading.run)
+                return await self._ask(download.url, take, is_retry=attempts is not None)
             except AttemptFailed as failure:
-                host.counts.errors += 1
-                if failure.kind is ObjectChanged:
-                    download.changed()
-                raise failure.error(
-                    url=download.url, start=download.asked.start, stop=download.asked.stop, attempts=1
-                ) from failure.__cause__
-            except BaseException:
-                reading.abandon()
-                raise
-            download.remember()
-            host.times.body.record(host.now() - since)
-            host.counts.bytes += download.landed_bytes
+                download.broke(failure)
+                if failure.kind is FetchTimeout:
+                    step_bytes = max(step_bytes // SLOW_STEP_SHARE, MIN_STEP_BYTES)
+                attempts = attempts or Attempts(
+                    self._config.retry, self._clock, download.url, download.asked, started=started
+                )
+                delay = attempts.delay_after(failure, progressed=download.landed_bytes > before)
+            await self._clock.sleep(delay)
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory, sorted by url; a directory among them has size 0 and a url that ends in "/"."""
+
+        async def take(turn: Turn) -> list[ObjectInfo]:
+            since = turn.host.now()
+            entries = await self._threads.call(partial(list_directory, url, self._config.fsspec), scheme_of(url))
+            turn.answered(turn.host.now() - since, is_refusal=False)
+            return entries
+
+        def attempt(is_retry: bool) -> Awaitable[list[ObjectInfo]]:
+            return self._ask(url, take, is_retry=is_retry)
+
+        return await persist(self._config.retry, self._clock, url, attempt)
+
+    async def _ask(self, url: str, take: Callable[[Turn], Awaitable[T]], *, is_retry: bool) -> T:
+        """One attempt, in its turn at its host, and counted."""
         host = self._hosts.get(_origin_of(url))
-        async with host.turn():
+        async with host.turn() as turn:
             host.counts.requests += 1
+            host.counts.retries += is_retry
             try:
-                return await self._in_thread(partial(_list, url, self._options))
+                return await take(turn)
             except AttemptFailed as failure:
-                host.counts.errors += 1
-                raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
+                failure.host = host.name
+                failure.retry_after = pause_seconds(failure.headers, wall_now=self._clock.wall())
+                turn.failed(failure)
+                raise
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        loop = asyncio.get_running_loop()
-        call = ThreadCall(work)
-
-        def release() -> None:
-            with suppress(RuntimeError):  # the loop is gone
-                loop.call_soon_threadsafe(self._threads.release_on_behalf_of, call)
-
-        await self._threads.acquire_on_behalf_of(call)
+    async def _take(self, download: Download, step_bytes: int, turn: Turn) -> None:
+        """Takes what is missing, piece by piece."""
+        host, scheme = turn.host, scheme_of(download.url)
+        reading = _Reading(download, self._config.fsspec)
+        asked = host.now()
         try:
-            return await to_thread.run_sync(call.run, limiter=self._unlimited, abandon_on_cancel=True)
-        finally:
-            call.when_ended(release)  # a thread that was left behind still counts
+            await self._threads.call(reading.open, scheme)
+            opened = host.now()
+            turn.answered(opened - asked, is_refusal=False)
+            while (left := reading.left_bytes) > 0:
+                count = min(left, step_bytes)
+                await self._pay(count)
+                await self._threads.call(partial(reading.take, count), scheme)
+                turn.landed(count)
+            await self._threads.call(reading.check, scheme)
+        except BaseException:
+            reading.abandon()
+            raise
+        download.remember()
+        turn.received(reading.size_bytes, host.now() - opened)
+
+    async def _pay(self, count: int) -> None:
+        """Waits until so many bytes may come."""
+        if self._bandwidth is None:
+            return
+        try:
+            await anyio.sleep(self._bandwidth.reserve(count))
+        except BaseException:
+            self._bandwidth.give_back(count)
+            raise
+
+
+class _Threads:
+    """Calls into back ends, each in a thread, which keeps its place among so many until it ends, however late that is.
+
+    A call is overdue when it runs longer than the limit, whether anybody waits for it still. Where all are, no place
+    will become free: who waits for one, or comes later, is told so.
+    """
+
+    def __init__(self, places: int, limit_seconds: float) -> None:
+        self._limit_seconds = limit_seconds
+        self._places = anyio.CapacityLimiter(places)
+        self._overdue: set[object] = set()
+        self._waiting: set[anyio.CancelScope] = set()
+
+    async def call(self, function: Callable[[], T], scheme: str) -> T:
+        """What ``function()`` returns; AttemptFailed where it takes too long. A caller that leaves leaves it behind."""
+        loop = asyncio.get_running_loop()
+        place = object()
+        await self._take_place(place)
+        timer = loop.call_later(self._limit_seconds, self._is_late, place)
+
+        def ended(_: object) -> None:
+            with suppress(RuntimeError):  # the loop is gone
+                loop.call_soon_threadsafe(self._leave, place, timer)
+
+        with anyio.move_on_after(self._limit_seconds):
+            return await _in_thread(function, ended)
+        message = (
+            f"fsspec's back end for {scheme}:// gave no answer within {self._limit_seconds:g} s: is its server up? A"
+            " slow one gets longer by FetchConfig(timeouts=...), whose three phases together are this limit"
+        )
+        raise AttemptFailed(FetchTimeout, message)
+
+    async def _take_place(self, place: object) -> None:
+        with anyio.CancelScope() as scope:
+            if self._is_stuck:
+                scope.cancel()
+            self._waiting.add(scope)
+            try:
+                return await self._places.acquire_on_behalf_of(place)
+            finally:
+                self._waiting.discard(scope)
+        message = (
+            f"all {self._places.total_tokens:g} threads wait for back ends of fsspec that don't answer, each since more"
+            f" than {self._limit_seconds:g} s: are their servers up?"
+        )
+        raise AttemptFailed(FetchTimeout, message)
+
+    @property
+    def _is_stuck(self) -> bool:
+        return len(self._overdue) >= self._places.total_tokens
+
+    def _is_late(self, place: object) -> None:
+        self._overdue.add(place)
+        if self._is_stuck:
+            for scope in self._waiting:
+                scope.cancel()
+
+    def _leave(self, place: object, timer: asyncio.TimerHandle) -> None:
+        timer.cancel()
+        self._overdue.discard(place)
+        self._places.release_on_behalf_of(place)
+
+
+def _in_thread(function: Callable[[], T], when_ended: Callable[[object], None]) -> asyncio.Future[T]:
+    """What ``function()`` returns, from a thread of its own; ``when_ended`` is called at its end, there.
+
+    Not from one of anyio's: the interpreter waits for those when it exits, and for one that hangs it would for ever.
+    """
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # so that a caller who leaves doesn't cancel it
+    outcome.add_done_callback(when_ended)
+    thread = threading.Thread(target=_run, args=(outcome, function), name="asyncfetch back end", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        outcome.set_exception(
+            AttemptFailed(FetchError, f"no thread can be started ({error}): raise the limit of these")
+        )
+    return asyncio.wrap_future(outcome)
+
+
+def _run(outcome: Future[T], function: Callable[[], T]) -> None:
+    """In the thread."""
+    try:
+        outcome.set_result(function())
+    except BaseException as error:  # noqa: BLE001 - its caller's
+        outcome.set_exception(error)
+    finally:
+        del outcome, function  # the error's traceback holds this frame, and the outcome the error
 
 
 class _Reading:
-    """One read, in a thread that may outlive its caller."""
+    """One attempt at what a download still lacks. Its calls run in threads, one after the other.
 
-    def __init__(
-        self,
-        download: Download,
-        known: ObjectInfo | None,
-        options: Mapping[str, Mapping[str, object]],
-        bandwidth: Bandwidth | None,
-    ) -> None:
+    The last of them may outlive its caller, which then abandons it.
+    """
+
+    def __init__(self, download: Download, options: Mapping[str, Mapping[str, object]]) -> None:
         self._download = download
-        self._known = known
+        self._known = download.known
+        self._wanted = download.next_request()
         self._options = options
-        self._bandwidth = bandwidth
         self._lock = threading.Lock()
-        self._abandoned = threading.Event()
+        self._abandoned = False
+        self._view = memoryview(b"")
+        self._landed = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """What it is about."""
+        return len(self._view)
+
+    @property
+    def left_bytes(self) -> int:
+        """What is still to be taken."""
+        return len(self._view) - self._landed
 
     def abandon(self) -> None:
         """After this, nothing is written any more: the buffer may be somebody else's."""
         with self._lock:  # held for a copy of READ_STEP_BYTES at most
-            self._abandoned.set()
+            self._abandoned = True
 
-    def run(self) -> None:
-        """Runs in a thread."""
-        url, wanted = self._download.url, self._download.wanted
-        files, path = _file_system(url, self._options)
-        info = _look(files, path, url)
-        _check_version(self._known, info)
-        start, stop = wanted.span_in(info.size)
+    def open(self) -> None:
+        """Learns size and version; from here on the memory for the bytes is there."""
+        url = self._download.url
+        self._files, self._path = file_system(url, self._options)
+        self._info = look(self._files, self._path, url)
+        check_version(self._known, self._info)
+        self._start, stop = self._wanted.span_in(self._info.size)
         with self._lock:
-            if self._abandoned.is_set():
-                return
-            view = self._download.accept(Delivery(info, start, stop))
-        while self._download.landed_bytes < len(view):
-            landed = self._download.landed_bytes
-            step = start + landed, min(stop, start + landed + READ_STEP_BYTES)
-            if self._bandwidth is not None and self._abandoned.wait(self._bandwidth.reserve(step[1] - step[0])):
-                return
-            with _foreign_errors(_scheme_of(url)):
-                chunk = files.cat_file(path, start=step[0], end=step[1])
-            if len(chunk) != step[1] - step[0]:
-                message = f"the back end returned {len(chunk)} bytes for [{step[0]}, {step[1]})"
-                raise self._wrong_length(files, path, info, message)
-            if not self._land(view, chunk):
-                return
-        # Back ends don't tell of which version the bytes are. If it is the one of before still, they are of it, too.
-        _check_version(info, _look(files, path, url))
+            if not self._abandoned:
+                self._view = self._download.accept(Delivery(self._info, self._start, stop))
 
-    def _land(self, view: memoryview, chunk: bytes) -> bool:
+    def take(self, count: int) -> None:
+        """Asks for the next so many bytes, and lands them."""
+        start = self._start + self._landed
+        with foreign_errors(scheme_of(self._download.url)):
+            piece = self._files.cat_file(self._path, start=start, end=start + count)
+        if len(piece) != count:
+            self.check()
+            message = f"the back end returned {len(piece)} bytes for [{start}, {start + count})"
+            raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
         with self._lock:
-            if not self._abandoned.is_set():
-                landed = self._download.landed_bytes
-                view[landed : landed + len(chunk)] = chunk
-                self._download.landed_bytes += len(chunk)
-            return not self._abandoned.is_set()
+            if not self._abandoned:
+                self._view[self._landed : self._landed + count] = piece
+                self._landed += count
+                self._download.landed_bytes += count
 
-    def _wrong_length(self, files: Any, path: str, info: ObjectInfo, message: str) -> AttemptFailed:  # noqa: ANN401
-        """What it means that the back end returned too little or too much."""
-        _check_version(info, _look(files, path, info.url))
-        return AttemptFailed(InvalidResponse, message, Verdict.FATAL)
+    def check(self) -> None:
+        """Back ends don't tell of which version bytes are. If it is the one of before still, they are of it, too."""
+        check_version(self._info, look(self._files, self._path, self._download.url))
 
 
 def _origin_of(url: str) -> str:
     """What its gate and its statistics go by: the server, whoever logs in."""
     return redact_url(server_of(url))
-
-
-def _file_system(url: str, options: Mapping[str, Mapping[str, object]]) -> tuple[Any, str]:
-    """The file system for the url and the path within that. Runs in a thread."""
-    scheme = _scheme_of(url)
-    try:
-        from fsspec.core import url_to_fs
-    except ImportError as error:
-        raise MissingDependency(f'{scheme}:// urls need fsspec: pip install "asyncfetch[fsspec]"') from error
-    own = options.get(scheme, {})
-    with _foreign_errors(scheme):
-        try:
-            files, path = url_to_fs(url, **own)
-        except ImportError as error:
-            message = f"{scheme}:// urls are fsspec's, which needs another package for them: {redact_url(str(error))}"
-            raise MissingDependency(message) from cause_of(error)
-        except (ValueError, TypeError) as error:
-            raise ConfigError(_cannot_open(url, scheme, error)) from cause_of(error)
-    return files, path
-
-
-def _cannot_open(url: str, scheme: str, error: Exception) -> str:
-    from fsspec.registry import available_protocols
-
-    if scheme not in available_protocols():
-        return (
-            f"{redact_url(url)!r}: no such scheme as {scheme}:// is known, neither here (http, https, s3, hf, file and"
-            " paths) nor to fsspec: is it spelt right?"
-        )
-    return (
-        f"{redact_url(url)!r}: fsspec's back end for {scheme}:// can't be made ({redact_url(str(error))}): check the"
-        f" url and FetchConfig(fsspec={{{scheme!r}: {{...}}}})"
-    )
-
-
-def _look(files: Any, path: str, url: str) -> ObjectInfo:  # noqa: ANN401 - untyped
-    """Size and version of the object now, not those of a listing that fsspec remembers."""
-    with _foreign_errors(_scheme_of(url)):
-        files.invalidate_cache(path)
-        return _info(url, files.info(path))
-
-
-def _info(url: str, found: Mapping[str, Any]) -> ObjectInfo:
-    if found.get("type") == "directory":
-        raise AttemptFailed(NotFound, "there is something, but it is a directory", Verdict.FATAL)
-    size = found.get("size")
-    if not isinstance(size, int):
-        message = "the file system doesn't say how long the object is: ranges of it can't be checked"
-        raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
-    version = [(key, str(found[key])) for key in VERSION_KEYS if found.get(key) is not None]
-    return ObjectInfo(url, size, f'"{hashlib.sha256(repr(version).encode()).hexdigest()[:32]}"' if version else None)
-
-
-def _check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
-    changed = difference(known, seen) if known is not None else None
-    if changed is not None:
-        message = f"the object was changed since it was first read, {changed}: read it again from its start"
-        raise AttemptFailed(ObjectChanged, message, Verdict.FATAL)
-
-
-def _list(url: str, options: Mapping[str, Mapping[str, object]]) -> list[ObjectInfo]:
-    """Runs in a thread."""
-    files, path = _file_system(url, options)
-    with _foreign_errors(_scheme_of(url)):
-        files.invalidate_cache(path)
-        if not files.isdir(path):
-            raise FileNotFoundError("there is no such directory")
-        entries = files.ls(path, detail=True)
-    base = url if url.endswith("/") else f"{url}/"
-    infos = []
-    for entry in entries:
-        name = str(entry["name"]).rstrip("/").rpartition("/")[2]
-        is_directory = entry.get("type") == "directory"
-        infos.append(ObjectInfo(f"{base}{name}/" if is_directory else f"{base}{name}", entry.get("size") or 0))
-    return sorted(infos, key=lambda info: info.url)
-
-
-def _scheme_of(url: str) -> str:
-    return url.partition("://")[0]
-
-
-@contextmanager
-def _foreign_errors(scheme: str) -> Iterator[None]:
-    """The border to back ends, which raise anything."""
-    try:
-        yield
-    except (AttemptFailed, AsyncFetchError):
-        raise
-    except Exception as error:  # noqa: BLE001 - it is ours from here on
-        raise _as_failure(error, scheme) from cause_of(error)
-
-
-def _as_failure(error: Exception, scheme: str) -> AttemptFailed:
-    said = redact_url(f"{type(error).__name__}: {error}")
-    who = f"fsspec's back end for {scheme}://"
-    match error:
-        case FileNotFoundError() | NotADirectoryError() | IsADirectoryError():
-            return AttemptFailed(NotFound, "there is no such object: check the url", Verdict.FATAL)
-        case PermissionError():
-            return AttemptFailed(AccessDenied, f"{who} may not read it ({said})", Verdict.FATAL)
-        case TimeoutError():
-            return AttemptFailed(FetchTimeout, f"{who} took too long ({said})", Verdict.FATAL)
-        case socket.gaierror():
-            message = f"the name of the host can't be resolved, says {who} ({said}): check the url and the network"
-            return AttemptFailed(ConnectionFailed, message, Verdict.FATAL)
-        case ConnectionError():
-            return AttemptFailed(ConnectionFailed, f"{who} has no connection ({said})", Verdict.FATAL)
-        case _:
-            return AttemptFailed(FetchError, f"{who} failed ({said})", Verdict.FATAL)

@@ -1,0 +1,48 @@
+"""A file system of fsspec's that does to reads what the test wants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fsspec.implementations.memory import MemoryFileSystem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CONTENT = bytes(range(256)) * 100
+
+
+class OddFileSystem(MemoryFileSystem):  # type: ignore[misc]  # untyped
+    """``odd://x`` holds CONTENT."""
+
+    protocol = "odd"
+    cachable = False
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    read: ClassVar[Callable[[bytes], bytes]]
+    """What becomes of the bytes of a range."""
+    info_of: ClassVar[Callable[[dict[str, Any]], dict[str, Any]]]
+    """What becomes of what is told of an object."""
+    looks: ClassVar[int]
+    """How often that was asked."""
+    asked: ClassVar[list[tuple[int | None, int | None]]]
+    """The ranges that were asked for."""
+
+    @classmethod
+    def reset(cls) -> None:
+        """As if new."""
+        cls.store.clear()
+        cls.read, cls.info_of, cls.looks, cls.asked = (lambda data: data), (lambda info: info), 0, []
+        cls().pipe_file("/x", CONTENT)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("odd://", "memory://")))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:  # noqa: ANN401
+        type(self).asked.append((start, end))
+        return type(self).read(super().cat_file(path, start, end, **options))
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401
+        type(self).looks += 1
+        return type(self).info_of(super().info(path, **options))
