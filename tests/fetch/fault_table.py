@@ -466,8 +466,8 @@ ELSEWHERE: Final = (
     ),
     Elsewhere(
         "everything",
-        "30 % of the answers faulty, 20,000 ranges",
-        "right bytes; `InvalidResponse` where one range is lied about twice",
+        "30 % of the answers faulty, 20,000 ranges: alone, in batches and in parts, by redirects and of a Hub",
+        "right bytes; `InvalidResponse` where one range is lied about twice, `AccessDenied` where a target expires",
         "test_fault_storm.py::test_right_bytes_through_a_storm",
     ),
 )
