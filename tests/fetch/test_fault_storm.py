@@ -156,6 +156,7 @@ class Reader:
         return [buffer]
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "copied"])
 @pytest.mark.parametrize("seed", [11, 12])
 async def test_right_bytes_through_a_storm(
