@@ -129,7 +129,12 @@ class Fetcher:
         return info
 
     async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
-        """Bytes [start, stop) of the object, read-only."""
+        """Bytes [start, stop) of the object, read-only.
+
+        Without a ``stop`` they come by one request, on one stream, however many they are: parts side by side, and
+        sharing requests with other calls, take a range whose end is known when it is asked for. Give the ``stop``
+        where an object is long; ``stat`` has its size.
+        """
         return await self._fetch(ByteRange(url, start, stop))
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:

@@ -238,13 +238,52 @@ ELSEWHERE: Final = (
         "test_faults.py::test_a_long_retry_after_is_throttled_at_once",
     ),
     Elsewhere(
-        "pace", "the Hub's `RateLimit`", "waited out as `Retry-After`", "test_hub.py::test_a_short_quota_is_waited_for"
+        "pace",
+        "429 with a `RateLimit` of which nothing remains, of the Hub or any host",
+        "waited out as `Retry-After`, or `Throttled` at once",
+        "test_faults.py::test_a_rate_limit_is_waited_out",
+    ),
+    Elsewhere(
+        "pace",
+        "a host that fails most of what it is asked: its budget of repeats is spent",
+        "the error of each failure at once, which says so, until answers come again",
+        "test_throttling.py::test_a_host_that_is_gone_is_given_up_for_all",
     ),
     Elsewhere(
         "pace",
         "a body that is slow, but moves",
         "right bytes, however long it takes",
         "test_faults.py::test_a_slow_but_moving_body_is_left_alone",
+    ),
+    Elsewhere(
+        "late answers",
+        "one that is later than nearly all of its host's",
+        "asked for a second time, and the first answer that fits is taken",
+        "test_hedging.py::test_a_late_answer_is_overtaken",
+    ),
+    Elsewhere(
+        "late answers",
+        "the request that lost",
+        "cancelled and awaited, its connection closed",
+        "test_hedging.py::test_the_losers_connection_is_closed",
+    ),
+    Elsewhere(
+        "late answers",
+        "a second answer that is refused, broken or doesn't fit",
+        "the first one is waited for",
+        "test_hedging.py::test_a_second_answer_that_does_not_fit_changes_nothing",
+    ),
+    Elsewhere(
+        "late answers",
+        "a host that is slow as a whole",
+        "no second requests until that is usual",
+        "test_hedging.py::test_a_host_slow_as_a_whole_is_left_alone_until_that_is_usual",
+    ),
+    Elsewhere(
+        "late answers",
+        "a host that falls silent",
+        "at most 4 second requests in a row, then hardly any",
+        "test_hedging.py::test_a_host_that_falls_silent_gets_few_second_requests",
     ),
     Elsewhere(
         "versions",
@@ -427,8 +466,8 @@ ELSEWHERE: Final = (
     ),
     Elsewhere(
         "everything",
-        "30 % of the answers faulty, 20,000 ranges",
-        "right bytes; `InvalidResponse` where one range is lied about twice",
+        "30 % of the answers faulty, 20,000 ranges: alone, in batches and in parts, by redirects and of a Hub",
+        "right bytes; `InvalidResponse` where one range is lied about twice, `AccessDenied` where a target expires",
         "test_fault_storm.py::test_right_bytes_through_a_storm",
     ),
 )

@@ -36,37 +36,36 @@ class Store:
 
 
 @asynccontextmanager
-async def web(*, tls: bool, loops: int = 1) -> AsyncIterator[Store]:
+async def web(*, tls: bool, direct_bodies: bool, loops: int = 1) -> AsyncIterator[Store]:
     objects: dict[str, bytes] = {}
 
     def write(name: str, content: bytes) -> str:
         objects[name] = content
         return f"{server.url}/{quote(name)}"
 
-    async with (
-        RangeServer(objects, tls=tls) as server,
-        Fetcher(FetchConfig(ca_file=server.ca_file, trust_env=False, loops=loops)) as fetcher,
-    ):
-        yield Store(fetcher, write, can_list=False)
+    async with RangeServer(objects, tls=tls) as server:
+        config = FetchConfig(ca_file=server.ca_file, trust_env=False, direct_bodies=direct_bodies, loops=loops)
+        async with Fetcher(config) as fetcher:
+            yield Store(fetcher, write, can_list=False)
 
 
 @asynccontextmanager
-async def s3(*, loops: int = 1) -> AsyncIterator[Store]:
+async def s3(*, direct_bodies: bool, loops: int = 1) -> AsyncIterator[Store]:
     objects: dict[str, bytes] = {}
 
     def write(name: str, content: bytes) -> str:
         objects[f"bucket/{name}"] = content
         return f"s3://bucket/{name}"
 
-    async with (
-        S3Server(objects, page_keys=2) as server,
-        Fetcher(FetchConfig(ca_file=server.ca_file, s3=S3Config(endpoint_url=server.url), loops=loops)) as fetcher,
-    ):
-        yield Store(fetcher, write)
+    async with S3Server(objects, page_keys=2) as server:
+        s3 = S3Config(endpoint_url=server.url)
+        config = FetchConfig(ca_file=server.ca_file, s3=s3, direct_bodies=direct_bodies, loops=loops)
+        async with Fetcher(config) as fetcher:
+            yield Store(fetcher, write)
 
 
 @asynccontextmanager
-async def hub(*, loops: int = 1) -> AsyncIterator[Store]:
+async def hub(*, direct_bodies: bool, loops: int = 1) -> AsyncIterator[Store]:
     files: dict[str, bytes] = {}
 
     def write(name: str, content: bytes) -> str:
@@ -76,7 +75,12 @@ async def hub(*, loops: int = 1) -> AsyncIterator[Store]:
 
     async with HubServer(page_entries=2, token="t") as server:
         config = FetchConfig(
-            ca_file=server.ca_file, hub_endpoint=server.url, tokens={"127.0.0.1": "t"}, trust_env=False, loops=loops
+            ca_file=server.ca_file,
+            hub_endpoint=server.url,
+            tokens={"127.0.0.1": "t"},
+            trust_env=False,
+            direct_bodies=direct_bodies,
+            loops=loops,
         )
         async with Fetcher(config) as fetcher:
             yield Store(fetcher, write, can_replace=False)
@@ -108,21 +112,27 @@ async def memory() -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-def stores(tmp_path: Path) -> dict[str, Callable[[], AbstractAsyncContextManager[Store]]]:
+def stores(tmp_path: Path, direct_bodies: bool) -> dict[str, Callable[..., AbstractAsyncContextManager[Store]]]:
+    """Those with sockets take ``loops``. Web servers are read in both ways, S3 and the Hub in that of this run."""
     return {
-        "http": partial(web, tls=False),
-        "https": partial(web, tls=True),
-        "s3": s3,
-        "hub": hub,
+        "http": partial(web, tls=False, direct_bodies=True),
+        "http, copied": partial(web, tls=False, direct_bodies=False),
+        "https": partial(web, tls=True, direct_bodies=True),
+        "https, copied": partial(web, tls=True, direct_bodies=False),
+        "s3": partial(s3, direct_bodies=direct_bodies),
+        "hub": partial(hub, direct_bodies=direct_bodies),
         "file": partial(local, tmp_path),
         "memory": memory,
     }
 
 
+ON_THE_NET = ["http", "http, copied", "https", "https, copied", "s3", "hub"]
+
+
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", ["http", "https", "s3", "hub", "file", "memory"])
+@pytest.mark.parametrize("name", [*ON_THE_NET, "file", "memory"])
 async def test_conformance(
-    stores: dict[str, Callable[[], AbstractAsyncContextManager[Store]]],
+    stores: dict[str, Callable[..., AbstractAsyncContextManager[Store]]],
     name: str,
     check: Check,
     aws_keys: None,
@@ -132,13 +142,13 @@ async def test_conformance(
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", ["http", "https", "s3", "hub"])
-async def test_conformance_on_two_loops(name: str, check: Check, aws_keys: None, elsewhere: None) -> None:
-    stores: dict[str, Callable[..., AbstractAsyncContextManager[Store]]] = {
-        "http": partial(web, tls=False),
-        "https": partial(web, tls=True),
-        "s3": s3,
-        "hub": hub,
-    }
+@pytest.mark.parametrize("name", ON_THE_NET)
+async def test_conformance_on_two_loops(
+    stores: dict[str, Callable[..., AbstractAsyncContextManager[Store]]],
+    name: str,
+    check: Check,
+    aws_keys: None,
+    elsewhere: None,
+) -> None:
     async with stores[name](loops=2) as store:
         await check(store)

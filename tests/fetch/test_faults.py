@@ -156,6 +156,18 @@ async def test_retry_after_is_honoured(
     assert time.sleeps == pytest.approx([7.1])
 
 
+async def test_a_rate_limit_is_waited_out(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, time: FakeTime
+) -> None:
+    server.will(step(status=429, headers={"RateLimit": '"pages";r=3;t=50, "files";r=0;t=20'}))
+    assert bytes(await fetcher.fetch(url, 0, 10)) == CONTENT[:10]
+    assert time.sleeps == pytest.approx([21.1])
+    server.will(step(status=429, headers={"RateLimit": '"files";r=0;t=300'}))
+    with pytest.raises(Throttled, match="301 s"):
+        await fetcher.fetch(url, 0, 10)
+    assert len(time.sleeps) == 1
+
+
 @pytest.mark.parametrize(
     ("header", "asked"),
     [

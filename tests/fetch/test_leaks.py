@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from tests.fetch.conftest import FakeTime, LyingServer
 
 WARM_UP = 1_000
-ROUNDS = {"honest": 8_000, "faulty": 1_500}
+ROUNDS = {("http", "honest"): 8_000, ("http", "faulty"): 1_500, ("https", "honest"): 1_500}
+"""By what is spoken, and what comes back."""
 SWING = 1_000
 """Objects, or blocks of memory, by which what is held goes up and down: asyncio keeps up to some hundred timers that
 were cancelled, each with its context. Any one thing that stays by the request is more."""
@@ -82,14 +83,15 @@ async def ask(fetcher: Fetcher, server: LyingServer, url: str, requests: int) ->
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("kind", ROUNDS)
+@pytest.mark.parametrize(("any_server", "kind"), ROUNDS, indirect=["any_server"])
 async def test_nothing_stays_behind(
-    fetcher_with: Callable[..., Fetcher], server: LyingServer, time: FakeTime, kind: str
+    fetcher_with: Callable[..., Fetcher], any_server: LyingServer, time: FakeTime, ca_file: str, kind: str
 ) -> None:
-    url, count = server.put("/x", CONTENT), ROUNDS[kind]
+    server = any_server
+    url, count = server.put("/x", CONTENT), ROUNDS["https" if server.speaks_tls else "http", kind]
     if kind == "faulty":
         server.every = lambda request: FAULTS[sum(request.headers["range"].encode()) % len(FAULTS)]
-    async with fetcher_with(time, timeouts=PATIENT, max_span_bytes=0) as fetcher:
+    async with fetcher_with(time, timeouts=PATIENT, max_span_bytes=0, ca_file=ca_file) as fetcher:
         await ask(fetcher, server, url, WARM_UP)
         time.sleeps.clear()
         before = Held.now()

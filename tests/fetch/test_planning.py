@@ -128,6 +128,18 @@ async def test_a_large_range_comes_in_parts(
     assert len(server.requests) == -(-(stop - 10) // PART)
 
 
+@pytest.mark.parametrize("start", [10, -len(CONTENT) + 10])
+async def test_a_range_without_a_stop_comes_by_one_request(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, start: int
+) -> None:
+    url = server.put("/x", CONTENT)
+    async with fetcher_with(part_bytes=PART) as fetcher:
+        await fetcher.stat(url)
+        server.requests.clear()
+        assert await fetcher.fetch(url, start) == CONTENT[10:]
+    assert len(server.requests) == 1
+
+
 async def test_parts_are_asked_for_side_by_side_and_within_the_limit(
     fetcher_with: Callable[..., Fetcher], server: LyingServer
 ) -> None:
