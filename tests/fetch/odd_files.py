@@ -36,6 +36,15 @@ class OddFileSystem(MemoryFileSystem):  # type: ignore[misc]  # untyped
         cls().pipe_file("/x", CONTENT)
 
     @classmethod
+    def fail(cls, error: Exception) -> None:
+        """Every read of a range raises it from now on."""
+
+        def fail(_: bytes) -> bytes:
+            raise error
+
+        cls.read = fail
+
+    @classmethod
     def _strip_protocol(cls, path: str) -> str:
         return str(super()._strip_protocol(path.replace("odd://", "memory://")))
 

@@ -99,10 +99,7 @@ NO_NAME, RESOLVER_DOWN = socket.gaierror(socket.EAI_NONAME, "x"), socket.gaierro
 async def test_errors_of_back_ends_are_ours(
     odd: type[OddFileSystem], time: FakeTime, error: Exception, kind: type[Exception], attempts: int
 ) -> None:
-    def fail(_: bytes) -> bytes:
-        raise error
-
-    odd.read = fail
+    odd.fail(error)
     async with Fetcher(_clock=time.clock()) as fetcher:
         with pytest.raises(kind) as caught:
             await fetcher.fetch("odd://x", 10, 20)

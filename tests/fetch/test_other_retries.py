@@ -162,10 +162,7 @@ def translated() -> OSError:
 async def test_the_status_of_an_answer_counts(
     odd: type[OddFileSystem], fetcher: Fetcher, error: Exception, kind: type[FetchError], attempts: int
 ) -> None:
-    def fail(_: bytes) -> bytes:
-        raise error
-
-    odd.read = fail
+    odd.fail(error)
     async with fetcher:
         with pytest.raises(FetchError) as caught:
             await fetcher.fetch("odd://x", 10, 20)
