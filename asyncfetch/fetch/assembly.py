@@ -11,7 +11,7 @@ from asyncfetch.errors import FetchError, InvalidResponse, RangeNotSatisfiable
 from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, for_each, plan_batch
 from asyncfetch.fetch.joining import MAX_SHARED_BYTES, Joining
 from asyncfetch.fetch.objects import strong_etag
-from asyncfetch.fetch.parts import MIN_TELLING_BYTES, PartSizes
+from asyncfetch.fetch.parts import PartSizes
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.ranges import ObjectInfo, split_range
 
@@ -57,8 +57,7 @@ class Assembly:
 
     def came_from(self, url: str, host: Host, length: int) -> None:
         """Takes notice of the host that ``length`` bytes of ``url`` came from by one request."""
-        if length >= MIN_TELLING_BYTES:
-            self._parts.came_from(url, host)
+        self._parts.came_from(url, host, length)
 
     def copy(self, piece: memoryview) -> memoryview:
         """The piece in memory of its own: a slice would keep all that came with it."""

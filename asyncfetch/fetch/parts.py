@@ -20,6 +20,8 @@ MIN_TELLING_BYTES = 256 * 1024
 """Shorter bodies say nothing of a rate: they come with the head, or at the pace of a connection that warms up."""
 REMEMBERED_BODIES = 16
 """Enough that a stalled one and one that had come while the loop was busy don't matter; few enough to see a change."""
+UNKNOWN_RATE_PARTS = 2
+"""Where a host had no telling body yet: half of what a slow stream would take, for one request more."""
 SOON_FACTOR = 1.1
 """What somebody waits for may take so many times as long as the fastest way, if that saves requests."""
 AHEAD_FACTOR = 4.0
@@ -60,9 +62,11 @@ class PartSizes:
         self._config = config
         self._hosts: OrderedDict[str, Host] = OrderedDict()
 
-    def came_from(self, url: str, host: Host) -> None:
-        """Takes notice of the host that had the bytes of ``url``."""
+    def came_from(self, url: str, host: Host, length: int) -> None:
+        """Takes notice of the host that had so many bytes of ``url``; of the first short body, too."""
         server = server_of(url)
+        if length < MIN_TELLING_BYTES and server in self._hosts:
+            return  # what is short may come from elsewhere, as on the Hub
         self._hosts[server] = host
         self._hosts.move_to_end(server)
         if len(self._hosts) > MAX_SERVERS:
@@ -78,9 +82,11 @@ class PartSizes:
         """
         config = self._config
         host = self._hosts.get(server_of(url)) if length >= 2 * config.min_part_bytes else None
-        rate = host.rate.bytes_per_second if host is not None else None
-        if host is None or rate is None:
+        if host is None:
             return config.part_bytes
+        rate = host.rate.bytes_per_second
+        if rate is None:  # nothing else is there to do yet for requests that are free
+            return min(config.part_bytes, -(-length // min(UNKNOWN_RATE_PARTS, max(1, host.free // company))))
         return choose_part_bytes(
             length,
             bytes_per_second=rate,

@@ -94,7 +94,7 @@ class EpisodeCache:
         depth_unit: Unit of depth cameras' frames.
     """
 
-    READERS = 2
+    READERS = 4
     """Of an episode, at most: each has a decoder of its own."""
 
     def __init__(

@@ -144,6 +144,8 @@ class _Ahead:
         step = next(self._steps, None)
         if step is None:
             return False
+        if step.reader and self._sizes.run_frames >= self._sizes.group_frames:
+            step = step._replace(reader=0)  # who decodes whole groups needs no decoder that goes on where it stopped
         key = self._key(step)
         run = self._open.get(key)
         if run is None or len(run.steps) >= self._sizes.run_frames:

@@ -159,14 +159,14 @@ def make_host(limit: int = 64) -> Host:
 
 def test_requests_that_are_about_to_be_made_share_what_is_free() -> None:
     sizes = PartSizes(FetchConfig())
-    sizes.came_from(URL, make_host(limit=64))
+    sizes.came_from(URL, make_host(limit=64), MIB)
     counts = [count_of(4 * MIB, sizes.choose("http://h/another", 4 * MIB, company)) for company in (1, 16, 64)]
     assert counts == [11, 4, 1]
 
 
 def test_what_is_read_ahead_comes_in_fewer_parts_until_somebody_waits() -> None:
     sizes, caller = PartSizes(FetchConfig()), Caller(urgent=False)
-    sizes.came_from(URL, make_host(limit=64))
+    sizes.came_from(URL, make_host(limit=64), MIB)
     with calling(caller):
         ahead = sizes.choose(URL, 4 * MIB, 1)
         caller.promote()
@@ -175,7 +175,7 @@ def test_what_is_read_ahead_comes_in_fewer_parts_until_somebody_waits() -> None:
 
 def test_what_is_read_ahead_is_not_cut_for_the_sake_of_reserved_requests() -> None:
     sizes, host = PartSizes(FetchConfig()), make_host(limit=8)
-    sizes.came_from(URL, host)
+    sizes.came_from(URL, host, MIB)
     with calling(Caller(urgent=False)):
         for _ in range(6):
             assert host.turn().enter_nowait()
@@ -185,16 +185,32 @@ def test_what_is_read_ahead_is_not_cut_for_the_sake_of_reserved_requests() -> No
 
 def test_a_server_that_nothing_is_known_of_has_parts_of_the_configured_length() -> None:
     sizes = PartSizes(FetchConfig(part_bytes=MIB))
-    sizes.came_from(URL, Hosts(FetchConfig()).get("http://h:80", Route))
     assert sizes.choose(URL, 16 * MIB, 1) == MIB
-    assert sizes.choose("http://another/x", 16 * MIB, 1) == MIB
+
+
+def test_a_range_of_a_host_whose_rate_is_unknown_comes_in_two_while_requests_are_free() -> None:
+    sizes, host = PartSizes(FetchConfig()), Hosts(FetchConfig(max_requests_per_host=8)).get("http://h:80", Route)
+    sizes.came_from(URL, host, 100)
+    assert [sizes.choose(URL, length, 1) for length in (MIB, MIB // 2, MIB // 2 - 1)] == [MIB // 2, MIB // 4, 8 * MIB]
+    assert [sizes.choose(URL, MIB + 1, company) for company in (4, 5, 9)] == [MIB // 2 + 1, MIB + 1, MIB + 1]
+    assert sizes.choose(URL, 64 * MIB, 1) == 8 * MIB
+    for _ in range(7):
+        assert host.turn().enter_nowait()
+    assert sizes.choose(URL, MIB, 1) == MIB
+
+
+def test_short_bodies_from_elsewhere_do_not_change_where_the_long_ones_come_from() -> None:
+    sizes, host = PartSizes(FetchConfig()), make_host()
+    sizes.came_from(URL, host, MIN_TELLING_BYTES)
+    sizes.came_from(URL, Hosts(FetchConfig()).get("http://other:80", Route), MIN_TELLING_BYTES - 1)
+    assert count_of(4 * MIB, sizes.choose(URL, 4 * MIB, 1)) == 11
 
 
 def test_servers_are_forgotten_in_the_end() -> None:
     sizes = PartSizes(FetchConfig())
     host = make_host()
     for number in range(MAX_SERVERS + 1):
-        sizes.came_from(f"http://h{number}/x", host)
+        sizes.came_from(f"http://h{number}/x", host, MIB)
     assert sizes.choose("http://h0/x", 16 * MIB, 1) == 8 * MIB
     assert sizes.choose(f"http://h{MAX_SERVERS}/x", 16 * MIB, 1) < 8 * MIB
 

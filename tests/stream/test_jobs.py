@@ -29,6 +29,8 @@ def cases(draw: st.DrawFn) -> tuple[list[Step], Sizes]:
 def test_parcels_are_the_order_and_jobs_hold_each_step_once(case: tuple[list[Step], Sizes]) -> None:
     steps, sizes = case
     cut = list(parcels(steps, sizes))
+    if sizes.run_frames >= sizes.group_frames:  # whole groups: one decoder of an episode does for all its seats
+        steps = [step._replace(reader=0) for step in steps]
     assert [step for parcel in cut for step in parcel.steps] == steps
     assert [job.steps[place] for parcel in cut for job, place in parcel.takes] == steps
     jobs = [job for parcel in cut for job in parcel.starts]
