@@ -95,7 +95,7 @@ class EpisodeCache:
     """
 
     READERS = 4
-    """Of an episode, at most: each has a decoder of its own."""
+    """Of an episode that have decoders of their own; further ones share these."""
 
     def __init__(
         self,
@@ -344,7 +344,7 @@ class EpisodeCache:
 
         if entry.generation != self._generation:
             return open_clip()  # nobody will ask for the replaced video again
-        return self._decoders.get((self._number, lease.key, entry.generation, reader), open_clip)
+        return self._decoders.get((self._number, lease.key, entry.generation, reader % self.READERS), open_clip)
 
     def _drop_decoders(self, key: CacheKey) -> None:
         for reader in range(self.READERS):

@@ -73,8 +73,8 @@ class HeldEpisode:
         Args:
             camera: Its feature.
             frames: Of the episode, from 0, in any order.
-            reader: Below ``EpisodeCache.READERS``. Each has a decoder of its own, which goes on where it stopped; so
-                two who go through different groups of pictures in turns don't begin theirs anew each time.
+            reader: Each of the first few (``EpisodeCache.READERS``) has a decoder of its own, which goes on where it
+                stopped; so two who go through different groups of pictures in turns don't begin theirs anew each time.
 
         Raises:
             FrameMissing: The video has no such frame.

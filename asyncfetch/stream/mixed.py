@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.budget import Budget
     from asyncfetch.stream.building import JobBuilder, Transform
     from asyncfetch.stream.mixing import MixedEpoch
-    from asyncfetch.stream.order import Order, Seating, Visits
+    from asyncfetch.stream.order import Order, Visits
     from asyncfetch.stream.placement import Placement
+    from asyncfetch.stream.seating import Seating
     from asyncfetch.stream.shapes import Shape
 
 __all__ = ["MixedBuilder", "MixedOrder", "OpenMixture"]

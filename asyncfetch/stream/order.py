@@ -3,16 +3,9 @@
 A shuffled epoch takes the episodes in the order of a keyed permutation. They sit on *seats*, as many as the pool holds,
 which are shared out evenly among the *lanes*. The order goes in *cycles*: in each, every seat gives one frame of its
 episode, the lanes in turns, and each lane its seats from a place drawn anew. An episode that has given its last frame
-leaves its seat to the next of the permutation. So where an episode sits, and from which cycle to which, follows from
-lengths alone: the order is found at any position without going frame by frame through what is in front of it, and the
-lanes stay level to the end. A seat that finds no further episode drops out.
-
-Episodes of one length that begin together would end together, and all that follow them be needed at once. So where
-there are more episodes than seats, the first ones have two seats each, which give a part each: a small one and the
-rest, no two alike. From then on the seats change hands one by one, and an episode is needed every so often.
-
-Until a pool of episodes is fetched, an epoch can't begin. So half of these pairs of seats come later: at first they are
-lent to the episodes of the other half, which have four seats each for a while.
+leaves its seat to the next of the permutation; at both ends of an epoch episodes are divided among seats. So where an
+episode sits, and from which cycle to which, follows from lengths alone (see ``seating``): the order is found at any
+position without going frame by frame through what is in front of it, and the lanes stay level to the end.
 
 The frames of an episode come by *groups* of neighbours, the groups in a drawn order, the frames of a group ascending.
 With groups of one frame that is a plain shuffle. With those of a video's groups of pictures (a key frame, and what
@@ -26,15 +19,14 @@ upgrade.
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.stream.seating import Seating
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -43,19 +35,15 @@ if TYPE_CHECKING:
 
     from asyncfetch.stream.placement import Placement
 
-__all__ = ["Order", "Seating", "Step", "Visits", "draw_key", "permute"]
+__all__ = ["Order", "Step", "Visits", "draw_key", "permute"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _VERSION = 3
-"""Of the shuffled order: a state of another one is refused. The first one let all seats begin with an episode each, the
-second one every two."""
-_LENT_SHARES = (1 / 32, 5 / 32)
-"""Of its length an episode gives on each seat that is lent to it, at least and at most: between 300 and 1,500 samples
-of episodes of 150 frames until the pool is whole. Time enough to fetch it where the link keeps up."""
+"""Of the shuffled order: a state of another one is refused. The first let all seats begin with an episode each, the
+second every two; in both, seats dropped out as soon as they found none."""
 _FEISTEL_ROUNDS = 4
 """Enough for a pseudo-random permutation that a distinguisher can't tell cheaply (Luby and Rackoff, 1988)."""
-_QUEUED_AT_ONCE = 1024
 
 
 class Step(NamedTuple):
@@ -263,131 +251,3 @@ class Visits:
     def used(self) -> list[int]:
         """The open episodes of which some frame was taken."""
         return list(self._frames)
-
-
-class Seating:
-    """A stretch of an order in which the same episodes sit on the same seats, and the way to the next such stretch."""
-
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self._queued: Iterator[tuple[int, int]] = iter(())
-        self._asked = 0  # of the order's queue
-        self.start = 0
-        """Position of its first sample."""
-        self.cycle = 0
-        """Its first one."""
-        self.episodes: dict[int, tuple[int, int, int]] = {}
-        """On the seats that are taken: the episode, the cycle in which it gave its first frame or, where another seat
-        gives that, would have given it, and the number of its reader there."""
-        self._sharing: dict[int, int] = {}  # how many seats an episode has, of those that have several
-        self._ends: list[tuple[int, int]] = []  # (the cycle that its episode doesn't see any more, seat): a heap
-        self._pairs = order.seats // 2 if len(order.lengths) > order.seats else 0  # a seat below this, and one above
-        self._lenders = self._pairs // 2
-        self._lent: set[int] = set()  # seats
-        for seat in range(self._lenders):
-            self._take_together(seat, borrowed=self._lenders + seat)
-        for seat in range(2 * self._lenders, self._pairs):
-            self._take_together(seat)
-        for seat in range(2 * self._pairs, order.seats):
-            self._take(seat)
-
-    @property
-    def stop(self) -> int:
-        """Position behind its last sample."""
-        return self.start + (self._ends[0][0] - self.cycle) * len(self.episodes) if self._ends else self.start
-
-    def advance(self) -> list[int]:
-        """Go to the next stretch; the episodes that gave their last frame in this one."""
-        self.start, self.cycle = self.stop, self._ends[0][0]
-        left: list[int] = []
-        seats: list[int] = []
-        while self._ends and self._ends[0][0] == self.cycle:
-            seat = heapq.heappop(self._ends)[1]
-            seats.append(seat)
-            episode = self.episodes.pop(seat)[0]
-            others = self._sharing.pop(episode, 1) - 1
-            if others:
-                self._sharing[episode] = others
-            else:
-                left.append(episode)
-        for seat in seats:
-            if seat not in self._lent:
-                self._take(seat)
-            elif seat < self._pairs:
-                self._take_together(seat)
-        self._lent.difference_update(seats)
-        return left
-
-    def _take_together(self, seat: int, *, borrowed: int | None = None) -> None:
-        """The next episode for a pair of seats: a small part for this one, the rest for the other.
-
-        Another pair is *borrowed* for it, which gives a part each. Who is left without a part takes the next episode.
-        """
-        taken = self._next()
-        if taken is None:
-            return
-        episode, length = taken
-        parts: list[tuple[int, int]] = []  # (seat, frames)
-        if borrowed is not None and (frames := self._lent_frames(length, seat)):
-            parts = [(borrowed, frames), (borrowed + self._pairs, frames)]
-            self._lent.update(taker for taker, _ in parts)
-            length -= 2 * frames
-        elif borrowed is not None:
-            self._take_together(borrowed)
-        small = int(length * self._small_share(seat))
-        parts += [(seat, small), (seat + self._pairs, length - small)]
-        start = 0
-        for reader, (taker, frames) in enumerate(part for part in parts if part[1]):
-            self._sit(taker, episode, start, start + frames, reader)
-            self._sharing[episode] = reader + 1
-            start += frames
-        if not small:
-            self._take(seat)
-
-    def _small_share(self, seat: int) -> float:
-        """Of an episode that a pair of seats has, what the first one gives; below a half, and no two are alike.
-
-        Borrowers' shares and lenders' by turns, these falling, since they begin the later the more frames were lent: so
-        the ends lie as far apart as can be. Found by trying, for episodes of 90, 150 and 300 frames.
-        """
-        place = seat
-        if seat < self._lenders:
-            place = 2 * seat
-        elif seat < 2 * self._lenders:
-            place = 2 * (2 * self._lenders - 1 - seat) + 1
-        return (2 * place + 1) / (4 * self._pairs)
-
-    def _lent_frames(self, length: int, seat: int) -> int:
-        """What an episode gives on each of the seats that are lent to it: whole groups."""
-        least, most = _LENT_SHARES
-        share = least + (most - least) * (2 * seat + 1) / (2 * self._lenders)
-        return int(length * share) // self._order.group_frames * self._order.group_frames
-
-    def _take(self, seat: int) -> None:
-        taken = self._next()
-        if taken is not None:
-            self._sit(seat, taken[0], 0, taken[1], reader=0)
-
-    def _sit(self, seat: int, episode: int, start: int, stop: int, reader: int) -> None:
-        """The seat gives these of the episode's frames, as they are drawn."""
-        self.episodes[seat] = (episode, self.cycle - start, reader)
-        heapq.heappush(self._ends, (self.cycle + stop - start, seat))
-
-    def _next(self) -> tuple[int, int] | None:
-        """(episode, length) of the next one in the permutation."""
-        while (taken := next(self._queued, None)) is None:
-            if self._asked >= len(self._order.lengths):
-                return None
-            self._queued = iter(self._order.queue(self._asked, self._asked + _QUEUED_AT_ONCE))
-            self._asked += _QUEUED_AT_ONCE
-        return taken
-
-    def copy(self) -> Seating:
-        """One that goes its own way."""
-        twin = copy.copy(self)
-        twin._queued = copy.copy(self._queued)
-        twin.episodes = self.episodes.copy()
-        twin._sharing = self._sharing.copy()
-        twin._lent = self._lent.copy()
-        twin._ends = self._ends.copy()
-        return twin
