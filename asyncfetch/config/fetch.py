@@ -157,8 +157,7 @@ class FetchConfig:
     min_part_bytes: int = 256 * KIB
     """Parts get shorter, down to this, where a host's streams were seen to be so slow that the last byte then comes
     sooner, and requests to it are free. 16 MiB at 4 MiB/s a stream and 50 ms took 2.05 s in parts of 8 MiB and 0.17 s
-    in the 43 so chosen. Until that is seen, a range of a known object comes in two. As much as part_bytes switches it
-    off."""
+    in the 43 so chosen. Until that is seen, a far host's come in two. As much as part_bytes switches it off."""
     max_bytes_per_second: int | None = None
     """Of bodies, from web servers, S3, the Hub and fsspec's back ends together; None for no bound. It is the process's:
     all its fetchers and loops with the same figure share one cap, held within 5 % over 2 s and more. A stream's loader

@@ -21,7 +21,9 @@ MIN_TELLING_BYTES = 256 * 1024
 REMEMBERED_BODIES = 16
 """Enough that a stalled one and one that had come while the loop was busy don't matter; few enough to see a change."""
 UNKNOWN_RATE_PARTS = 2
-"""Where a host had no telling body yet: half of what a slow stream would take, for one request more."""
+"""Where a far host had no telling body yet: half of what a slow stream would take, for one request more."""
+FAR_SECONDS = 0.02
+"""To the first byte. So far away TCP takes several rounds until a stream has its rate, which a cold start waits for."""
 SOON_FACTOR = 1.1
 """What somebody waits for may take so many times as long as the fastest way, if that saves requests."""
 AHEAD_FACTOR = 4.0
@@ -85,12 +87,14 @@ class PartSizes:
         if host is None:
             return config.part_bytes
         rate = host.rate.bytes_per_second
-        if rate is None:  # nothing else is there to do yet for requests that are free
-            return min(config.part_bytes, -(-length // min(UNKNOWN_RATE_PARTS, max(1, host.free // company))))
+        first_byte_seconds = host.times.first_byte.snapshot().p50_seconds
+        if rate is None:
+            parts = UNKNOWN_RATE_PARTS if first_byte_seconds >= FAR_SECONDS and host.free >= 2 * company else 1
+            return min(config.part_bytes, -(-length // parts))
         return choose_part_bytes(
             length,
             bytes_per_second=rate,
-            first_byte_seconds=host.times.first_byte.snapshot().p50_seconds,
+            first_byte_seconds=first_byte_seconds,
             free=host.free // company,
             in_flight=host.in_flight,
             part_bytes=config.part_bytes,

@@ -168,8 +168,7 @@ async def test_a_loop_that_dies_costs_a_repeat(
 ) -> None:
     url = any_server.put("/x", CONTENT)
     any_server.will(step(), step(cut=2_000_000, end="stall"))
-    in_one_part = {"min_part_bytes": len(CONTENT)}
-    async with fetcher_with(ca_file=ca_file, timeouts=TimeoutConfig(stall_seconds=10), **in_one_part) as fetcher:
+    async with fetcher_with(ca_file=ca_file, timeouts=TimeoutConfig(stall_seconds=10)) as fetcher:
         assert await fetcher.fetch(url, 0, 10) == CONTENT[:10]
         buffer = bytearray(len(CONTENT))
         async with anyio.create_task_group() as group:

@@ -188,9 +188,13 @@ def test_a_server_that_nothing_is_known_of_has_parts_of_the_configured_length() 
     assert sizes.choose(URL, 16 * MIB, 1) == MIB
 
 
-def test_a_range_of_a_host_whose_rate_is_unknown_comes_in_two_while_requests_are_free() -> None:
+def test_a_range_of_a_far_host_whose_rate_is_unknown_comes_in_two_while_requests_are_free() -> None:
     sizes, host = PartSizes(FetchConfig()), Hosts(FetchConfig(max_requests_per_host=8)).get("http://h:80", Route)
     sizes.came_from(URL, host, 100)
+    host.times.first_byte.record(0.01)
+    assert sizes.choose(URL, MIB, 1) == MIB
+    for _ in range(2):
+        host.times.first_byte.record(0.05)
     assert [sizes.choose(URL, length, 1) for length in (MIB, MIB // 2, MIB // 2 - 1)] == [MIB // 2, MIB // 4, 8 * MIB]
     assert [sizes.choose(URL, MIB + 1, company) for company in (4, 5, 9)] == [MIB // 2 + 1, MIB + 1, MIB + 1]
     assert sizes.choose(URL, 64 * MIB, 1) == 8 * MIB
