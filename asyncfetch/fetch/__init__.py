@@ -22,7 +22,8 @@ hosts       a gate, a limit and budgets per host; a request's turn at it
 tally       what is counted and timed, and the snapshots that show it
 schemes     which transport the scheme of a url names
 transports  http (session, requests, lines, visit, exchange, hedging, direct, paced, faults, environment); s3
-            (s3_signer, s3_upload) and hub, over http; file (file_writing); other, by fsspec (back_ends)
+            (s3_signer, s3_upload) and hub, over http; file (file_writing); other, by fsspec (back_ends,
+            back_end_threads)
 reader      RangeReader, the protocol of the verbs
 """
 

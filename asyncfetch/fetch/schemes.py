@@ -57,6 +57,7 @@ class Transports:
 
     async def aclose(self) -> None:
         """Closes every connection, without waiting for any server. Nothing may be under way."""
+        self._others.close()
         await self._s3.aclose()
         await self.http.aclose()
 

@@ -36,7 +36,7 @@ class OddFileSystem(MemoryFileSystem):  # type: ignore[misc]  # untyped
         cls().pipe_file("/x", CONTENT)
 
     @classmethod
-    def fail(cls, error: Exception) -> None:
+    def fail(cls, error: BaseException) -> None:
         """Every read of a range raises it from now on."""
 
         def fail(_: bytes) -> bytes:

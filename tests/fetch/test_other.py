@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import pickle
 import socket
@@ -49,6 +50,13 @@ async def test_a_wrong_number_of_bytes_is_an_error(odd: type[OddFileSystem], cha
     assert (caught.value.url, caught.value.start, caught.value.stop) == ("odd://x", 10, 20)
 
 
+async def test_what_is_no_bytes_is_an_error(odd: type[OddFileSystem]) -> None:
+    odd.read = lambda _: cast("bytes", None)
+    async with Fetcher() as fetcher:
+        with pytest.raises(FetchError, match="can't do it"):
+            await fetcher.fetch("odd://x", 10, 20)
+
+
 async def test_a_file_that_shrinks_while_it_is_read_has_changed(odd: type[OddFileSystem]) -> None:
     def shrink(data: bytes) -> bytes:
         odd().pipe_file("/x", CONTENT[:15])
@@ -56,8 +64,9 @@ async def test_a_file_that_shrinks_while_it_is_read_has_changed(odd: type[OddFil
 
     odd.read = shrink
     async with Fetcher() as fetcher:
-        with pytest.raises(ObjectChanged, match="size"):
+        with pytest.raises(ObjectChanged, match="size") as caught:
             await fetcher.fetch("odd://x", 10, 20)
+    assert caught.value.attempts == 1
 
 
 async def test_a_file_that_is_replaced_by_one_as_long_while_it_is_read_has_changed(odd: type[OddFileSystem]) -> None:
@@ -70,6 +79,8 @@ async def test_a_file_that_is_replaced_by_one_as_long_while_it_is_read_has_chang
     async with Fetcher() as fetcher:
         with pytest.raises(ObjectChanged, match="ETag"):
             await fetcher.fetch("odd://x", 10, 20)
+        now = fetcher.statistics()
+    assert (now.bytes, now.first_byte.count, now.body.count) == (10, 1, 0)
 
 
 NO_NAME, RESOLVER_DOWN = socket.gaierror(socket.EAI_NONAME, "x"), socket.gaierror(socket.EAI_AGAIN, "x")
@@ -93,11 +104,12 @@ NO_NAME, RESOLVER_DOWN = socket.gaierror(socket.EAI_NONAME, "x"), socket.gaierro
             (aiohttp.ServerDisconnectedError("x"), ConnectionFailed, 5),
             (EOFError("x"), ConnectionFailed, 5),
             (OSError(errno.EBUSY, "x"), FetchError, 5),
+            (asyncio.CancelledError("of a task of its own"), FetchError, 2),
         ]
     ],
 )
 async def test_errors_of_back_ends_are_ours(
-    odd: type[OddFileSystem], time: FakeTime, error: Exception, kind: type[Exception], attempts: int
+    odd: type[OddFileSystem], time: FakeTime, error: BaseException, kind: type[Exception], attempts: int
 ) -> None:
     odd.fail(error)
     async with Fetcher(_clock=time.clock()) as fetcher:

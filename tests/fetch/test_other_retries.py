@@ -318,6 +318,9 @@ async def test_where_every_thread_hangs_the_next_one_is_told(
             except FetchTimeout:
                 continue
             break
+        async with anyio.create_task_group() as group:  # and who waits for a place then gets one
+            for url in urls:
+                group.start_soon(fetcher.fetch, url, 0, 10)
 
 
 async def test_after_a_piece_that_took_too_long_smaller_ones_are_asked_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import socket
 import ssl
@@ -32,6 +33,8 @@ from asyncfetch.ranges import ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from asyncfetch.fetch.transports.back_end_threads import Job
 
 __all__ = ["check_version", "file_system", "foreign_errors", "list_directory", "look", "scheme_of"]
 
@@ -103,21 +106,23 @@ def check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
         raise AttemptFailed(ObjectChanged, message, Verdict.FATAL)
 
 
-def list_directory(url: str, options: Mapping[str, Mapping[str, object]]) -> list[ObjectInfo]:
+def list_directory(url: str, options: Mapping[str, Mapping[str, object]], job: Job) -> list[ObjectInfo]:
     """Runs in a thread."""
+    job.next_call()
     files, path = file_system(url, options)
     with foreign_errors(scheme_of(url)):
         files.invalidate_cache(path)
         if not files.isdir(path):
             files.info(path)  # isdir takes a broken connection for a no; this raises it
             raise FileNotFoundError("there is no such directory")
+        job.next_call()
         entries = files.ls(path, detail=True)
-    base = url if url.endswith("/") else f"{url}/"
-    infos = []
-    for entry in entries:
-        name = str(entry["name"]).rstrip("/").rpartition("/")[2]
-        is_directory = entry.get("type") == "directory"
-        infos.append(ObjectInfo(f"{base}{name}/" if is_directory else f"{base}{name}", entry.get("size") or 0))
+        base = url if url.endswith("/") else f"{url}/"
+        infos = []
+        for entry in entries:
+            name = str(entry["name"]).rstrip("/").rpartition("/")[2]
+            is_directory = entry.get("type") == "directory"
+            infos.append(ObjectInfo(f"{base}{name}/" if is_directory else f"{base}{name}", entry.get("size") or 0))
     return sorted(infos, key=lambda info: info.url)
 
 
@@ -133,11 +138,11 @@ def foreign_errors(scheme: str) -> Iterator[None]:
         yield
     except (AttemptFailed, AsyncFetchError):
         raise
-    except Exception as error:  # noqa: BLE001 - it is ours from here on
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - ours from here on; a task of theirs ended so
         raise _as_failure(error, scheme) from cause_of(error)
 
 
-def _as_failure(error: Exception, scheme: str) -> AttemptFailed:
+def _as_failure(error: BaseException, scheme: str) -> AttemptFailed:
     said = redact_url(f"{type(error).__name__}: {error}")
     who = f"fsspec's back end for {scheme}://"
     match error:

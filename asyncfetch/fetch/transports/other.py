@@ -12,26 +12,24 @@ wants one layer alone switches theirs off (FetchConfig(fsspec=...)), or ours (Re
 Time limits. A back end doesn't show what it is at: whether it connects, waits or receives. So each call into one, for
 the object's size and version, for a piece of READ_STEP_BYTES, or for a listing, may take as long as the three phases of
 TimeoutConfig together. A piece that took longer may be too large for a slow link rather than lost: the next attempt
-asks for smaller ones.
+asks for smaller ones. Of a directory fsspec gives all entries at once, by however many pages they came, so a listing
+can't be limited page by page.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from asyncfetch.errors import FetchError, FetchTimeout, InvalidResponse, redact_url
+from asyncfetch.errors import FetchTimeout, InvalidResponse, redact_url
 from asyncfetch.fetch.attempts import Attempts, persist
 from asyncfetch.fetch.bandwidth import Bandwidth
 from asyncfetch.fetch.batch import server_of
 from asyncfetch.fetch.responses import Delivery
 from asyncfetch.fetch.retry import AttemptFailed, Verdict, pause_seconds
+from asyncfetch.fetch.transports.back_end_threads import BackEndThreads
 from asyncfetch.fetch.transports.back_ends import (
     check_version,
     file_system,
@@ -48,6 +46,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts, Turn
     from asyncfetch.fetch.retry import Clock
+    from asyncfetch.fetch.transports.back_end_threads import Job
     from asyncfetch.ranges import ObjectInfo
 
 __all__ = ["OtherTransport"]
@@ -76,7 +75,11 @@ class OtherTransport:
         self._bandwidth = Bandwidth.of(config.max_bytes_per_second)
         limits = config.timeouts
         limit_seconds = limits.connect_seconds + limits.first_byte_seconds + limits.stall_seconds
-        self._threads = _Threads(THREADS, limit_seconds)
+        self._threads = BackEndThreads(THREADS, limit_seconds)
+
+    def close(self) -> None:
+        """Ends the threads. Nothing may be under way but what was left behind."""
+        self._threads.close()
 
     async def read(self, download: Download) -> None:
         """Fills ``download``, over as many attempts as the policy allows; FetchError where that isn't enough."""
@@ -103,7 +106,7 @@ class OtherTransport:
 
         async def take(turn: Turn) -> list[ObjectInfo]:
             since = turn.host.now()
-            entries = await self._threads.call(partial(list_directory, url, self._config.fsspec), scheme_of(url))
+            entries = await self._threads.run(partial(list_directory, url, self._config.fsspec), scheme_of(url))
             turn.answered(turn.host.now() - since, is_refusal=False)
             return entries
 
@@ -127,25 +130,22 @@ class OtherTransport:
                 raise
 
     async def _take(self, download: Download, step_bytes: int, turn: Turn) -> None:
-        """Takes what is missing, piece by piece."""
-        host, scheme = turn.host, scheme_of(download.url)
-        reading = _Reading(download, self._config.fsspec)
-        asked = host.now()
-        try:
-            await self._threads.call(reading.open, scheme)
-            opened = host.now()
-            turn.answered(opened - asked, is_refusal=False)
-            while (left := reading.left_bytes) > 0:
-                count = min(left, step_bytes)
-                await self._pay(count)
-                await self._threads.call(partial(reading.take, count), scheme)
-                turn.landed(count)
-            await self._threads.call(reading.check, scheme)
-        except BaseException:
-            reading.abandon()
-            raise
+        """Takes what is missing: all in one job where it comes in one piece, else a piece a job."""
+        reading = _Reading(download, self._config.fsspec, turn.host.now)
+
+        async def run(function: Callable[[Job], None]) -> None:
+            try:
+                await self._threads.run(function, scheme_of(download.url))
+            finally:
+                reading.tell(turn)
+
+        if self._bandwidth is not None:
+            await run(reading.open)  # tells how much is to be paid for
+        while not reading.is_done:
+            await self._pay(min(reading.left_bytes, step_bytes))
+            await run(partial(reading.take, step_bytes))
         download.remember()
-        turn.received(reading.size_bytes, host.now() - opened)
+        reading.tell_end(turn)
 
     async def _pay(self, count: int) -> None:
         """Waits until so many bytes may come."""
@@ -158,156 +158,82 @@ class OtherTransport:
             raise
 
 
-class _Threads:
-    """Calls into back ends, each in a thread, which keeps its place among so many until it ends, however late that is.
-
-    A call is overdue when it runs longer than the limit, whether anybody waits for it still. Where all are, no place
-    will become free: who waits for one, or comes later, is told so.
-    """
-
-    def __init__(self, places: int, limit_seconds: float) -> None:
-        self._limit_seconds = limit_seconds
-        self._places = anyio.CapacityLimiter(places)
-        self._overdue: set[object] = set()
-        self._waiting: set[anyio.CancelScope] = set()
-
-    async def call(self, function: Callable[[], T], scheme: str) -> T:
-        """What ``function()`` returns; AttemptFailed where it takes too long. A caller that leaves leaves it behind."""
-        loop = asyncio.get_running_loop()
-        place = object()
-        await self._take_place(place)
-        timer = loop.call_later(self._limit_seconds, self._is_late, place)
-
-        def ended(_: object) -> None:
-            with suppress(RuntimeError):  # the loop is gone
-                loop.call_soon_threadsafe(self._leave, place, timer)
-
-        with anyio.move_on_after(self._limit_seconds):
-            return await _in_thread(function, ended)
-        message = (
-            f"fsspec's back end for {scheme}:// gave no answer within {self._limit_seconds:g} s: is its server up? A"
-            " slow one gets longer by FetchConfig(timeouts=...), whose three phases together are this limit"
-        )
-        raise AttemptFailed(FetchTimeout, message)
-
-    async def _take_place(self, place: object) -> None:
-        with anyio.CancelScope() as scope:
-            if self._is_stuck:
-                scope.cancel()
-            self._waiting.add(scope)
-            try:
-                return await self._places.acquire_on_behalf_of(place)
-            finally:
-                self._waiting.discard(scope)
-        message = (
-            f"all {self._places.total_tokens:g} threads wait for back ends of fsspec that don't answer, each since more"
-            f" than {self._limit_seconds:g} s: are their servers up?"
-        )
-        raise AttemptFailed(FetchTimeout, message)
-
-    @property
-    def _is_stuck(self) -> bool:
-        return len(self._overdue) >= self._places.total_tokens
-
-    def _is_late(self, place: object) -> None:
-        self._overdue.add(place)
-        if self._is_stuck:
-            for scope in self._waiting:
-                scope.cancel()
-
-    def _leave(self, place: object, timer: asyncio.TimerHandle) -> None:
-        timer.cancel()
-        self._overdue.discard(place)
-        self._places.release_on_behalf_of(place)
-
-
-def _in_thread(function: Callable[[], T], when_ended: Callable[[object], None]) -> asyncio.Future[T]:
-    """What ``function()`` returns, from a thread of its own; ``when_ended`` is called at its end, there.
-
-    Not from one of anyio's: the interpreter waits for those when it exits, and for one that hangs it would for ever.
-    """
-    outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()  # so that a caller who leaves doesn't cancel it
-    outcome.add_done_callback(when_ended)
-    thread = threading.Thread(target=_run, args=(outcome, function), name="asyncfetch back end", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:
-        outcome.set_exception(
-            AttemptFailed(FetchError, f"no thread can be started ({error}): raise the limit of these")
-        )
-    return asyncio.wrap_future(outcome)
-
-
-def _run(outcome: Future[T], function: Callable[[], T]) -> None:
-    """In the thread."""
-    try:
-        outcome.set_result(function())
-    except BaseException as error:  # noqa: BLE001 - its caller's
-        outcome.set_exception(error)
-    finally:
-        del outcome, function  # the error's traceback holds this frame, and the outcome the error
-
-
 class _Reading:
-    """One attempt at what a download still lacks. Its calls run in threads, one after the other.
+    """One attempt at what a download still lacks. Its jobs run in threads, one after the other."""
 
-    The last of them may outlive its caller, which then abandons it.
-    """
-
-    def __init__(self, download: Download, options: Mapping[str, Mapping[str, object]]) -> None:
+    def __init__(
+        self, download: Download, options: Mapping[str, Mapping[str, object]], now: Callable[[], float]
+    ) -> None:
+        """``now`` is the clock of what is measured."""
         self._download = download
         self._known = download.known
         self._wanted = download.next_request()
         self._options = options
-        self._lock = threading.Lock()
-        self._abandoned = False
+        self._now = now
+        self._asked_at = self._opened_at = now()
+        self._is_open = self._is_told_open = False
         self._view = memoryview(b"")
-        self._landed = 0
-
-    @property
-    def size_bytes(self) -> int:
-        """What it is about."""
-        return len(self._view)
+        self._landed_bytes = self._told_bytes = 0
+        self.is_done = False
+        """Whether all is there, and checked."""
 
     @property
     def left_bytes(self) -> int:
-        """What is still to be taken."""
-        return len(self._view) - self._landed
+        """What is still to be taken, once it is open."""
+        return len(self._view) - self._landed_bytes
 
-    def abandon(self) -> None:
-        """After this, nothing is written any more: the buffer may be somebody else's."""
-        with self._lock:  # held for a copy of READ_STEP_BYTES at most
-            self._abandoned = True
+    def tell(self, turn: Turn) -> None:
+        """What came of the latest job. On the loop."""
+        if self._is_open and not self._is_told_open:
+            self._is_told_open = True
+            turn.answered(self._opened_at - self._asked_at, is_refusal=False)
+        turn.landed(self._landed_bytes - self._told_bytes)
+        self._told_bytes = self._landed_bytes
 
-    def open(self) -> None:
+    def tell_end(self, turn: Turn) -> None:
+        """That all is there. On the loop."""
+        turn.received(len(self._view), self._now() - self._opened_at)
+
+    def open(self, job: Job) -> None:
         """Learns size and version; from here on the memory for the bytes is there."""
         url = self._download.url
+        job.next_call()
         self._files, self._path = file_system(url, self._options)
         self._info = look(self._files, self._path, url)
         check_version(self._known, self._info)
         self._start, stop = self._wanted.span_in(self._info.size)
-        with self._lock:
-            if not self._abandoned:
-                self._view = self._download.accept(Delivery(self._info, self._start, stop))
+        with job.landing():
+            self._view = self._download.accept(Delivery(self._info, self._start, stop))
+            self._opened_at = self._now()
+            self._is_open = True
 
-    def take(self, count: int) -> None:
-        """Asks for the next so many bytes, and lands them."""
-        start = self._start + self._landed
+    def take(self, max_bytes: int, job: Job) -> None:
+        """Asks for the next so many bytes and lands them; opens it before the first and checks it behind the last."""
+        if not self._is_open:
+            self.open(job)
+        if self.left_bytes:
+            self._take(min(self.left_bytes, max_bytes), job)
+        if not self.left_bytes:
+            self._check(job)
+            self.is_done = True
+
+    def _take(self, count: int, job: Job) -> None:
+        start = self._start + self._landed_bytes
+        job.next_call()
         with foreign_errors(scheme_of(self._download.url)):
-            piece = self._files.cat_file(self._path, start=start, end=start + count)
+            piece = memoryview(self._files.cat_file(self._path, start=start, end=start + count))
         if len(piece) != count:
-            self.check()
+            self._check(job)
             message = f"the back end returned {len(piece)} bytes for [{start}, {start + count})"
             raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
-        with self._lock:
-            if not self._abandoned:
-                self._view[self._landed : self._landed + count] = piece
-                self._landed += count
-                self._download.landed_bytes += count
+        with job.landing():
+            self._view[self._landed_bytes : self._landed_bytes + count] = piece
+            self._landed_bytes += count
+            self._download.landed_bytes += count
 
-    def check(self) -> None:
+    def _check(self, job: Job) -> None:
         """Back ends don't tell of which version bytes are. If it is the one of before still, they are of it, too."""
+        job.next_call()
         check_version(self._info, look(self._files, self._path, self._download.url))
 
 

@@ -1,0 +1,232 @@
+"""Threads for calls into back ends of fsspec, which can't be stopped, and may never return.
+
+A job is what one thread does in one go: some calls into a back end, each of which may take as long as the limit. To
+begin one is to write down the time; a timer of the loop looks at that when the limit has passed, so calls that are in
+time cost it nothing. A job that was left, by a caller who was cancelled or because a call took too long, ends before
+its next call. Until then its thread keeps its place, and what the call brings is thrown away.
+
+A thread goes on with the next job: to start one takes longer than a range in memory. There are never more than places,
+they end with their owner, and none of anyio's is among them: the interpreter waits for those when it exits, and for one
+that hangs it would for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+import weakref
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from asyncfetch.errors import FetchError, FetchTimeout
+from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.runtime.deadlines import Deadlines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["BackEndThreads", "Job"]
+
+T = TypeVar("T")
+
+
+class BackEndThreads:
+    """Runs jobs, each in a thread, which keeps its place among so many until the job ends, however late that is.
+
+    A job is overdue when a call of it runs longer than the limit, whether anybody waits for it still. Where all are, no
+    place will become free: who waits for one, or comes later, is told so.
+
+    Belongs to the loop that it was made on.
+    """
+
+    def __init__(self, places: int, limit_seconds: float) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.limit_seconds = limit_seconds
+        """Of a call."""
+        self._places = anyio.CapacityLimiter(places)
+        self._waiting: set[anyio.CancelScope] = set()
+        self._deadlines = Deadlines(self.loop)
+        self._overdue: set[Job] = set()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._idle = 0
+        # An owner that was forgotten leaves no thread behind, either. At exit they are daemons.
+        weakref.finalize(self, self._jobs.put, None).atexit = False
+
+    def close(self) -> None:
+        """Threads that wait for a job end at once, others with theirs. No job may come any more."""
+        self._deadlines.close()
+        self._jobs.put(None)
+
+    async def run(self, function: Callable[[Job], T], scheme: str) -> T:
+        """What ``function(job)`` returns. A caller who leaves leaves it behind.
+
+        Args:
+            function: Calls the back end, in the thread; the job has to know of each call.
+            scheme: The back end's, for errors.
+
+        Raises:
+            AttemptFailed: A call took too long, there was no place, or no thread.
+        """
+        outcome: asyncio.Future[T] = self.loop.create_future()
+        job = Job(function, scheme, self, outcome)
+        try:
+            await self._take_place(job)
+            self._start(job)
+            return await outcome
+        finally:
+            job.leave()
+            del outcome  # it holds the error, and its traceback this frame
+
+    async def _take_place(self, job: Job) -> None:
+        with suppress(anyio.WouldBlock):
+            return self._places.acquire_on_behalf_of_nowait(job)
+        with anyio.CancelScope() as scope:
+            if self._is_stuck:
+                scope.cancel()
+            self._waiting.add(scope)
+            try:
+                return await self._places.acquire_on_behalf_of(job)
+            finally:
+                self._waiting.discard(scope)
+        message = (
+            f"all {self._places.total_tokens:g} threads wait for back ends of fsspec that don't answer, each since more"
+            f" than {self.limit_seconds:g} s: are their servers up?"
+        )
+        raise AttemptFailed(FetchTimeout, message)
+
+    def _start(self, job: Job) -> None:
+        if self._idle:
+            self._idle -= 1
+        else:
+            thread = threading.Thread(target=_work, args=(self._jobs,), name="asyncfetch back end", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._places.release_on_behalf_of(job)
+                message = f"no thread can be started ({error}): raise the limit of these"
+                raise AttemptFailed(FetchError, message) from error
+        job.begin()
+        self._deadlines.watch(job)
+        self._jobs.put(job)
+
+    @property
+    def _is_stuck(self) -> bool:
+        return len(self._overdue) >= self._places.total_tokens
+
+    def is_late(self, job: Job) -> None:
+        """A call of the job has taken too long; it may end any time, or never."""
+        self._deadlines.leave(job)
+        self._overdue.add(job)
+        if self._is_stuck:
+            for scope in self._waiting:
+                scope.cancel()
+
+    def has_ended(self, job: Job) -> None:
+        """Its thread takes the next one."""
+        self._idle += 1
+        self._deadlines.leave(job)
+        self._overdue.discard(job)
+        self._places.release_on_behalf_of(job)
+
+
+class Job:
+    """What a thread does for one caller. It calls ``work``, ``next_call`` and ``landing``, the loop all else."""
+
+    __slots__ = ("_began", "_function", "_lock", "_outcome", "_scheme", "_threads", "due")
+
+    def __init__(
+        self, function: Callable[[Job], T], scheme: str, threads: BackEndThreads, outcome: asyncio.Future[T]
+    ) -> None:
+        """See BackEndThreads.run; ``outcome`` is told what the function returns or raises, or that it is late."""
+        self._function = function
+        self._scheme = scheme
+        self._threads = threads
+        self._outcome: asyncio.Future[Any] | None = outcome  # None when it was left
+        self._lock = threading.Lock()
+        self._began = math.inf
+        self.due = math.inf
+        """For Deadlines: when to look at it next."""
+
+    def next_call(self) -> None:
+        """Comes before each call into the back end, which has the whole limit from now on.
+
+        It doesn't return where nobody waits for what the call would bring.
+        """
+        if self._outcome is None:
+            raise CancelledError  # to nobody
+        self._began = time.monotonic()
+
+    @contextmanager
+    def landing(self) -> Iterator[None]:
+        """A short block that writes what is the caller's, who can't leave meanwhile; not entered if that happened."""
+        with self._lock:
+            if self._outcome is None:
+                raise CancelledError  # to nobody
+            yield
+
+    def leave(self) -> None:
+        """After this, nothing lands any more: the caller's buffer may be somebody else's.
+
+        The outcome isn't held any longer, either: an error's traceback holds the frames that hold the job.
+        """
+        with self._lock:
+            self._outcome = None
+
+    def begin(self) -> None:
+        """It is handed to a thread."""
+        self._began = time.monotonic()
+        self.due = self._threads.loop.time() + self._threads.limit_seconds
+
+    def is_due(self, now: float) -> None:
+        """See Watched: so much time has passed since a call began, if not the one that is under way."""
+        limit_seconds = self._threads.limit_seconds
+        left_seconds = self._began + limit_seconds - time.monotonic()
+        if left_seconds > 0:
+            self.due = now + left_seconds
+            return
+        outcome = self._outcome
+        self.leave()
+        self._threads.is_late(self)
+        if outcome is not None and not outcome.done():
+            message = (
+                f"fsspec's back end for {self._scheme}:// gave no answer within {limit_seconds:g} s: is its server up?"
+                " A slow one gets longer by FetchConfig(timeouts=...), whose three phases together are this limit"
+            )
+            outcome.set_exception(AttemptFailed(FetchTimeout, message))
+
+    def work(self) -> None:
+        """All of it."""
+        result, failure = None, None
+        try:
+            result = self._function(self)
+        except BaseException as error:  # noqa: BLE001 - the caller's
+            failure = error
+        del self._function  # what it holds, such as a buffer, is the caller's alone when that hears of the end
+        try:
+            with suppress(RuntimeError):  # the loop is gone
+                self._threads.loop.call_soon_threadsafe(self._end, result, failure)
+        finally:
+            del failure  # its traceback holds this frame
+
+    def _end(self, result: object, failure: BaseException | None) -> None:
+        self._threads.has_ended(self)
+        if self._outcome is None or self._outcome.done():  # too late, or its caller was cancelled
+            return
+        if failure is None:
+            self._outcome.set_result(result)
+        else:
+            self._outcome.set_exception(failure)
+
+
+def _work(jobs: SimpleQueue[Job | None]) -> None:
+    """A thread's life. It knows the queue alone, so that it keeps no owner, and between jobs none of these."""
+    while (job := jobs.get()) is not None:
+        job.work()
+        del job
+    jobs.put(None)  # for the others
