@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts, Turn
     from asyncfetch.fetch.retry import Clock
+    from asyncfetch.fetch.scatter import Views
     from asyncfetch.ranges import ObjectInfo
 
 __all__ = ["OtherTransport"]
@@ -262,7 +263,7 @@ class _Reading:
         self._options = options
         self._lock = threading.Lock()
         self._abandoned = False
-        self._view = memoryview(b"")
+        self._view: Views = memoryview(b"")
         self._landed = 0
 
     @property
