@@ -113,10 +113,10 @@ class Request:
     serves: tuple[ByteRange, ...]
     """At least one, all different."""
 
-    def cut(self, body: memoryview, one: ByteRange) -> memoryview:
-        """The bytes of ``one`` of ``serves`` within those of the request, which are several closed ranges'."""
+    def part(self, one: ByteRange) -> slice:
+        """Where the bytes of ``one`` of ``serves`` are among those of the request, which are several closed ranges'."""
         assert one.stop is not None
-        return body[one.start - self.range.start : one.stop - self.range.start]
+        return slice(one.start - self.range.start, one.stop - self.range.start)
 
 
 def plan_requests(

@@ -13,6 +13,7 @@ from asyncfetch.fetch.joining import MAX_SHARED_BYTES, Joining
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.parts import PartSizes
 from asyncfetch.fetch.responses import Wanted
+from asyncfetch.fetch.scatter import Scatter
 from asyncfetch.ranges import ObjectInfo, split_range
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.hosts import Host
     from asyncfetch.fetch.objects import ObjectMemory
-    from asyncfetch.ranges import ByteRange
+    from asyncfetch.fetch.scatter import Target
+    from asyncfetch.ranges import ByteRange, Request
     from asyncfetch.runtime.memory_pool import MemoryPool
 
 __all__ = ["Assembly", "concerns_some"]
@@ -34,12 +36,12 @@ class Read(Protocol):
         self,
         url: str,
         wanted: Wanted,
-        buffer: memoryview | None = None,
+        buffer: Target | None = None,
         *,
         asked: Wanted | None = None,
         part_of: ObjectInfo | None = None,
     ) -> Awaitable[tuple[ObjectInfo, memoryview]]:
-        """The object and the bytes; the arguments are Download's."""
+        """The object and the bytes, where those are in one view; the arguments are Download's."""
         ...
 
 
@@ -53,20 +55,17 @@ class Assembly:
         self._read = read
         self._parts = PartSizes(config)
         shared = replace(config, max_span_bytes=min(config.max_span_bytes, MAX_SHARED_BYTES))
-        self._joining = Joining(partial(plan_batch, config=shared), self.fetch_alone)
+        self._joining = Joining(partial(plan_batch, config=shared), self._fetch_shared)
 
     def came_from(self, url: str, host: Host, length: int) -> None:
         """Takes notice of the host that ``length`` bytes of ``url`` came from by one request."""
         self._parts.came_from(url, host, length)
 
-    def copy(self, piece: memoryview) -> memoryview:
-        """The piece in memory of its own: a slice would keep all that came with it."""
-        view = self._memory.take(len(piece)).data
-        view[:] = piece
-        return view.toreadonly()
+    async def fetch(self, wanted: ByteRange, buffer: Target | None = None) -> tuple[ObjectInfo, memoryview]:
+        """A range that isn't empty, by one request with others that are asked for just now where that saves one.
 
-    async def fetch(self, wanted: ByteRange, buffer: memoryview | None = None) -> tuple[ObjectInfo, memoryview]:
-        """A range that isn't empty, by one request with others that are asked for just now where that saves one."""
+        The bytes are not among what is returned where they land in several places.
+        """
         if wanted.stop is None or not self._config.max_span_bytes:
             return await self.fetch_alone(wanted, buffer)
         shared, company = await self._joining.ask(wanted)
@@ -74,11 +73,10 @@ class Assembly:
             return await self.fetch_alone(wanted, buffer, company=company)
         request, outcome = shared.request, await shared.body.outcome()
         if isinstance(outcome, tuple):
-            info, body = outcome
-            piece = request.cut(body, wanted)
+            info, scatter = outcome
             if buffer is None:
-                return info, body if len(piece) == len(body) else self.copy(piece)
-            buffer[:] = piece
+                return info, scatter.piece(wanted)
+            buffer[:] = scatter.cut(wanted)
             return info, buffer.toreadonly()
         if not isinstance(outcome, FetchError):
             raise copy(outcome)  # the traceback of each is its own
@@ -86,8 +84,20 @@ class Assembly:
             raise outcome.about(wanted.start, wanted.stop) from outcome.__cause__
         return await self.fetch_alone(wanted, buffer, company=company)
 
+    async def fetch_all(self, request: Request) -> dict[ByteRange, memoryview]:
+        """All ranges that a request serves, which are several, each in memory of its own."""
+        scatter = Scatter(request, self._memory)
+        await self.fetch(request.range, scatter)
+        return {one: scatter.piece(one) for one in request.serves}
+
+    async def _fetch_shared(self, request: Request, company: int) -> tuple[ObjectInfo, Scatter]:
+        """What a request for several calls brings."""
+        scatter = Scatter(request, self._memory)
+        info, _ = await self.fetch_alone(request.range, scatter, company=company)
+        return info, scatter
+
     async def fetch_alone(
-        self, wanted: ByteRange, buffer: memoryview | None = None, *, company: int = 1
+        self, wanted: ByteRange, buffer: Target | None = None, *, company: int = 1
     ) -> tuple[ObjectInfo, memoryview]:
         """A range that isn't empty, by requests of its own: several where that is sooner.
 
@@ -127,7 +137,7 @@ class Assembly:
         return info
 
     async def _fetch_parts(
-        self, wanted: ByteRange, info: ObjectInfo, buffer: memoryview | None, part_bytes: int
+        self, wanted: ByteRange, info: ObjectInfo, buffer: Target | None, part_bytes: int
     ) -> memoryview:
         """A range that lies within this version of its object, by several requests at once."""
         assert wanted.stop is not None

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.hosts import Host
     from asyncfetch.fetch.objects import ObjectMemory
     from asyncfetch.fetch.responses import Delivery
+    from asyncfetch.fetch.scatter import Target, Views
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.memory_pool import MemoryPool
 
@@ -46,7 +47,7 @@ class Download:
         wanted: Wanted,
         objects: ObjectMemory,
         memory: MemoryPool,
-        buffer: memoryview | None = None,
+        buffer: Target | None = None,
         *,
         asked: Wanted | None = None,
         part_of: ObjectInfo | None = None,
@@ -103,7 +104,7 @@ class Download:
         known = self.known
         return 0 if known is None else max(0, known.size - wanted.start)
 
-    def accept(self, delivery: Delivery) -> memoryview:
+    def accept(self, delivery: Delivery) -> Views:
         """Pins the object's version and gives the writable memory for just this delivery's bytes."""
         if (self._is_part or self.landed_bytes) and delivery.info.etag != strong_etag(self.info):
             self.landed_bytes = 0
@@ -136,7 +137,7 @@ class Download:
             self.landed_bytes = 0
 
     def result(self) -> tuple[ObjectInfo, memoryview]:
-        """The object and its bytes, read-only. Only after the whole range has landed."""
+        """The object and its bytes, read-only, where they are in one view. Only after the whole range has landed."""
         if self.info is None or self._buffer is None or self.landed_bytes != len(self._buffer):
             raise AssertionError("a transport returned before the range was whole")
         return self.info, self._buffer.toreadonly()

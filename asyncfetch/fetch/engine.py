@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
     from asyncfetch.fetch.reader import WritableBuffer
+    from asyncfetch.fetch.scatter import Target
     from asyncfetch.fetch.schemes import WritableTransport
     from asyncfetch.fetch.sources import Content
     from asyncfetch.fetch.tally import FetchStatistics
@@ -293,17 +294,15 @@ class Fetcher:
         return await anyio.to_thread.run_sync(plan_batch, ranges, self.config)
 
     async def _answer(self, request: Request) -> dict[ByteRange, memoryview]:
-        """What a request serves, each range in memory of its own: a slice would keep all that came with it."""
+        """What a request serves, each range in memory of its own."""
         first = request.serves[0]
         if len(request.serves) == 1:
             return {first: await self._fetch(first)}
         try:
-            body = await self._fetch(request.range)
+            return await self._assembly.fetch_all(request)
         except FetchError as error:
             if not concerns_some(error):
                 raise error.about(first.start, first.stop) from error.__cause__
-        else:
-            return {one: self._assembly.copy(request.cut(body, one)) for one in request.serves}
         return {one: (await self._assembly.fetch_alone(one))[1] for one in request.serves}
 
     async def _fetch(self, wanted: ByteRange, buffer: memoryview | None = None) -> memoryview:
@@ -319,7 +318,7 @@ class Fetcher:
         self,
         url: str,
         wanted: Wanted,
-        buffer: memoryview | None = None,
+        buffer: Target | None = None,
         *,
         asked: Wanted | None = None,
         part_of: ObjectInfo | None = None,
@@ -331,7 +330,7 @@ class Fetcher:
         await self._call(url, transport.read(download))
         info, view = download.result()
         if download.host is not None:
-            self._assembly.came_from(url, download.host, len(view))
+            self._assembly.came_from(url, download.host, download.landed_bytes)
         return info, view
 
     async def _call(self, url: str, work: Awaitable[T], *, doing: str = "read") -> T:

@@ -21,6 +21,7 @@ from asyncfetch.runtime.relay import Relay
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+    from asyncfetch.fetch.scatter import Scatter
     from asyncfetch.ranges import ByteRange, ObjectInfo, Request
 
 __all__ = ["MAX_SHARED_BYTES", "Ask", "Joining"]
@@ -33,10 +34,10 @@ MAX_PLANNED = 1000
 
 
 class Read(Protocol):
-    """Reads one range."""
+    """Reads what a request serves."""
 
-    def __call__(self, wanted: ByteRange, *, company: int) -> Awaitable[tuple[ObjectInfo, memoryview]]:
-        """The object and the bytes."""
+    def __call__(self, request: Request, company: int) -> Awaitable[tuple[ObjectInfo, Scatter]]:
+        """The object, and what came of it."""
         ...
 
 
@@ -45,7 +46,7 @@ class Shared:
     """A request that brings what several calls asked for."""
 
     request: Request
-    body: Relay[tuple[ObjectInfo, memoryview]]
+    body: Relay[tuple[ObjectInfo, Scatter]]
     """It is made in the task of one of them, and by another one where that is cancelled; with the last one it ends."""
 
 
@@ -68,7 +69,7 @@ class Joining:
 
     Args:
         plan: Gives the requests that bring all of some ranges.
-        read: Reads a range; also told how many requests are about to be made, as ``company``.
+        read: Reads what a request serves; also told how many requests are about to be made, as ``company``.
     """
 
     def __init__(self, plan: Callable[[Sequence[ByteRange]], list[Request]], read: Read) -> None:
@@ -118,14 +119,14 @@ class Joining:
         for request in requests:
             served = [ask for one in request.serves for ask in by_range[one]]
             if len(served) > 1:
-                read = partial(self._bring, request.range, _caller_for(served), company)
+                read = partial(self._bring, request, _caller_for(served), company)
                 shared = Shared(request, Relay(read))
                 for ask in served:
                     ask.shared = shared
 
-    async def _bring(self, one: ByteRange, caller: Caller, company: int) -> tuple[ObjectInfo, memoryview]:
+    async def _bring(self, request: Request, caller: Caller, company: int) -> tuple[ObjectInfo, Scatter]:
         with calling(caller):
-            return await self._read(one, company=company)
+            return await self._read(request, company)
 
 
 def _caller_for(served: Sequence[Ask]) -> Caller:

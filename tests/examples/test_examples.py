@@ -72,9 +72,9 @@ def test_dataloader_trains_for_all_epochs(served: tuple[str, ...], small_dataset
 def test_own_ranges_come_once_and_then_from_the_cache() -> None:
     record_bytes = 400_000  # too long for two of them to share a request, and too short to be cut
     first, second = run("own_ranges.py", "--record-bytes", str(record_bytes)).splitlines()
-    assert "32 records" in first
-    assert "33 requests, 12.2 MiB, 0 hits, 32 misses" in first  # one for the file's size
-    assert "33 requests, 12.2 MiB, 32 hits, 32 misses" in second
+    assert "84 records" in first
+    assert "85 requests, 32.0 MiB, 0 hits, 84 misses" in first  # one for the file's size
+    assert "85 requests, 32.0 MiB, 84 hits, 84 misses" in second
     assert first.split("so far")[0].removeprefix("pass 1") == second.split("so far")[0].removeprefix("pass 2")
 
 

@@ -14,13 +14,15 @@ import pytest
 
 from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.errors import AccessDenied, ConfigError, FetchTimeout, NotFound
-from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch import Fetcher, scatter
 from asyncfetch.fetch.hedge import BURST, REFRESH, SHORTEST_PATIENCE_SECONDS, Hedging
 from asyncfetch.fetch.hosts import Hosts, Route
 from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.fetch.transports import direct
 from asyncfetch.fetch.transports.direct import Channel
 from asyncfetch.fetch.transports.exchange import Exchange
 from asyncfetch.fetch.transports.hedging import Race
+from asyncfetch.ranges import ByteRange
 from asyncfetch.testing import Fault, HubServer, S3Server
 from tests.fetch.test_lifetime import connections_to
 from tests.fetch.test_proxies import ConnectProxy
@@ -418,6 +420,29 @@ async def test_the_buffer_holds_one_answer_and_no_byte_of_the_other(
             await anyio.sleep(2e-3)
             assert buffer == after
         assert fetcher.statistics().hedges > 5
+
+
+async def test_ranges_of_one_request_are_of_one_answer(
+    fetcher_with: Callable[..., Fetcher],
+    server: LyingServer,
+    step: type[StepType],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scatter, "LONG_BYTES", 1000)
+    monkeypatch.setattr(direct, "HEAD_BYTES", 1024)
+    spans = [(0, 20_000), (20_000, 20_100), (20_200, 60_000)]
+    async with acquainted(fetcher_with, server) as (fetcher, url):
+        for microseconds in range(0, 4000, 400):
+            become_acquainted(fetcher)
+            server.requests.clear()
+            server.will(step(), step(body=bytes(60_000)))
+            hold(server, first_seconds=2e-3, second_seconds=1e-6 * microseconds)
+            views = await fetcher.fetch_many(ByteRange(url, *span) for span in spans)
+            after = list(map(bytes, views))
+            assert after in ([CONTENT[start:stop] for start, stop in spans], [bytes(stop - at) for at, stop in spans])
+            await anyio.sleep(2e-3)
+            assert views == after
+        assert fetcher.statistics().hedges > 2
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.011, 0.02, 0.05])

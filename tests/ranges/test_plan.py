@@ -63,7 +63,7 @@ def test_cutting_the_answer_gives_just_the_asked_bytes(
         body = memoryview(bytes(at * 7 % 251 for at in range(request.range.start, request.range.stop)))
         for one in request.serves:
             assert one.stop is not None
-            assert request.cut(body, one) == bytes(at * 7 % 251 for at in range(one.start, one.stop))
+            assert body[request.part(one)] == bytes(at * 7 % 251 for at in range(one.start, one.stop))
 
 
 @given(plans())

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Protocol
 import aiohttp
 from multidict import CIMultiDict
 
+from asyncfetch.fetch.scatter import Places
 from asyncfetch.runtime.sockets import abort
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from aiohttp.client_proto import ResponseHandler
     from aiohttp.connector import Connection
+
+    from asyncfetch.fetch.scatter import Views
 
 __all__ = ["Answer", "Channel", "Pace"]
 
@@ -84,7 +87,7 @@ class Answer:
         """None from the body's end on."""
         self._channel = channel
 
-    async def receive(self, view: memoryview, landed: Callable[[int], None], pace: Pace | None = None) -> None:
+    async def receive(self, view: Views, landed: Callable[[int], None], pace: Pace | None = None) -> None:
         """Fills ``view`` with the body, in order; its connection goes back to the pool.
 
         After a failure or a cancellation nothing writes to ``view``, and the connection is of no use: close it.
@@ -131,8 +134,8 @@ class Channel(asyncio.BufferedProtocol):
     """A connection's protocol, which reads one answer at a time."""
 
     __slots__ = (
-        "_body", "_error", "_filled", "_handler", "_has_ended", "_has_surplus", "_headers", "_landed", "_memory",
-        "_missing_bytes", "_pace", "_poll", "_set_up", "_state", "_view", "_waiter", "transport",
+        "_body", "_error", "_filled", "_handler", "_has_ended", "_has_surplus", "_headers", "_landed", "_later",
+        "_memory", "_missing_bytes", "_pace", "_poll", "_set_up", "_state", "_view", "_waiter", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -154,6 +157,7 @@ class Channel(asyncio.BufferedProtocol):
         self._headers: CIMultiDict[str] | None = None
         self._body = range(0)
         self._view = self._memory
+        self._later: list[memoryview] = []
         self._missing_bytes = 0
         self._has_surplus = False
         self._landed: Callable[[int], None] | None = None
@@ -188,7 +192,7 @@ class Channel(asyncio.BufferedProtocol):
             await self._wait()
         return self._headers
 
-    async def receive(self, view: memoryview, landed: Callable[[int], None], pace: Pace | None) -> None:
+    async def receive(self, view: Views, landed: Callable[[int], None], pace: Pace | None) -> None:
         """Fills ``view`` with the body; see Answer."""
         body = self._body
         came = self._memory[body.start : min(self._filled, body.stop)]
@@ -198,8 +202,12 @@ class Channel(asyncio.BufferedProtocol):
             self._state = _State.ENDED
             landed(len(came))
             return
-        self._missing_bytes = len(view) - len(came)
-        self._view, self._landed, self._pace = view, landed, pace
+        if isinstance(view, Places):
+            self._view, *self._later = view[len(came) :].views
+            self._missing_bytes = len(self._view)
+        else:
+            self._view, self._missing_bytes = view, len(view) - len(came)
+        self._landed, self._pace = landed, pace
         self._state = _State.READING
         try:
             if came:
@@ -211,6 +219,9 @@ class Channel(asyncio.BufferedProtocol):
         finally:
             self._state = _State.ENDED
             self._view, self._landed, self._pace = self._memory, None, None
+            if self._later:
+                self._missing_bytes += sum(map(len, self._later))
+                self._later = []
             if pace is not None:
                 pace.end()
         if self._missing_bytes:
@@ -257,6 +268,9 @@ class Channel(asyncio.BufferedProtocol):
             self._missing_bytes -= nbytes
             assert self._landed is not None
             self._landed(nbytes)
+            if not self._missing_bytes and self._later:
+                self._view = self._later.pop(0)
+                self._missing_bytes = len(self._view)
             if self._missing_bytes:
                 if self._pace is not None:
                     self._pace.came()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import TimeoutConfig
     from asyncfetch.fetch.bandwidth import Allowance
     from asyncfetch.fetch.responses import Delivery
+    from asyncfetch.fetch.scatter import Views
     from asyncfetch.fetch.transports.hedging import Race
     from asyncfetch.fetch.transports.session import ConnectionUser
     from asyncfetch.runtime.deadlines import Deadlines
@@ -171,7 +172,7 @@ class Exchange:
         self._came(len(chunk))
         return chunk
 
-    async def receive_directly(self, answer: Answer, view: memoryview, landed: Callable[[int], None]) -> None:
+    async def receive_directly(self, answer: Answer, view: Views, landed: Callable[[int], None]) -> None:
         """The whole body into ``view``, past aiohttp's reader. AttemptFailed where it broke."""
         self._landed = landed  # not in closures: what is in flight costs the garbage collector's time, too
         try:
@@ -267,7 +268,7 @@ class Exchange:
         self.response = self._transport = self.race = None
 
 
-async def receive_body(exchange: Exchange, delivery: Delivery, view: memoryview, landed: Callable[[int], None]) -> None:
+async def receive_body(exchange: Exchange, delivery: Delivery, view: Views, landed: Callable[[int], None]) -> None:
     """Brings the body's wanted bytes into ``view``, in order; returns when the body has ended as declared.
 
     Args:
@@ -302,5 +303,5 @@ async def receive_body(exchange: Exchange, delivery: Delivery, view: memoryview,
         raise _surplus(view)
 
 
-def _surplus(view: memoryview) -> AttemptFailed:
+def _surplus(view: Views) -> AttemptFailed:
     return AttemptFailed(InvalidResponse, f"the body goes on after its {len(view)} bytes", Verdict.ONCE)

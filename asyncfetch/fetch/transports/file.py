@@ -18,6 +18,7 @@ from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, O
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.responses import Delivery
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.scatter import Places
 from asyncfetch.fetch.transports.file_writing import write_file
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.thread_call import ThreadCall, run_to_its_end
@@ -25,6 +26,7 @@ from asyncfetch.runtime.thread_call import ThreadCall, run_to_its_end
 if TYPE_CHECKING:
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts
+    from asyncfetch.fetch.scatter import Views
     from asyncfetch.fetch.sources import Source
 
 __all__ = ["FileTransport", "local_path"]
@@ -154,14 +156,15 @@ class _FileRead:
         finally:
             os.close(descriptor)
 
-    def _read_exactly(self, descriptor: int, start: int, view: memoryview) -> None:
+    def _read_exactly(self, descriptor: int, start: int, view: Views) -> None:
         download = self._download
         while download.landed_bytes < len(view):
             from_thread.check_cancelled()  # an anyio scope's; a task's sets the flag
             if self._stopped:
                 raise CancelledError  # to nobody: the task has its own
             landed = download.landed_bytes
-            count = os.preadv(descriptor, [view[landed : landed + READ_STEP_BYTES]], start + landed)
+            step = view[landed : landed + READ_STEP_BYTES]
+            count = os.preadv(descriptor, step.views if isinstance(step, Places) else [step], start + landed)
             if count == 0:
                 raise AttemptFailed(ObjectChanged, "the file was truncated while it was being read", Verdict.FATAL)
             download.landed_bytes += count

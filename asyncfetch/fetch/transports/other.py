@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts, Turn
     from asyncfetch.fetch.retry import Clock
+    from asyncfetch.fetch.scatter import Views
     from asyncfetch.fetch.transports.back_end_threads import Job
     from asyncfetch.ranges import ObjectInfo
 
@@ -172,7 +173,7 @@ class _Reading:
         self._now = now
         self._asked_at = self._opened_at = now()
         self._is_open = self._is_told_open = False
-        self._view = memoryview(b"")
+        self._view: Views = memoryview(b"")
         self._landed_bytes = self._told_bytes = 0
         self.is_done = False
         """Whether all is there, and checked."""
