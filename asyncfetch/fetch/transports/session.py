@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.transports.connecting import ConnectionUser
     from asyncfetch.fetch.transports.resolver import Resolver
 
-__all__ = ["Connector", "open_session"]
+__all__ = ["Connector", "PassableConnector", "TwinConnector", "open_session", "session_over"]
 
 
 class Connector(aiohttp.TCPConnector):
@@ -93,7 +93,7 @@ class Connector(aiohttp.TCPConnector):
                 raise
             try:
                 transport = connection.transport
-                if user.connecting is not None:
+                if user.connecting is not None and user.connecting.tried:
                     self._succeeded(user, transport)
                     user.connected(transport, reused=False)
                     return connection
