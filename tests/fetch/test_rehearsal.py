@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tests.fetch.conftest import LyingServer
     from tests.fetch.conftest import Step as StepType
 
+pytestmark = pytest.mark.usefixtures("inner_parts")
+
 CONTENT = bytes(range(256)) * 1024
 
 Inner = Any
@@ -89,6 +91,10 @@ async def reads_another(was: Callable[..., Any], connection: object) -> aiohttp.
     response: aiohttp.ClientResponse = await was(connection)
     response.status = 204
     return response
+
+
+async def finds_none(*_: object) -> None:
+    raise aiohttp.ServerDisconnectedError
 
 
 def hears_wrong_bytes(was: Callable[[bytes], None], data: bytes) -> None:
@@ -165,6 +171,7 @@ CHANGES = {
     "an answer has no start": (for_us(aiohttp.ClientResponse, "start", gone), "AttributeError: "),
     "an answer starts otherwise": (for_us(aiohttp.ClientResponse, "start", takes_other_arguments), "TypeError: "),
     "an answer never starts": (for_us(aiohttp.ClientResponse, "start", never), "_Unexpected: it isn't over"),
+    "an answer finds none": (for_us(aiohttp.ClientResponse, "start", finds_none), "ServerDisconnectedError: "),
     "an answer reads another": (for_us(aiohttp.ClientResponse, "start", reads_another), "_Unexpected: 204"),
     "connecting takes other arguments": (connects_by_name, "TypeError: "),
     "the pool is asked by others": (asks_no_pool, "_Unexpected: a connection, reused: True"),
@@ -231,13 +238,15 @@ async def test_any_part_that_is_different_is_noticed_and_told_once(
     assert record.message.startswith(f"aiohttp {aiohttp.__version__} isn't as expected ({cause}")
 
 
+@pytest.mark.may_block
 async def test_nothing_is_different_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     assert await rehearsal._rehearse() is None
+    open_files = os.listdir("/proc/self/fd")
     assert await rehearsal.is_as_expected()
+    assert os.listdir("/proc/self/fd") == open_files
     assert caplog.records == []
 
 
-@pytest.mark.usefixtures("inner_parts")
 async def test_what_is_found_decides(fetcher_with: Callable[..., Fetcher], monkeypatch: pytest.MonkeyPatch) -> None:
     async def something() -> str:
         return "something"
@@ -347,6 +356,8 @@ async def test_cancelled_in_any_turn_it_leaves_nothing_behind(scoped: bool) -> N
             task.cancel()
         await asyncio.wait([task])
         assert task.cancelled() or scope.cancel_called  # which may come too late to be caught
+        if scoped:  # what is left is closed in spite of it, and awaited
+            assert len(os.listdir("/proc/self/fd")) == before[0]
         assert await leftovers() == before
         turns += 1
     assert task.result() is None

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
+import anyio
+import anyio.lowlevel
 import pytest
 from yarl import URL
 
 from asyncfetch.config import FetchConfig, TimeoutConfig
 from asyncfetch.errors import ConfigError
+from asyncfetch.fetch.transports import session_requests
 from asyncfetch.fetch.transports.exchange import Exchange
+from asyncfetch.fetch.transports.hedging import Overtaken
 from asyncfetch.fetch.transports.lines import Line
 from asyncfetch.fetch.transports.requests import Requests
 from asyncfetch.fetch.transports.session_requests import SessionRequests
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from asyncfetch.fetch import Fetcher
     from tests.fetch.conftest import LyingServer
@@ -146,3 +151,80 @@ async def test_nothing_is_repeated_beneath(server: LyingServer, step: type[StepT
                 await requests.send(method, url, {})
             assert exchange.died_idle(caught.value)
     assert [(request.method, request.connection) for request in server.requests] == [("GET", 1), (method, 1)]
+
+
+class Waiting:
+    """A race: waits for a head, once in vain, and then does as it is told."""
+
+    def __init__(self, then: Exception | None = None) -> None:
+        self._then = then
+
+    async def head(self, start: Callable[[], Awaitable[aiohttp.ClientResponse]]) -> aiohttp.ClientResponse:
+        with anyio.move_on_after(0):
+            await start()
+        if self._then is not None:
+            raise self._then
+        return await start()
+
+
+async def ask_in(race: object, ask: Callable[[], Awaitable[object]]) -> object:
+    return await session_requests._ask_in_race(cast("Any", race), cast("Any", ask))
+
+
+async def test_a_race_may_wait_again_for_what_a_session_does_once() -> None:
+    asked: list[str] = []
+
+    async def ask() -> str:
+        asked.append("once")
+        await anyio.sleep(0.01)
+        return "the answer"
+
+    assert await ask_in(Waiting(), ask) == "the answer"
+    assert asked == ["once"]
+
+
+async def test_what_a_race_has_lost_is_cancelled() -> None:
+    with anyio.fail_after(5), pytest.raises(Overtaken):
+        await ask_in(Waiting(Overtaken()), anyio.sleep_forever)
+
+
+async def test_a_late_answer_to_what_a_race_has_lost_is_closed() -> None:
+    closed: list[str] = []
+
+    class Answered:
+        def close(self) -> None:
+            closed.append("once")
+
+    class Late(Waiting):
+        async def head(self, start: Callable[[], Awaitable[Any]]) -> Any:  # noqa: ANN401
+            await start()
+            return await super().head(start)
+
+    async def ask() -> Answered:
+        return Answered()
+
+    with pytest.raises(Overtaken):
+        await ask_in(Late(Overtaken()), ask)
+    assert closed == ["once"]
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_request_in_a_race_that_is_cancelled_is_nothing_else(turns: int) -> None:
+    async def cancel() -> None:
+        for _ in range(turns):
+            await anyio.lowlevel.checkpoint()
+        scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(cancel)
+        with anyio.CancelScope() as scope:
+            await ask_in(Waiting(), anyio.sleep_forever)
+        assert scope.cancelled_caught
+
+
+async def test_a_request_that_its_session_gives_up_is_an_error_of_aiohttps() -> None:
+    async def ask() -> None:
+        raise asyncio.CancelledError
+
+    with anyio.fail_after(5), pytest.raises(aiohttp.ClientError, match="given it up"):
+        await ask_in(Waiting(), ask)

@@ -39,7 +39,7 @@ class ConnectionUser(Protocol):
     race: Race[Any] | None
     """Of which it is the first request; None where there can be no second one."""
     connecting: Connecting | None
-    """What is being made for it now; None where nothing is, as for a pooled connection."""
+    """How its own is made; None where none is, since there is a pooled one. Whoever is asked first for it sets it."""
     transport: asyncio.BaseTransport | None
     """Its connection's; None until there is one."""
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.transports.aiohttp_parts import Connection
-    from asyncfetch.fetch.transports.connecting import ConnectionUser
     from asyncfetch.fetch.transports.resolver import Resolver
 
 __all__ = ["Connector", "PassableConnector", "TwinConnector", "open_session", "session_over"]
@@ -88,13 +87,15 @@ class Connector(aiohttp.TCPConnector):
         while True:
             try:
                 connection = await super().connect(*arguments, **options)
-            except BaseException as error:
-                self._failed(user, error)
+            except (aiohttp.ClientConnectorError, asyncio.CancelledError) as error:
+                if user.connecting is not None:
+                    self.resolver.failed(user.connecting, given_up=isinstance(error, asyncio.CancelledError))
                 raise
             try:
                 transport = connection.transport
                 if user.connecting is not None and user.connecting.tried:
-                    self._succeeded(user, transport)
+                    if transport is not None and (peer := peer_of(transport)) is not None:
+                        self.resolver.succeeded(user.connecting, peer)
                     user.connected(transport, reused=False)
                     return connection
                 # One idle connection of a host that turned out dead speaks for its neighbours: all are dropped in turn.
@@ -112,17 +113,6 @@ class Connector(aiohttp.TCPConnector):
         if this is not None:
             this.tried.append((str(place[0]), int(place[1])))
         return self.sockets.for_connecting(family, kind, protocol)
-
-    def _succeeded(self, user: ConnectionUser, transport: asyncio.Transport | None) -> None:
-        """Lets the resolver learn which addresses are of use."""
-        this, user.connecting = user.connecting, None
-        if this is not None and transport is not None and (peer := peer_of(transport)) is not None:
-            self.resolver.succeeded(this, peer)
-
-    def _failed(self, user: ConnectionUser, error: BaseException) -> None:
-        this, user.connecting = user.connecting, None
-        if this is not None and isinstance(error, aiohttp.ClientConnectorError | asyncio.CancelledError):
-            self.resolver.failed(this, given_up=isinstance(error, asyncio.CancelledError))
 
     async def close(self, **options: Any) -> None:  # noqa: ANN401
         """Ends every connection, those included that aiohttp has let go of and that wait for their server."""
@@ -151,11 +141,6 @@ class TwinConnector(Connector):
         if current_user.get().is_second:
             return await self._twin.take(*arguments, **options)
         return await super().take(*arguments, **options)
-
-    async def close(self, **options: Any) -> None:  # noqa: ANN401
-        """See Connector."""
-        await aiohttp.TCPConnector.close(self._twin, **options)
-        await super().close(**options)
 
 
 async def open_session(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import anyio
-import anyio.lowlevel
 
 from asyncfetch.fetch.transports.connecting import current_user
+from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.deadlines import Deadlines
 
 if TYPE_CHECKING:
@@ -82,18 +82,21 @@ class _Asked:
         """Sends it; the task's function."""
         try:
             self._response = await self._ask()
+        except asyncio.CancelledError:
+            if was_cancelled():  # and so is who waits
+                raise
+            self._failure = aiohttp.ClientConnectionError("the session has given it up")
         except Exception as error:  # noqa: BLE001 - raised where it is waited for
             self._failure = error
-        finally:
-            self._ended.set()
+        self._ended.set()
 
     async def answer(self) -> aiohttp.ClientResponse:
         """It has a head now. Cancelled, this may be called again."""
         await self._ended.wait()
-        if self._response is not None:
-            return self._response
-        await anyio.lowlevel.checkpoint()  # where both are cancelled, the other task may have been told first
-        raise self._failure or aiohttp.ClientConnectionError("the session has given it up")
+        if self._failure is not None:
+            raise self._failure
+        assert self._response is not None
+        return self._response
 
     def close(self) -> None:
         """Without an answer."""
