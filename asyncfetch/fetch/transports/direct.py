@@ -164,6 +164,15 @@ class Channel(asyncio.BufferedProtocol):
             transport.set_protocol(channel)
         return channel
 
+    @classmethod
+    def withdraw(cls, transport: asyncio.Transport) -> asyncio.BaseProtocol:
+        """What aiohttp reads an open connection with, which does so from now on."""
+        protocol = transport.get_protocol()
+        if isinstance(protocol, cls):
+            protocol = protocol.handler
+            transport.set_protocol(protocol)
+        return protocol
+
     def ask(self, request: bytes) -> None:
         """Sends a request; ``head`` is what comes of it."""
         self._state, self._headers, self._filled, self._has_surplus = _State.ASKED, None, 0, False

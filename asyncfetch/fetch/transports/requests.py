@@ -58,7 +58,7 @@ class _Asked:
             self._channel = Channel.of(transport)
             self._channel.ask(head)
         else:
-            expect_answer(transport.get_protocol())
+            expect_answer(Channel.withdraw(transport))
             transport.write(head)
 
     async def answer(self) -> Answer | aiohttp.ClientResponse:
@@ -84,7 +84,7 @@ class Requests(SessionRequests):
         super().__init__(session)
         self._directly = directly
         connector: Connector = session.connector  # type: ignore[assignment]
-        self._take, self._connect = connector.take, connector.connect
+        self._take = connector.take
         self._headers = session.headers
         loop = asyncio.get_running_loop()
         self._new_response = partial(new_response, session, loop)
@@ -123,7 +123,7 @@ class Requests(SessionRequests):
         head += b"\r\n" if byte_range is None else _encoded([f"Range: {byte_range}", ""])
         directly = self._directly and byte_range is not None
         try:
-            connection = await (self._take if directly else self._connect)(*arguments)
+            connection = await self._take(*arguments)
             asked = _Asked(connection, partial(self._new_response, arguments))
             try:
                 asked.ask(head, directly=directly)

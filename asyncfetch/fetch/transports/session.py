@@ -76,9 +76,8 @@ class Connector(aiohttp.TCPConnector):
         if current_user.get().transport is not None:
             raise aiohttp.ServerDisconnectedError
         connection = await self.take(*arguments, **options)
-        transport = connection.transport
-        if transport is not None and isinstance(channel := transport.get_protocol(), Channel):
-            transport.set_protocol(channel.handler)
+        if connection.transport is not None:
+            Channel.withdraw(connection.transport)
         return connection
 
     async def take(self, *arguments: Any, **options: Any) -> Connection:  # noqa: ANN401
