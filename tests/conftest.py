@@ -45,7 +45,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "aiofastnet": aiofastnet.loop_factory(),
 }
 ON_EVERY_LOOP = {
-    "test_conformance.py", "test_direct.py", "test_lifetime.py", "test_requests.py",
+    "test_conformance.py", "test_direct.py", "test_lifetime.py", "test_rehearsal.py", "test_requests.py",
     "test_a_body_that_is_paused_again_and_again", "test_a_joined_range_keeps_none_of_its_neighbours",
 }  # fmt: skip
 """Files of the engine's tests, and single tests, that run on loops other than asyncio's own, too, without being told:
@@ -59,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """What the engine's tests can be run over as a whole: tests/fetch --loop uvloop --copied."""
     parser.addoption("--loop", choices=LOOPS, help="the loop that all async tests run on, instead of their own choice")
     parser.addoption("--copied", action="store_true", help="the engine's bodies come by way of aiohttp's reader")
+    parser.addoption("--documented", action="store_true", help="aiohttp is taken for one that has changed inside")
 
 
 def pytest_asyncio_loop_factories(

@@ -183,7 +183,9 @@ class FetchConfig:
     """Whether HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc count. A login of netrc goes where headers by host go."""
     direct_bodies: bool = True
     """Whether the socket writes bodies into their buffers itself, where the installed aiohttp allows it. It saves a
-    third of the CPU of large ones; False copies every body, as happens anyway where it can't be done."""
+    third of the CPU of large ones; False copies every body, as happens anyway where it can't be done. Then a warning
+    says so, and a request costs more CPU, too; all else is the same but that the connection of a second request
+    (``hedge``) is closed behind its answer."""
     loops: int = 1
     """Event loops that bodies of 4 MiB and more are spread over: the caller's, and ``loops - 1`` in threads of their
     own, each with connections of its own. Worth a try where one loop fills its core, at about 1 GB/s of TLS, and more

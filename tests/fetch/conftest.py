@@ -26,6 +26,7 @@ from asyncfetch.config import FetchConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import Clock
 from asyncfetch.fetch.transports import exchange
+from asyncfetch.fetch.transports import lines as lines_module
 from asyncfetch.fetch.transports.lines import Lines
 from asyncfetch.testing import Keys
 from tests.fetch.odd_files import OddFileSystem
@@ -324,15 +325,41 @@ def odd() -> Iterator[type[OddFileSystem]]:
 
 
 @pytest.fixture
+def only_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fetchers find that nothing of aiohttp is as expected but what it documents."""
+
+    async def is_as_expected() -> bool:
+        return False
+
+    monkeypatch.setattr(lines_module, "is_as_expected", is_as_expected)
+
+
+@pytest.fixture(autouse=True)
+def _way_of_the_whole_run(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("documented"):
+        request.getfixturevalue("only_documented")
+
+
+@pytest.fixture
+def inner_parts(request: pytest.FixtureRequest) -> None:
+    """What the test is about needs more of aiohttp than it documents."""
+    if request.config.getoption("documented"):
+        pytest.skip("it needs more of aiohttp than that documents")
+
+
+@pytest.fixture
 def way(request: pytest.FixtureRequest) -> str:
     """How the fetchers below take bodies: into their buffer at once ("direct"), by way of aiohttp's reader ("copied"),
-    or at once on another loop ("elsewhere"). A module that wants several has a fixture of this name with more values.
+    so and by requests of its session ("documented"), or at once on another loop ("elsewhere"). A module that wants
+    several has a fixture of this name with more values.
     """
     return "copied" if request.config.getoption("copied") else "direct"
 
 
 @pytest.fixture
-def direct_bodies(way: str) -> bool:
+def direct_bodies(way: str, request: pytest.FixtureRequest) -> bool:
+    if way == "documented":
+        request.getfixturevalue("only_documented")
     return way != "copied"
 
 

@@ -52,6 +52,7 @@ def counting_parser(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return pieces
 
 
+@pytest.mark.usefixtures("inner_parts")
 @pytest.mark.parametrize("direct_bodies", [True, False])
 async def test_nothing_goes_through_the_reader(
     fetcher_with: Callable[..., Fetcher],
@@ -190,6 +191,7 @@ async def test_a_limit_of_less_than_a_millisecond_is_kept(
             await fetcher.fetch(server.put("/x", b"content"))
 
 
+@pytest.mark.usefixtures("inner_parts")
 async def test_an_early_end_tells_both_lengths(
     fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, step: type[StepType]
 ) -> None:
@@ -357,6 +359,7 @@ def test_most_heads_are_taken() -> None:
     assert (fields["etag"], fields["x-amz-id-2"], fields.getall("vary")) == ('"a-1"', "Zm9v+/=", ["a", "b"])
 
 
+@pytest.mark.usefixtures("inner_parts")
 async def test_a_connection_that_ends_just_before_its_body_is_taken_ends_the_body(
     fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

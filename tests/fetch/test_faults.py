@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Kind = dict[str, Any]
 
 
-@pytest.fixture(params=["direct", "copied", "elsewhere"])
+@pytest.fixture(params=["direct", "copied", "documented", "elsewhere"])
 def way(request: pytest.FixtureRequest) -> str:
     value: str = request.param
     return value

@@ -253,10 +253,6 @@ async def test_an_unreadable_ca_file_is_a_config_error(fetcher_with: Callable[..
             await fetcher_with(ca_file=str(tmp_path / name)).__aenter__()
 
 
-async def test_aiohttps_own_retry_is_off(fetcher: Fetcher) -> None:
-    assert fetcher._transports.http._lines.choose(0).session._retry_connection is False
-
-
 async def test_statistics_add_up(fetcher: Fetcher, server: LyingServer, step: type[StepType]) -> None:
     url = server.put("/x", CONTENT)
     server.will(step(status=503))

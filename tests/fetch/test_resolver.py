@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Literal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import pytest
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from asyncfetch.config import RetryConfig, TimeoutConfig
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
 from asyncfetch.fetch.transports import resolver as resolver_module
-from asyncfetch.fetch.transports.resolver import ASIDE_SECONDS, NAME_SECONDS, Connecting, Resolver, connecting
+from asyncfetch.fetch.transports.connecting import Connecting, current_user
+from asyncfetch.fetch.transports.resolver import ASIDE_SECONDS, NAME_SECONDS, Resolver
 from asyncfetch.ranges import ByteRange
 
 if TYPE_CHECKING:
@@ -340,12 +342,13 @@ async def test_a_retry_asks_anew_and_only_once_for_all(names: Names) -> None:
     resolver = Resolver(names, now=clock)
     await order(resolver)
     clock.now += 1.0
-    token = connecting.set(Connecting(clock.now, is_retry=True))
+    user: Any = SimpleNamespace(connecting=Connecting(clock.now, is_retry=True))
+    token = current_user.set(user)
     try:
         for _ in range(5):
             await order(resolver)
     finally:
-        connecting.reset(token)
+        current_user.reset(token)
     assert names.asked == 2
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.transports.direct import Answer
     from asyncfetch.fetch.transports.hedging import Race
     from asyncfetch.fetch.transports.lines import Lines
-    from asyncfetch.fetch.transports.requests import Requests
+    from asyncfetch.fetch.transports.session_requests import SessionRequests
     from asyncfetch.fetch.transports.visit import Visit
 
 __all__ = ["Asking", "Body", "Question", "Reply"]
@@ -112,7 +112,9 @@ class Asking:
                 turn.failed(failure)
                 raise
 
-    async def _paced(self, requests: Requests, turn: Turn, question: Question[T], needs_new_connection: bool) -> T:
+    async def _paced(
+        self, requests: SessionRequests, turn: Turn, question: Question[T], needs_new_connection: bool
+    ) -> T:
         """An exchange whose body comes no faster than the process may receive."""
         assert self._bandwidth is not None
         allowance = Allowance(self._bandwidth)
@@ -124,7 +126,7 @@ class Asking:
 
     async def _exchange(
         self,
-        requests: Requests,
+        requests: SessionRequests,
         turn: Turn,
         question: Question[T],
         needs_new_connection: bool,
@@ -185,7 +187,7 @@ class Asking:
             return await question.take(question, turn, exchange, response)
 
     def _overtake(
-        self, requests: Requests, question: Question[T], allowance: Allowance | None, turn: Turn, race: Race[T]
+        self, requests: SessionRequests, question: Question[T], allowance: Allowance | None, turn: Turn, race: Race[T]
     ) -> Awaitable[T]:
         """The second request of a race."""
         return self._exchange(requests, turn, question, False, allowance, race)

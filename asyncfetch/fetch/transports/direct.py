@@ -21,21 +21,20 @@ import asyncio
 import re
 import select
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import aiohttp
 from multidict import CIMultiDict
 
 from asyncfetch.fetch.scatter import Places
+from asyncfetch.fetch.transports.aiohttp_parts import expect_answer, has_leftovers
 from asyncfetch.runtime.sockets import abort
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiohttp.client_proto import ResponseHandler
-    from aiohttp.connector import Connection
-
     from asyncfetch.fetch.scatter import Views
+    from asyncfetch.fetch.transports.aiohttp_parts import Connection
 
 __all__ = ["Answer", "Channel", "Pace"]
 
@@ -134,23 +133,15 @@ class Channel(asyncio.BufferedProtocol):
     """A connection's protocol, which reads one answer at a time."""
 
     __slots__ = (
-        "_body", "_error", "_filled", "_handler", "_has_ended", "_has_surplus", "_headers", "_landed", "_later",
-        "_memory", "_missing_bytes", "_pace", "_poll", "_set_up", "_state", "_view", "_waiter", "transport",
+        "_body", "_error", "_filled", "_has_ended", "_has_surplus", "_headers", "_landed", "_later", "_memory",
+        "_missing_bytes", "_pace", "_poll", "_state", "_view", "_waiter", "handler", "transport",
     )  # fmt: skip
 
-    def __init__(
-        self, handler: ResponseHandler, transport: asyncio.Transport, set_up: Callable[[ResponseHandler], None]
-    ) -> None:
-        """Use ``of``.
-
-        Args:
-            handler: aiohttp's protocol of the connection. It hears of the connection's end.
-            transport: The connection's.
-            set_up: Makes the handler wait for an answer.
-        """
+    def __init__(self, transport: asyncio.Transport) -> None:
+        """Use ``of``."""
         self.transport = transport
-        self._handler = handler
-        self._set_up = set_up
+        self.handler = cast("asyncio.Protocol", transport.get_protocol())
+        """aiohttp's protocol of the connection. It hears of the connection's end."""
         self._state = _State.IDLE
         self._memory = memoryview(bytearray(HEAD_BYTES))
         self._filled = 0
@@ -168,15 +159,22 @@ class Channel(asyncio.BufferedProtocol):
         self._error: Exception | None = None
 
     @classmethod
-    def of(cls, handler: ResponseHandler, set_up: Callable[[ResponseHandler], None]) -> Channel:
+    def of(cls, transport: asyncio.Transport) -> Channel:
         """That of an open connection, which it gets with its first request."""
-        transport = handler.transport
-        assert transport is not None
         channel = transport.get_protocol()
         if not isinstance(channel, cls):
-            channel = cls(handler, transport, set_up)
+            channel = cls(transport)
             transport.set_protocol(channel)
         return channel
+
+    @classmethod
+    def withdraw(cls, transport: asyncio.Transport) -> asyncio.BaseProtocol:
+        """What aiohttp reads an open connection with, which does so from now on."""
+        protocol = transport.get_protocol()
+        if isinstance(protocol, cls):
+            protocol = protocol.handler
+            transport.set_protocol(protocol)
+        return protocol
 
     def ask(self, request: bytes) -> None:
         """Sends a request; ``head`` is what comes of it."""
@@ -240,7 +238,7 @@ class Channel(asyncio.BufferedProtocol):
 
     def is_spoilt(self) -> bool:
         """Whether it is of no use while it rests: something unasked has come, or waits in its socket, or its end."""
-        if self._has_surplus or self._has_ended or (self._state is _State.HANDED_ON and self._handler.should_close):
+        if self._has_surplus or self._has_ended or (self._state is _State.HANDED_ON and has_leftovers(self.handler)):
             return True
         if self._poll is None:
             self._poll = select.poll()
@@ -286,14 +284,14 @@ class Channel(asyncio.BufferedProtocol):
             self._filled += nbytes
         elif state is _State.HANDED_ON:
             # Not the handler in our place: aiofastnet asks who was there first for more buffers in the same turn.
-            self._handler.data_received(bytes(self._memory[:nbytes]))
+            self.handler.data_received(bytes(self._memory[:nbytes]))
         else:
             self._has_surplus = True
 
     def eof_received(self) -> None:
         """There will be no more."""
         self._has_ended = True
-        self._handler.eof_received()
+        self.handler.eof_received()
         if self._state is _State.READING:
             self._wake()
 
@@ -301,9 +299,9 @@ class Channel(asyncio.BufferedProtocol):
         """Neither will there be another answer."""
         if self._state is _State.ASKED:
             self._state = _State.HANDED_ON
-            self._set_up(self._handler)
+            expect_answer(self.handler)
         self._has_ended, self._error = True, exc
-        self._handler.connection_lost(exc)
+        self.handler.connection_lost(exc)
         self._wake()
 
     def pause_writing(self) -> None:
@@ -321,8 +319,8 @@ class Channel(asyncio.BufferedProtocol):
             self._state = _State.ANSWERED
         else:
             self._state = _State.HANDED_ON
-            self._set_up(self._handler)
-            self._handler.data_received(bytes(self._memory[: self._filled]))
+            expect_answer(self.handler)
+            self.handler.data_received(bytes(self._memory[: self._filled]))
         self._wake()
 
     def _grow(self) -> None:

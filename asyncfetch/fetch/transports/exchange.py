@@ -10,11 +10,10 @@ import anyio
 
 from asyncfetch.errors import ConnectionFailed, FetchTimeout, InvalidResponse
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.transports.connecting import current_user, peer_of
 from asyncfetch.fetch.transports.direct import Answer
 from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
 from asyncfetch.fetch.transports.paced import AllowedPace
-from asyncfetch.fetch.transports.resolver import peer_of
-from asyncfetch.fetch.transports.session import current_user
 from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.sockets import abort
 
@@ -24,14 +23,12 @@ if TYPE_CHECKING:
     from contextvars import Token
     from types import TracebackType
 
-    from aiohttp.connector import Connection
-
     from asyncfetch.config import TimeoutConfig
     from asyncfetch.fetch.bandwidth import Allowance
     from asyncfetch.fetch.responses import Delivery
     from asyncfetch.fetch.scatter import Views
+    from asyncfetch.fetch.transports.connecting import Connecting, ConnectionUser
     from asyncfetch.fetch.transports.hedging import Race
-    from asyncfetch.fetch.transports.session import ConnectionUser
     from asyncfetch.runtime.deadlines import Deadlines
 
 __all__ = ["Exchange", "PooledConnectionDied", "receive_body"]
@@ -65,6 +62,9 @@ class Exchange:
         is_second: Whether it is made beside another one, on a connection of its own.
     """
 
+    connecting: Connecting | None = None
+    """See ConnectionUser."""
+
     def __init__(
         self,
         timeouts: TimeoutConfig,
@@ -87,7 +87,7 @@ class Exchange:
         self._now = now
         self._host = host
         self._allowance = allowance
-        self._transport: asyncio.BaseTransport | None = None
+        self.transport: asyncio.BaseTransport | None = None
         self._deadlines = deadlines
         self._clock = deadlines.time
         self._scope = Interrupt()
@@ -110,8 +110,8 @@ class Exchange:
         current_user.reset(self._token)
         self._abort_unless_ended()
         # A host that drops what we send keeps dropping it, and each try costs the whole limit.
-        verdict = Verdict.AGAIN if self._transport else Verdict.ONCE
-        address = peer_of(self._transport) if exc is not None and self._transport else None
+        verdict = Verdict.AGAIN if self.transport else Verdict.ONCE
+        address = peer_of(self.transport) if exc is not None and self.transport else None
         self._let_go()
         swallowed = self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
@@ -121,9 +121,9 @@ class Exchange:
             exc.address = exc.address or address
         return swallowed
 
-    def connected(self, connection: Connection, *, reused: bool) -> None:
+    def connected(self, transport: asyncio.Transport | None, *, reused: bool) -> None:
         """The connection is there; what is waited for now is the answer's first byte."""
-        self._transport, self.reused = connection.transport, reused
+        self.transport, self.reused = transport, reused
         self._asked_at = self._now()
         if self.race is not None:
             self._patience_seconds = self.race.patience_seconds
@@ -147,8 +147,8 @@ class Exchange:
     def abandon(self) -> None:
         """Closes the connection; nothing is waited for any more, so nothing can take too long."""
         self._deadlines.leave(self)
-        if self._transport is not None:
-            abort(self._transport)
+        if self.transport is not None:
+            abort(self.transport)
 
     def moved(self) -> None:
         """Some of the request's body went out: the answer is waited for from now on."""
@@ -256,16 +256,16 @@ class Exchange:
         if self.response is not None:
             if self.response.connection is None:
                 return  # at the body's end aiohttp gave it back; it may be another request's by now
-            self._transport = self.response.connection.transport
+            self.transport = self.response.connection.transport
             self.response.close()
-        if self._transport is not None:
-            abort(self._transport)
+        if self.transport is not None:
+            abort(self.transport)
 
     def _let_go(self) -> None:
         # The contexts of the connection's callbacks refer to this exchange, some long after its end. With the answer
         # still hanging on it, every request would leave cycles that only the garbage collector frees.
         del self._token
-        self.response = self._transport = self.race = None
+        self.response = self.transport = self.race = None
 
 
 async def receive_body(exchange: Exchange, delivery: Delivery, view: Views, landed: Callable[[int], None]) -> None:

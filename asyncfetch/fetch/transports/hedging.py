@@ -6,8 +6,8 @@ second request. Whichever head comes first and fits wins; the other request is c
 closed. The memory for the body is handed out only after that, so a loser has nowhere to write to. What it was answered
 counts nevertheless: a refusal is one, whoever wins.
 
-aiohttp waits for a head in ``ClientResponse.start``, which does nothing else; that is the one inner part relied on.
-Were it another one day, no request would ever be late.
+What waits for a head can be cancelled and called again. aiohttp documents nothing of the kind: where its inner parts
+can't be relied on, ``session_requests`` has every request that may be overtaken in a task of its own.
 """
 
 from __future__ import annotations

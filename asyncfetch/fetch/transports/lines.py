@@ -18,9 +18,11 @@ from anyio import to_thread
 
 from asyncfetch.errors import ClosedError, ConnectionFailed
 from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.fetch.transports.rehearsal import is_as_expected
 from asyncfetch.fetch.transports.requests import Requests
 from asyncfetch.fetch.transports.resolver import Resolver
-from asyncfetch.fetch.transports.session import open_session
+from asyncfetch.fetch.transports.session import TwinConnector, open_session
+from asyncfetch.fetch.transports.session_requests import SessionRequests
 from asyncfetch.runtime.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Line:
     """One loop's session, and the way there. This one is the caller's own loop."""
 
     session: aiohttp.ClientSession
-    requests: Requests
+    requests: SessionRequests
     resolver: Resolver
     has_ended = False
     """Whether its loop has, and nothing can run there any more."""
@@ -58,9 +60,14 @@ class Line:
 
     async def open(self, config: FetchConfig) -> None:
         """Makes the session; ConfigError where ``ca_file`` can't be read."""
+        works = await is_as_expected()
         self.resolver = Resolver()
-        self.session = await open_session(config, self.resolver)
-        self.requests = Requests(self.session, directly=config.direct_bodies)
+        if works:
+            self.session = await open_session(config, self.resolver)
+            self.requests = Requests(self.session, directly=config.direct_bodies)
+        else:
+            self.session = await open_session(config, self.resolver, connector=TwinConnector)
+            self.requests = SessionRequests(self.session)
 
     async def run(self, body_bytes: int, exchange: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
         """What ``exchange(*args)`` returns or raises, run on the line's loop. Cancelled, it is seen off over there.

@@ -16,20 +16,21 @@ from __future__ import annotations
 import random
 import socket
 import time
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aiohttp import DefaultResolver
 from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.resolver import DefaultResolver
 
 from asyncfetch.fetch.addresses import Found, FoundOnce
+from asyncfetch.fetch.transports.connecting import Connecting, current_user
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable
 
-__all__ = ["Connecting", "Resolver", "connecting", "peer_of"]
+    from asyncfetch.fetch.transports.connecting import Peer
+
+__all__ = ["Resolver"]
 
 NAME_SECONDS = 10.0
 """How long a name's answer is used. aiohttp's; S3's answers hold for less, and name new addresses each time."""
@@ -41,25 +42,6 @@ MAX_NAMES = 1024
 MAX_ASIDE = 4096
 """Bounds of what is remembered; a crawler's list of hosts must not grow for ever."""
 
-Peer = tuple[str, int]
-"""Address and port."""
-
-
-@dataclass(slots=True)
-class Connecting:
-    """One connection while it is being made."""
-
-    began: float
-    """Seconds, by the resolver's clock."""
-    is_retry: bool = False
-    """Whether an earlier one has failed, so that an old answer to its name won't do."""
-    tried: list[Peer] = field(default_factory=list)
-    """In the order in which they were begun."""
-
-
-connecting: ContextVar[Connecting | None] = ContextVar("connecting", default=None)
-"""What is being made in this task, and in the tasks that aiohttp starts for it."""
-
 
 @dataclass(slots=True, eq=False)
 class _Answer:
@@ -67,15 +49,6 @@ class _Answer:
     error: OSError | None
     found_at: float
     turn: int
-
-
-def peer_of(transport: asyncio.BaseTransport) -> Peer | None:
-    """Where a connection leads to; None where that can't be told any more."""
-    # A TLS transport that was closed twice has none left to ask, which CPython before 3.11.5 stumbles over.
-    if getattr(transport, "_ssl_protocol", transport) is None:
-        return None
-    name = transport.get_extra_info("peername")
-    return (str(name[0]), int(name[1])) if name else None
 
 
 class Resolver(AbstractResolver):
@@ -99,12 +72,12 @@ class Resolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """All addresses of a name, the one to try first in front; OSError where it has none."""
         key = host, port, int(family)
+        this = self.connecting()
 
         async def find() -> Found[_Answer]:
             return await self._look_up(host, port, family)
 
         answer = await self._names.get(key, find)
-        this = connecting.get()
         if this is not None and this.is_retry and answer.found_at < this.began:
             self._names.forget(key, answer)
             answer = await self._names.get(key, find)
@@ -118,6 +91,13 @@ class Resolver(AbstractResolver):
             is_aside = self._aside.get((one["host"], one["port"]), now) > now
             (aside if is_aside else usable).append(one)
         return _in_turn(usable, answer.turn) + _in_turn(aside, answer.turn)
+
+    def connecting(self) -> Connecting | None:
+        """What is being made in this task for its request, from the first call on; None where there is none."""
+        user = current_user.get(None)
+        if user is not None and user.connecting is None:
+            user.connecting = Connecting(self.now(), is_retry=user.needs_new_connection)
+        return None if user is None else user.connecting
 
     def succeeded(self, this: Connecting, peer: Peer) -> None:
         """A connection to ``peer`` was made; those tried before it had their chance."""

@@ -11,68 +11,30 @@ time, so the client's CPU of 64 handshakes fell by a tenth only (nginx: 70 to 64
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import select
 import ssl
 import weakref
-from contextvars import ContextVar
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import anyio.to_thread
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.fetch.transports.aiohttp_parts import PassablePool, has_leftovers
+from asyncfetch.fetch.transports.connecting import current_user, peer_of
 from asyncfetch.fetch.transports.direct import Channel
-from asyncfetch.fetch.transports.resolver import Connecting, connecting, peer_of
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.sockets import Sockets
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Coroutine
-
-    from aiohttp.client_proto import ResponseHandler
-    from aiohttp.client_reqrep import ConnectionKey
-    from aiohttp.connector import Connection
-    from aiohttp.tracing import Trace
 
     from asyncfetch.config import FetchConfig
-    from asyncfetch.fetch.transports.hedging import Race
+    from asyncfetch.fetch.transports.aiohttp_parts import Connection
     from asyncfetch.fetch.transports.resolver import Resolver
 
-__all__ = ["ConnectionUser", "current_user", "open_session"]
-
-_log = logging.getLogger(__name__)
-
-
-class ConnectionUser(Protocol):
-    """A request that wants to know on which connection it goes out."""
-
-    needs_new_connection: bool
-    """Whether a pooled connection won't do, since one of the host's has failed."""
-    is_second: bool
-    """Whether it is made beside another request, on a connection of its own; the pooled ones stay for others."""
-    race: Race[Any] | None
-    """Of which it is the first request; None where there can be no second one."""
-
-    def connected(self, connection: Connection, *, reused: bool) -> None:
-        """The connection is there and the request goes out on it now."""
-        ...
-
-
-current_user: ContextVar[ConnectionUser] = ContextVar("current_user")
-"""The request that runs in this task; aiohttp has no other way to tell its connector."""
-
-
-class Response(aiohttp.ClientResponse):
-    """An answer whose head may be waited for in a race."""
-
-    def start(self, connection: Connection) -> Coroutine[Any, Any, Any]:
-        """Returns itself when its head is there."""
-        race, start = current_user.get().race, super().start
-        return start(connection) if race is None else race.head(partial(start, connection))
+__all__ = ["Connector", "PassableConnector", "TwinConnector", "open_session", "session_over"]
 
 
 class Connector(aiohttp.TCPConnector):
@@ -87,11 +49,13 @@ class Connector(aiohttp.TCPConnector):
         self,
         resolver: Resolver,
         *,
-        keepalive_seconds: float,
+        keepalive_seconds: float | None,
         tls: ssl.SSLContext | bool,
+        sockets: Sockets | None = None,
+        **options: Any,  # noqa: ANN401 - aiohttp's own
     ) -> None:
         self.resolver = resolver
-        self._sockets = Sockets()
+        self.sockets = sockets or Sockets()
         super().__init__(
             limit=0,
             keepalive_timeout=keepalive_seconds,
@@ -99,109 +63,119 @@ class Connector(aiohttp.TCPConnector):
             socket_factory=self._new_socket,
             resolver=resolver,
             use_dns_cache=False,
+            **options,
         )
-        self._unused: set[ResponseHandler] = set()
 
-    async def connect(
-        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
-    ) -> Connection:
-        """The next usable connection, read by aiohttp's own protocol."""
-        connection = await self.take(req, traces, timeout)
-        handler = connection.protocol
-        if handler is not None and handler.transport is not None and handler.transport.get_protocol() is not handler:
-            handler.transport.set_protocol(handler)
+    async def connect(self, *arguments: Any, **options: Any) -> Connection:  # noqa: ANN401 - only handed on
+        """The next usable connection, read by aiohttp's own protocol.
+
+        Raises:
+            aiohttp.ClientError: Also where aiohttp wants to repeat a request on a connection that has died: there is
+                one retry layer, and what happens beneath it would not be counted, paced or seen.
+        """
+        if current_user.get().transport is not None:
+            raise aiohttp.ServerDisconnectedError
+        connection = await self.take(*arguments, **options)
+        if connection.transport is not None:
+            Channel.withdraw(connection.transport)
         return connection
 
-    async def take(self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout) -> Connection:
+    async def take(self, *arguments: Any, **options: Any) -> Connection:  # noqa: ANN401
         """The next usable connection, whoever reads it: pooled where the request allows it, else new."""
         user = current_user.get()
         while True:
-            connection = await super().connect(req, traces, timeout)
-            protocol = connection.protocol
-            reused = protocol not in self._unused
-            # One idle connection of a host that turned out dead speaks for its neighbours: all are dropped in turn.
-            if reused and (user.needs_new_connection or protocol is None or _is_spoilt(protocol)):
+            try:
+                connection = await super().connect(*arguments, **options)
+            except (aiohttp.ClientConnectorError, asyncio.CancelledError) as error:
+                if user.connecting is not None:
+                    self.resolver.failed(user.connecting, given_up=isinstance(error, asyncio.CancelledError))
+                raise
+            try:
+                transport = connection.transport
+                if user.connecting is not None and user.connecting.tried:
+                    if transport is not None and (peer := peer_of(transport)) is not None:
+                        self.resolver.succeeded(user.connecting, peer)
+                    user.connected(transport, reused=False)
+                    return connection
+                # One idle connection of a host that turned out dead speaks for its neighbours: all are dropped in turn.
+                if not (user.needs_new_connection or transport is None or _is_spoilt(transport)):
+                    user.connected(transport, reused=True)
+                    return connection
+            except BaseException:
                 connection.close()
-                continue
-            if protocol is not None and not reused:
-                self._unused.discard(protocol)
-            user.connected(connection, reused=reused)
-            return connection
-
-    async def _get(self, key: ConnectionKey, traces: list[Trace]) -> Connection | None:
-        # aiohttp's way to the pool. Were it another one day, a second request would get a pooled connection.
-        return None if current_user.get().is_second else await super()._get(key, traces)
-
-    async def _create_connection(
-        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
-    ) -> ResponseHandler:
-        """A new connection, from whose making the resolver learns which addresses are of use."""
-        this = Connecting(self.resolver.now(), is_retry=current_user.get().needs_new_connection)
-        token = connecting.set(this)
-        try:
-            handler = await super()._create_connection(req, traces, timeout)
-        except aiohttp.ClientConnectorError:
-            self.resolver.failed(this, given_up=False)
-            raise
-        except asyncio.CancelledError:
-            self.resolver.failed(this, given_up=True)
-            raise
-        finally:
-            connecting.reset(token)
-        if handler.transport is not None and (peer := peer_of(handler.transport)) is not None:
-            self.resolver.succeeded(this, peer)
-        self._unused.add(handler)
-        return handler
+                raise
+            connection.close()
 
     def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, place = address
-        this = connecting.get()
+        this = self.resolver.connecting()
         if this is not None:
             this.tried.append((str(place[0]), int(place[1])))
-        return self._sockets.for_connecting(family, kind, protocol)
+        return self.sockets.for_connecting(family, kind, protocol)
 
-    async def close(self, *, abort_ssl: bool = True) -> None:
+    async def close(self, **options: Any) -> None:  # noqa: ANN401
         """Ends every connection, those included that aiohttp has let go of and that wait for their server."""
-        await super().close(abort_ssl=abort_ssl)
-        await self._sockets.aclose()
+        await super().close(**options)
+        await self.sockets.aclose()
         await self.resolver.close()
 
 
-async def open_session(config: FetchConfig, resolver: Resolver) -> aiohttp.ClientSession:
+class PassableConnector(Connector, PassablePool):
+    """One that gives second requests a new connection."""
+
+
+class TwinConnector(Connector):
+    """One that gives second requests a new connection by what aiohttp documents: with a connector that pools none.
+
+    So the connection of a second request is closed behind its answer, where the other connector keeps it.
+    """
+
+    def __init__(self, resolver: Resolver, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(resolver, **options)
+        del options["keepalive_seconds"]
+        self._twin = Connector(resolver, keepalive_seconds=None, force_close=True, sockets=self.sockets, **options)
+
+    async def take(self, *arguments: Any, **options: Any) -> Connection:  # noqa: ANN401
+        """See Connector."""
+        if current_user.get().is_second:
+            return await self._twin.take(*arguments, **options)
+        return await super().take(*arguments, **options)
+
+
+async def open_session(
+    config: FetchConfig, resolver: Resolver, *, connector: type[Connector] = PassableConnector
+) -> aiohttp.ClientSession:
     """A session on the running loop, which closes ``resolver``; ConfigError where ``ca_file`` can't be read."""
     tls: ssl.SSLContext | bool = True
     if config.ca_file is not None:
         tls = await anyio.to_thread.run_sync(_tls_context, config.ca_file)
+    return session_over(connector(resolver, keepalive_seconds=config.keepalive_seconds, tls=tls))
+
+
+def session_over(connector: Connector) -> aiohttp.ClientSession:
+    """A session on the running loop, which closes ``connector``."""
     session = aiohttp.ClientSession(
-        connector=Connector(
-            resolver,
-            keepalive_seconds=config.keepalive_seconds,
-            tls=tls,
-        ),
+        connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         headers={"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "asyncfetch"},
         timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
         auto_decompress=False,
-        response_class=Response,
         trust_env=False,
         raise_for_status=False,
     )
-    _switch_off_silent_retry(session)
     _open_sessions.add(session)
     return session
 
 
-def _is_spoilt(protocol: ResponseHandler) -> bool:
+def _is_spoilt(transport: asyncio.Transport) -> bool:
     """Whether an idle connection is of no use: it has ended, or something unasked has come or waits in its socket."""
-    if protocol.transport is None:
-        return True
-    current = protocol.transport.get_protocol()
+    current = transport.get_protocol()
     if isinstance(current, Channel):
         return current.is_spoilt()
-    if protocol.should_close:
+    if has_leftovers(current):
         return True
     poll = select.poll()
-    poll.register(protocol.transport.get_extra_info("socket"), select.POLLIN)
+    poll.register(transport.get_extra_info("socket"), select.POLLIN)
     return bool(poll.poll(0))
 
 
@@ -213,14 +187,6 @@ def _tls_context(ca_file: str | os.PathLike[str]) -> ssl.SSLContext:
         raise ConfigError(f"ca_file={os.fspath(ca_file)!r} is no readable PEM file of certificates: {error}") from error
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-def _switch_off_silent_retry(session: aiohttp.ClientSession) -> None:
-    """One retry layer: aiohttp's own repeat on a dead pooled connection would not be counted, paced or seen."""
-    if hasattr(session, "_retry_connection"):
-        session._retry_connection = False  # there is no public switch
-    else:
-        _log.warning("aiohttp %s has no _retry_connection: its own repeats are not counted", aiohttp.__version__)
 
 
 # A forked child inherits sockets and the epoll descriptor. Were it to collect a session, closing the connections would
