@@ -61,9 +61,11 @@ async def test_nothing_goes_through_the_reader(
     monkeypatch: pytest.MonkeyPatch,
     direct_bodies: bool,
 ) -> None:
-    pieces = counting_parser(monkeypatch)
+    url = any_server.put("/x", CONTENT)
     async with fetcher_with(ca_file=ca_file, direct_bodies=direct_bodies) as fetcher:
-        assert await fetcher.fetch(any_server.put("/x", CONTENT)) == CONTENT
+        await fetcher.stat(url)  # behind the rehearsal, whose bodies go either way
+        pieces = counting_parser(monkeypatch)
+        assert await fetcher.fetch(url) == CONTENT
     assert sum(pieces) == (0 if direct_bodies else len(CONTENT))
 
 
