@@ -7,7 +7,7 @@ given its last frame leaves it to the next of the permutation. That leaves the t
 once. So where there are more episodes than seats, the first ones have a pair of seats each, which give a part each: a
 small one and the rest, no two alike. From then on the seats change hands one by one, and an episode is needed every so
 often. And an epoch can't begin until its first cycle is fetched. So half of these pairs come later: at first they are
-lent to the episodes of the other half, which have four seats each for a while.
+lent to the episodes of the other half, which have four seats each for a while, where that is a group or more.
 
 *The end.* A seat that finds no further episode takes half of what the one with most frames left still has to give, in
 whole groups as long as there are any. So all seats are taken until few frames are left: the last samples are nearly as
@@ -29,9 +29,9 @@ __all__ = ["Seating"]
 
 _LENT_SHARES = (1 / 32, 5 / 32)
 """Of its length an episode gives on each seat that is lent to it, at least and at most: between 300 and 1,500 samples
-of episodes of 150 frames until the pool is whole. Time enough to fetch it where the link keeps up."""
+of episodes of 150 frames until the last is given back. Time enough to fetch it where the link keeps up."""
 _LEAST_DIVIDED_FRAMES = 4
-"""Left of one group that it is divided for: who decodes its second half has to go through the first one, too."""
+"""Left within one group for it to be divided: who decodes its second half has to go through the first one, too."""
 _QUEUED_AT_ONCE = 1024
 
 
@@ -80,7 +80,7 @@ class Seating:
         return self.start + (self._first_ends[0][0] - self.cycle) * len(self.episodes)
 
     def advance(self) -> list[int]:
-        """Go to the next stretch; the episodes that gave their last frame in this one."""
+        """Go to the next stretch, while there are episodes; those that gave their last frame in this one."""
         self.start, self.cycle = self.stop, self._first_ends[0][0]
         left: list[int] = []
         free: list[int] = []
