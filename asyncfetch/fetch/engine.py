@@ -56,8 +56,8 @@ class Fetcher:
     plain paths; every other scheme is fsspec's.
 
     Offers the verbs of RangeReader, whose docstrings are their contracts. What calls made in one turn of the loop ask
-    for comes by shared requests where that saves some; each call has its own memory, errors and cancellation. A long
-    range comes in parts, side by side.
+    for comes by shared requests where that saves some; each call has errors and cancellation of its own, and memory
+    that it shares with calls for just the same range at most. A long range comes in parts, side by side.
 
     The first version seen of an object is insisted on from then on: when it is replaced, a call raises ObjectChanged,
     once, and the next one starts afresh.

@@ -95,7 +95,7 @@ class EpisodeCache:
     """
 
     READERS = 4
-    """Of an episode that have decoders of their own; further ones share these."""
+    """Of an episode that have decoders of their own; further ones share these, also where earlier ones are through."""
 
     def __init__(
         self,

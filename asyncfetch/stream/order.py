@@ -54,7 +54,8 @@ class Step(NamedTuple):
     frame: int
     """Frame in the episode, from 0."""
     reader: int = 0
-    """Of the readers of the episode: where several seats share it they go through different groups at a time."""
+    """Of the readers of the episode: where several seats share it they go through different groups at a time.
+    Counted over all parts that it ever had."""
     finished: tuple[int, ...] = ()
     """Episodes that this consumer used and won't use after this step; each is named once, or never at the very end."""
     is_padding: bool = False

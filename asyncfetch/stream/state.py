@@ -71,7 +71,8 @@ class Progress:
             if state[name] != self.identity[name]:
                 raise StateMismatch(
                     f"the state's {name} is {state[name]}, and this stream's is {self.identity[name]}: load it where "
-                    "source, episodes, features, shuffle, seed, lanes, pool_episodes and group_frames are the same"
+                    "source, episodes, features, shuffle, seed, lanes, pool_episodes, group_frames and the version of "
+                    "asyncfetch's order are the same"
                 )
         rest = Rest.of_json(state["rest"], self.total)
         delivered = _delivered(state["shares"])

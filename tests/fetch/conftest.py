@@ -11,6 +11,7 @@ import re
 import socket
 import ssl
 import struct
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import unquote
@@ -265,6 +266,29 @@ def s3_fetcher(
         s3=S3Config(endpoint_url=server.url, **s3),  # type: ignore[arg-type]
     )
     return Fetcher(config, _clock=None if time is None else time.clock())
+
+
+def cancel_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, scope: anyio.CancelScope) -> None:
+    """In the turn behind the one in which so many bytes of bodies have come, on whichever loop."""
+    missing = nbytes
+    loop = asyncio.get_running_loop()
+    came = exchange.Exchange._came
+
+    def come(self: exchange.Exchange, count: int) -> None:
+        nonlocal missing
+        came(self, count)
+        missing -= count
+        if missing <= 0:
+            loop.call_soon_threadsafe(scope.cancel)
+
+    monkeypatch.setattr(exchange.Exchange, "_came", come)
+
+
+def fork() -> int:
+    """os.fork, which warns from Python 3.12 on: other threads may be running."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def make_fetcher(time: FakeTime | None = None, **settings: object) -> Fetcher:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fsspec.implementations.memory import MemoryFileSystem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 CONTENT = bytes(range(256)) * 100
 
@@ -55,3 +58,31 @@ class OddFileSystem(MemoryFileSystem):  # type: ignore[misc]  # untyped
     def info(self, path: str, **options: Any) -> dict[str, Any]:  # noqa: ANN401
         type(self).looks += 1
         return type(self).info_of(super().info(path, **options))
+
+
+@dataclass
+class Hang:
+    """A back end that gives no answer."""
+
+    began: threading.Event = field(default_factory=threading.Event)
+    """Set when one waits for it."""
+    release: threading.Event = field(default_factory=threading.Event)
+    """To be set for it to go on."""
+
+
+@contextmanager
+def hanging(odd: type[OddFileSystem], hangs: Callable[[bytes], bool] = lambda _: True) -> Iterator[Hang]:
+    """Reads of such bytes hang, at most until the end."""
+    hang = Hang()
+
+    def read(data: bytes) -> bytes:
+        if hangs(data):
+            hang.began.set()
+            hang.release.wait()
+        return data
+
+    odd.read = read
+    try:
+        yield hang
+    finally:
+        hang.release.set()

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from asyncfetch.config import RetryConfig, TimeoutConfig
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
-from asyncfetch.fetch.transports import direct, exchange
+from asyncfetch.fetch.transports import direct
+from tests.fetch.conftest import cancel_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,22 +134,6 @@ async def test_nothing_is_written_after_a_cancellation(
                 buffer[:] = bytes(len(buffer))
                 assert await fetcher.fetch(url) == CONTENT
         assert not any(buffer)
-
-
-def cancel_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, scope: anyio.CancelScope) -> None:
-    """In the turn behind the one in which so many bytes of bodies have come."""
-    missing = nbytes
-    loop = asyncio.get_running_loop()
-    came = exchange.Exchange._came
-
-    def come(self: exchange.Exchange, count: int) -> None:
-        nonlocal missing
-        came(self, count)
-        missing -= count
-        if missing <= 0:
-            loop.call_soon(scope.cancel)
-
-    monkeypatch.setattr(exchange.Exchange, "_came", come)
 
 
 async def test_a_cancellation_at_any_moment(

@@ -20,6 +20,7 @@ from asyncfetch.errors import ClosedError, ConfigError, FetchTimeout, WrongLoop
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.transports.exchange import Exchange
 from asyncfetch.ranges import ByteRange
+from tests.fetch.conftest import fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,14 +187,11 @@ async def test_a_forked_child_is_refused_and_leaves_the_parents_connections_alon
     fetcher_with: Callable[..., Fetcher], server: LyingServer
 ) -> None:
     import gc
-    import warnings
 
     url = server.put("/x", CONTENT)
     async with fetcher_with() as fetcher:
         await fetcher.fetch(url, 0, 1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: other threads may be running
-            child = os.fork()
+        child = fork()
         if child == 0:
             code = 1
             try:

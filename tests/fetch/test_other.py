@@ -32,10 +32,10 @@ from asyncfetch.errors import (
     ObjectChanged,
 )
 from asyncfetch.fetch import Fetcher
-from tests.fetch.odd_files import CONTENT
+from tests.fetch.odd_files import CONTENT, hanging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.fetch.conftest import FakeTime
     from tests.fetch.odd_files import OddFileSystem
@@ -142,32 +142,17 @@ async def test_a_version_that_changes_without_the_size(odd: type[OddFileSystem])
                 await fetcher.fetch("odd://x", 0, 1)
 
 
-@pytest.fixture
-def hanging(odd: type[OddFileSystem]) -> Iterator[threading.Event]:
-    """Reads of odd:// hang from now on; the event is set when one does."""
-    began, release = threading.Event(), threading.Event()
-
-    def hang(data: bytes) -> bytes:
-        began.set()
-        release.wait()
-        return data
-
-    odd.read = hang
-    yield began
-    release.set()
-
-
-async def test_a_hanging_back_end_holds_up_nobody(hanging: threading.Event) -> None:
+async def test_a_hanging_back_end_holds_up_nobody(odd: type[OddFileSystem]) -> None:
     buffer = bytearray(10)
 
     async def read() -> None:
         with pytest.raises(ClosedError):
             await fetcher.fetch_into("odd://x", 0, 10, buffer)
 
-    with anyio.fail_after(5):
+    with hanging(odd) as hang, anyio.fail_after(5):
         async with anyio.create_task_group() as group, Fetcher() as fetcher:
             group.start_soon(read)
-            await to_thread.run_sync(hanging.wait)
+            await to_thread.run_sync(hang.began.wait)
             with anyio.move_on_after(0.05):
                 await fetcher.fetch("odd://x", 0, 10)
             assert fetcher.statistics().in_flight == 1
@@ -197,14 +182,13 @@ async def test_what_a_cancelled_read_still_brings_is_thrown_away(odd: type[OddFi
     assert buffer == bytes(3000)
 
 
-async def test_threads_left_behind_still_count(
-    odd: type[OddFileSystem], hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_threads_left_behind_still_count(odd: type[OddFileSystem], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncfetch.fetch.transports.other.THREADS", 2)
-    async with Fetcher() as fetcher:
-        for _ in range(4):
-            with anyio.move_on_after(0.1):
-                await fetcher.fetch("odd://x", 0, 10)
+    with hanging(odd):
+        async with Fetcher() as fetcher:
+            for _ in range(4):
+                with anyio.move_on_after(0.1):
+                    await fetcher.fetch("odd://x", 0, 10)
     assert odd.looks == 2
 
 

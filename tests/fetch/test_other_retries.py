@@ -6,7 +6,6 @@ import pickle
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -27,10 +26,10 @@ from asyncfetch.errors import (
     Throttled,
 )
 from asyncfetch.fetch import Fetcher
-from tests.fetch.odd_files import CONTENT
+from tests.fetch.odd_files import CONTENT, hanging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.fetch.conftest import FakeTime
     from tests.fetch.odd_files import OddFileSystem
@@ -206,23 +205,6 @@ async def test_listings_and_questions_are_asked_again(odd: type[OddFileSystem], 
         assert [entry.url for entry in entries] == ["odd://d/y"]
         assert (await fetcher.stat("odd://d/y")).size == len(CONTENT)
         assert fetcher.statistics().retries == 2
-
-
-@contextmanager
-def hanging(odd: type[OddFileSystem], hangs: Callable[[bytes], bool]) -> Iterator[None]:
-    """Reads of such bytes hang until the end."""
-    release = threading.Event()
-
-    def read(data: bytes) -> bytes:
-        if hangs(data):
-            release.wait()
-        return data
-
-    odd.read = read
-    try:
-        yield
-    finally:
-        release.set()
 
 
 async def test_a_call_that_hangs_is_made_again_and_what_it_brings_later_is_thrown_away(

@@ -7,7 +7,6 @@ import gc
 import math
 import os
 import threading
-import warnings
 import weakref
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -25,12 +24,13 @@ from asyncfetch.errors import FetchError, FetchTimeout
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.fetch.transports.back_end_threads import BackEndThreads, Job
-from tests.fetch.odd_files import CONTENT
+from tests.fetch.conftest import fork
+from tests.fetch.odd_files import CONTENT, hanging
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.fetch.odd_files import OddFileSystem
+from tests.fetch.odd_files import OddFileSystem
 
 ONCE = FetchConfig(retry=RetryConfig(attempts=1))
 
@@ -119,22 +119,47 @@ async def test_there_are_no_more_threads_than_places_and_all_end_with_the_fetche
 async def test_a_thread_that_was_left_behind_ends_with_its_call(
     odd: type[OddFileSystem], used: set[threading.Thread]
 ) -> None:
-    began, release = threading.Event(), threading.Event()
-
-    def hang(data: bytes) -> bytes:
-        began.set()
-        release.wait()
-        return data
-
-    odd.read = hang
-    async with Fetcher() as fetcher, anyio.create_task_group() as group:
-        group.start_soon(fetcher.fetch, "odd://x", 0, 10)
-        await to_thread.run_sync(began.wait)
-        group.cancel_scope.cancel()
-    assert all(thread.is_alive() for thread in used)
-    release.set()
+    with hanging(odd) as hang:
+        async with Fetcher() as fetcher, anyio.create_task_group() as group:
+            group.start_soon(fetcher.fetch, "odd://x", 0, 10)
+            await to_thread.run_sync(hang.began.wait)
+            group.cancel_scope.cancel()
+        assert all(thread.is_alive() for thread in used)
     await end_of(used)
     assert odd.looks == 1  # nobody checks what nobody waits for
+
+
+async def test_who_is_cancelled_in_the_turn_in_which_it_gets_a_place_passes_it_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With anyio 4.9 nobody got that place any more."""
+    threads, release = BackEndThreads(1, 30), threading.Event()
+    waiters: list[asyncio.Task[None]] = []
+    has_ended = threads.has_ended
+
+    def end_and_cancel(job: Job) -> None:
+        has_ended(job)
+        while waiters:
+            waiters.pop().cancel()
+
+    async def leave() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        waiters.append(task)
+        with pytest.raises(asyncio.CancelledError):
+            await threads.run(lambda _: None, "odd")
+        task.uncancel()
+
+    monkeypatch.setattr(threads, "has_ended", end_and_cancel)
+    first = partial(threads.run, lambda _: release.wait(5), "odd")
+    third = partial(threads.run, lambda _: None, "odd")
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            for work in (first, leave, third):
+                group.start_soon(work)
+                await anyio.wait_all_tasks_blocked()
+            release.set()
+    threads.close()
 
 
 @pytest.mark.parametrize("verb", ["fetch", "listdir"])
@@ -351,9 +376,7 @@ async def test_a_forked_child_has_threads_of_its_own(odd: type[OddFileSystem], u
     async with Fetcher() as fetcher:
         await fetcher.fetch("odd://x", 0, 10)
         assert all(thread.is_alive() for thread in used)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: other threads may be running
-            child = os.fork()
+        child = fork()
         if child == 0:
             code = 1
             try:

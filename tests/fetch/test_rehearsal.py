@@ -306,9 +306,19 @@ async def test_where_there_are_no_sockets_it_is_tried_again(
     with monkeypatch.context() as patch:
         patch.setattr(socket, "socketpair", a_few)
         assert not await rehearsal.is_as_expected()
-    assert "no sockets to try it with: [Errno 24]" in caplog.records[-1].message
+    assert "no sockets or memory to try it with: [Errno 24]" in caplog.records[-1].message
     assert await rehearsal.is_as_expected()
     gc.collect()
+
+
+async def test_where_memory_runs_out_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rehearsal, "_play", run_out)
+        assert not await rehearsal.is_as_expected()
+    assert await rehearsal.is_as_expected()
 
 
 async def test_no_clock_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

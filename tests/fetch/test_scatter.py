@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import random
 from functools import partial
@@ -20,12 +19,12 @@ from asyncfetch.fetch import scatter
 from asyncfetch.fetch.batch import plan_batch
 from asyncfetch.fetch.parts import PartSizes
 from asyncfetch.fetch.scatter import Places, apart
-from asyncfetch.fetch.transports import direct, exchange
+from asyncfetch.fetch.transports import direct
 from asyncfetch.ranges import ByteRange, Request
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.testing import Fault, RangeServer
-from tests.fetch.conftest import make_fetcher
+from tests.fetch.conftest import cancel_after, make_fetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,22 +71,6 @@ def in_content(spans: Sequence[tuple[int, int]]) -> list[bytes]:
 
 def asked(server: LyingServer) -> list[str]:
     return [request.headers["range"].removeprefix("bytes=") for request in server.requests]
-
-
-def cancel_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, scope: anyio.CancelScope) -> None:
-    """When so many bytes of bodies have come, on whichever loop."""
-    missing = nbytes
-    loop = asyncio.get_running_loop()
-    came = exchange.Exchange._came
-
-    def come(self: exchange.Exchange, count: int) -> None:
-        nonlocal missing
-        came(self, count)
-        missing -= count
-        if missing <= 0:
-            loop.call_soon_threadsafe(scope.cancel)
-
-    monkeypatch.setattr(exchange.Exchange, "_came", come)
 
 
 @pytest.fixture

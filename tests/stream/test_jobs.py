@@ -95,7 +95,7 @@ def test_frames_of_a_group_are_decoded_by_one_job() -> None:
     groups: dict[tuple[int, int], set[Job]] = {}
     for (episode, frame), job in job_of.items():
         groups.setdefault((episode, frame // 5), set()).add(job)
-    # But for those in which an episode is cut that begins on two of the seats.
+    # But for those in which an episode is cut that several seats share.
     assert sum(len(jobs) > 1 for jobs in groups.values()) <= 8 // 2
 
 

@@ -54,6 +54,8 @@ __all__ = ["OtherTransport"]
 
 READ_STEP_BYTES = 8 * 1024 * 1024
 """Asked for at once; between two of these a read can be cancelled."""
+LAND_STEP_BYTES = 256 * 1024
+"""Landed at once: who leaves waits for that, on the loop, some 30 us."""
 SLOW_STEP_SHARE, MIN_STEP_BYTES = 8, 64 * 1024
 """After a piece that took too long, the next ones are shorter by this factor, but no shorter than this."""
 THREADS = 64
@@ -227,10 +229,12 @@ class _Reading:
             self._check(job)
             message = f"the back end returned {len(piece)} bytes for [{start}, {start + count})"
             raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
-        with job.landing():
-            self._view[self._landed_bytes : self._landed_bytes + count] = piece
-            self._landed_bytes += count
-            self._download.landed_bytes += count
+        for place in range(0, count, LAND_STEP_BYTES):
+            part = piece[place : place + LAND_STEP_BYTES]
+            with job.landing():
+                self._view[self._landed_bytes : self._landed_bytes + len(part)] = part
+                self._landed_bytes += len(part)
+                self._download.landed_bytes += len(part)
 
     def _check(self, job: Job) -> None:
         """Back ends don't tell of which version bytes are. If it is the one of before still, they are of it, too."""

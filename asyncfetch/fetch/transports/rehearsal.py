@@ -1,8 +1,9 @@
 """A trial of what is relied on of aiohttp beyond its documentation, before the first session on a kind of loop.
 
 Requests are sent and their answers read as they will be, by the same connector, over pairs of sockets: no network, no
-thread, no other task. An answer is written to the far end of a pair when its request gets the connection, so nothing is
-waited for but turns of the loop. Those are counted; how long they take, and what else runs in them, decides nothing.
+thread, no other task. They are plain: what TLS adds is asyncio's, not aiohttp's. An answer is written to the far end of
+a pair when its request gets the connection, so nothing is waited for but turns of the loop. Those are counted; how long
+they take, and what else runs in them, decides nothing.
 
 Anything but what was expected, an exception included, leads to one warning and to aiohttp's documented ways.
 """
@@ -117,8 +118,8 @@ async def is_as_expected() -> bool:
     if outcome is None:
         try:
             cause = await _rehearse()
-        except OSError as error:  # that says nothing of aiohttp, and the next session may have more luck
-            _warn(f"no sockets to try it with: {error}")
+        except (OSError, MemoryError) as error:  # that says nothing of aiohttp, and the next session may have more luck
+            _warn(f"no sockets or memory to try it with: {error}")
             return False
         if len(_outcomes) >= MAX_KINDS:
             _outcomes.clear()
@@ -136,7 +137,7 @@ def _warn(cause: str) -> None:
 
 
 async def _rehearse() -> str | None:
-    """What is other than expected; None where nothing is. OSError where there are no sockets to try it with."""
+    """What is other than expected; None where nothing is. OSError or MemoryError where it can't be tried."""
     pairs = _Pairs(sum(not scene.is_reused for scene in _SCENES))
     try:
         session = session_over(PassableConnector(Resolver(_NoNames()), keepalive_seconds=3600, tls=True, sockets=pairs))
@@ -148,6 +149,8 @@ async def _rehearse() -> str | None:
         finally:
             with anyio.CancelScope(shield=True), _Turns(CLOSING_TURNS):
                 await session.close()
+    except MemoryError:
+        raise
     except Exception as error:  # noqa: BLE001 - whatever has changed in there
         return f"{type(error).__name__}: {error}"
     finally:
