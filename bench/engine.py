@@ -16,7 +16,6 @@ take more than MAX_IN_FLIGHT_BYTES in each client, or that isn't begun when the 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
 import os
@@ -28,6 +27,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -49,7 +49,8 @@ OBJECT_BYTES = 64 * MIB
 MAX_IN_FLIGHT_BYTES = 512 * MIB
 """All clients keep what they once held, side by side."""
 DEFAULT_CLIENTS = (
-    "asyncfetch", "asyncfetch@aiofastnet", "obstore", "aiohttp", "fsspec", "aiobotocore", "s3fs", "s3torchconnector",
+    "asyncfetch", "asyncfetch@aiofastnet", "asyncfetch-s3", "obstore", "aiohttp", "fsspec", "aiobotocore", "s3fs",
+    "s3torchconnector",
 )  # fmt: skip
 SIZES = (16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 CONCURRENCIES = (16, 64, 256)
@@ -313,9 +314,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def is_installed(name: str) -> bool:
+    """Whether there are the packages of a client, and of its loop."""
+    return all(find_spec(part.partition("-")[0]) for part in name.split("@"))
+
+
 def plan_of(asked: argparse.Namespace) -> Plan:
     """What the command line asks for."""
-    installed = [name for name in DEFAULT_CLIENTS if all(map(importlib.util.find_spec, name.split("@")))]
+    installed = [name for name in DEFAULT_CLIENTS if is_installed(name)]
     sizes, concurrencies = (QUICK_SIZES, QUICK_CONCURRENCIES) if asked.quick else (SIZES, CONCURRENCIES)
     return Plan(
         clients=asked.clients.split(",") if asked.clients else installed,

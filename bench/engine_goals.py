@@ -22,7 +22,7 @@ class Goal:
     """For each case of some sizes: this engine's CPU is at most so much of a peer's, which is the same for GiB."""
 
     ours: str
-    """A client of this engine: with aiofastnet, or plain."""
+    """A client of this engine: with aiofastnet, plain, or signing for S3."""
     peer: str
     tls: bool | None
     """None: either."""
@@ -40,6 +40,7 @@ GOALS = (
     Goal("asyncfetch", "aiohttp", False, *LARGE, 0.55),
     Goal("asyncfetch", "aiohttp", True, *LARGE, 0.8),
     Goal("asyncfetch", "fsspec", None, *LARGE, 0.25),
+    Goal("asyncfetch-s3", "s3fs", None, *LARGE, 0.25),
     Goal("asyncfetch", "obstore", None, *SMALL, 0.9),
 )
 

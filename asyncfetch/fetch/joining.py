@@ -94,9 +94,10 @@ class Joining:
 
     def _end(self) -> None:
         asks, self._asks = self._asks, {}
+        # What holds where planning fails: only the current caller hears of that, the others make requests of their own.
+        for ask in asks:
+            ask.company = len(asks)
         if len(asks) == 1:
-            (alone,) = asks
-            alone.company = 1
             return
         urgent = [ask for ask in asks if ask.caller.urgent]
         ahead = [ask for ask in asks if not ask.caller.urgent]

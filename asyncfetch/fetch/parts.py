@@ -87,7 +87,7 @@ class PartSizes:
         if host is None:
             return config.part_bytes
         rate = host.rate.bytes_per_second
-        first_byte_seconds = host.times.first_byte.snapshot().p50_seconds
+        first_byte_seconds = host.times.first_byte.median_seconds
         if rate is None:
             parts = UNKNOWN_RATE_PARTS if first_byte_seconds >= FAR_SECONDS and host.free >= 2 * company else 1
             return min(config.part_bytes, -(-length // parts))

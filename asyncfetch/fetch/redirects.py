@@ -22,9 +22,14 @@ from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["REDIRECTS", "basic_auth", "host_name", "next_url", "origin_of", "parse_url", "static_headers", "userinfo"]
+__all__ = [
+    "REDIRECTS", "basic_auth", "host_name", "is_permanent", "next_url", "origin_of", "parse_url", "static_headers",
+    "userinfo",
+]  # fmt: skip
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_PERMANENT = frozenset({301, 308})
+_CACHING = ("Cache-Control", "Expires", "Pragma", "Vary")
 _RESERVED = frozenset({"accept-encoding", "content-length", "host", "if-match", "range", "transfer-encoding"})
 
 # Printable ASCII whose percent signs all begin an escape: sent byte for byte, because a signature may cover it.
@@ -68,6 +73,14 @@ def next_url(url: URL, location: str | None) -> URL:
         message = f"the server redirects from https to plain http at {host_name(target)}: not followed"
         raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
     return target.with_user(None) if target.raw_user is not None else target
+
+
+def is_permanent(status: int, headers: Mapping[str, str]) -> bool:
+    """Whether a redirect holds until it fails: whoever gets it may keep it (RFC 9110, sections 15.4.2 and 15.4.9).
+
+    One that says more of how it may be kept is followed anew each time, which is always right.
+    """
+    return status in _PERMANENT and not any(name in headers for name in _CACHING)
 
 
 @lru_cache(maxsize=1024)

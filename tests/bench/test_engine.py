@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from bench import engine, nginx
 from bench.engine_client import CLIENTS, PLAIN_ONLY, Case, Measured
-from bench.engine_goals import verdicts
+from bench.engine_goals import GOALS, verdicts
 from bench.slow_link import SlowLink
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def test_every_installed_client_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(engine, "OBJECT_BYTES", engine.MIB)
-    clients = [name for name in CLIENTS if importlib.util.find_spec(name.partition("-")[0]) is not None]
+    clients = [name for name in CLIENTS if engine.is_installed(name)]
     picture = tmp_path / "picture.png"
     tiny = ["--sizes", "16,256", "--concurrency", "4", "--only", "tls", "--repeats", "2", "--repeat-mib", "1"]
     files = ["--save", str(tmp_path / "figures.json"), "--plot", str(picture)]
@@ -99,14 +98,22 @@ def test_a_goal_is_met_where_it_is_in_every_case() -> None:
     rows = [row("asyncfetch", large, 16, 1.0), row("obstore", large, 16, 2.0), row("aiohttp", large, 16, 4.0)]
     rows += [row("asyncfetch", large, 64, 0.75), row("obstore", large, 64, 1.0), row("aiohttp", large, 256, 0.1)]
     rows += [row("asyncfetch", small, 16, 0.5), row("obstore", small, 16, 1.0), row("obstore", small, 64, 0.1)]
+    rows += [row("asyncfetch-s3", large, 64, 1.0), row("s3fs", large, 64, 4.0)]
     assert [(one.goal.peer, one.goal.to_bytes, one.ratios, one.is_met) for one in verdicts(rows)] == [
         ("obstore", 16 * engine.MIB, (0.5, 0.75), False),
         ("aiohttp", 16 * engine.MIB, (0.25,), True),
+        ("s3fs", 16 * engine.MIB, (0.25,), True),
         ("obstore", small, (0.5,), True),
     ]
-    missed, met, _ = map(str, verdicts(rows))
+    missed, met, signed, _ = map(str, verdicts(rows))
     assert missed.endswith("0.62 (0.50-0.75), goal 0.7: MISSED, but for 1 of 2 cases")
     assert met.endswith("0.25 (0.25-0.25), goal 0.55: met")
+    assert signed == "asyncfetch-s3 / s3fs, plain and TLS, 1024-16384 KiB: 0.25 (0.25-0.25), goal 0.25: met"
+
+
+def test_what_a_default_run_measures_covers_every_goal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_spec", lambda _: object())
+    assert {name for goal in GOALS for name in (goal.ours, goal.peer)} <= {*engine.plan_of(engine.parse([])).clients}
 
 
 def test_the_table_has_a_line_for_each_client(capsys: pytest.CaptureFixture[str]) -> None:

@@ -377,6 +377,12 @@ ELSEWHERE: Final = (
         "test_redirecting.py::test_a_redirect_with_a_long_body_is_not_read",
     ),
     Elsewhere(
+        "redirects",
+        "the target of a permanent one, which all ranges share, fails",
+        "followed anew",
+        "test_redirecting.py::test_a_target_that_fails_is_forgotten",
+    ),
+    Elsewhere(
         "Hub",
         "403 of the CDN: the signed target has expired",
         "a new one, in a single flight",

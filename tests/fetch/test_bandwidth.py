@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio import to_thread
 from fsspec.implementations.memory import MemoryFileSystem
@@ -18,16 +19,19 @@ from hypothesis import strategies as st
 
 from asyncfetch.config import FetchConfig, StreamConfig, TimeoutConfig
 from asyncfetch.errors import ConfigError
+from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.bandwidth import BURST_SECONDS, Allowance, Bandwidth, TokenBucket
 from asyncfetch.ranges import ByteRange
 from tests.fetch.conftest import PATIENT
+from tests.fetch.odd_files import CONTENT as ODD_CONTENT
+from tests.fetch.odd_files import hanging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from asyncfetch.fetch import Fetcher
-    from tests.fetch.conftest import LyingServer
+    from tests.fetch.conftest import FakeTime, LyingServer
     from tests.fetch.conftest import Step as StepType
+    from tests.fetch.odd_files import OddFileSystem
 
 MIB = 1024 * 1024
 CONTENT = random.Random(4).randbytes(2 * MIB)
@@ -220,6 +224,64 @@ async def test_back_ends_of_fsspec_come_under_it(fetcher_with: Callable[..., Fet
         assert await fetcher.fetch("memory://bandwidth/x") == CONTENT
     assert time.monotonic() - before >= 0.5 * 0.9
     files.rm("/bandwidth", recursive=True)
+
+
+@pytest.fixture
+def back_end_cap(monkeypatch: pytest.MonkeyPatch) -> Bandwidth:
+    """Of 100,000 bytes/s, on a clock that stands still: the burst's 5,000 bytes come at once, each more takes 10 us."""
+    bandwidth = Bandwidth(100_000, now=lambda: 0.0)
+    monkeypatch.setattr(Bandwidth, "of", lambda _: bandwidth)
+    monkeypatch.setattr("asyncfetch.fetch.transports.other.READ_STEP_BYTES", 1000)
+    return bandwidth
+
+
+def paid_bytes(bandwidth: Bandwidth) -> float:
+    """Of the cap above, so far."""
+    beyond_burst = 10_000
+    seconds = bandwidth.reserve(beyond_burst)
+    bandwidth.give_back(beyond_burst)
+    return seconds * 100_000 - beyond_burst + 5_000
+
+
+async def test_what_a_failed_read_of_a_back_end_did_not_land_is_given_back(
+    odd: type[OddFileSystem], back_end_cap: Bandwidth, time: FakeTime
+) -> None:
+    def fail_for_some_time(data: bytes) -> bytes:
+        if 2 <= len(odd.asked) <= 4:
+            raise ConnectionResetError
+        return data
+
+    odd.read = fail_for_some_time
+    async with Fetcher(FetchConfig(max_bytes_per_second=100_000), _clock=time.clock()) as fetcher:
+        assert await fetcher.fetch("odd://x", 0, 2500) == ODD_CONTENT[:2500]
+        assert fetcher.statistics().retries == 3
+        assert paid_bytes(back_end_cap) == pytest.approx(2500)
+
+
+async def test_what_a_cancelled_read_of_a_back_end_did_not_land_is_given_back(
+    odd: type[OddFileSystem], back_end_cap: Bandwidth
+) -> None:
+    second = ODD_CONTENT[1001:2001]
+    with hanging(odd, lambda data: data == second) as hang:
+        async with Fetcher(FetchConfig(max_bytes_per_second=100_000)) as fetcher, anyio.create_task_group() as group:
+            group.start_soon(fetcher.fetch, "odd://x", 1, 3000)
+            await to_thread.run_sync(hang.began.wait)
+            assert paid_bytes(back_end_cap) == pytest.approx(2000)
+            group.cancel_scope.cancel()
+        assert paid_bytes(back_end_cap) == pytest.approx(1000)
+
+
+async def test_a_read_of_a_back_end_that_is_cancelled_before_its_turn_pays_nothing(
+    odd: type[OddFileSystem], back_end_cap: Bandwidth
+) -> None:
+    back_end_cap.reserve(100_000_000)
+    async with Fetcher(FetchConfig(max_bytes_per_second=100_000)) as fetcher, anyio.create_task_group() as group:
+        group.start_soon(fetcher.fetch, "odd://x", 0, 1000)
+        while paid_bytes(back_end_cap) < 100_000_999:
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    assert paid_bytes(back_end_cap) == pytest.approx(100_000_000)
+    assert not odd.asked
 
 
 def test_workers_share_it() -> None:

@@ -7,7 +7,8 @@ import random
 import re
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+from unittest.mock import Mock
 
 import anyio
 import anyio.lowlevel
@@ -29,7 +30,7 @@ from asyncfetch.errors import (
 )
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.gate import Caller, calling
-from asyncfetch.fetch.joining import MAX_PLANNED, MAX_SHARED_BYTES
+from asyncfetch.fetch.joining import MAX_PLANNED, MAX_SHARED_BYTES, Joining
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import RangeServer
@@ -37,6 +38,8 @@ from asyncfetch.testing import RangeServer
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from asyncfetch.fetch.joining import Shared
+    from asyncfetch.ranges import Request
     from tests.fetch.conftest import LyingServer
     from tests.fetch.conftest import Step as StepType
 
@@ -352,6 +355,47 @@ async def test_an_argument_that_cannot_be_meant_is_its_own_callers_error(fetcher
     got, refused = await outcomes(partial(fetcher.fetch, url, 0, 10), wrong)
     assert got == CONTENT[:10]
     assert isinstance(refused, ConfigError)
+
+
+@pytest.mark.parametrize("number", [3, MAX_PLANNED + 1])
+async def test_where_planning_fails_one_caller_hears_of_it_and_the_others_have_requests_of_their_own(
+    number: int,
+) -> None:
+    def plan(_: Sequence[ByteRange]) -> NoReturn:
+        raise MemoryError
+
+    async def read(request: Request, company: int) -> NoReturn:
+        raise NotImplementedError
+
+    joining = Joining(plan, read)
+    answers: list[tuple[Shared | None, int] | None] = []
+
+    async def ask(at: int) -> None:
+        try:
+            answers.append(await joining.ask(ByteRange("http://h/x", at, at + 10)))
+        except MemoryError:
+            answers.append(None)
+
+    await gather(*(partial(ask, at) for at in range(number)))
+    assert sorted(answers, key=lambda answer: answer is not None) == [
+        None,
+        *[(None, min(number, MAX_PLANNED))] * (number - 1),
+    ]
+
+
+async def test_what_is_asked_for_after_planning_failed_is_planned(
+    fetcher: Fetcher, server: LyingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = server.put("/x", CONTENT)
+    spans = [(0, 10), (20, 30), (40, 50)]
+    with monkeypatch.context() as context:
+        context.setattr(fetcher._assembly._joining, "_plan", Mock(side_effect=MemoryError))
+        failed, *others = await outcomes(*reads(fetcher, url, *spans))
+    assert isinstance(failed, MemoryError)
+    assert others == [CONTENT[start:stop] for start, stop in spans[1:]]
+    server.requests.clear()
+    assert await outcomes(*reads(fetcher, url, *spans)) == [CONTENT[start:stop] for start, stop in spans]
+    assert asked(server) == ["0-49"]
 
 
 # --- cancellation

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncfetch.errors import AccessDenied, FetchError, InvalidResponse
+from asyncfetch.errors import AccessDenied, FetchError, InvalidResponse, NotFound, ObjectChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,15 @@ def use_netrc(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
     monkeypatch.setenv("NETRC", str(path))
 
 
-def redirect(step: type[StepType], location: str, status: int = 302) -> StepType:
-    return step(status=status, headers={"Location": location, "Content-Length": "0"}, body=b"")
+def redirect(step: type[StepType], location: str, status: int = 302, **headers: str) -> StepType:
+    return step(status=status, headers={"Location": location, "Content-Length": "0", **headers}, body=b"")
+
+
+def paths(server: LyingServer) -> list[str]:
+    """Those asked for since the last time."""
+    asked = [request.path for request in server.requests]
+    server.requests.clear()
+    return asked
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -221,3 +228,166 @@ async def test_proxy_and_netrc_come_from_the_environment(
     assert [request.path for request in server.requests] == ["http://data.invalid/x"]
     assert server.requests[0].headers["proxy-authorization"] == "Basic bWU6cHc="
     assert server.requests[0].headers["authorization"] == "Basic dTpw"
+
+
+# --- permanent ones
+
+
+@pytest.mark.parametrize("status", [301, 308])
+async def test_a_permanent_redirect_is_followed_once(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], status: int
+) -> None:
+    server.put("/y", b"0123456789")
+    server.will(redirect(step, "/y", status))
+    for start in range(3):
+        assert bytes(await fetcher.fetch(server.url("/x"), start, start + 2)) == b"0123456789"[start : start + 2]
+    assert paths(server) == ["/x", "/y", "/y", "/y"]
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (302, {}),
+        (303, {}),
+        (307, {}),
+        (301, {"cache-control": "no-store"}),
+        (301, {"Cache-Control": "max-age=3600"}),
+        (308, {"Expires": "Thu, 01 Jan 1970 00:00:00 GMT"}),
+        (308, {"Pragma": "no-cache"}),
+        (301, {"Vary": "Range"}),
+    ],
+)
+async def test_any_other_redirect_is_followed_anew(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], status: int, headers: dict[str, str]
+) -> None:
+    server.put("/y", b"0123456789")
+    server.every = lambda request: redirect(step, "/y", status, **headers) if request.path == "/x" else None
+    for start in range(2):
+        await fetcher.fetch(server.url("/x"), start, start + 2)
+    assert paths(server) == ["/x", "/y"] * 2
+
+
+@pytest.mark.parametrize(
+    ("statuses", "again"),
+    [((301, 308), ["/z"]), ((301, 302), ["/y", "/z"]), ((302, 301), ["/x", "/y", "/z"])],
+)
+async def test_a_permanent_redirect_behind_one_that_is_not_is_followed_anew(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], statuses: tuple[int, int], again: list[str]
+) -> None:
+    server.put("/z", b"0123456789")
+    hops = {"/x": redirect(step, "/y", statuses[0]), "/y": redirect(step, "/z", statuses[1])}
+    server.every = lambda request: hops.get(request.path)
+    await fetcher.fetch(server.url("/x"), 0, 2)
+    assert paths(server) == ["/x", "/y", "/z"]
+    for start in range(2):
+        await fetcher.fetch(server.url("/x"), start, start + 2)
+        assert paths(server) == again
+
+
+@pytest.mark.parametrize("fault", [{"status": 404}, {"status": 403}, {"status": 500}, {"silent": "close"}, {"cut": 1}])
+async def test_a_target_that_fails_is_forgotten(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], fault: dict[str, Any]
+) -> None:
+    server.put("/y", b"0123456789")
+    server.put("/z", b"0123456789")
+    server.etags["/z"] = server.etags["/y"]
+    hops = {"/x": redirect(step, "/y", 301)}
+    server.every = lambda request: hops.get(request.path)
+    await fetcher.fetch(server.url("/x"), 0, 2)
+    hops |= {"/x": redirect(step, "/z", 301), "/y": step(**fault)}
+    paths(server)
+    assert bytes(await fetcher.fetch(server.url("/x"), 2, 5)) == b"234"
+    asked = paths(server)
+    assert set(asked[:-2]) == {"/y"}  # twice where the idle connection may have been closed meanwhile
+    assert asked[-2:] == ["/x", "/z"]
+    await fetcher.fetch(server.url("/x"), 3, 6)
+    assert paths(server) == ["/z"]
+
+
+async def test_what_is_not_there_any_more_is_not_found(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType]
+) -> None:
+    server.put("/y", b"0123456789")
+    server.every = lambda request: redirect(step, "/y", 301) if request.path == "/x" else None
+    await fetcher.fetch(server.url("/x"), 0, 2)
+    del server.objects["/y"]
+    paths(server)
+    with pytest.raises(NotFound):
+        await fetcher.fetch(server.url("/x"), 0, 2)
+    assert paths(server) == ["/y", "/x", "/y"]
+
+
+async def test_a_target_that_has_another_version_is_noticed_and_forgotten(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType]
+) -> None:
+    server.put("/y", b"0123456789")
+    server.every = lambda request: redirect(step, "/y", 301) if request.path == "/x" else None
+    await fetcher.fetch(server.url("/x"), 0, 2)
+    server.put("/y", b"9876543210")
+    with pytest.raises(ObjectChanged):
+        await fetcher.fetch(server.url("/x"), 0, 2)
+    paths(server)
+    assert bytes(await fetcher.fetch(server.url("/x"), 0, 2)) == b"98"
+    assert paths(server) == ["/x", "/y"]
+
+
+async def test_a_remembered_target_gets_what_belongs_to_its_origin_alone(
+    fetcher_with: Callable[..., Fetcher],
+    server: LyingServer,
+    lying_server: type[LyingServer],
+    step: type[StepType],
+) -> None:
+    async with lying_server() as other:
+        hops = {"/here": redirect(step, "/y", 301), "/away": redirect(step, other.put("/y", b"0123456789"), 301)}
+        server.put("/y", b"0123456789")
+        server.every = lambda request: hops.get(request.path)
+        here, away = (server.url(path).replace("://", "://user:secret@") for path in hops)
+        async with fetcher_with(headers={"127.0.0.1": {"X-Key": "secret"}}) as fetcher:
+            for start in range(2):
+                await fetcher.fetch(here, start, start + 2)
+                await fetcher.fetch(away, start, start + 2)
+        assert len(other.requests) == 2
+        assert not any("secret" in str(request.headers) for request in other.requests)
+        assert all("authorization" in request.headers for request in server.requests)
+        assert all(request.headers["x-key"] == "secret" for request in server.requests)
+        assert paths(server) == ["/here", "/y", "/away", "/y"]
+
+
+async def test_what_one_login_was_told_is_not_for_another(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType]
+) -> None:
+    server.put("/y", b"0123456789")
+    server.every = lambda request: redirect(step, "/y", 301) if request.path == "/x" else None
+    for login in ("", "me:pw@", "you:pw@"):
+        await fetcher.fetch(server.url("/x").replace("://", f"://{login}"), 0, 2)
+        assert paths(server) == ["/x", "/y"]
+
+
+async def test_a_remembered_target_may_not_redirect_from_https_to_http(
+    fetcher_with: Callable[..., Fetcher],
+    server: LyingServer,
+    tls_server: LyingServer,
+    step: type[StepType],
+    ca_file: str,
+) -> None:
+    server.will(redirect(step, tls_server.put("/y", b"0123456789"), 301))
+    async with fetcher_with(ca_file=ca_file) as fetcher:
+        await fetcher.fetch(server.url("/x"), 0, 2)
+        tls_server.will(redirect(step, server.url("/z")))
+        with pytest.raises(InvalidResponse, match="plain http"):
+            await fetcher.fetch(server.url("/x"), 2, 5)
+    assert paths(server) == ["/x"]
+
+
+async def test_few_targets_are_remembered(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncfetch.fetch.transports.http.MAX_MOVED", 2)
+    server.put("/y", b"0123456789")
+    server.every = lambda request: None if request.path == "/y" else redirect(step, "/y", 301)
+    for path in ("/1", "/2", "/3"):
+        await fetcher.fetch(server.url(path), 0, 2)
+    paths(server)
+    for path in ("/3", "/2", "/1"):
+        await fetcher.fetch(server.url(path), 2, 5)
+    assert paths(server) == ["/y", "/y", "/1", "/y"]

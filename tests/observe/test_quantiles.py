@@ -72,6 +72,20 @@ def test_merged_is_as_recorded_together(some: list[float], others: list[float]) 
     assert other.snapshot() == histogram(others).snapshot()
 
 
+@given(st.lists(st.floats(0, 2 * LONGEST_SECONDS) | st.just(None) | DURATIONS))
+def test_the_median_is_the_snapshots_whenever_it_is_asked_for(
+    recorded_asked_or_merged: list[float | list[float] | None],
+) -> None:
+    filled = Histogram()
+    for one in [*recorded_asked_or_merged, None]:
+        if one is None:
+            assert filled.median_seconds == filled.snapshot().p50_seconds
+        elif isinstance(one, list):
+            filled.merge(histogram(one))
+        else:
+            filled.record(one)
+
+
 @pytest.mark.parametrize(
     ("count", "slow", "p95_is_slow", "p99_is_slow"),
     [(20, 1, False, True), (20, 2, True, True), (100, 1, False, False), (100, 2, False, True), (1, 1, True, True)],

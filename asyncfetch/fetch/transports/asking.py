@@ -218,6 +218,7 @@ class Asking:
             self._note_answer(failure, status, headers)
             raise
         if not isinstance(delivery, Delivery):
+            visit.redirected(delivery, status, headers)
             return delivery
         view = download.accept(delivery)
         download.remember()

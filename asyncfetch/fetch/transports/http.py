@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -39,6 +40,8 @@ MAX_REPLY_BYTES = 16 * 1024 * 1024
 """Bound of a page of text. A listing's page of 1,000 entries takes 1 MiB at most."""
 MAX_ADDRESSES_PER_ATTEMPT = 3
 """The first one may be signed for the wrong region, the second may have expired meanwhile."""
+MAX_MOVED = 1024
+"""Urls that were moved for good and are remembered, about 1 KiB each. A forgotten one costs a round trip."""
 WEB_URLS = WebUrls()
 
 T = TypeVar("T")
@@ -66,6 +69,7 @@ class HttpTransport:
         self._lines = lines
         self._environment = environment
         self._asking = Asking(config, clock, lines)
+        self._moved: OrderedDict[str, URL] = OrderedDict()
 
     @classmethod
     async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock) -> HttpTransport:
@@ -110,18 +114,30 @@ class HttpTransport:
         """Takes the bytes from the object's address; from a new one where that is worn out."""
         for addresses_left in reversed(range(MAX_ADDRESSES_PER_ATTEMPT)):
             address = await book.resolve(download.url)
+            moved_to = self._moved.get(download.url)
             try:
                 visit = Visit(download, book, address)
-                await self._follow(visit, is_retry=is_retry, needs_new_connection=needs_new_connection)
+                start = moved_to or address.url
+                await self._follow(visit, start, is_retry=is_retry, needs_new_connection=needs_new_connection)
             except AttemptFailed as failure:
-                if not addresses_left or not book.reject(download.url, address, failure):
+                # Where the url itself leads now is asked at once in place of a refusal, else by the next attempt.
+                self._moved.pop(download.url, None)
+                was_refused = moved_to is not None and failure.verdict is Verdict.FATAL and (failure.status or 0) >= 400
+                if not addresses_left or not (was_refused or book.reject(download.url, address, failure)):
                     raise
             else:
+                self._note_moved(visit)
                 return
 
-    async def _follow(self, visit: Visit, *, is_retry: bool, needs_new_connection: bool) -> None:
-        """Follows redirects to the server that has the bytes, and takes them from it."""
-        url = visit.address.url
+    def _note_moved(self, visit: Visit) -> None:
+        """Remembers where the user's url was moved to for good. What an address book finds is its own to remember."""
+        if visit.moved_to is not None and visit.book is WEB_URLS:
+            self._moved[visit.download.url] = visit.moved_to
+            if len(self._moved) > MAX_MOVED:
+                self._moved.popitem(last=False)
+
+    async def _follow(self, visit: Visit, url: URL, *, is_retry: bool, needs_new_connection: bool) -> None:
+        """Follows redirects from ``url`` to the server that has the bytes, and takes them from it."""
         for hop in range(self._config.max_redirects + 1):
             host = self._host(url)
             host.counts.retries += is_retry and hop == 0

@@ -142,23 +142,31 @@ class OtherTransport:
             finally:
                 reading.tell(turn)
 
-        if self._bandwidth is not None:
+        take = partial(run, partial(reading.take, step_bytes))
+        if self._bandwidth is None:
+            while not reading.is_done:
+                await take()
+        else:
             await run(reading.open)  # tells how much is to be paid for
-        while not reading.is_done:
-            await self._pay(min(reading.left_bytes, step_bytes))
-            await run(partial(reading.take, step_bytes))
+            while not reading.is_done:
+                await self._take_paid(self._bandwidth, reading, step_bytes, take)
         download.remember()
         reading.tell_end(turn)
 
-    async def _pay(self, count: int) -> None:
-        """Waits until so many bytes may come."""
-        if self._bandwidth is None:
-            return
+    async def _take_paid(
+        self, bandwidth: Bandwidth, reading: _Reading, max_bytes: int, take: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Takes the next piece once it may come. What of it doesn't land, however that ends, is given back.
+
+        That goes for a call that is left behind, too: how much it still brings, if it ever returns, nobody can tell.
+        """
+        left_bytes = reading.left_bytes
+        paid_bytes = min(left_bytes, max_bytes)
         try:
-            await anyio.sleep(self._bandwidth.reserve(count))
-        except BaseException:
-            self._bandwidth.give_back(count)
-            raise
+            await anyio.sleep(bandwidth.reserve(paid_bytes))
+            await take()
+        finally:
+            bandwidth.give_back(paid_bytes - (left_bytes - reading.left_bytes))
 
 
 class _Reading:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from multidict import CIMultiDict
 
 from asyncfetch.fetch.objects import strong_etag
-from asyncfetch.fetch.redirects import REDIRECTS, next_url, origin_of
+from asyncfetch.fetch.redirects import REDIRECTS, is_permanent, next_url, origin_of
 from asyncfetch.fetch.responses import check_response
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ class Visit:
     download: Download
     book: AddressBook
     address: Address
+    moved_to: URL | None = None
+    """Where the permanent redirects lead that came before any other; None where none did."""
+    is_moving: bool = True
+    """Whether all redirects so far were permanent."""
 
     def headers(self, host: Host) -> dict[str, str]:
         """What a request to the host carries, on the way to the bytes; beside the range that it asks for."""
@@ -49,6 +53,12 @@ class Visit:
         if etag is not None and status < 400:
             headers = _with_etag(headers, etag)
         return check_response(download.next_request(), status, headers, url=download.url, known=download.known)
+
+    def redirected(self, target: URL, status: int, headers: Mapping[str, str]) -> None:
+        """Takes notice of a redirect that is followed."""
+        self.is_moving = self.is_moving and is_permanent(status, headers)
+        if self.is_moving:
+            self.moved_to = target
 
 
 def own_headers(host: Host, address: Address) -> dict[str, str]:
