@@ -21,6 +21,7 @@ answer on, because the first limit was far too high, isn't known to be: there is
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from math import inf
 
@@ -64,7 +65,7 @@ class _Round:
     in_flight: int = 0
     work_bytes: int = 0
     seconds: float = 0.0
-    first_bytes: list[float] = field(default_factory=list)
+    first_bytes: array[float] = field(default_factory=lambda: array("d"))  # as floats, thousands a second are objects
 
     @property
     def goodput(self) -> float:

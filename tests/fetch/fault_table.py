@@ -476,6 +476,18 @@ ELSEWHERE: Final = (
         "right bytes; `InvalidResponse` where one range is lied about twice, `AccessDenied` where a target expires",
         "test_fault_storm.py::test_right_bytes_through_a_storm",
     ),
+    Elsewhere(
+        "everything",
+        "30 % of the answers of S3 faulty, 8,000 ranges: the same, while signatures expire or are refused",
+        "right bytes; as above, or `ObjectChanged` where the store tells of another version",
+        "test_fault_storm_s3.py::test_right_bytes_through_a_storm",
+    ),
+    Elsewhere(
+        "everything",
+        "30 % of the calls into a back end of fsspec going wrong, 6,000 ranges: the same, while objects are replaced",
+        "right bytes of one version; its error where that stays, `ObjectChanged` where the object was replaced",
+        "test_fault_storm_other.py::test_right_bytes_through_a_storm",
+    ),
 )
 
 
