@@ -2,9 +2,9 @@
 
 Clips are in memory, so that decoding alone counts. In each repeat, by turns, a whole epoch of the same episodes from
 start to end, each way with decoders of its own to open: bare torchcodec in sequence, a whole clip by one thread; a
-stream whose order takes a group of pictures together (``group_frames`` as the dataset states it); and the beginning of
-an epoch that draws each frame for itself (``group_frames=1``), which takes long. Beside it the price: from how many
-groups and episodes 32 consecutive samples come.
+stream in sequence (``shuffle=False``); a stream whose order takes a group of pictures together (``group_frames`` as the
+dataset states it); and the beginning of an epoch that draws each frame for itself (``group_frames=1``), which takes
+long. Beside it the price: from how many groups and episodes 32 consecutive samples come.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class Row:
     grouped: float
     """Over sequential, the median of the repeats' ratios."""
     grouped_spread: tuple[float, float]
+    stream_in_sequence: float
+    """Over sequential: what a stream costs that doesn't shuffle."""
+    grouped_over_stream: float
+    """Over that stream, the median of the repeats' ratios: what shuffling alone costs."""
+    grouped_over_stream_spread: tuple[float, float]
     drawn_singly: float
     """Over sequential."""
     groups_of_neighbours: tuple[int, float]
@@ -72,11 +77,13 @@ def groups_of_neighbours(steps: list[Step], gop: int) -> tuple[int, float]:
     return min(counts), statistics.mean(counts)
 
 
-async def time_epoch(path: Path, config: af.StreamConfig, episodes: range, samples: int) -> float:
+async def time_epoch(
+    path: Path, config: af.StreamConfig, episodes: range, samples: int, *, shuffle: bool = True
+) -> float:
     """Frames a second of so many samples of an epoch of some episodes, which were brought into memory before."""
     async with af.open_dataset(str(path), config=config) as dataset:
         await preload(dataset, set(episodes))
-        return await time_pipeline(dataset, samples, episodes=episodes)
+        return await time_pipeline(dataset, samples, episodes=episodes, shuffle=shuffle)
 
 
 async def measure(path: Path, video: str, num_episodes: int, repeats: int) -> Row:
@@ -84,7 +91,7 @@ async def measure(path: Path, video: str, num_episodes: int, repeats: int) -> Ro
     episodes = range(num_episodes)
     config = af.StreamConfig(max_bytes=8 << 30)
     config_singly = replace(config, group_frames=1)
-    sequential, together, apart = [], [], []
+    sequential, unshuffled, together, apart = [], [], [], []
     async with af.open_dataset(str(path), config=config) as dataset:
         gop, order = dataset.group_frames, order_of(dataset, episodes)
         await preload(dataset, set(episodes))
@@ -100,16 +107,21 @@ async def measure(path: Path, video: str, num_episodes: int, repeats: int) -> Ro
             bare = partial(decode_bare, clips, whole, dataset.decode_pool.threads)
             for _ in range(repeats):
                 sequential.append(await anyio.to_thread.run_sync(bare))
+                unshuffled.append(await time_epoch(path, config, episodes, len(order), shuffle=False))
                 together.append(await time_epoch(path, config, episodes, len(order)))
                 apart.append(await time_epoch(path, config_singly, episodes, SINGLY))
     async with af.open_dataset(str(path), config=config_singly) as dataset:
         order_singly = order_of(dataset, episodes)
     ratios = [rate / base for rate, base in zip(together, sequential, strict=True)]
+    shuffling = [rate / base for rate, base in zip(together, unshuffled, strict=True)]
     return Row(
         video=video,
         sequential_frames_per_second=statistics.median(sequential),
         grouped=statistics.median(ratios),
         grouped_spread=(min(ratios), max(ratios)),
+        stream_in_sequence=statistics.median(rate / base for rate, base in zip(unshuffled, sequential, strict=True)),
+        grouped_over_stream=statistics.median(shuffling),
+        grouped_over_stream_spread=(min(shuffling), max(shuffling)),
         drawn_singly=statistics.median(rate / base for rate, base in zip(apart, sequential, strict=True)),
         groups_of_neighbours=groups_of_neighbours(order, gop),
         groups_of_neighbours_drawn_singly=groups_of_neighbours(order_singly, gop),
@@ -122,20 +134,22 @@ async def measure(path: Path, video: str, num_episodes: int, repeats: int) -> Ro
 
 def show(rows: list[Row]) -> None:
     """The figures for people."""
-    table = Table(title="from memory, frames/s over decoding in sequence")
-    for name in ("video", "in sequence", "shuffled", "(spread)", "frames drawn singly", "groups of 32", "drawn singly"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(
-            row.video,
-            f"{row.sequential_frames_per_second:.0f} frames/s",
-            f"{row.grouped:.2f}",
-            "-".join(f"{ratio:.2f}" for ratio in row.grouped_spread),
-            f"{row.drawn_singly:.2f}",
-            "{}, mean {:.1f}".format(*row.groups_of_neighbours),
-            "{}, mean {:.1f}".format(*row.groups_of_neighbours_drawn_singly),
-        )
+    table = Table("", *(row.video for row in rows), title="from memory")
+
+    table.add_row("bare, in sequence", *(f"{row.sequential_frames_per_second:.0f} frames/s" for row in rows))
+    table.add_row("a stream in sequence / bare", *(f"{row.stream_in_sequence:.2f}" for row in rows))
+    table.add_row("shuffled / bare", *(_spread(row.grouped, row.grouped_spread) for row in rows))
+    table.add_row(
+        "shuffled / in sequence", *(_spread(row.grouped_over_stream, row.grouped_over_stream_spread) for row in rows)
+    )
+    table.add_row("frames drawn singly / bare", *(f"{row.drawn_singly:.2f}" for row in rows))
+    table.add_row("groups of 32 samples", *("{}, mean {:.1f}".format(*row.groups_of_neighbours) for row in rows))
+    table.add_row("drawn singly", *("{}, mean {:.1f}".format(*row.groups_of_neighbours_drawn_singly) for row in rows))
     Console().print(table)
+
+
+def _spread(ratio: float, spread: tuple[float, float]) -> str:
+    return f"{ratio:.2f} ({spread[0]:.2f}-{spread[1]:.2f})"
 
 
 def main() -> None:

@@ -167,11 +167,13 @@ async def preload(dataset: af.LeRobotDataset, episodes: set[int]) -> None:
             await dataset.ready(episode)
 
 
-async def time_pipeline(dataset: af.LeRobotDataset, samples: int, *, episodes: Sequence[int] | None = None) -> float:
+async def time_pipeline(
+    dataset: af.LeRobotDataset, samples: int, *, episodes: Sequence[int] | None = None, shuffle: bool = True
+) -> float:
     """Frames a second of the first samples of a stream of an open dataset, or of some episodes of it."""
     gc.collect()
     started = time.perf_counter()
-    async with af.Stream(dataset, episodes=episodes).samples() as stream:
+    async with af.Stream(dataset, episodes=episodes, shuffle=shuffle).samples() as stream:
         remaining = samples
         async for _ in stream:
             remaining -= 1
