@@ -1,6 +1,6 @@
 """Whether the learned limit ends where the best fixed one is, on three shapes of server.
 
-    python -m bench.limit                   about a quarter of an hour
+    python -m bench.limit                   some 23 minutes
     python -m bench.limit --quick           one repeat, within five minutes
 
 The servers: *unlimited*, 50 ms to the first byte and 4 MiB/s a stream; *throttling*, which answers 503 with Retry-After
@@ -235,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     plan = Plan(
         limits=list(map(int, asked.limits.split(","))),
-        repeats=asked.repeats or (1 if asked.quick else 3),
+        repeats=asked.repeats or (1 if asked.quick else 5),
         measured_seconds=asked.seconds,
         fixed_settling_seconds=min(2.0, asked.settling),
         learned_settling_seconds=asked.settling,
