@@ -156,8 +156,13 @@ class Reader:
         return [buffer]
 
 
+@pytest.fixture(params=["direct", "copied"])
+def way(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
+    return value
+
+
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "copied"])
 @pytest.mark.parametrize("seed", [11, 12])
 async def test_right_bytes_through_a_storm(
     fetcher_with: Callable[..., Fetcher], any_server: LyingServer, time: FakeTime, ca_file: str, seed: int
