@@ -44,15 +44,8 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
     "aiofastnet": aiofastnet.loop_factory(),
 }
-ON_EVERY_LOOP = {
-    "test_conformance.py", "test_direct.py", "test_lifetime.py", "test_rehearsal.py", "test_requests.py",
-    "test_a_body_that_is_paused_again_and_again", "test_a_joined_range_keeps_none_of_its_neighbours",
-}  # fmt: skip
-"""Files of the engine's tests, and single tests, that run on loops other than asyncio's own, too, without being told:
-where bytes, connections and their ends meet the loop. What is decided elsewhere is the same on all."""
-ON_UVLOOP = {"test_a_cancellation_at_any_moment", "test_a_fault_in_the_middle_of_a_body_is_read_over"}
-"""Tests of other files that run on uvloop, too. Not on aiofastnet: they have a second loop, in whose thread the garbage
-collector may find a test server's streams, and aiofastnet's transports object to that."""
+ON_UVLOOP = {"test_a_fault_in_the_middle_of_a_body_is_read_over"}
+"""Tests besides the engine's own that run on uvloop, too."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,14 +58,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loops that an async test runs on, by name."""
-    names = {config.getoption("loop") or "asyncio"}
-    if not config.getoption("loop") and "two_loops" not in item.name:
-        if not ON_EVERY_LOOP.isdisjoint({item.path.name, item.name}):
-            names |= {"uvloop", "aiofastnet"}
-        elif item.name in ON_UVLOOP:
-            names |= {"uvloop"}
-    return {name: LOOPS[name] for name in LOOPS if name in names}
+    """The loops that an async test runs on, by name; tests/fetch/conftest.py says more of the engine's."""
+    names = [config.getoption("loop") or "asyncio"]
+    if not config.getoption("loop") and item.name in ON_UVLOOP:
+        names.append("uvloop")
+    return {name: LOOPS[name] for name in names}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -30,6 +30,7 @@ from asyncfetch.fetch.transports import exchange
 from asyncfetch.fetch.transports import lines as lines_module
 from asyncfetch.fetch.transports.lines import Lines
 from asyncfetch.testing import Keys
+from tests.conftest import LOOPS
 from tests.fetch.odd_files import OddFileSystem
 
 if TYPE_CHECKING:
@@ -248,6 +249,24 @@ class FakeTime:
         )
 
 
+COPIED = "uvloop-copied"
+"""Stands in the name of a test whose bodies are copied because the loop is uvloop's."""
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]] | None:
+    """Every async test runs on every loop, and on uvloop with copied bodies, unless it has ways of its own: then it
+    runs on every loop in each.
+    """
+    if config.getoption("loop"):
+        return None  # as for the tests of all rooms
+    assert isinstance(item, pytest.Function)
+    marks = item.iter_markers("parametrize")
+    has_ways = hasattr(item.module, "way") or any("direct_bodies" in mark.args for mark in marks)
+    return {COPIED if name == "uvloop" and not has_ways else name: LOOPS[name] for name in LOOPS}
+
+
 FAST = TimeoutConfig(connect_seconds=2.0, first_byte_seconds=0.3, stall_seconds=0.3)
 """For a fetcher on the server's own loop: it knows when that is late, and waits longer; see ``_lateness_is_seen``."""
 PATIENT = TimeoutConfig(connect_seconds=15, first_byte_seconds=15, stall_seconds=15)
@@ -358,10 +377,33 @@ def only_documented(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines_module, "is_as_expected", is_as_expected)
 
 
+def is_copied(request: pytest.FixtureRequest) -> bool:
+    """Whether bodies come by way of aiohttp's reader, where a test has no other choice."""
+    return bool(request.config.getoption("copied")) or COPIED in request.node.name
+
+
 @pytest.fixture(autouse=True)
-def _way_of_the_whole_run(request: pytest.FixtureRequest) -> None:
+def _way_of_the_whole_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.config.getoption("documented"):
         request.getfixturevalue("only_documented")
+    if is_copied(request):  # that of fetchers which tests make themselves, too
+        defaults = FetchConfig.__init__.__kwdefaults__
+        assert defaults is not None
+        monkeypatch.setitem(defaults, "direct_bodies", False)
+
+
+@pytest.fixture(autouse=True)
+def _garbage_is_collected_here(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Not in the thread of a second loop: a server's streams that are found there ask their transports whether they are
+    closed, and aiofastnet's may be asked in their own thread only.
+    """
+    if "aiofastnet" not in request.node.name and request.config.getoption("loop") != "aiofastnet":
+        yield
+        return
+    gc.disable()
+    yield
+    gc.collect()
+    gc.enable()
 
 
 @pytest.fixture
@@ -377,7 +419,7 @@ def way(request: pytest.FixtureRequest) -> str:
     so and by requests of its session ("documented"), or at once on another loop ("elsewhere"). A module that wants
     several has a fixture of this name with more values.
     """
-    return "copied" if request.config.getoption("copied") else "direct"
+    return "copied" if is_copied(request) else "direct"
 
 
 @pytest.fixture
@@ -451,6 +493,7 @@ def server_tls(ca: trustme.CA) -> ssl.SSLContext:
 async def tls_server(server_tls: ssl.SSLContext) -> AsyncIterator[LyingServer]:
     async with LyingServer(server_tls) as server:
         yield server
+    gc.collect()
 
 
 @pytest.fixture(params=["http", "https"])

@@ -106,9 +106,9 @@ STORIES: dict[str, list[Step]] = {
 }
 
 
-@pytest.fixture(params=[True, False], ids=["direct", "copied"])
-def direct_bodies(request: pytest.FixtureRequest) -> bool:
-    value: bool = request.param
+@pytest.fixture(params=["direct", "copied"])
+def way(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
     return value
 
 

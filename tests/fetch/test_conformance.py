@@ -112,21 +112,23 @@ async def memory() -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-def stores(tmp_path: Path, direct_bodies: bool) -> dict[str, Callable[..., AbstractAsyncContextManager[Store]]]:
-    """Those with sockets take ``loops``. Web servers are read in both ways, S3 and the Hub in that of this run."""
+def stores(tmp_path: Path) -> dict[str, Callable[..., AbstractAsyncContextManager[Store]]]:
+    """Those with sockets take ``loops``, and are read in both ways."""
     return {
         "http": partial(web, tls=False, direct_bodies=True),
         "http, copied": partial(web, tls=False, direct_bodies=False),
         "https": partial(web, tls=True, direct_bodies=True),
         "https, copied": partial(web, tls=True, direct_bodies=False),
-        "s3": partial(s3, direct_bodies=direct_bodies),
-        "hub": partial(hub, direct_bodies=direct_bodies),
+        "s3": partial(s3, direct_bodies=True),
+        "s3, copied": partial(s3, direct_bodies=False),
+        "hub": partial(hub, direct_bodies=True),
+        "hub, copied": partial(hub, direct_bodies=False),
         "file": partial(local, tmp_path),
         "memory": memory,
     }
 
 
-ON_THE_NET = ["http", "http, copied", "https", "https, copied", "s3", "hub"]
+ON_THE_NET = ["http", "http, copied", "https", "https, copied", "s3", "s3, copied", "hub", "hub, copied"]
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)

@@ -103,8 +103,13 @@ class Storm:
         self._time.now += SIGNED_SECONDS
 
 
+@pytest.fixture(params=["direct", "copied"])
+def way(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
+    return value
+
+
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "copied"])
 @pytest.mark.parametrize(("seed", "callers"), [(11, CROWD), (12, FEW)], ids=["crowd", "few"])
 async def test_right_bytes_through_a_storm(
     fetcher_with: Callable[..., Fetcher],

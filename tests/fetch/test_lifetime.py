@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 CONTENT = bytes(range(256)) * 256
 
 
+@pytest.fixture(params=["direct", "copied"])
+def way(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
+    return value
+
+
 async def test_it_is_a_range_reader(fetcher: Fetcher) -> None:
     reader: RangeReader = fetcher
     assert reader is fetcher

@@ -37,6 +37,12 @@ CONTENT = bytes(range(256)) * 1024
 Inner = Any
 
 
+@pytest.fixture(params=["direct", "copied"])
+def way(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
+    return value
+
+
 @pytest.fixture(autouse=True)
 def _untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No trial was made yet in this process."""

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 CONTENT = bytes(range(256))
 
 
+@pytest.fixture(params=["direct", "copied"])
+def way(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
+    return value
+
+
 @asynccontextmanager
 async def opened_line(config: FetchConfig) -> AsyncIterator[Line]:
     line = Line()
