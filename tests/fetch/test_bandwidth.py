@@ -174,13 +174,13 @@ async def test_two_fetchers_and_two_loops_share_it(
 async def test_the_stall_timeout_does_not_count_our_own_pauses(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, direct_bodies: bool
 ) -> None:
-    """Steps of 20 ms and a limit of 50: with 8 streams each waits longer than that for its turn."""
+    """Steps of 20 ms and a limit of 100: with 8 streams each waits longer than that for its turn."""
     url = server.put("/x", CONTENT)
     async with fetcher_with(
         direct_bodies=direct_bodies,
         max_bytes_per_second=4 * MIB,
         max_span_bytes=0,
-        timeouts=TimeoutConfig(stall_seconds=0.05, first_byte_seconds=5),
+        timeouts=TimeoutConfig(stall_seconds=0.1, first_byte_seconds=5),
     ) as fetcher:
         views = await fetcher.fetch_many(ByteRange(url, start, start + MIB) for start in range(8))
         assert [bytes(view) for view in views] == [CONTENT[start : start + MIB] for start in range(8)]
