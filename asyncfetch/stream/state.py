@@ -82,8 +82,7 @@ class Progress:
         if len(delivered) < known.consumers:
             raise StateMismatch(
                 f"the state tells of {len(delivered)} of the {known.consumers} consumers ({known.world_size} ranks, "
-                f"{known.workers} workers each) that shared the epoch, and not of rank {self.placement.rank} of "
-                f"{self.placement.world_size}, worker {self.placement.worker} of {self.placement.workers}: load "
+                f"{known.workers} workers each) that shared the epoch, and not of {self.placement}: load "
                 "asyncfetch.torch.merge_states([one state of each rank])"
             )
         return replace(self, rest=rest.after(delivered, self.total))
@@ -104,14 +103,13 @@ def is_finished(state: Mapping[str, Any], ends: Ends) -> bool:
 
     One rank's own state tells it of the others where all have equally many samples.
     """
-    if is_beginning(state) or "total" not in state:
+    if is_beginning(state):
         return False
     total, rest, delivered = state["total"], Rest.of_json(state["rest"], state["total"]), _delivered(state["shares"])
     one = next(iter(delivered))
-    everyone = _everyone(one)
-    if len(delivered) < len(everyone):
-        parts = {rest.shared(total, placement, ends)[0] for placement in everyone}
-        if len(parts) > 1 or one.workers > 1:
+    if len(delivered) < one.consumers:
+        most, least = (rest.shared(total, replace(one, rank=rank), ends)[0] for rank in (0, one.world_size - 1))
+        if most > least or one.workers > 1:
             return False
     return all(count >= rest.shared(total, placement, ends)[0] for placement, count in delivered.items())
 
@@ -125,7 +123,7 @@ def check_state(state: object) -> State:
     if not isinstance(state.get("epoch"), int) or state["epoch"] < 0:
         raise StateMismatch(f"the state's epoch must be a whole number from 0, not {state.get('epoch')!r}")
     if not is_beginning(state):
-        lacking = {"dataset", "order", "rest"} - state.keys()
+        lacking = {"dataset", "order", "total", "rest"} - state.keys()
         if lacking:
             raise StateMismatch(f"the state lacks {', '.join(sorted(lacking))}")
         _delivered(state["shares"])
@@ -144,51 +142,80 @@ def merge_states(states: Sequence[Any]) -> State:
         uninterrupted epoch where all consumers had been given equally many.
 
     Raises:
-        StateMismatch: There is none, they are of different passes, or a rank's is missing. With uneven ends ranks that
-            keep step may be in two epochs for a moment: one has begun the next when another still has a sample left of
-            this. What they share then is no one epoch's rest, so take the states a step earlier or later, or have all
-            ranks end together by ``uneven_ends="drop"`` or ``"pad"``.
+        StateMismatch: There is none, they are of different passes or numbers of ranks and workers, or a rank's is
+            missing, which can't be known where all are of an epoch's beginning. With uneven ends ranks that keep step
+            may be in two epochs for a moment: one has begun the next when another still has a sample left of this. What
+            they share then is no one epoch's rest, so take the states a step earlier or later, or have all ranks end
+            together by ``uneven_ends="drop"`` or ``"pad"``.
     """
-    found = [check_state(state) for each in states for state in _states_in(each)]
-    if not found:
-        raise StateMismatch("none of these holds a state of a stream")
+    ranks = [_told_by(each) for each in states]
+    without = sum(not told for told in ranks)
+    if without or not ranks:
+        raise StateMismatch(f"give one state of each rank in a list: of these {len(ranks)} {without} hold no state")
+    found = [state for told in ranks for state in told]
+    begun = [state for state in found if not is_beginning(state)]
     epochs = sorted({state["epoch"] for state in found})
     # A rank whose part of an epoch has ended is at the next one's beginning, others may have a sample left.
-    ahead = [state for state in found if state["epoch"] == epochs[0] + 1 and is_beginning(state)]
-    if len(epochs) > 1 and len(ahead) < sum(state["epoch"] > epochs[0] for state in found):
+    ended = [state for state in found if state["epoch"] > epochs[0]]
+    if ended and (epochs[-1] > epochs[0] + 1 or not begun or not all(map(is_beginning, ended))):
         raise StateMismatch(
-            f"the states are of different epochs, {epochs}, and of the later ones something was delivered: take them "
-            'where all ranks are in one epoch; with uneven_ends="drop" or "pad" they begin each together'
+            f"the states are of different epochs, {epochs}, and tell of no rest that all ranks share: take them where "
+            'all are in one epoch; with uneven_ends="drop" or "pad" they begin each together'
         )
-    begun = [state for state in found if not is_beginning(state)]
     if not begun:
         return found[0]
     merged = merge_shares(begun)
     delivered = _delivered(merged["shares"])
-    everyone = _everyone(next(iter(delivered)))
-    if len(epochs) > 1:
-        delivered = _with_finished(merged, delivered, everyone, len(ahead))
-    elif len(begun) < len(found):  # who was given nothing yet doesn't know of how many it is one
-        delivered = dict.fromkeys(everyone, 0) | delivered
-    if delivered.keys() != set(everyone):
-        different = sorted(map(str, delivered.keys() ^ set(everyone)))
-        raise StateMismatch(f"give one state of each rank of one pass: {', '.join(different)} don't fit or are missing")
+    _check_told_once(ranks, delivered)
+    everyone = _everyone_of(delivered, ranks)
+    others = [placement for placement in everyone if placement.rank not in {one.rank for one in delivered}]
+    if ended:
+        unbegun = sum(is_beginning(state) for state in found) - len(ended)
+        if unbegun:
+            raise StateMismatch(
+                f"{len(ended)} of the states are of the beginning of epoch {epochs[1]} and {unbegun} of that of "
+                f"{epochs[0]}, and which ranks' they are isn't known: take them where each was given something"
+            )
+        total, rest = merged["total"], Rest.of_json(merged["rest"], merged["total"])
+        delivered |= {placement: rest.shared(total, placement, "uneven")[0] for placement in others}
+    else:
+        delivered |= dict.fromkeys(others, 0)
+    lacking = [str(placement) for placement in everyone if placement not in delivered]
+    if lacking:
+        raise StateMismatch(f"the states don't tell of {', '.join(lacking)}: give those of all workers of a rank")
     return merged | {"shares": _shares(delivered)}
 
 
-def _with_finished(
-    state: Mapping[str, Any], delivered: Mapping[Placement, int], everyone: Sequence[Placement], finished: int
-) -> dict[Placement, int]:
-    """What everyone was given, where so many ranks that the state doesn't tell of have come to their end."""
-    told = {placement.rank for placement in delivered}
-    others = [placement for placement in everyone if placement.rank not in told]
-    if "total" not in state or finished not in {len(others), len({placement.rank for placement in others})}:
+def _told_by(value: Any) -> list[State]:  # noqa: ANN401
+    """The states that a rank gave: of those of its consumers that had a share in an epoch, or of where they begin."""
+    found = [check_state(state) for state in _states_in(value)]
+    return [state for state in found if not is_beginning(state)] or found
+
+
+def _check_told_once(ranks: Sequence[Sequence[State]], delivered: Mapping[Placement, int]) -> None:
+    """Several may tell of all ranks, as what was merged before does, but not each another thing."""
+    for told in ranks:
+        if is_beginning(told[0]):
+            continue
+        for placement, count in _delivered(merge_shares(told)["shares"]).items():
+            if count != delivered[placement]:
+                raise StateMismatch(
+                    f"{placement} comes twice, with {count} samples and with {delivered[placement]}: give one state of "
+                    "each rank of one pass"
+                )
+
+
+def _everyone_of(delivered: Mapping[Placement, int], ranks: Sequence[Sequence[State]]) -> list[Placement]:
+    """All consumers of the pass, if there is a state of each rank: who was given nothing doesn't say which it is."""
+    one = next(iter(delivered))
+    told = sorted({placement.rank for placement in delivered})
+    unnamed = sum(is_beginning(states[0]) for states in ranks)
+    if len(told) + unnamed != one.world_size:
         raise StateMismatch(
-            f"{finished} of the states are at the next epoch's beginning, and those of this one tell of "
-            f"{len(told)} of {everyone[0].world_size} ranks: give one state of each rank"
+            f"{one.world_size} ranks shared the epoch, and of these {len(ranks)} states {len(ranks) - unnamed} tell of "
+            f"ranks {told}, {unnamed} of an epoch's beginning: give one state of each rank"
         )
-    total, rest = state["total"], Rest.of_json(state["rest"], state["total"])
-    return dict(delivered) | {placement: rest.shared(total, placement, "uneven")[0] for placement in others}
+    return [replace(one, rank=rank, worker=worker) for rank in range(one.world_size) for worker in range(one.workers)]
 
 
 def merge_shares(states: Sequence[State]) -> State:
@@ -197,11 +224,17 @@ def merge_shares(states: Sequence[State]) -> State:
     delivered: dict[Placement, int] = {}
     for state in states:
         for name in ("dataset", "order", "rest"):
-            if state[name] != first[name]:
-                raise StateMismatch(f"the states differ in {name}: {first[name]} and {state[name]}")
+            _check_same(name, first[name], state[name])
+        for name in ("world_size", "workers", "block_samples"):
+            _check_same(name, first["shares"][name], state["shares"][name])
         for placement, count in _delivered(state["shares"]).items():
             delivered[placement] = max(count, delivered.get(placement, 0))
     return first | {"shares": _shares(delivered)}
+
+
+def _check_same(name: str, one: object, other: object) -> None:
+    if one != other:
+        raise StateMismatch(f"the states differ in {name}, {one} and {other}: give one of each rank of one pass")
 
 
 def _states_in(value: Any) -> list[Mapping[str, Any]]:  # noqa: ANN401
@@ -213,10 +246,6 @@ def _states_in(value: Any) -> list[Mapping[str, Any]]:  # noqa: ANN401
     if isinstance(value, list | tuple):
         return [state for each in value for state in _states_in(each)]
     return []
-
-
-def _everyone(one: Placement) -> list[Placement]:
-    return [replace(one, rank=rank, worker=worker) for rank in range(one.world_size) for worker in range(one.workers)]
 
 
 def _shares(delivered: Mapping[Placement, int]) -> State:
