@@ -1,8 +1,9 @@
 """Saved progress: what a pass has delivered, as small JSON, and how a later one goes on from it.
 
 A state names the dataset and the order by what they depend on, the epoch, what was left of it when the pass began, who
-shared that, and how many samples each of them was given, as far as the process that wrote it knows. ``merge_states``
-puts together what several know.
+shared that, and how many samples each of them was given, as far as the process that wrote it knows. That of an epoch's
+beginning ends behind the epoch; before the first pass it doesn't name the dataset either. ``merge_states`` puts
+together what several know.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = [
     "State",
     "beginning",
     "check_state",
+    "identity_of",
     "is_beginning",
     "is_finished",
     "merge_shares",
@@ -28,6 +30,8 @@ __all__ = [
 
 FORMAT = "asyncfetch stream state"
 VERSION = 1
+
+_IDENTITY = ("dataset", "order")
 
 State = dict[str, Any]
 """JSON: only dicts with string keys, lists, strings, whole numbers, booleans and None."""
@@ -67,13 +71,15 @@ class Progress:
         Raises:
             StateMismatch: It is of another dataset or order, or doesn't know enough.
         """
-        for name in ("dataset", "order"):
+        for name in identity_of(state):
             if state[name] != self.identity[name]:
                 raise StateMismatch(
                     f"the state's {name} is {state[name]}, and this stream's is {self.identity[name]}: load it where "
                     "source, episodes, features, shuffle, seed, lanes, pool_episodes, group_frames and the version of "
                     "asyncfetch's order are the same"
                 )
+        if is_beginning(state):
+            return self
         rest = Rest.of_json(state["rest"], self.total)
         delivered = _delivered(state["shares"])
         if self.placement in delivered:
@@ -88,14 +94,19 @@ class Progress:
         return replace(self, rest=rest.after(delivered, self.total))
 
 
-def beginning(epoch: int) -> State:
-    """The state of an epoch of which nothing was delivered, of whatever dataset."""
-    return {"format": FORMAT, "version": VERSION, "epoch": epoch}
+def beginning(epoch: int, identity: Mapping[str, Any] | None = None) -> State:
+    """The state of an epoch of which nothing was delivered; without an identity of whatever dataset."""
+    return {"format": FORMAT, "version": VERSION, **(identity or {}), "epoch": epoch}
+
+
+def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What its order depends on: see Progress. Empty where it doesn't say."""
+    return {name: state[name] for name in _IDENTITY if name in state}
 
 
 def is_beginning(state: Mapping[str, Any]) -> bool:
     """Whether it is what ``beginning`` gave."""
-    return "shares" not in state
+    return "rest" not in state and "shares" not in state
 
 
 def is_finished(state: Mapping[str, Any], ends: Ends) -> bool:
@@ -123,7 +134,7 @@ def check_state(state: object) -> State:
     if not isinstance(state.get("epoch"), int) or state["epoch"] < 0:
         raise StateMismatch(f"the state's epoch must be a whole number from 0, not {state.get('epoch')!r}")
     if not is_beginning(state):
-        lacking = {"dataset", "order", "total", "rest"} - state.keys()
+        lacking = {*_IDENTITY, "total", "rest", "shares"} - state.keys()
         if lacking:
             raise StateMismatch(f"the state lacks {', '.join(sorted(lacking))}")
         _delivered(state["shares"])
@@ -162,8 +173,12 @@ def merge_states(states: Sequence[Any]) -> State:
             f"the states are of different epochs, {epochs}, and tell of no rest that all ranks share: take them where "
             'all are in one epoch; with uneven_ends="drop" or "pad" they begin each together'
         )
+    known = [identity_of(state) for state in found if identity_of(state)]
+    for identity in known:
+        for name in _IDENTITY:
+            _check_same(name, known[0].get(name), identity.get(name))
     if not begun:
-        return found[0]
+        return beginning(epochs[0], known[0] if known else None)
     merged = merge_shares(begun)
     delivered = _delivered(merged["shares"])
     _check_told_once(ranks, delivered)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
-from asyncfetch.stream.state import beginning
+from asyncfetch.stream.state import beginning, identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -171,6 +171,33 @@ def test_a_state_of_another_dataset_is_refused_with_both_fingerprints(
     elsewhere.close()
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["last sample given", "end asked for"])
+def test_a_state_of_an_epochs_end_is_of_its_dataset_and_order_alone(
+    truth: DatasetTruth, small_dataset: DatasetTruth, stream: af.Stream, other: af.Stream, ended: bool
+) -> None:
+    """Also where it was loaded, or merged, and saved again before anything was read."""
+    keys_of(itertools.islice(iter(stream), TOTAL + ended))
+    state = saved(stream.state_dict())
+    other.load_state_dict(state)
+    again = saved(other.state_dict())
+    other.load_state_dict(again)
+    assert len(keys_of(other)) == TOTAL
+    assert other.epoch == 2
+    for each in (state, again, af.torch.merge_states([state, state] if ended else [state])):
+        for changed in (make_stream(truth, seed=1), make_stream(small_dataset)):
+            changed.load_state_dict(each)
+            with pytest.raises(StateMismatch, match=state["dataset"] if changed.seed == 0 else "'seed': 0.*'seed': 1"):
+                next(iter(changed))
+            changed.set_epoch(2)  # said anew, it begins there
+            next(iter(changed))
+            changed.close()
+    bare = {name: again[name] for name in ("format", "version", "epoch")}
+    other.load_state_dict(bare)
+    assert len(keys_of(other)) == TOTAL
+    with pytest.raises(StateMismatch, match="differ in order"):
+        af.torch.merge_states([again, bare, again | {"order": {}}])
+
+
 @pytest.mark.parametrize("change", [{"format": "x"}, {"version": 2}, {"epoch": -1}, {"epoch": "0"}, {"shares": {}}])
 def test_what_is_no_state_is_refused_at_once(stream: af.Stream, change: dict[str, Any]) -> None:
     next(iter(stream))
@@ -190,7 +217,7 @@ def test_behind_an_epoch_of_which_nothing_was_left_comes_the_next(stream: af.Str
     keys_of(itertools.islice(iter(stream), TOTAL))
     other.load_state_dict(saved(stream.state_dict()))
     assert other.epoch == 1
-    assert other.state_dict() == beginning(1)
+    assert other.state_dict() == beginning(1, identity_of(stream.state_dict()))
     assert len(keys_of(other)) == TOTAL
     assert other.epoch == 2
 

@@ -13,6 +13,7 @@ from asyncfetch.stream.serving.packing import unpack
 from asyncfetch.stream.serving.process import WorkerProcess
 from asyncfetch.stream.serving.worker import Plan
 from asyncfetch.stream.source import SampleSource
+from asyncfetch.stream.state import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -163,6 +164,7 @@ class ServedBatches:
 
     def _open(self, worker: WorkerProcess, message: Filled) -> Any:  # noqa: ANN401
         batch, self._state = unpack(worker.take(message), message.start, message.stop)
+        self._stream.known_identity = identity_of(self._state)
         return batch
 
     @property
