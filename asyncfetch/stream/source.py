@@ -313,13 +313,13 @@ class SampleSource(ABC, Generic[R]):
 
         With as many ranks and workers as before, order and batches are those of an uninterrupted run. With others, what
         is left is shared anew. The state is compared with the dataset when the next pass begins. Where nothing was left
-        of the epoch for any rank, that is the next epoch's.
+        of the epoch for any rank, or less than a batch where such are dropped, that is the next epoch's.
 
         Raises:
             StateMismatch: It isn't a state, or one of a version that can't be read.
         """
         state = check_state(state)
-        self.go_on(state, state["epoch"] + is_finished(state, self.config.uneven_ends))
+        self.go_on(state, state["epoch"] + is_finished(state, self.config.uneven_ends, self._least_samples))
 
     def go_on(self, state: State, epoch: int) -> None:
         """What loading does: a state that was checked, and the epoch to begin with, which may be the one behind it."""

@@ -21,6 +21,7 @@ __all__ = [
     "State",
     "beginning",
     "check_state",
+    "has_given_all",
     "identity_of",
     "is_beginning",
     "is_finished",
@@ -109,10 +110,11 @@ def is_beginning(state: Mapping[str, Any]) -> bool:
     return "rest" not in state and "shares" not in state
 
 
-def is_finished(state: Mapping[str, Any], ends: Ends) -> bool:
-    """Whether nothing of its epoch is left, for any of its consumers, as far as the state tells of them all.
+def is_finished(state: Mapping[str, Any], ends: Ends, least_samples: int = 1) -> bool:
+    """Whether none of its consumers is given anything more of its epoch, as far as the state tells of them all.
 
-    One rank's own state tells it of the others where all have equally many samples.
+    One rank's own state tells it of the others where all are given equally many batches. Fewer than ``least_samples``
+    are given to nobody.
     """
     if is_beginning(state):
         return False
@@ -120,9 +122,18 @@ def is_finished(state: Mapping[str, Any], ends: Ends) -> bool:
     one = next(iter(delivered))
     if len(delivered) < one.consumers:
         most, least = (rest.shared(total, replace(one, rank=rank), ends)[0] for rank in (0, one.world_size - 1))
-        if most > least or one.workers > 1:
+        if most // least_samples > least // least_samples or one.workers > 1:
             return False
-    return all(count >= rest.shared(total, placement, ends)[0] for placement, count in delivered.items())
+    return has_given_all(state, ends, least_samples)
+
+
+def has_given_all(state: Mapping[str, Any], ends: Ends, least_samples: int) -> bool:
+    """Whether those consumers that it tells of are given nothing more of its epoch: see ``is_finished``."""
+    total, rest = state["total"], Rest.of_json(state["rest"], state["total"])
+    return all(
+        rest.shared(total, placement, ends)[0] - count < least_samples
+        for placement, count in _delivered(state["shares"]).items()
+    )
 
 
 def check_state(state: object) -> State:

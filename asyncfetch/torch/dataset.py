@@ -114,9 +114,11 @@ class StreamDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         samples = self.stream.count(self._placement(0, 1))
-        if self.batch_size is None:
-            return samples
-        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+        return samples if self.batch_size is None else self._count_batches(samples, self.batch_size)
+
+    def _count_batches(self, samples: int, size: int) -> int:
+        """How many batches of this size a consumer makes of so many samples."""
+        return samples // size if self.drop_last and self.batch_size is not None else -(-samples // size)
 
     def state_dict(self) -> State:
         """What this process was given of the epoch; see ``Stream.state_dict``.
@@ -167,7 +169,7 @@ class StreamDataset(IterableDataset[Any]):
                 "this epoch of a mixture was begun or gone on with inside of a batch, so batches end early where the "
                 "member changes, and how far so many of them are isn't known here: ask torchdata's StatefulDataLoader"
             )
-        left = [-(-len(plan) // size) for plan in progresses]
+        left = [self._count_batches(len(plan), size) for plan in progresses]
         if not 0 <= batches <= sum(left):
             raise ConfigError(f"batches={batches} isn't among the {sum(left)} of what this rank takes of epoch {epoch}")
         given = [0] * workers

@@ -232,6 +232,37 @@ def test_behind_the_last_batch_of_workers_comes_the_next_epoch(stream: af.Stream
     assert other.epoch == 2
 
 
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_behind_the_last_whole_batch_comes_the_next_epoch_where_the_rest_is_dropped(
+    truth: DatasetTruth, stream: af.Stream, monkeypatch: pytest.MonkeyPatch, world_size: int
+) -> None:
+    """By a rank's own state, however it is asked, where all ranks are given as many batches, and by all together."""
+    tells_of_all = world_size < 4  # of 4 ranks two have 8 samples and two 7
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    states = []
+    for rank in range(world_size):
+        monkeypatch.setenv("RANK", str(rank))
+        one = make_stream(truth)
+        dataset = af.torch.StreamDataset(one, batch_size=4, drop_last=True)
+        batches = iter(dataset)
+        for left in reversed(range(len(dataset))):
+            next(batches)
+            state = saved(dataset.state_dict())
+            # What state_after says on several ranks has to be merged.
+            asked = [dataset.state_after(len(dataset) - left)] if world_size == 1 else []
+            for each in (state, *asked):
+                resumed = af.torch.StreamDataset(stream, batch_size=4, drop_last=True)
+                resumed.load_state_dict(each)
+                assert stream.epoch == (left == 0 and tells_of_all)
+                assert len(list(resumed)) == (left or tells_of_all * len(dataset))
+        states.append(state)
+        with pytest.raises(ConfigError, match=f"batches={len(dataset) + 1}"):
+            dataset.state_after(len(dataset) + 1)
+        one.close()
+    stream.load_state_dict(af.torch.merge_states(states))
+    assert stream.epoch == 1
+
+
 @pytest.mark.parametrize(("world_size", "given"), [(4, (7, 7, 7, 7)), (4, (8, 8, 7, 7)), (3, (10, 10, 10))])
 @pytest.mark.parametrize("asked", [False, True])
 def test_ranks_that_have_ended_and_those_with_a_sample_left_are_merged(

@@ -102,7 +102,7 @@ class ServedBatches:
                 "the stream of the dataset's URL"
             )
         self._stream = stream
-        stream.set_batch_size(batch_size)
+        stream.set_batch_size(batch_size, drop_last=drop_last)
         self._options = (batch_size, drop_last, max_ahead, max_ahead_bytes)
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None
