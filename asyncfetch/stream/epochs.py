@@ -73,6 +73,11 @@ class EpochCounter:
         notes = notes[(notes["settings"] == self._set[0]) & (notes["turn"] > 0)]
         return int(notes["epoch"].max()) if len(notes) else None
 
+    @property
+    def settings(self) -> int:
+        """How often an epoch was set; also where a pass of one consumer was finished."""
+        return int(self._set[0])
+
     def set(self, epoch: int) -> None:
         """All passes begun from now on take this epoch, until one of them is finished."""
         if epoch < 0:

@@ -15,7 +15,7 @@ from asyncfetch.stream.passes import Samples, StreamIterator
 from asyncfetch.stream.placement import Placement, find_rank
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.session import Session
-from asyncfetch.stream.state import Progress, State, beginning, check_state, identity_of, is_finished
+from asyncfetch.stream.state import Progress, State, beginning, check_state, has_given_all, identity_of, is_finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -170,10 +170,11 @@ class SampleSource(ABC, Generic[R]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, in the workers of a running loader too.
 
-        A pass takes its epoch when its first sample is asked for, a loader's when the loader is iterated.
+        A pass takes its epoch when its first sample is asked for, a loader's when the loader is iterated. Until then
+        ``state_dict`` is of this epoch, whatever the pass before has delivered.
         """
         self.epochs.set(epoch)
-        self._latest = None
+        self._latest = self._progress = None
 
     def samples(
         self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None
@@ -286,6 +287,10 @@ class SampleSource(ABC, Generic[R]):
         """An epoch was finished, here or in another process."""
         turn.finish()
         self._loaded = {epoch: state for epoch, state in self._loaded.items() if epoch != turn.epoch}
+
+    def is_over(self, state: State) -> bool:
+        """Whether the pass that it was taken in gives nothing more."""
+        return has_given_all(state, self.config.uneven_ends, self._least_samples)
 
     def start_of(self, epoch: int) -> State:
         """Where a pass of this epoch begins: where a loaded state of it was taken, or at the beginning."""

@@ -327,6 +327,16 @@ def test_a_state_says_what_comes_next_though_another_epochs_was_loaded(stream: a
     assert other.state_dict()["epoch"] == 3
 
 
+def test_where_an_epoch_is_set_the_state_is_of_its_beginning_until_a_pass_begins(stream: af.Stream) -> None:
+    samples = iter(stream)
+    next(samples)
+    state = stream.state_dict()
+    stream.set_epoch(0)
+    assert stream.state_dict() == beginning(0, identity_of(state))
+    next(iter(stream))
+    assert stream.state_dict() == state
+
+
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("size", [1, 7])
 def test_batches_made_by_the_dataset_are_the_same_for_any_workers_and_go_on(
