@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from asyncfetch.errors import StateMismatch
+from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.cursor import Ends, Rest
+from asyncfetch.stream.epochs import MAX_EPOCH, MAX_WORKERS
 from asyncfetch.stream.placement import Placement
 
 __all__ = [
@@ -33,6 +35,11 @@ FORMAT = "asyncfetch stream state"
 VERSION = 1
 
 _IDENTITY = ("dataset", "order")
+_LAYOUT = ("world_size", "workers", "block_samples")
+_MIXTURE = "a mixture"
+_ONE_STREAM = "source, episodes, features, shuffle, seed, lanes, pool_episodes, group_frames and version of the order"
+"""What makes its identity."""
+_SEVERAL = f"weights, stop_on, seed, block_samples, the streams and, of each of them, {_ONE_STREAM}"
 
 State = dict[str, Any]
 """JSON: only dicts with string keys, lists, strings, whole numbers, booleans and None."""
@@ -72,13 +79,7 @@ class Progress:
         Raises:
             StateMismatch: It is of another dataset or order, or doesn't know enough.
         """
-        for name in identity_of(state):
-            if state[name] != self.identity[name]:
-                raise StateMismatch(
-                    f"the state's {name} is {state[name]}, and this stream's is {self.identity[name]}: load it where "
-                    "source, episodes, features, shuffle, seed, lanes, pool_episodes, group_frames and the version of "
-                    "asyncfetch's order are the same"
-                )
+        self._check(state)
         if is_beginning(state):
             return self
         rest = Rest.of_json(state["rest"], self.total)
@@ -93,6 +94,27 @@ class Progress:
                 "asyncfetch.torch.merge_states([one state of each rank])"
             )
         return replace(self, rest=rest.after(delivered, self.total))
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        given, own = identity_of(state), self.identity
+        if given and _kind(given) != _kind(own):
+            raise StateMismatch(f"the state is of {_kind(given)}, {given}, and this is {_kind(own)}, {own}")
+        # A mixture's order goes into what it says of its members, so what is named is what was changed.
+        for name in ("order", "dataset"):
+            if name in given and given[name] != own[name]:
+                instead = f"; or begin epoch {self.epoch} anyhow, by set_epoch" if is_beginning(state) else ""
+                raise StateMismatch(
+                    f"the state's {name} is {given[name]}, and that of this is {own[name]}: load it where "
+                    f"{_SEVERAL if _kind(own) == _MIXTURE else _ONE_STREAM} are the same{instead}"
+                )
+        total = state.get("total", self.total)
+        if total != self.total:
+            raise StateMismatch(f"the state is of an epoch of {total} samples, and this one has {self.total}")
+
+
+def _kind(identity: Mapping[str, Any]) -> str:
+    order = identity.get("order")
+    return _MIXTURE if isinstance(order, Mapping) and "stop_on" in order else "a stream"
 
 
 def beginning(epoch: int, identity: Mapping[str, Any] | None = None) -> State:
@@ -142,13 +164,21 @@ def check_state(state: object) -> State:
         raise StateMismatch(f"this isn't a state of a stream: {str(state)[:200]}")
     if state.get("version") != VERSION:
         raise StateMismatch(f"the state is of version {state.get('version')}, and this asyncfetch reads {VERSION}")
-    if not isinstance(state.get("epoch"), int) or state["epoch"] < 0:
-        raise StateMismatch(f"the state's epoch must be a whole number from 0, not {state.get('epoch')!r}")
+    epoch: Any = state.get("epoch")
+    if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
+        raise StateMismatch(f"the state's epoch must be a whole number from 0 to 2**62, not {epoch!r}")
     if not is_beginning(state):
         lacking = {*_IDENTITY, "total", "rest", "shares"} - state.keys()
         if lacking:
             raise StateMismatch(f"the state lacks {', '.join(sorted(lacking))}")
-        _delivered(state["shares"])
+        total = state["total"]
+        if not is_whole_number(total):
+            raise StateMismatch(f"the state's total must be a whole number, not {total!r}")
+        rest = Rest.of_json(state["rest"], total)
+        for placement, count in _delivered(state["shares"]).items():
+            share = rest.shared(total, placement, "pad")[0]
+            if count > share:
+                raise StateMismatch(f"the state's shares can't be: {count} samples of {placement}, who takes {share}")
     return dict(state)
 
 
@@ -251,7 +281,7 @@ def merge_shares(states: Sequence[State]) -> State:
     for state in states:
         for name in ("dataset", "order", "rest"):
             _check_same(name, first[name], state[name])
-        for name in ("world_size", "workers", "block_samples"):
+        for name in _LAYOUT:
             _check_same(name, first["shares"][name], state["shares"][name])
         for placement, count in _delivered(state["shares"]).items():
             delivered[placement] = max(count, delivered.get(placement, 0))
@@ -287,13 +317,21 @@ def _shares(delivered: Mapping[Placement, int]) -> State:
 
 def _delivered(shares: Mapping[str, Any]) -> dict[Placement, int]:
     try:
-        world_size, workers = shares["world_size"], shares["workers"]
+        world_size, workers, block_samples = (_whole(shares[name]) for name in _LAYOUT)
         delivered = {
-            Placement(rank, world_size, worker, workers, shares["block_samples"]): int(count)
+            Placement(_whole(rank), world_size, _whole(worker), workers, block_samples): _whole(count)
             for rank, worker, count in shares["delivered"]
         }
     except (KeyError, TypeError, ValueError) as error:
         raise StateMismatch(f"the state's shares can't be read: {shares!r}") from error
-    if not delivered or min(delivered.values()) < 0:
-        raise StateMismatch(f"the state's shares tell of nobody, or less than nothing: {shares!r}")
+    if not delivered or min(delivered.values()) < 0 or len(delivered) < len(shares["delivered"]):
+        raise StateMismatch(f"the state's shares tell of nobody, of less than nothing, or of one twice: {shares!r}")
+    if workers > MAX_WORKERS:
+        raise StateMismatch(f"the state's shares are of {workers} workers, and a rank can have {MAX_WORKERS}")
     return delivered
+
+
+def _whole(value: Any) -> int:  # noqa: ANN401
+    if not is_whole_number(value):
+        raise TypeError(f"{value!r} is no whole number")
+    return int(value)

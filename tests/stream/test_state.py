@@ -74,3 +74,34 @@ def test_one_of_each_rank_is_enough_in_whatever_way_it_comes(state_of: Callable[
     assert merged["shares"]["delivered"] == [[0, 0, 4], [1, 0, 0], [2, 0, 2]]
     assert merge_states([given[2], beginning(0), {"workers": [given[0], beginning(0)]}]) == merged
     assert merge_states([merged, merged]) == merge_states([*given, given[0]]) == merged
+
+
+@pytest.mark.parametrize(
+    ("damage", "figures"),
+    [
+        ({"epoch": True}, "epoch .* not True"),
+        ({"epoch": 10**30}, f"epoch .* not {10**30}"),
+        ({"total": "45"}, "total .* not '45'"),
+        ({"total": 44}, "an epoch of 44 samples, and this one has 45"),
+        ({"shares": {"world_size": 10**9, "delivered": [[0, 0, 1]]}}, f"1 of the {10**9} consumers"),
+        ({"shares": {"workers": 10**9}}, f"{10**9} workers"),
+        ({"shares": {"delivered": [[0, 0, 10**18]]}}, f"{10**18} samples of rank 0 of 1, who takes 45"),
+        ({"shares": {"delivered": [[0, 0, 1.5]]}}, "can't be read"),
+        ({"shares": {"delivered": [[0, 0, 1], [0, 0, 2]]}}, "one twice"),
+        ({"rest": {"position": 5, "missing": [[0, 10**12, 1]]}}, f"missing.*{10**12}"),
+        ({"rest": {"position": 5, "missing": [[0, 10**30, 1]]}}, f"missing.*{10**30}"),
+    ],
+    ids=str,
+)
+def test_a_damaged_state_is_refused_at_once(
+    truth: DatasetTruth, state_of: Callable[..., State], damage: dict[str, Any], figures: str
+) -> None:
+    state = state_of(0, 1, 5)
+    for name, value in damage.items():
+        state[name] = state[name] | value if isinstance(value, dict) else value
+    stream = stream_of(truth)
+    samples = iter(stream)
+    with pytest.raises(StateMismatch, match=figures):  # noqa: PT012
+        stream.load_state_dict(state)
+        next(samples)
+    stream.close()
