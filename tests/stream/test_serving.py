@@ -394,7 +394,7 @@ def test_what_is_no_stream_is_refused(other: Any) -> None:  # noqa: ANN401
         af.torch.StreamDataset(other)
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.5])
+@pytest.mark.parametrize("value", [0, -1, 2.5, True])
 @pytest.mark.parametrize("name", ["batch_size", "max_ahead", "max_ahead_bytes"])
 def test_numbers_out_of_range_are_refused(truth: DatasetTruth, name: str, value: float) -> None:
     options: Any = {name: value}

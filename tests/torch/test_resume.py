@@ -186,7 +186,8 @@ def test_a_state_of_an_epochs_end_is_of_its_dataset_and_order_alone(
     for each in (state, again, af.torch.merge_states([state, state] if ended else [state])):
         for changed in (make_stream(truth, seed=1), make_stream(small_dataset)):
             changed.load_state_dict(each)
-            with pytest.raises(StateMismatch, match=state["dataset"] if changed.seed == 0 else "'seed': 0.*'seed': 1"):
+            why = state["dataset"] if changed.seed == 0 else "'seed': 0.*'seed': 1.*begin epoch 1 anyhow, by set_epoch"
+            with pytest.raises(StateMismatch, match=why):
                 next(iter(changed))
             changed.set_epoch(2)  # said anew, it begins there
             next(iter(changed))
@@ -369,6 +370,34 @@ def test_after_batches_of_a_plain_loader_just_what_was_left_comes(
     assert sorted(first + rest) == [(e, f) for e, length in enumerate(truth.lengths) for f in range(length)]
     with pytest.raises(ConfigError, match="batches=99"):
         dataset.state_after(99, batch_size=4, num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_behind_an_epoch_no_batches_are_none_of_the_next(stream: af.Stream, workers: int) -> None:
+    dataset = af.torch.StreamDataset(stream, batch_size=1)
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+    for epoch in range(2):
+        assert dataset.state_after(0, num_workers=workers)["epoch"] == epoch
+        for taken, _ in enumerate(loader, 1):
+            if taken == 5:
+                assert dataset.state_after(taken, num_workers=workers)["epoch"] == epoch
+    dataset.set_epoch(5)
+    assert dataset.state_after(0, num_workers=workers)["epoch"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batches": 1.5}, "batches must be a whole number, not 1.5"),
+        ({"batches": "3"}, "batches must be a whole number, not '3'"),
+        ({"batches": True}, "batches must be a whole number, not True"),
+        ({"batches": 1, "batch_size": 0}, "batch_size must be a whole number, at least 1, or None, not 0"),
+        ({"batches": 1, "num_workers": -1}, "num_workers must be a whole number from 0 to 1024, not -1"),
+    ],
+)
+def test_what_is_no_number_of_batches_is_refused(stream: af.Stream, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        af.torch.StreamDataset(stream).state_after(**arguments)
 
 
 def test_the_process_that_has_the_workers_does_not_guess(stream: af.Stream) -> None:

@@ -7,6 +7,7 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.stream.serving.messages import AskStatistics, Begin, Ended, Failed, Filled, Statistics, Stop
 from asyncfetch.stream.serving.packing import unpack
@@ -87,11 +88,11 @@ class ServedBatches:
         max_ahead: int,
         max_ahead_bytes: int,
     ) -> None:
-        numbers: dict[str, object] = {"max_ahead": max_ahead, "max_ahead_bytes": max_ahead_bytes}
+        numbers: dict[str, Any] = {"max_ahead": max_ahead, "max_ahead_bytes": max_ahead_bytes}
         if batch_size is not None:
             numbers["batch_size"] = batch_size
         for name, value in numbers.items():
-            if not isinstance(value, int) or value < 1:
+            if not is_whole_number(value) or value < 1:
                 raise ConfigError(f"{name} must be a whole number, at least 1, not {value!r}")
         if not isinstance(stream, SampleSource):
             raise ConfigError(
