@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_EPOCH", "MAX_WORKERS", "EpochCounter", "Turn"]
 
-MAX_EPOCH = 2**62
-"""One more, and what is counted with it, stay within 64 bits."""
+MAX_EPOCH = 2**63 - 1
+"""They are counted in 64 bits."""
 MAX_WORKERS = 1024
 """Loader workers of one rank that epochs are counted for; 104 kB."""
 
@@ -144,7 +144,7 @@ class EpochCounter:
 
 def _check_epoch(epoch: Any) -> None:  # noqa: ANN401 - what a user gave
     if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
-        raise ConfigError(f"epoch must be a whole number from 0 to 2**62, not {epoch!r}")
+        raise ConfigError(f"epoch must be a whole number from 0, below 2**63, not {epoch!r}")
 
 
 def _counter_at(epoch: int) -> EpochCounter:
