@@ -21,7 +21,7 @@ from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics
 from asyncfetch.lerobot.held_episode import HeldEpisode
 from asyncfetch.lerobot.samples import Asked, Field, ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.statistics import DatasetStatistics
-from asyncfetch.lerobot.windows import Windows, frames
+from asyncfetch.lerobot.windows import Windows, check_windows, frames
 
 __all__ = [
     "Asked",
@@ -36,6 +36,7 @@ __all__ = [
     "Sample",
     "SampleBuilder",
     "Windows",
+    "check_windows",
     "frames",
     "open_dataset",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from asyncfetch.errors import ConfigError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FrameOffsets", "Window", "Windows", "frames", "resolve_windows"]
+__all__ = ["FrameOffsets", "Window", "Windows", "check_windows", "frames", "resolve_windows"]
 
 TOLERANCE_SECONDS = 1e-4
 """How far a window's seconds may lie off the grid of frames: LeRobot's default ``tolerance_s``."""
@@ -44,6 +44,15 @@ def frames(*offsets: int) -> FrameOffsets:
     return FrameOffsets(tuple(int(offset) for offset in offsets))
 
 
+def check_windows(windows: Any) -> None:  # noqa: ANN401 - what a user gave
+    """What can be said of them without a dataset: ConfigError where they are no mapping, or one of them is a string."""
+    if windows is not None and not isinstance(windows, Mapping):
+        raise ConfigError(f"windows must be a mapping of a window to each key, or None, not {windows!r}")
+    for key, window in (windows or {}).items():
+        if isinstance(window, str | bytes):
+            raise ConfigError(f"windows: {key!r} needs a list of seconds or frames(...), not {window!r}")
+
+
 def resolve_windows(windows: Windows | None, *, fps: float, keys: Collection[str]) -> dict[str, NDArray[np.int64]]:
     """The frame offsets of each window.
 
@@ -55,6 +64,7 @@ def resolve_windows(windows: Windows | None, *, fps: float, keys: Collection[str
     Raises:
         ConfigError: An unknown key, an empty window, or seconds that aren't on the grid of frames within 0.1 ms.
     """
+    check_windows(windows)
     resolved = {}
     for key, window in (windows or {}).items():
         if key not in keys:

@@ -86,9 +86,12 @@ class Rest:
         """What ``as_json`` gave, of an epoch of ``total`` samples."""
         try:
             position = int(state["position"])
-            missing = tuple(sorted(itertools.chain.from_iterable(range(*run) for run in state["missing"])))
-            stride = max((int(step) for _, _, step in state["missing"]), default=1)
-        except (KeyError, TypeError, ValueError) as error:
+            runs = [range(*run) for run in state["missing"]]
+            if not sum(map(len, runs)) <= position <= total:  # before they take room
+                raise ValueError(f"more than the {position} samples in front, or than {total}")  # noqa: TRY301
+            missing = tuple(sorted(itertools.chain.from_iterable(runs)))
+            stride = max((run.step for run in runs), default=1)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StateMismatch(f"a state's rest of an epoch must have position and missing, not {state!r}") from error
         within = 0 <= position <= total and missing[:1] >= (0,) * bool(missing) and missing[-1:] < (position,)
         if not within or len(set(missing)) != len(missing):

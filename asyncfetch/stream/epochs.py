@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.ranges import is_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-__all__ = ["MAX_WORKERS", "EpochCounter", "Turn"]
+__all__ = ["MAX_EPOCH", "MAX_WORKERS", "EpochCounter", "Turn"]
 
+MAX_EPOCH = 2**63 - 1
+"""They are counted in 64 bits."""
 MAX_WORKERS = 1024
 """Loader workers of one rank that epochs are counted for; 104 kB."""
 
@@ -73,17 +76,23 @@ class EpochCounter:
         notes = notes[(notes["settings"] == self._set[0]) & (notes["turn"] > 0)]
         return int(notes["epoch"].max()) if len(notes) else None
 
+    @property
+    def settings(self) -> int:
+        """How often an epoch was set; also where a pass of one consumer was finished."""
+        return int(self._set[0])
+
     def set(self, epoch: int) -> None:
         """All passes begun from now on take this epoch, until one of them is finished."""
-        if epoch < 0:
-            raise ConfigError(f"epoch must not be negative, not {epoch}")
+        _check_epoch(epoch)
         # The count is written last here and read first elsewhere: the new count never goes with the old epoch.
         self._set[1] = epoch
         self._set[0] += 1
 
     def begin(self, epoch: int | None = None) -> Turn:
         """A pass of one consumer in this process; one of a given epoch counts only where that is the next."""
-        epoch = self.current() if epoch is None else epoch
+        if epoch is None:
+            epoch = self.current()
+        _check_epoch(epoch)
         return Turn(epoch, partial(self._finish_alone, epoch))
 
     def begin_share(self, worker: int, workers: int, loader: int) -> Turn:
@@ -131,6 +140,11 @@ class EpochCounter:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _counter_at, (self.current(),)
+
+
+def _check_epoch(epoch: Any) -> None:  # noqa: ANN401 - what a user gave
+    if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
+        raise ConfigError(f"epoch must be a whole number from 0, below 2**63, not {epoch!r}")
 
 
 def _counter_at(epoch: int) -> EpochCounter:

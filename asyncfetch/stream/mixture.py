@@ -250,7 +250,7 @@ def _schedule(weights: Any, members: int) -> Schedule:  # noqa: ANN401
             stages = list(weights)
         else:
             stages = [(0, weights)]
-        schedule = tuple((operator.index(step), tuple(map(float, these))) for step, these in stages)
+        schedule = tuple((operator.index(step), _numbers(these)) for step, these in stages)
     except (TypeError, ValueError) as error:
         message = f"weights must be a number for each stream, or a schedule {{step: numbers}}, not {weights!r}"
         raise ConfigError(message) from error
@@ -260,9 +260,17 @@ def _schedule(weights: Any, members: int) -> Schedule:  # noqa: ANN401
     for step, these in schedule:
         if len(these) != members:
             raise ConfigError(f"{members} streams need {members} weights, not {len(these)}, from step {step} on")
-        if not all(math.isfinite(weight) and weight >= 0 for weight in these) or not sum(these):
-            raise ConfigError(f"weights must be 0 or more, and one of them above it, not {these} from step {step} on")
+        if not all(weight >= 0 for weight in these) or not 0 < sum(these) < math.inf:
+            raise ConfigError(
+                f"weights must be 0 or more, one of them above 0, their sum finite, not {these} from step {step} on"
+            )
     return schedule
+
+
+def _numbers(weights: Any) -> tuple[float, ...]:  # noqa: ANN401
+    if isinstance(weights, str):
+        raise TypeError("digits of a string are no weights")
+    return tuple(map(float, weights))
 
 
 def _renames(

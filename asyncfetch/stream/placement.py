@@ -42,6 +42,10 @@ class Placement:
         if self.block_samples < 1:
             raise ConfigError(f"a worker takes at least 1 sample at its turn, not {self.block_samples}")
 
+    def __str__(self) -> str:
+        rank = f"rank {self.rank} of {self.world_size}"
+        return rank if self.workers == 1 else f"{rank}, worker {self.worker} of {self.workers}"
+
     @property
     def consumers(self) -> int:
         """Over all ranks and workers. A rank's workers together take what the rank would take alone."""

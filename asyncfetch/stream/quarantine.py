@@ -60,7 +60,8 @@ class Board:
     """Where a loader's workers write what they find bad, for the process that has them to read.
 
     Memory that all of them share, with a part for each worker, which nobody else writes to. A worker that finds no room
-    there counts on without a name. An entry is there for readers when its samples are counted, which is last.
+    there counts on without a name; what those beyond ``BOARD_WORKERS`` find is neither listed nor counted. An entry is
+    there for readers when its samples are counted, which is last.
 
     Args:
         memory: ``BOARD_BYTES`` zeros, or what another process made of them.

@@ -15,7 +15,7 @@ from asyncfetch.stream.passes import Samples, StreamIterator
 from asyncfetch.stream.placement import Placement, find_rank
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.session import Session
-from asyncfetch.stream.state import Progress, State, beginning, check_state, is_beginning, is_finished
+from asyncfetch.stream.state import Progress, State, beginning, check_state, has_given_all, identity_of, is_finished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -100,7 +100,10 @@ class SampleSource(ABC, Generic[R]):
         self._opened: R | None = None
         """What is read, where it is open already; else each pass, or the session of all synchronous ones, opens it."""
         self._session: Session[R] | None = None
-        self._loaded: State | None = None
+        self._loaded: dict[int, State] = {}
+        """By epoch, what is known from a state that was loaded: where it was taken, and of which dataset it is."""
+        self.known_identity: Mapping[str, Any] = {}
+        """Of what the latest pass has read, here or in another process: see Progress."""
         self._progress: Progress | None = None
         """Of the latest pass, while it lasts."""
         self._latest: tuple[Turn, PassPlan] | None = None
@@ -155,6 +158,7 @@ class SampleSource(ABC, Generic[R]):
     def set_batch_size(self, batch_size: int | None, *, drop_last: bool = False) -> None:
         """Consecutive samples of a consumer become batches of this size, maybe without the last, smaller one."""
         self._least_samples = batch_size if batch_size is not None and drop_last else 1
+        self.known_identity = {}  # a mixture's depends on it
 
     # Epochs and passes.
 
@@ -166,10 +170,11 @@ class SampleSource(ABC, Generic[R]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, in the workers of a running loader too.
 
-        A pass takes its epoch when its first sample is asked for, a loader's when the loader is iterated.
+        A pass takes its epoch when its first sample is asked for, a loader's when the loader is iterated. Until then
+        ``state_dict`` is of this epoch, whatever the pass before has delivered.
         """
         self.epochs.set(epoch)
-        self._latest = None
+        self._latest = self._progress = None
 
     def samples(
         self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None
@@ -248,6 +253,7 @@ class SampleSource(ABC, Generic[R]):
         """``plan`` of the pass that ``state_dict`` speaks of from now on."""
         plan = self.plan(opened, placement, turn.epoch)
         self._progress, self._waiting = plan.progress, None
+        self.known_identity = plan.progress.identity
         self._latest = None if turn.is_share else (turn, plan)  # of a share, other workers read whether it is finished
         self._passes += 1
         return plan
@@ -280,47 +286,52 @@ class SampleSource(ABC, Generic[R]):
     def end_epoch(self, turn: Turn) -> None:
         """An epoch was finished, here or in another process."""
         turn.finish()
-        if self._loaded_of(turn.epoch):
-            self._loaded = None
+        self._loaded = {epoch: state for epoch, state in self._loaded.items() if epoch != turn.epoch}
+
+    def is_over(self, state: State) -> bool:
+        """Whether the pass that it was taken in gives nothing more."""
+        return has_given_all(state, self.config.uneven_ends, self._least_samples)
 
     def start_of(self, epoch: int) -> State:
         """Where a pass of this epoch begins: where a loaded state of it was taken, or at the beginning."""
         return self._loaded_of(epoch) or beginning(epoch)
 
     def _loaded_of(self, epoch: int) -> State | None:
-        return self._loaded if self._loaded is not None and self._loaded["epoch"] == epoch else None
+        return self._loaded.get(epoch)
 
     def state_dict(self) -> State:
         """What the latest pass has delivered of its epoch, as small JSON; not what was only fetched ahead.
 
-        Behind a pass that came to its end, and before the first, it is the beginning of the next epoch. It tells of
-        this process's consumer alone: one rank, or one worker of its loader. To go on with another number of ranks or
-        workers, take it from each and put them together with ``asyncfetch.torch.merge_states``.
+        Behind a pass that came to its end, and before the first, it is the beginning of the next epoch. Before the
+        first it doesn't say of which dataset, which wasn't opened yet. It tells of this process's consumer alone: one
+        rank, or one worker of its loader. To go on with another number of ranks or workers, take it from each and put
+        them together with ``asyncfetch.torch.merge_states``.
         """
         if self._waiting is not None:
             return self.plan(*self._waiting, self.epoch).progress.state()
         if self._progress is not None:
             return self._progress.state()
-        return self.start_of(self.epoch)
+        return self._loaded_of(self.epoch) or beginning(self.epoch, self.known_identity)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken: the next passes of its epoch give what was left of it, those behind it all.
 
         With as many ranks and workers as before, order and batches are those of an uninterrupted run. With others, what
         is left is shared anew. The state is compared with the dataset when the next pass begins. Where nothing was left
-        of the epoch for any rank, that is the next epoch's.
+        of the epoch for any rank, or less than a batch where such are dropped, that is the next epoch's.
 
         Raises:
             StateMismatch: It isn't a state, or one of a version that can't be read.
         """
         state = check_state(state)
-        self.go_on(state, state["epoch"] + is_finished(state, self.config.uneven_ends))
+        self.go_on(state, state["epoch"] + is_finished(state, self.config.uneven_ends, self._least_samples))
 
     def go_on(self, state: State, epoch: int) -> None:
         """What loading does: a state that was checked, and the epoch to begin with, which may be the one behind it."""
         if self.epochs.current() != epoch:  # the workers of a loader load it each
             self.epochs.set(epoch)
-        self._loaded = None if is_beginning(state) else state
+        identity = identity_of(state)
+        self._loaded = {epoch: beginning(epoch, identity), state["epoch"]: state} if identity else {}
         self._progress = self._waiting = self._latest = None
 
     def _open_session(self) -> Session[R]:

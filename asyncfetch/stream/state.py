@@ -1,8 +1,9 @@
 """Saved progress: what a pass has delivered, as small JSON, and how a later one goes on from it.
 
 A state names the dataset and the order by what they depend on, the epoch, what was left of it when the pass began, who
-shared that, and how many samples each of them was given, as far as the process that wrote it knows. ``merge_states``
-puts together what several know.
+shared that, and how many samples each of them was given, as far as the process that wrote it knows. That of an epoch's
+beginning ends behind the epoch; before the first pass it doesn't name the dataset either. ``merge_states`` puts
+together what several know.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from asyncfetch.errors import StateMismatch
+from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.cursor import Ends, Rest
+from asyncfetch.stream.epochs import MAX_EPOCH, MAX_WORKERS
 from asyncfetch.stream.placement import Placement
 
 __all__ = [
@@ -20,6 +23,8 @@ __all__ = [
     "State",
     "beginning",
     "check_state",
+    "has_given_all",
+    "identity_of",
     "is_beginning",
     "is_finished",
     "merge_shares",
@@ -28,6 +33,13 @@ __all__ = [
 
 FORMAT = "asyncfetch stream state"
 VERSION = 1
+
+_IDENTITY = ("dataset", "order")
+_LAYOUT = ("world_size", "workers", "block_samples")
+_MIXTURE = "a mixture"
+_ONE_STREAM = "source, episodes, features, shuffle, seed, lanes, pool_episodes, group_frames and version of the order"
+"""What makes its identity."""
+_SEVERAL = f"weights, stop_on, seed, block_samples, the streams and, of each of them, {_ONE_STREAM}"
 
 State = dict[str, Any]
 """JSON: only dicts with string keys, lists, strings, whole numbers, booleans and None."""
@@ -67,13 +79,9 @@ class Progress:
         Raises:
             StateMismatch: It is of another dataset or order, or doesn't know enough.
         """
-        for name in ("dataset", "order"):
-            if state[name] != self.identity[name]:
-                raise StateMismatch(
-                    f"the state's {name} is {state[name]}, and this stream's is {self.identity[name]}: load it where "
-                    "source, episodes, features, shuffle, seed, lanes, pool_episodes, group_frames and the version of "
-                    "asyncfetch's order are the same"
-                )
+        self._check(state)
+        if is_beginning(state):
+            return self
         rest = Rest.of_json(state["rest"], self.total)
         delivered = _delivered(state["shares"])
         if self.placement in delivered:
@@ -82,38 +90,72 @@ class Progress:
         if len(delivered) < known.consumers:
             raise StateMismatch(
                 f"the state tells of {len(delivered)} of the {known.consumers} consumers ({known.world_size} ranks, "
-                f"{known.workers} workers each) that shared the epoch, and not of rank {self.placement.rank} of "
-                f"{self.placement.world_size}, worker {self.placement.worker} of {self.placement.workers}: load "
+                f"{known.workers} workers each) that shared the epoch, and not of {self.placement}: load "
                 "asyncfetch.torch.merge_states([one state of each rank])"
             )
         return replace(self, rest=rest.after(delivered, self.total))
 
+    def _check(self, state: Mapping[str, Any]) -> None:
+        given, own = identity_of(state), self.identity
+        if given and _kind(given) != _kind(own):
+            raise StateMismatch(f"the state is of {_kind(given)}, {given}, and this is {_kind(own)}, {own}")
+        # A mixture's order goes into what it says of its members, so what is named is what was changed.
+        for name in ("order", "dataset"):
+            if name in given and given[name] != own[name]:
+                instead = f"; or begin epoch {self.epoch} anyhow, by set_epoch" if is_beginning(state) else ""
+                raise StateMismatch(
+                    f"the state's {name} is {given[name]}, and that of this is {own[name]}: load it where "
+                    f"{_SEVERAL if _kind(own) == _MIXTURE else _ONE_STREAM} are the same{instead}"
+                )
+        total = state.get("total", self.total)
+        if total != self.total:
+            raise StateMismatch(f"the state is of an epoch of {total} samples, and this one has {self.total}")
 
-def beginning(epoch: int) -> State:
-    """The state of an epoch of which nothing was delivered, of whatever dataset."""
-    return {"format": FORMAT, "version": VERSION, "epoch": epoch}
+
+def _kind(identity: Mapping[str, Any]) -> str:
+    order = identity.get("order")
+    return _MIXTURE if isinstance(order, Mapping) and "stop_on" in order else "a stream"
+
+
+def beginning(epoch: int, identity: Mapping[str, Any] | None = None) -> State:
+    """The state of an epoch of which nothing was delivered; without an identity of whatever dataset."""
+    return {"format": FORMAT, "version": VERSION, **(identity or {}), "epoch": epoch}
+
+
+def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What its order depends on: see Progress. Empty where it doesn't say."""
+    return {name: state[name] for name in _IDENTITY if name in state}
 
 
 def is_beginning(state: Mapping[str, Any]) -> bool:
     """Whether it is what ``beginning`` gave."""
-    return "shares" not in state
+    return "rest" not in state and "shares" not in state
 
 
-def is_finished(state: Mapping[str, Any], ends: Ends) -> bool:
-    """Whether nothing of its epoch is left, for any of its consumers, as far as the state tells of them all.
+def is_finished(state: Mapping[str, Any], ends: Ends, least_samples: int = 1) -> bool:
+    """Whether none of its consumers is given anything more of its epoch, as far as the state tells of them all.
 
-    One rank's own state tells it of the others where all have equally many samples.
+    One rank's own state tells it of the others where all are given equally many batches. Fewer than ``least_samples``
+    are given to nobody.
     """
-    if is_beginning(state) or "total" not in state:
+    if is_beginning(state):
         return False
     total, rest, delivered = state["total"], Rest.of_json(state["rest"], state["total"]), _delivered(state["shares"])
     one = next(iter(delivered))
-    everyone = _everyone(one)
-    if len(delivered) < len(everyone):
-        parts = {rest.shared(total, placement, ends)[0] for placement in everyone}
-        if len(parts) > 1 or one.workers > 1:
+    if len(delivered) < one.consumers:
+        most, least = (rest.shared(total, replace(one, rank=rank), ends)[0] for rank in (0, one.world_size - 1))
+        if most // least_samples > least // least_samples or one.workers > 1:
             return False
-    return all(count >= rest.shared(total, placement, ends)[0] for placement, count in delivered.items())
+    return has_given_all(state, ends, least_samples)
+
+
+def has_given_all(state: Mapping[str, Any], ends: Ends, least_samples: int) -> bool:
+    """Whether those consumers that it tells of are given nothing more of its epoch: see ``is_finished``."""
+    total, rest = state["total"], Rest.of_json(state["rest"], state["total"])
+    return all(
+        rest.shared(total, placement, ends)[0] - count < least_samples
+        for placement, count in _delivered(state["shares"]).items()
+    )
 
 
 def check_state(state: object) -> State:
@@ -122,13 +164,21 @@ def check_state(state: object) -> State:
         raise StateMismatch(f"this isn't a state of a stream: {str(state)[:200]}")
     if state.get("version") != VERSION:
         raise StateMismatch(f"the state is of version {state.get('version')}, and this asyncfetch reads {VERSION}")
-    if not isinstance(state.get("epoch"), int) or state["epoch"] < 0:
-        raise StateMismatch(f"the state's epoch must be a whole number from 0, not {state.get('epoch')!r}")
+    epoch: Any = state.get("epoch")
+    if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
+        raise StateMismatch(f"the state's epoch must be a whole number from 0, below 2**63, not {epoch!r}")
     if not is_beginning(state):
-        lacking = {"dataset", "order", "rest"} - state.keys()
+        lacking = {*_IDENTITY, "total", "rest", "shares"} - state.keys()
         if lacking:
             raise StateMismatch(f"the state lacks {', '.join(sorted(lacking))}")
-        _delivered(state["shares"])
+        total = state["total"]
+        if not is_whole_number(total):
+            raise StateMismatch(f"the state's total must be a whole number, not {total!r}")
+        rest = Rest.of_json(state["rest"], total)
+        for placement, count in _delivered(state["shares"]).items():
+            share = rest.shared(total, placement, "pad")[0]
+            if count > share:
+                raise StateMismatch(f"the state's shares can't be: {count} samples of {placement}, who takes {share}")
     return dict(state)
 
 
@@ -144,51 +194,84 @@ def merge_states(states: Sequence[Any]) -> State:
         uninterrupted epoch where all consumers had been given equally many.
 
     Raises:
-        StateMismatch: There is none, they are of different passes, or a rank's is missing. With uneven ends ranks that
-            keep step may be in two epochs for a moment: one has begun the next when another still has a sample left of
-            this. What they share then is no one epoch's rest, so take the states a step earlier or later, or have all
-            ranks end together by ``uneven_ends="drop"`` or ``"pad"``.
+        StateMismatch: There is none, they are of different passes or numbers of ranks and workers, or a rank's is
+            missing, which can't be known where all are of an epoch's beginning. With uneven ends ranks that keep step
+            may be in two epochs for a moment: one has begun the next when another still has a sample left of this. What
+            they share then is no one epoch's rest, so take the states a step earlier or later, or have all ranks end
+            together by ``uneven_ends="drop"`` or ``"pad"``.
     """
-    found = [check_state(state) for each in states for state in _states_in(each)]
-    if not found:
-        raise StateMismatch("none of these holds a state of a stream")
+    ranks = [_told_by(each) for each in states]
+    without = sum(not told for told in ranks)
+    if without or not ranks:
+        raise StateMismatch(f"give one state of each rank in a list: of these {len(ranks)} {without} hold no state")
+    found = [state for told in ranks for state in told]
+    begun = [state for state in found if not is_beginning(state)]
     epochs = sorted({state["epoch"] for state in found})
     # A rank whose part of an epoch has ended is at the next one's beginning, others may have a sample left.
-    ahead = [state for state in found if state["epoch"] == epochs[0] + 1 and is_beginning(state)]
-    if len(epochs) > 1 and len(ahead) < sum(state["epoch"] > epochs[0] for state in found):
+    ended = [state for state in found if state["epoch"] > epochs[0]]
+    if ended and (epochs[-1] > epochs[0] + 1 or not begun or not all(map(is_beginning, ended))):
         raise StateMismatch(
-            f"the states are of different epochs, {epochs}, and of the later ones something was delivered: take them "
-            'where all ranks are in one epoch; with uneven_ends="drop" or "pad" they begin each together'
+            f"the states are of different epochs, {epochs}, and tell of no rest that all ranks share: take them where "
+            'all are in one epoch; with uneven_ends="drop" or "pad" they begin each together'
         )
-    begun = [state for state in found if not is_beginning(state)]
+    known = [identity_of(state) for state in found if identity_of(state)]
+    for identity in known:
+        for name in _IDENTITY:
+            _check_same(name, known[0].get(name), identity.get(name))
     if not begun:
-        return found[0]
+        return beginning(epochs[0], known[0] if known else None)
     merged = merge_shares(begun)
     delivered = _delivered(merged["shares"])
-    everyone = _everyone(next(iter(delivered)))
-    if len(epochs) > 1:
-        delivered = _with_finished(merged, delivered, everyone, len(ahead))
-    elif len(begun) < len(found):  # who was given nothing yet doesn't know of how many it is one
-        delivered = dict.fromkeys(everyone, 0) | delivered
-    if delivered.keys() != set(everyone):
-        different = sorted(map(str, delivered.keys() ^ set(everyone)))
-        raise StateMismatch(f"give one state of each rank of one pass: {', '.join(different)} don't fit or are missing")
+    _check_told_once(ranks, delivered)
+    everyone = _everyone_of(delivered, ranks)
+    others = [placement for placement in everyone if placement.rank not in {one.rank for one in delivered}]
+    if ended:
+        unbegun = sum(is_beginning(state) for state in found) - len(ended)
+        if unbegun:
+            raise StateMismatch(
+                f"{len(ended)} of the states are of the beginning of epoch {epochs[1]} and {unbegun} of that of "
+                f"{epochs[0]}, and which ranks' they are isn't known: take them where each was given something"
+            )
+        total, rest = merged["total"], Rest.of_json(merged["rest"], merged["total"])
+        delivered |= {placement: rest.shared(total, placement, "uneven")[0] for placement in others}
+    else:
+        delivered |= dict.fromkeys(others, 0)
+    lacking = [str(placement) for placement in everyone if placement not in delivered]
+    if lacking:
+        raise StateMismatch(f"the states don't tell of {', '.join(lacking)}: give those of all workers of a rank")
     return merged | {"shares": _shares(delivered)}
 
 
-def _with_finished(
-    state: Mapping[str, Any], delivered: Mapping[Placement, int], everyone: Sequence[Placement], finished: int
-) -> dict[Placement, int]:
-    """What everyone was given, where so many ranks that the state doesn't tell of have come to their end."""
-    told = {placement.rank for placement in delivered}
-    others = [placement for placement in everyone if placement.rank not in told]
-    if "total" not in state or finished not in {len(others), len({placement.rank for placement in others})}:
+def _told_by(value: Any) -> list[State]:  # noqa: ANN401
+    """The states that a rank gave: of those of its consumers that had a share in an epoch, or of where they begin."""
+    found = [check_state(state) for state in _states_in(value)]
+    return [state for state in found if not is_beginning(state)] or found
+
+
+def _check_told_once(ranks: Sequence[Sequence[State]], delivered: Mapping[Placement, int]) -> None:
+    """Several may tell of all ranks, as what was merged before does, but not each another thing."""
+    for told in ranks:
+        if is_beginning(told[0]):
+            continue
+        for placement, count in _delivered(merge_shares(told)["shares"]).items():
+            if count != delivered[placement]:
+                raise StateMismatch(
+                    f"{placement} comes twice, with {count} samples and with {delivered[placement]}: give one state of "
+                    "each rank of one pass"
+                )
+
+
+def _everyone_of(delivered: Mapping[Placement, int], ranks: Sequence[Sequence[State]]) -> list[Placement]:
+    """All consumers of the pass, if there is a state of each rank: who was given nothing doesn't say which it is."""
+    one = next(iter(delivered))
+    told = sorted({placement.rank for placement in delivered})
+    unnamed = sum(is_beginning(states[0]) for states in ranks)
+    if len(told) + unnamed != one.world_size:
         raise StateMismatch(
-            f"{finished} of the states are at the next epoch's beginning, and those of this one tell of "
-            f"{len(told)} of {everyone[0].world_size} ranks: give one state of each rank"
+            f"{one.world_size} ranks shared the epoch, and of these {len(ranks)} states {len(ranks) - unnamed} tell of "
+            f"ranks {told}, {unnamed} of an epoch's beginning: give one state of each rank"
         )
-    total, rest = state["total"], Rest.of_json(state["rest"], state["total"])
-    return dict(delivered) | {placement: rest.shared(total, placement, "uneven")[0] for placement in others}
+    return [replace(one, rank=rank, worker=worker) for rank in range(one.world_size) for worker in range(one.workers)]
 
 
 def merge_shares(states: Sequence[State]) -> State:
@@ -197,11 +280,17 @@ def merge_shares(states: Sequence[State]) -> State:
     delivered: dict[Placement, int] = {}
     for state in states:
         for name in ("dataset", "order", "rest"):
-            if state[name] != first[name]:
-                raise StateMismatch(f"the states differ in {name}: {first[name]} and {state[name]}")
+            _check_same(name, first[name], state[name])
+        for name in _LAYOUT:
+            _check_same(name, first["shares"][name], state["shares"][name])
         for placement, count in _delivered(state["shares"]).items():
             delivered[placement] = max(count, delivered.get(placement, 0))
     return first | {"shares": _shares(delivered)}
+
+
+def _check_same(name: str, one: object, other: object) -> None:
+    if one != other:
+        raise StateMismatch(f"the states differ in {name}, {one} and {other}: give one of each rank of one pass")
 
 
 def _states_in(value: Any) -> list[Mapping[str, Any]]:  # noqa: ANN401
@@ -213,10 +302,6 @@ def _states_in(value: Any) -> list[Mapping[str, Any]]:  # noqa: ANN401
     if isinstance(value, list | tuple):
         return [state for each in value for state in _states_in(each)]
     return []
-
-
-def _everyone(one: Placement) -> list[Placement]:
-    return [replace(one, rank=rank, worker=worker) for rank in range(one.world_size) for worker in range(one.workers)]
 
 
 def _shares(delivered: Mapping[Placement, int]) -> State:
@@ -232,13 +317,21 @@ def _shares(delivered: Mapping[Placement, int]) -> State:
 
 def _delivered(shares: Mapping[str, Any]) -> dict[Placement, int]:
     try:
-        world_size, workers = shares["world_size"], shares["workers"]
+        world_size, workers, block_samples = (_whole(shares[name]) for name in _LAYOUT)
         delivered = {
-            Placement(rank, world_size, worker, workers, shares["block_samples"]): int(count)
+            Placement(_whole(rank), world_size, _whole(worker), workers, block_samples): _whole(count)
             for rank, worker, count in shares["delivered"]
         }
     except (KeyError, TypeError, ValueError) as error:
         raise StateMismatch(f"the state's shares can't be read: {shares!r}") from error
-    if not delivered or min(delivered.values()) < 0:
-        raise StateMismatch(f"the state's shares tell of nobody, or less than nothing: {shares!r}")
+    if not delivered or min(delivered.values()) < 0 or len(delivered) < len(shares["delivered"]):
+        raise StateMismatch(f"the state's shares tell of nobody, of less than nothing, or of one twice: {shares!r}")
+    if workers > MAX_WORKERS:
+        raise StateMismatch(f"the state's shares are of {workers} workers, and a rank can have {MAX_WORKERS}")
     return delivered
+
+
+def _whole(value: Any) -> int:  # noqa: ANN401
+    if not is_whole_number(value):
+        raise TypeError(f"{value!r} is no whole number")
+    return int(value)

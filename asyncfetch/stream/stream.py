@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import PrivateUrl, StreamConfig
 from asyncfetch.errors import ConfigError
-from asyncfetch.lerobot import LeRobotDataset, open_dataset
+from asyncfetch.lerobot import LeRobotDataset, check_windows, open_dataset
 from asyncfetch.stream.building import JobBuilder
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.order import Order
@@ -81,6 +81,7 @@ class Stream(SampleSource[LeRobotDataset]):
             raise ConfigError(f"shuffle must be True or False, not {shuffle!r}")
         self.source = source if isinstance(source, LeRobotDataset) else PrivateUrl(source)
         self.shuffle = shuffle
+        check_windows(windows)
         self.windows = windows
         self.episodes = None if episodes is None else _distinct(episodes)
         self.features = features
@@ -105,8 +106,6 @@ class Stream(SampleSource[LeRobotDataset]):
 
     def order(self, dataset: LeRobotDataset, epoch: int) -> tuple[Order, Sequence[int]]:
         """The order of an epoch, and the episode at each position that it speaks of."""
-        for episode in self.episodes or ():
-            dataset.episodes[episode]
         selection = dataset.episodes.indices if self.episodes is None else self.episodes
         order = Order(
             self.lengths(dataset),
@@ -120,9 +119,13 @@ class Stream(SampleSource[LeRobotDataset]):
         return order, selection
 
     def lengths(self, dataset: LeRobotDataset) -> NDArray[np.integer[Any]]:
-        """Of the chosen episodes."""
+        """Of the chosen episodes. EpisodeNotFound where one isn't there."""
         lengths = dataset.episodes.lengths
-        return lengths if self.episodes is None else lengths[list(self.episodes)]
+        if self.episodes is None:
+            return lengths
+        for episode in (min(self.episodes), max(self.episodes)) if self.episodes else ():
+            dataset.episodes[episode]
+        return lengths[list(self.episodes)]
 
     def identity(self, order: Order) -> dict[str, Any]:
         """What the order depends on beside the dataset and the epoch, as JSON."""

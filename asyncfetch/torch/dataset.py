@@ -14,8 +14,10 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from asyncfetch.config import PrivateUrl, StreamConfig
 from asyncfetch.errors import ConfigError, StateMismatch, redact_url
 from asyncfetch.lerobot import open_dataset
+from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Placement, SampleSource, Session
+from asyncfetch.stream.epochs import MAX_WORKERS
 from asyncfetch.stream.quarantine import BOARD_BYTES, Board, Quarantine
 from asyncfetch.stream.state import State, check_state, merge_shares
 from asyncfetch.torch.collate import collate
@@ -73,8 +75,7 @@ class StreamDataset(IterableDataset[Any]):
             raise ConfigError(f"StreamDataset takes a Stream or a Mixture, not {stream!r:.80}")
         if stream.is_open:
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
-        if batch_size is not None and batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1, or None, not {batch_size}")
+        _check_batch_size(batch_size)
         self.stream = stream
         stream.set_batch_size(batch_size, drop_last=drop_last)
         self.batch_size = batch_size
@@ -114,9 +115,11 @@ class StreamDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         samples = self.stream.count(self._placement(0, 1))
-        if self.batch_size is None:
-            return samples
-        return samples // self.batch_size if self.drop_last else -(-samples // self.batch_size)
+        return samples if self.batch_size is None else self._count_batches(samples, self.batch_size)
+
+    def _count_batches(self, samples: int, size: int) -> int:
+        """How many batches of this size a consumer makes of so many samples."""
+        return samples // size if self.drop_last and self.batch_size is not None else -(-samples // size)
 
     def state_dict(self) -> State:
         """What this process was given of the epoch; see ``Stream.state_dict``.
@@ -149,16 +152,23 @@ class StreamDataset(IterableDataset[Any]):
         the workers isn't known here: as many samples as that may come again.
 
         Args:
-            batches: Since the epoch began, or since it was gone on with; of this epoch only.
+            batches: Since the epoch began, or since it was gone on with; of this epoch only. Where it is 0 that is the
+                epoch that the next pass takes, which is the running one's too, unless the workers have read all of that
+                ahead already.
             batch_size: The loader's; None where it has none, or where this dataset makes the batches.
             num_workers: The loader's.
 
         Raises:
             ConfigError: So many batches aren't in an epoch, or they aren't of one size.
         """
+        _check_batch_size(batch_size)
+        if not is_whole_number(batches):
+            raise ConfigError(f"batches must be a whole number, not {batches!r}")
+        if not is_whole_number(num_workers) or not 0 <= num_workers <= MAX_WORKERS:
+            raise ConfigError(f"num_workers must be a whole number from 0 to {MAX_WORKERS}, not {num_workers!r}")
         size = self.batch_size or batch_size or 1
-        epoch = self.stream.epochs.shared()
-        epoch = self.stream.epoch if epoch is None else epoch
+        begun = self.stream.epochs.shared()
+        epoch = self.stream.epoch if begun is None or not batches else begun
         # Batches made here are those of the rank, whoever makes them.
         workers = max(1, num_workers) if self.batch_size is None else 1
         progresses = [self.stream.planned(self._placement(worker, workers), epoch) for worker in range(workers)]
@@ -167,7 +177,7 @@ class StreamDataset(IterableDataset[Any]):
                 "this epoch of a mixture was begun or gone on with inside of a batch, so batches end early where the "
                 "member changes, and how far so many of them are isn't known here: ask torchdata's StatefulDataLoader"
             )
-        left = [-(-len(plan) // size) for plan in progresses]
+        left = [self._count_batches(len(plan), size) for plan in progresses]
         if not 0 <= batches <= sum(left):
             raise ConfigError(f"batches={batches} isn't among the {sum(left)} of what this rank takes of epoch {epoch}")
         given = [0] * workers
@@ -195,6 +205,11 @@ class StreamDataset(IterableDataset[Any]):
 
     def __repr__(self) -> str:
         return f"StreamDataset({self.stream!r})"
+
+
+def _check_batch_size(batch_size: Any) -> None:  # noqa: ANN401 - what a user gave
+    if batch_size is not None and (not is_whole_number(batch_size) or batch_size < 1):
+        raise ConfigError(f"batch_size must be a whole number, at least 1, or None, not {batch_size!r}")
 
 
 def _shared(nbytes: int) -> torch.UntypedStorage:

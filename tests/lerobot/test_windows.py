@@ -50,6 +50,7 @@ def test_arrays_and_numpy_numbers_are_windows() -> None:
         (0.1, "list of seconds"),
         (["soon"], "list of seconds"),
         ([None], "list of seconds"),
+        ("12", "list of seconds"),
         ([math.nan], "isn't a time"),
         ([1e308], "isn't a time"),
         ([1e300], "no offset"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,8 @@ from asyncfetch.stream.epochs import MAX_WORKERS, EpochCounter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from asyncfetch.testing import DatasetTruth
 
 
 class Processes:
@@ -131,3 +133,14 @@ def test_a_pickled_counter_goes_on_from_the_same_epoch() -> None:
 def test_a_number_of_workers_that_can_not_be_counted_is_refused(workers: int) -> None:
     with pytest.raises(af.ConfigError, match=f"not {workers}"):
         EpochCounter().begin_share(0, workers, 1)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, "1", True, 2**63])
+async def test_what_is_no_epoch_is_refused(truth: DatasetTruth, epoch: Any) -> None:  # noqa: ANN401
+    stream = af.Stream(str(truth.root))
+    with pytest.raises(af.ConfigError, match=f"epoch must be a whole number from 0, below .*, not {epoch!r}"):
+        stream.set_epoch(epoch)
+    with pytest.raises(af.ConfigError, match=f"epoch must be a whole number from 0, below .*, not {epoch!r}"):
+        async with stream.samples(epoch=epoch):
+            pass
+    assert stream.epoch == 0

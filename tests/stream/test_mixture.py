@@ -197,17 +197,26 @@ def test_ranks_of_a_mixture_are_even_where_asked(truths: list[DatasetTruth], end
 def test_states_of_other_mixtures_are_refused_with_both(truths: list[DatasetTruth], mixed: af.Mixture) -> None:
     next(iter(mixed))
     state = mixed.state_dict()
-    for changed in (
-        mixture(truths, features=[], weights=[0.5, 0.3, 0.2]),
-        mixture(truths[::-1], features=[]),
-        mixture(truths, features=[], stop_on="first"),
-        member(str(truths[0].root), features=[]),
+    for changed, why in (
+        (
+            mixture(truths, features=[], weights=[0.5, 0.3, 0.2]),
+            "state's order is .*weights, stop_on, seed",
+        ),
+        (mixture(truths[::-1], features=[]), "state's dataset is .*the streams and, of each of them, source"),
+        (mixture(truths, features=[], stop_on="first"), "state's order is .*weights, stop_on, seed"),
+        (member(str(truths[0].root), features=[]), "the state is of a mixture, .*, and this is a stream"),
     ):
         changed.load_state_dict(state)
-        with pytest.raises(StateMismatch) as refused:
+        with pytest.raises(StateMismatch, match=why) as refused:
             next(iter(changed))
         assert str(state["order"]) in str(refused.value) or state["dataset"] in str(refused.value)
         changed.close()
+    itself = member(str(truths[0].root), features=[])
+    next(iter(itself))
+    mixed.load_state_dict(itself.state_dict())
+    itself.close()
+    with pytest.raises(StateMismatch, match=r"the state is of a stream, .*, and this is a mixture"):
+        next(iter(mixed))
 
 
 def test_batches_of_a_process_beside_this_one_are_the_same(truths: list[DatasetTruth]) -> None:
@@ -360,6 +369,10 @@ def test_a_dataset_may_be_several_members(truths: list[DatasetTruth]) -> None:
         ({"weights": [(0, [1, 1, 1]), (0, [1, 1, 1])]}, "must ascend"),
         ({"weights": [1, -1, 1]}, "0 or more"),
         ({"weights": [0, 0, 0]}, "one of them above"),
+        ({"weights": [1e308, 1e308, 0]}, "their sum finite"),
+        ({"weights": [1, 1, float("nan")]}, "0 or more"),
+        ({"weights": "123"}, "a number for each stream"),
+        ({"weights": {0: "123"}}, "a number for each stream"),
         ({"stop_on": "last"}, "stop_on must be"),
         ({"stop_on": 0}, "stop_on must be"),
         ({"stop_on": 1.5}, "stop_on must be"),

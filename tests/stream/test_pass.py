@@ -134,6 +134,9 @@ async def test_a_transforms_error_comes_as_it_is_at_its_place(truth: DatasetTrut
         ({"seed": 1.5}, "seed must be"),
         ({"seed": True}, "seed must be"),
         ({"transform": 3}, "transform must be"),
+        ({"windows": 5}, "windows must be a mapping"),
+        ({"windows": ["action"]}, "windows must be a mapping"),
+        ({"windows": {"action": "12"}}, "'action' needs a list of seconds"),
     ],
     ids=str,
 )

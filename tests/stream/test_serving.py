@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
+from asyncfetch.stream.state import beginning, identity_of
 from asyncfetch.testing import read_identity
 
 if TYPE_CHECKING:
@@ -202,6 +203,43 @@ def test_behind_an_epoch_the_state_is_the_beginning_of_the_next(
     assert indices(batches) == alone(truth, 1)
 
 
+def test_a_pass_is_finished_with_its_last_batch_and_the_state_is_of_what_comes_next(
+    truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches
+) -> None:
+    """As of a stream: whether the end was asked for or not, and where an epoch is set or a pass begun again."""
+    iterator = iter(batches)
+    for _ in range(-(-truth.num_frames // 4)):
+        next(iterator)
+    iterator.close()  # type: ignore[attr-defined]
+    iterator = iter(batches)
+    assert stream.epoch == 1
+    assert batches.state_dict()["epoch"] == 1
+    next(iterator)
+    iterator.close()  # type: ignore[attr-defined]
+    begun = batches.state_dict()
+    assert begun["shares"]["delivered"] == [[0, 0, 4]]
+    iter(batches)  # the same epoch again, from its beginning
+    assert batches.state_dict() == beginning(1, identity_of(begun))
+    next(iter(batches))
+    stream.set_epoch(3)
+    assert batches.state_dict() == stream.state_dict() == beginning(3, identity_of(begun))
+    assert indices(batches) == alone(truth, 3)
+
+
+def test_behind_the_last_whole_batch_comes_the_next_epoch_where_the_rest_is_dropped(truth: DatasetTruth) -> None:
+    for rest_is_dropped, epoch in ((True, 1), (False, 0)):
+        stream = stream_of(truth)
+        whole = truth.num_frames // 7
+        assert truth.num_frames % 7
+        with af.serve_samples(stream, 7, drop_last=rest_is_dropped) as batches:
+            iterator = iter(batches)
+            for _ in range(whole):
+                next(iterator)
+            batches.load_state_dict(batches.state_dict())
+            assert stream.epoch == epoch
+            assert len(list(batches)) == (whole if rest_is_dropped else 1)
+
+
 def test_a_state_of_another_order_is_refused_and_does_no_harm(
     truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches
 ) -> None:
@@ -356,7 +394,7 @@ def test_what_is_no_stream_is_refused(other: Any) -> None:  # noqa: ANN401
         af.torch.StreamDataset(other)
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.5])
+@pytest.mark.parametrize("value", [0, -1, 2.5, True])
 @pytest.mark.parametrize("name", ["batch_size", "max_ahead", "max_ahead_bytes"])
 def test_numbers_out_of_range_are_refused(truth: DatasetTruth, name: str, value: float) -> None:
     options: Any = {name: value}

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
-from asyncfetch.stream.state import beginning
+from asyncfetch.stream.state import beginning, identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -171,6 +171,34 @@ def test_a_state_of_another_dataset_is_refused_with_both_fingerprints(
     elsewhere.close()
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["last sample given", "end asked for"])
+def test_a_state_of_an_epochs_end_is_of_its_dataset_and_order_alone(
+    truth: DatasetTruth, small_dataset: DatasetTruth, stream: af.Stream, other: af.Stream, ended: bool
+) -> None:
+    """Also where it was loaded, or merged, and saved again before anything was read."""
+    keys_of(itertools.islice(iter(stream), TOTAL + ended))
+    state = saved(stream.state_dict())
+    other.load_state_dict(state)
+    again = saved(other.state_dict())
+    other.load_state_dict(again)
+    assert len(keys_of(other)) == TOTAL
+    assert other.epoch == 2
+    for each in (state, again, af.torch.merge_states([state, state] if ended else [state])):
+        for changed in (make_stream(truth, seed=1), make_stream(small_dataset)):
+            changed.load_state_dict(each)
+            why = state["dataset"] if changed.seed == 0 else "'seed': 0.*'seed': 1.*begin epoch 1 anyhow, by set_epoch"
+            with pytest.raises(StateMismatch, match=why):
+                next(iter(changed))
+            changed.set_epoch(2)  # said anew, it begins there
+            next(iter(changed))
+            changed.close()
+    bare = {name: again[name] for name in ("format", "version", "epoch")}
+    other.load_state_dict(bare)
+    assert len(keys_of(other)) == TOTAL
+    with pytest.raises(StateMismatch, match="differ in order"):
+        af.torch.merge_states([again, bare, again | {"order": {}}])
+
+
 @pytest.mark.parametrize("change", [{"format": "x"}, {"version": 2}, {"epoch": -1}, {"epoch": "0"}, {"shares": {}}])
 def test_what_is_no_state_is_refused_at_once(stream: af.Stream, change: dict[str, Any]) -> None:
     next(iter(stream))
@@ -190,7 +218,7 @@ def test_behind_an_epoch_of_which_nothing_was_left_comes_the_next(stream: af.Str
     keys_of(itertools.islice(iter(stream), TOTAL))
     other.load_state_dict(saved(stream.state_dict()))
     assert other.epoch == 1
-    assert other.state_dict() == beginning(1)
+    assert other.state_dict() == beginning(1, identity_of(stream.state_dict()))
     assert len(keys_of(other)) == TOTAL
     assert other.epoch == 2
 
@@ -203,6 +231,37 @@ def test_behind_the_last_batch_of_workers_comes_the_next_epoch(stream: af.Stream
     resumed.load_state_dict(saved(dataset.state_after(taken, num_workers=2)))
     assert sum(map(len, keys_of_batches(DataLoader(resumed, batch_size=None, num_workers=2)))) == TOTAL
     assert other.epoch == 2
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 4])
+def test_behind_the_last_whole_batch_comes_the_next_epoch_where_the_rest_is_dropped(
+    truth: DatasetTruth, stream: af.Stream, monkeypatch: pytest.MonkeyPatch, world_size: int
+) -> None:
+    """By a rank's own state, however it is asked, where all ranks are given as many batches, and by all together."""
+    tells_of_all = world_size < 4  # of 4 ranks two have 8 samples and two 7
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    states = []
+    for rank in range(world_size):
+        monkeypatch.setenv("RANK", str(rank))
+        one = make_stream(truth)
+        dataset = af.torch.StreamDataset(one, batch_size=4, drop_last=True)
+        batches = iter(dataset)
+        for left in reversed(range(len(dataset))):
+            next(batches)
+            state = saved(dataset.state_dict())
+            # What state_after says on several ranks has to be merged.
+            asked = [dataset.state_after(len(dataset) - left)] if world_size == 1 else []
+            for each in (state, *asked):
+                resumed = af.torch.StreamDataset(stream, batch_size=4, drop_last=True)
+                resumed.load_state_dict(each)
+                assert stream.epoch == (left == 0 and tells_of_all)
+                assert len(list(resumed)) == (left or tells_of_all * len(dataset))
+        states.append(state)
+        with pytest.raises(ConfigError, match=f"batches={len(dataset) + 1}"):
+            dataset.state_after(len(dataset) + 1)
+        one.close()
+    stream.load_state_dict(af.torch.merge_states(states))
+    assert stream.epoch == 1
 
 
 @pytest.mark.parametrize(("world_size", "given"), [(4, (7, 7, 7, 7)), (4, (8, 8, 7, 7)), (3, (10, 10, 10))])
@@ -269,6 +328,16 @@ def test_a_state_says_what_comes_next_though_another_epochs_was_loaded(stream: a
     assert other.state_dict()["epoch"] == 3
 
 
+def test_where_an_epoch_is_set_the_state_is_of_its_beginning_until_a_pass_begins(stream: af.Stream) -> None:
+    samples = iter(stream)
+    next(samples)
+    state = stream.state_dict()
+    stream.set_epoch(0)
+    assert stream.state_dict() == beginning(0, identity_of(state))
+    next(iter(stream))
+    assert stream.state_dict() == state
+
+
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("size", [1, 7])
 def test_batches_made_by_the_dataset_are_the_same_for_any_workers_and_go_on(
@@ -301,6 +370,34 @@ def test_after_batches_of_a_plain_loader_just_what_was_left_comes(
     assert sorted(first + rest) == [(e, f) for e, length in enumerate(truth.lengths) for f in range(length)]
     with pytest.raises(ConfigError, match="batches=99"):
         dataset.state_after(99, batch_size=4, num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_behind_an_epoch_no_batches_are_none_of_the_next(stream: af.Stream, workers: int) -> None:
+    dataset = af.torch.StreamDataset(stream, batch_size=1)
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+    for epoch in range(2):
+        assert dataset.state_after(0, num_workers=workers)["epoch"] == epoch
+        for taken, _ in enumerate(loader, 1):
+            if taken == 5:
+                assert dataset.state_after(taken, num_workers=workers)["epoch"] == epoch
+    dataset.set_epoch(5)
+    assert dataset.state_after(0, num_workers=workers)["epoch"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batches": 1.5}, "batches must be a whole number, not 1.5"),
+        ({"batches": "3"}, "batches must be a whole number, not '3'"),
+        ({"batches": True}, "batches must be a whole number, not True"),
+        ({"batches": 1, "batch_size": 0}, "batch_size must be a whole number, at least 1, or None, not 0"),
+        ({"batches": 1, "num_workers": -1}, "num_workers must be a whole number from 0 to 1024, not -1"),
+    ],
+)
+def test_what_is_no_number_of_batches_is_refused(stream: af.Stream, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        af.torch.StreamDataset(stream).state_after(**arguments)
 
 
 def test_the_process_that_has_the_workers_does_not_guess(stream: af.Stream) -> None:

@@ -196,3 +196,19 @@ def test_a_share_is_never_more_than_its_part() -> None:
         assert share.decoder_cache_size * workers <= 9
         assert share.max_bytes * workers <= config.max_bytes
     assert af.StreamConfig().shared_by(64).decode_threads == 1  # as many as cores, but one each
+
+
+@pytest.mark.parametrize("batch_size", [0, 2.5, "4", True])
+def test_a_batch_size_that_is_none_is_refused(truth: DatasetTruth, batch_size: Any) -> None:  # noqa: ANN401
+    with pytest.raises(af.ConfigError, match=f"batch_size must be .* not {batch_size!r}"):
+        af.torch.StreamDataset(af.Stream(str(truth.root)), batch_size=batch_size)
+
+
+@pytest.mark.parametrize("episodes", [[99], [-1], [0, -1, 2], [10**30]])
+def test_an_episode_that_is_not_there_is_not_counted(truth: DatasetTruth, episodes: list[int]) -> None:
+    stream = af.Stream(str(truth.root), episodes=episodes)
+    with pytest.raises(af.EpisodeNotFound, match="has no episode"):
+        len(af.torch.StreamDataset(stream))
+    with pytest.raises(af.EpisodeNotFound, match="has no episode"):
+        next(iter(stream))
+    stream.close()

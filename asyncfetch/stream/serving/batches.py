@@ -7,17 +7,20 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.stream.serving.messages import AskStatistics, Begin, Ended, Failed, Filled, Statistics, Stop
 from asyncfetch.stream.serving.packing import unpack
 from asyncfetch.stream.serving.process import WorkerProcess
 from asyncfetch.stream.serving.worker import Plan
 from asyncfetch.stream.source import SampleSource
+from asyncfetch.stream.state import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.serving.messages import Answer
     from asyncfetch.stream.state import State
 
@@ -85,11 +88,11 @@ class ServedBatches:
         max_ahead: int,
         max_ahead_bytes: int,
     ) -> None:
-        numbers: dict[str, object] = {"max_ahead": max_ahead, "max_ahead_bytes": max_ahead_bytes}
+        numbers: dict[str, Any] = {"max_ahead": max_ahead, "max_ahead_bytes": max_ahead_bytes}
         if batch_size is not None:
             numbers["batch_size"] = batch_size
         for name, value in numbers.items():
-            if not isinstance(value, int) or value < 1:
+            if not is_whole_number(value) or value < 1:
                 raise ConfigError(f"{name} must be a whole number, at least 1, not {value!r}")
         if not isinstance(stream, SampleSource):
             raise ConfigError(
@@ -101,13 +104,14 @@ class ServedBatches:
                 "the stream of the dataset's URL"
             )
         self._stream = stream
-        stream.set_batch_size(batch_size)
+        stream.set_batch_size(batch_size, drop_last=drop_last)
         self._options = (batch_size, drop_last, max_ahead, max_ahead_bytes)
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None
         self._numbers = itertools.count(1)
         self._pass = 0
-        self._state: State | None = None
+        self._latest: tuple[Turn, int, State] | None = None
+        """Of the latest pass: how often an epoch was set when its last batch was taken, and the state then."""
 
     def __enter__(self) -> Self:
         """Start the process. That it can't begin its work is found when it is asked for some.
@@ -136,14 +140,25 @@ class ServedBatches:
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch. It begins when the first batch is asked for."""
+        self._entered()
+        # As of a stream: a pass is finished, too, where it has given all it had and nobody asked whether there is more.
+        state = self._given()
+        if state is not None and self._stream.is_over(state):
+            assert self._latest is not None
+            self._stream.end_epoch(self._latest[0])
+        self._latest = None
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
         worker = self._entered()
-        turn = self._stream.epochs.begin()
+        turn = self._stream.take_turn()
+        self._latest = None
         number = self._pass = next(self._numbers)
         worker.send(Begin(number, self._stream.start_of(turn.epoch)))
         try:
             while isinstance(message := self._receive(worker, number), Filled):
                 self._stream.quarantine.extend(message.quarantined)
-                yield self._open(worker, message)
+                yield self._open(worker, message, turn)
         except GeneratorExit:
             if not self._guard.in_child:
                 worker.send(Stop(number))
@@ -152,7 +167,7 @@ class ServedBatches:
             message.raise_it()
         assert isinstance(message, Ended)
         self._stream.quarantine.extend(message.quarantined)
-        self._state = None
+        self._latest = None
         self._stream.end_epoch(turn)
 
     def _receive(self, worker: WorkerProcess, number: int) -> Answer:
@@ -161,9 +176,17 @@ class ServedBatches:
             raise ClosedError("a later iteration over these batches has ended this one")
         return worker.receive(number)
 
-    def _open(self, worker: WorkerProcess, message: Filled) -> Any:  # noqa: ANN401
-        batch, self._state = unpack(worker.take(message), message.start, message.stop)
+    def _open(self, worker: WorkerProcess, message: Filled, turn: Turn) -> Any:  # noqa: ANN401
+        batch, state = unpack(worker.take(message), message.start, message.stop)
+        self._latest = (turn, self._stream.epochs.settings, state)
+        self._stream.known_identity = identity_of(state)
         return batch
+
+    def _given(self) -> State | None:
+        """What was given of the epoch that the next pass takes; None where nothing was, or an epoch was set since."""
+        if self._latest is None or self._latest[1] != self._stream.epochs.settings:
+            return None
+        return self._latest[2]
 
     @property
     def pid(self) -> int:
@@ -175,7 +198,7 @@ class ServedBatches:
 
         It needs no process: it may be taken when that has died, and when these batches are closed.
         """
-        return self._stream.state_dict() if self._state is None else self._state
+        return self._given() or self._stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, of these batches or of the stream read in another way.
@@ -186,7 +209,7 @@ class ServedBatches:
             StateMismatch: It isn't a state; where it is one of another dataset or order, the next pass raises it.
         """
         self._stream.load_state_dict(state)
-        self._state = None
+        self._latest = None
 
     def statistics(self) -> DatasetStatistics:
         """Of the process's engine and caches. Waits for the dataset to be open; raises what opening it did."""
