@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,7 +31,7 @@ ImageDtype = Literal["uint8", "float32"]
 stay as they are stored."""
 
 Sample = dict[str, Any]
-"""Feature key to tensor (or str), beside ``<key>_is_pad`` for windows and ``task``. It is the receiver's own: no tensor
+"""Feature key to tensor (or str), beside ``<key>_is_pad`` for windows and ``task``. It is the receiver's own: no value
 shares memory with one of another sample or with a cache, so it may be changed, and a sample that is kept keeps nothing
 else alive."""
 
@@ -150,7 +151,7 @@ class SampleBuilder:
             return self._as_image_dtype(_unshared(_pictures(held, reader, feature, frames)), feature)
         column = held.rows[feature.key]
         if isinstance(column, list):
-            return [column[frame] for frame in frames]
+            return [_own(column[frame]) for frame in frames]
         return _tensors(np.array(column[frame]) for frame in frames)
 
     def _spans(self, held: HeldEpisode, reader: int, feature: Feature, spans: Sequence[NDArray[np.int64]]) -> list[Any]:
@@ -164,7 +165,7 @@ class SampleBuilder:
             return self._as_image_dtype(stacks, feature)
         column = held.rows[feature.key]
         if isinstance(column, list):
-            return [[column[frame] for frame in span.tolist()] for span in spans]
+            return [[_own(column[frame]) for frame in span.tolist()] for span in spans]
         return _tensors(column[span] for span in spans)
 
     def _as_image_dtype(self, images: list[torch.Tensor], feature: Feature) -> list[torch.Tensor]:
@@ -202,6 +203,11 @@ def _decode_images(episode: Episode, key: str, column: Sequence[bytes], frames: 
     if len(shapes) > 1:
         raise FormatError(f"{where}: frames {list(frames)} have images of different shapes: {sorted(shapes)}")
     return [images[frame] for frame in frames]
+
+
+def _own(value: Any) -> Any:  # noqa: ANN401
+    """The same for who may change it: lists and dicts of a table's row are the cache's."""
+    return value if isinstance(value, str) else deepcopy(value)
 
 
 def _tensors(arrays: Iterable[NDArray[Any]]) -> list[torch.Tensor]:
