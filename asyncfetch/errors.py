@@ -64,6 +64,7 @@ __all__ = [
     "Throttled",
     "WorkerError",
     "WrongLoop",
+    "anew",
     "is_redacted",
     "redact_url",
 ]
@@ -106,6 +107,19 @@ class AsyncFetchError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), dict(self.__dict__))
+
+
+def anew(error: BaseException) -> BaseException:
+    """What to raise in place of an error of ours that tasks on a loop hold: the same, caused by it. Others as they are.
+
+    Raised itself it would gather its receiver's frames, and tasks that have ended, with what they hold, often wait for
+    the collector of cycles: so would whatever those frames refer to, an abandoned stream with its threads and files.
+    """
+    if not isinstance(error, AsyncFetchError):
+        return error
+    again = copy(error)
+    again.__cause__ = error
+    return again
 
 
 class ConfigError(AsyncFetchError, ValueError):

@@ -132,9 +132,10 @@ class SampleSource(ABC, Generic[R]):
     def builder(self, opened: R) -> Builder:
         """Makes its samples, in decode threads."""
 
+    @staticmethod
     @abstractmethod
-    def origin(self, opened: R, episode: int) -> Origin:
-        """Where an episode comes from."""
+    def origin(opened: R, episode: int) -> Origin:
+        """Where an episode comes from. A pass keeps it, and must not keep this."""
 
     @abstractmethod
     def _total(self, opened: R, placement: Placement, epoch: int) -> int:

@@ -134,7 +134,8 @@ class Stream(SampleSource[LeRobotDataset]):
         samples = opened.sample_builder(self.windows)
         return JobBuilder(samples, self.transform, marks_padding=self.config.uneven_ends == "pad")
 
-    def origin(self, opened: LeRobotDataset, episode: int) -> Origin:
+    @staticmethod
+    def origin(opened: LeRobotDataset, episode: int) -> Origin:
         """See SampleSource."""
         return Origin(opened, episode)
 
