@@ -26,7 +26,7 @@
     ├── WrongLoop (RuntimeError)                    bound to another event loop, thread or process
     └── StateMismatch (ValueError)                  a saved state belongs to something else
 
-All of them pickle with every field, so they cross from a loader's worker process to the trainer whole.
+All of them pickle with every field. torch's loaders bring only type and text of what their workers raise.
 """
 
 from __future__ import annotations
