@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from asyncfetch.decode import decode_image, stack_frames
+from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.lerobot.windows import clamp
 from asyncfetch.runtime.fork import forks_wait
@@ -211,6 +212,4 @@ def _own(value: Any) -> Any:  # noqa: ANN401
 
 
 def _tensors(arrays: Iterable[NDArray[Any]]) -> list[torch.Tensor]:
-    from torch import from_numpy
-
-    return list(map(from_numpy, arrays))
+    return list(map(import_torch().from_numpy, arrays))
