@@ -35,9 +35,8 @@ def test_a_row_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"cameras": ()}, {"episodes": 0}], ids=["no cameras", "no episodes"])
 def test_a_dataset_without_pictures_is_refused_in_words(tmp_path: Path, options: dict[str, Any]) -> None:
-    truth = write_dataset(
-        tmp_path, **{"episodes": 1, "length": 2, "width": 64, "height": 64, "codec": "h264"} | options
-    )
+    chosen: dict[str, Any] = {"episodes": 1, "length": 2, "width": 64, "height": 64, "codec": "h264"}
+    truth = write_dataset(tmp_path, **chosen | options)
     with pytest.raises(SystemExit, match="nothing to decode"):
         anyio.run(look, Setting(str(truth.root), None, 1.0, af.StreamConfig()), 0.0)
 
