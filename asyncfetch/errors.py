@@ -26,7 +26,7 @@
     ├── WrongLoop (RuntimeError)                    bound to another event loop, thread or process
     └── StateMismatch (ValueError)                  a saved state belongs to something else
 
-All of them pickle with every field, so they cross from a loader's worker process to the trainer whole.
+All of them pickle with every field. torch's loaders bring only type and text of what their workers raise.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ __all__ = [
     "Throttled",
     "WorkerError",
     "WrongLoop",
+    "anew",
     "is_redacted",
     "redact_url",
 ]
@@ -106,6 +107,19 @@ class AsyncFetchError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), str(self), dict(self.__dict__))
+
+
+def anew(error: BaseException) -> BaseException:
+    """What to raise in place of an error of ours that tasks on a loop hold: the same, caused by it. Others as they are.
+
+    Raised itself it would gather its receiver's frames, and tasks that have ended, with what they hold, often wait for
+    the collector of cycles: so would whatever those frames refer to, an abandoned stream with its threads and files.
+    """
+    if not isinstance(error, AsyncFetchError):
+        return error
+    again = copy(error)
+    again.__cause__ = error
+    return again
 
 
 class ConfigError(AsyncFetchError, ValueError):

@@ -238,6 +238,9 @@ async def look(setting: Setting, seconds: float) -> tuple[int, float, float]:
         af.open_dataset(setting.url, config=setting.config) as dataset,
         af.Fetcher(setting.config.fetch) as fetcher,
     ):
+        if not (dataset.cameras and dataset.num_frames):
+            count = f"{len(dataset.cameras)} cameras and {dataset.num_frames} frames"
+            raise SystemExit(f"{setting.url} has {count}: there is nothing to decode, and so nothing to measure")
         header = await header_milliseconds(dataset, fetcher)
         by_file = partial(read_by_file, dataset, setting.steps(dataset), ca_file=setting.ca_file, seconds=seconds)
         return len(dataset.cameras), header, await anyio.to_thread.run_sync(by_file) if seconds else 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -180,4 +181,7 @@ def report(outcome: Outcome, cameras: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except af.AsyncFetchError as error:  # its message says what to do
+        sys.exit(f"quickstart: {error}")

@@ -7,12 +7,14 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncfetch import errors
 from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
 from asyncfetch.testing import HubServer, Keys, RangeServer, S3Server, write_dataset
 
@@ -107,6 +109,19 @@ def test_every_file_that_it_links_is_there() -> None:
 def test_every_example_is_mentioned() -> None:
     for example in (ROOT / "examples").glob("*.py"):
         assert f"`{example.name}`" in README
+
+
+def test_every_extra_is_listed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    [table] = re.findall(r"^\| extra \|.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == set(project["optional-dependencies"])
+
+
+def test_every_error_is_listed() -> None:
+    [table] = re.findall(r"^\| error \|.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    public = {name for name in errors.__all__ if name[0].isupper()}
+    roots = {"AsyncFetchError", "FetchError", "DatasetError"}
+    assert public & set(re.findall(r"`(\w+)`", table)) == public - roots
 
 
 @pytest.mark.parametrize("kind", [StreamConfig, FetchConfig, TimeoutConfig, RetryConfig, HedgeConfig, S3Config])

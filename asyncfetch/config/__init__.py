@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from asyncfetch.config.fetch import FetchConfig, HedgeConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.config.secrets import PrivateUrl, Secrets
-from asyncfetch.config.stream import DecoderBackend, OnError, StreamConfig, usable_cpus
+from asyncfetch.config.stream import DecoderBackend, OnError, StreamConfig, stream_config, usable_cpus
 
 __all__ = [
     "DecoderBackend",
@@ -23,5 +23,6 @@ __all__ = [
     "Secrets",
     "StreamConfig",
     "TimeoutConfig",
+    "stream_config",
     "usable_cpus",
 ]

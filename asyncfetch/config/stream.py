@@ -9,7 +9,7 @@ from typing import Literal
 from asyncfetch.config.checks import check_types, require
 from asyncfetch.config.fetch import MIB, FetchConfig
 
-__all__ = ["DecoderBackend", "OnError", "StreamConfig", "usable_cpus"]
+__all__ = ["DecoderBackend", "OnError", "StreamConfig", "stream_config", "usable_cpus"]
 
 DecoderBackend = Literal["auto", "torchcodec", "pyav"]
 OnError = Literal["raise", "skip", "replace"]
@@ -112,6 +112,16 @@ class StreamConfig:
                 else _share("decoder_cache_size", self.decoder_cache_size, workers)
             ),
         )
+
+
+def stream_config(config: StreamConfig | None) -> StreamConfig:
+    """What a user gave as ``config``, or the default for None; ConfigError for anything else."""
+    kind = type(config).__name__
+    require(
+        config is None or isinstance(config, StreamConfig),
+        f"config must be a StreamConfig, not of type {kind}" + ": StreamConfig(fetch=...)" * (kind == "FetchConfig"),
+    )
+    return config or StreamConfig()
 
 
 def _share(name: str, limit: int, workers: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from asyncfetch.errors import ConfigError, redact_url
+
 __all__ = ["join_url"]
 
 _QUOTED_SCHEMES = frozenset({"http", "https", "file"})
@@ -20,5 +22,8 @@ def join_url(root: str, path: str) -> str:
     scheme, separator, _ = root.partition("://")
     if not separator or scheme.lower() not in _QUOTED_SCHEMES:
         return f"{root.rstrip('/')}/{path}" if root else path
-    parts = urlsplit(root)
+    try:
+        parts = urlsplit(root)
+    except ValueError as error:
+        raise ConfigError(f"{redact_url(root)!r} isn't a url: {error}") from error
     return urlunsplit((parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/{quote(path)}", parts.query, ""))

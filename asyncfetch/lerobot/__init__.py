@@ -14,7 +14,7 @@ dataset             LeRobotDataset, open for reading; engine: what several of th
 
 from __future__ import annotations
 
-from asyncfetch.lerobot.dataset import LeRobotDataset, open_dataset
+from asyncfetch.lerobot.dataset import LeRobotDataset, chosen_features, open_dataset
 from asyncfetch.lerobot.depth import DepthUnit
 from asyncfetch.lerobot.engine import Engine
 from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics
@@ -37,6 +37,7 @@ __all__ = [
     "SampleBuilder",
     "Windows",
     "check_windows",
+    "chosen_features",
     "frames",
     "open_dataset",
 ]

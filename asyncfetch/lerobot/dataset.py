@@ -6,12 +6,13 @@ import copy
 import math
 import operator
 from collections import OrderedDict
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from asyncfetch.config import PrivateUrl, StreamConfig
+from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
 from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ConfigError, FrameMissing, redact_url
 from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE, Engine
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.runtime.budget import Budget
 
-__all__ = ["LeRobotDataset", "open_dataset"]
+__all__ = ["LeRobotDataset", "chosen_features", "open_dataset"]
 
 MAX_PREFETCHES = 1024
 """Prefetches that may be asked for and not yet be done; more would only queue up behind the host's limit."""
@@ -391,5 +392,18 @@ def open_dataset(
     if depth_unit not in {"m", "mm"}:
         raise ConfigError(f"depth_unit must be 'm' or 'mm', not {depth_unit!r}")
     return LeRobotDataset(
-        PrivateUrl(url), features=features, image_dtype=image_dtype, depth_unit=depth_unit, config=config
+        PrivateUrl(url),
+        features=chosen_features(features),
+        image_dtype=image_dtype,
+        depth_unit=depth_unit,
+        config=stream_config(config),
     )
+
+
+def chosen_features(features: Collection[str] | None) -> tuple[str, ...] | None:
+    """What a user gave as ``features``, once and for all: an iterator can be gone through only once."""
+    if features is None:
+        return None
+    if isinstance(features, str) or not isinstance(features, Iterable):
+        raise ConfigError(f"features must be a collection of keys, or None for all, not {features!r}")
+    return tuple(features)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from asyncfetch.decode import decode_image, stack_frames
+from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.lerobot.windows import clamp
 from asyncfetch.runtime.fork import forks_wait
@@ -30,7 +32,7 @@ ImageDtype = Literal["uint8", "float32"]
 stay as they are stored."""
 
 Sample = dict[str, Any]
-"""Feature key to tensor (or str), beside ``<key>_is_pad`` for windows and ``task``. It is the receiver's own: no tensor
+"""Feature key to tensor (or str), beside ``<key>_is_pad`` for windows and ``task``. It is the receiver's own: no value
 shares memory with one of another sample or with a cache, so it may be changed, and a sample that is kept keeps nothing
 else alive."""
 
@@ -150,7 +152,7 @@ class SampleBuilder:
             return self._as_image_dtype(_unshared(_pictures(held, reader, feature, frames)), feature)
         column = held.rows[feature.key]
         if isinstance(column, list):
-            return [column[frame] for frame in frames]
+            return [_own(column[frame]) for frame in frames]
         return _tensors(np.array(column[frame]) for frame in frames)
 
     def _spans(self, held: HeldEpisode, reader: int, feature: Feature, spans: Sequence[NDArray[np.int64]]) -> list[Any]:
@@ -164,7 +166,7 @@ class SampleBuilder:
             return self._as_image_dtype(stacks, feature)
         column = held.rows[feature.key]
         if isinstance(column, list):
-            return [[column[frame] for frame in span.tolist()] for span in spans]
+            return [[_own(column[frame]) for frame in span.tolist()] for span in spans]
         return _tensors(column[span] for span in spans)
 
     def _as_image_dtype(self, images: list[torch.Tensor], feature: Feature) -> list[torch.Tensor]:
@@ -204,7 +206,10 @@ def _decode_images(episode: Episode, key: str, column: Sequence[bytes], frames: 
     return [images[frame] for frame in frames]
 
 
-def _tensors(arrays: Iterable[NDArray[Any]]) -> list[torch.Tensor]:
-    from torch import from_numpy
+def _own(value: Any) -> Any:  # noqa: ANN401
+    """The same for who may change it: lists and dicts of a table's row are the cache's."""
+    return value if isinstance(value, str) else deepcopy(value)
 
-    return list(map(from_numpy, arrays))
+
+def _tensors(arrays: Iterable[NDArray[Any]]) -> list[torch.Tensor]:
+    return list(map(import_torch().from_numpy, arrays))

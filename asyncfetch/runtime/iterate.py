@@ -51,6 +51,7 @@ def iterate(
         hand_over.close()
         call.cancel()
         call.wait(STOP_SECONDS)
+        del call  # else error -> traceback -> this frame -> call -> error is a cycle
 
 
 async def _produce(

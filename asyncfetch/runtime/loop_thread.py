@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
 
-from asyncfetch.errors import ClosedError, WrongLoop
+from asyncfetch.errors import ClosedError, WrongLoop, anew
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.fork import ForkGuard, stand_still_at_forks
 
@@ -64,14 +64,17 @@ class LoopCall(Generic[T]):
         """
         self._engine.guard.check()
         try:
-            return self._future.result()
-        except BaseException:
-            if not self._future.done():  # it is the wait that was interrupted
-                self.cancel()
-                self.wait(STOP_SECONDS)
+            error = self._future.exception()
+        except BaseException:  # it is the wait that was interrupted
+            self.cancel()
+            self.wait(STOP_SECONDS)
             raise
+        if error is None:
+            return self._future.result()
+        try:
+            raise anew(error)
         finally:
-            del self  # else error -> traceback -> this frame -> future -> error is a cycle
+            del self, error  # else error -> traceback -> this frame -> future -> error is a cycle
 
     def cancel(self) -> None:
         """Ask for the coroutine's cancellation, without waiting for it. Harmless when it is done."""

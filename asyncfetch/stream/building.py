@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -20,7 +21,11 @@ Transform = Callable[["Sample"], "Sample"]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a step came to in place of a sample, which may be anything that a transform returns."""
+    """What a step came to in place of a sample, which may be anything that a transform returns.
+
+    The frames in its error's traceback, and those that called them, hold it only until it is delivered. A cycle would
+    keep all that the consumer's own frames hold until the collector comes by: a whole stream, with threads and files.
+    """
 
     error: BaseException
     by_transform: bool = False
@@ -83,23 +88,26 @@ class JobBuilder:
             episode = episodes[step.episode]
             if not isinstance(episode, Exception):
                 asked.append((episode, step.frame, step.reader))
-        read = iter(self._read(asked))
+        read = deque(self._read(asked))  # each is let go of as it is taken: see ``Failed``
         results: list[Sample | Failed] = []
         for step in steps:
             if is_given_up():
                 return [{} for _ in steps]
             episode = episodes[step.episode]
-            result = Failed(episode) if isinstance(episode, Exception) else next(read)
-            results.append(result if isinstance(result, Failed) else self._finish(step, result))
+            results.append(self._finish(step, Failed(episode) if isinstance(episode, Exception) else read.popleft()))
         return results
 
     def _read(self, asked: list[Asked]) -> Sequence[Sample | Failed]:
         try:
             return self._samples.build(asked)
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
-            return [Failed(error)] if len(asked) == 1 else [self._read([one])[0] for one in asked]
+            if len(asked) == 1:
+                return [Failed(error)]
+        return [self._read([one])[0] for one in asked]
 
-    def _finish(self, step: Step, sample: Sample) -> Sample | Failed:
+    def _finish(self, step: Step, sample: Sample | Failed) -> Sample | Failed:
+        if isinstance(sample, Failed):
+            return sample
         if self._marks_padding:
             import torch
 

@@ -186,7 +186,8 @@ class Mixture(SampleSource[OpenMixture]):
             marks_padding=self.config.uneven_ends == "pad",
         )
 
-    def origin(self, opened: OpenMixture, episode: int) -> Origin:
+    @staticmethod
+    def origin(opened: OpenMixture, episode: int) -> Origin:
         """See SampleSource."""
         return opened.origin(episode)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -49,18 +49,13 @@ class Samples(Generic[R]):
         *,
         epoch: int | None,
         placement: Placement,
-        plan: PassPlan | None = None,
         is_followed: bool,
     ) -> None:
-        """``plan`` is one that was made, and whose end is somebody else's to notice.
-
-        ``is_followed`` says that a pass of the next epoch will find what this one leaves in memory.
-        """
+        """``is_followed`` says that a pass of the next epoch will find what this one leaves in memory."""
         self._stream = stream
         self._opener = opener
         self._epoch = epoch
         self._placement = placement
-        self._plan = plan
         self._is_followed = is_followed
         self._stack = AsyncExitStack()
 
@@ -77,37 +72,46 @@ class Samples(Generic[R]):
         await self._stack.__aexit__(kind, error, at)
 
     def _start(self, opened: R) -> SamplePass:
-        stream, config = self._stream, opened.config
+        stream = self._stream
         turn = stream.take_turn(self._epoch)
-        plan = stream.begin(opened, self._placement, turn) if self._plan is None else self._plan
-        beyond = stream.plan(opened, self._placement, turn.epoch + 1) if self._is_followed else None
-        builder = stream.builder(opened)
-        decoded_samples = config.decoded_max_bytes // builder.sample_bytes
-        open_episodes = plan.order.open_episodes(self._placement)
-        sizes = Sizes.within(
-            decoded_samples,
-            group_frames=plan.order.group_frames,
-            open_episodes=open_episodes,
-            jobs=2 * opened.decode_pool.threads + HANDED_OVER_PARCELS,  # so that every thread has work
-            max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),
-        )
-        return SamplePass(
-            opened,
-            plan,
-            builder=builder,
-            sizes=sizes,
-            max_samples=min(
-                decoded_samples - HANDED_OVER_PARCELS * sizes.job_samples,
-                sizes.waiting_samples + AHEAD_JOBS * sizes.job_samples,
-            ),
-            max_episodes=open_episodes + config.prefetch_episodes,
-            prefetch_episodes=config.prefetch_episodes,
-            on_error=config.on_error,
-            quarantine=stream.quarantine,
-            origin=partial(stream.origin, opened),
-            beyond=beyond,
-            on_end=partial(stream.finish, turn, plan) if self._plan is None else lambda: None,
-        )
+        plan = stream.begin(opened, self._placement, turn)
+        make = _pass_maker(stream, opened, plan, is_followed=self._is_followed)
+        return make(on_end=partial(stream.finish, turn, plan))
+
+
+def _pass_maker(stream: SampleSource[R], opened: R, plan: PassPlan, *, is_followed: bool) -> Callable[..., SamplePass]:
+    """What makes the pass, on its loop.
+
+    It doesn't refer to the stream, which may own that loop's thread: what tasks hold often waits for the collector.
+    """
+    config, placement = opened.config, plan.progress.placement
+    builder = stream.builder(opened)
+    decoded_samples = config.decoded_max_bytes // builder.sample_bytes
+    open_episodes = plan.order.open_episodes(placement)
+    sizes = Sizes.within(
+        decoded_samples,
+        group_frames=plan.order.group_frames,
+        open_episodes=open_episodes,
+        jobs=2 * opened.decode_pool.threads + HANDED_OVER_PARCELS,  # so that every thread has work
+        max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),
+    )
+    return partial(
+        SamplePass,
+        opened,
+        plan,
+        builder=builder,
+        sizes=sizes,
+        max_samples=min(
+            decoded_samples - HANDED_OVER_PARCELS * sizes.job_samples,
+            sizes.waiting_samples + AHEAD_JOBS * sizes.job_samples,
+        ),
+        max_episodes=open_episodes + config.prefetch_episodes,
+        prefetch_episodes=config.prefetch_episodes,
+        on_error=config.on_error,
+        quarantine=stream.quarantine,
+        origin=partial(stream.origin, opened),
+        beyond=stream.plan(opened, placement, plan.progress.epoch + 1) if is_followed else None,
+    )
 
 
 class StreamIterator(Generic[R]):
@@ -176,38 +180,31 @@ def _deliver(
     turn = begin()
     plan = stream.begin(opened, placement, turn)
     plans.append(plan)
-    # The pass itself is ahead of the consumer, so it doesn't count the epoch.
-    samples = Samples(
-        stream,
-        lambda: nullcontext(opened),
-        epoch=turn.epoch,
-        placement=placement,
-        plan=plan,
-        is_followed=is_followed,
-    )
+    make = _pass_maker(stream, opened, plan, is_followed=is_followed)
     yield from iterate(
         session.thread,
-        partial(_Parcels, samples),
+        # The pass itself is ahead of the consumer, so it doesn't count the epoch.
+        partial(_Parcels, partial(make, on_end=lambda: None)),
         max_batches=HANDED_OVER_PARCELS - 1,
         times=session.hand_over,
     )
     stream.finish(turn, plan)
 
 
-class _Parcels(Generic[R]):
+class _Parcels:
     """A pass as an async iterator of lists, for ``runtime.iterate``."""
 
-    def __init__(self, opened: Samples[R]) -> None:
-        self._opened = opened
+    def __init__(self, make: Callable[[], SamplePass]) -> None:
+        self._samples = make()
 
     async def __aenter__(self) -> Self:
-        self._samples = await self._opened.__aenter__()
+        await self._samples.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
-        await self._opened.__aexit__(kind, error, at)
+        await self._samples.__aexit__(kind, error, at)
 
     def __aiter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from asyncfetch.errors import CacheError, ClosedError, DatasetError
+from asyncfetch.errors import CacheError, ClosedError, DatasetError, anew
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.stream.building import Failed
@@ -145,6 +145,7 @@ class SamplePass:
                 self._plan.first_uses(),
                 self._group,
                 prefetch_episodes=self._prefetch_episodes,
+                open_episodes=self._max_episodes - self._prefetch_episodes,
                 on_full=self._fail_if_stuck,
             )
             self._group.start_soon(self._produce, name="produce samples")
@@ -211,7 +212,10 @@ class SamplePass:
         self._check_open()
         if self._failure is not None:
             failure, self._failure, self._ended = self._failure, None, True
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # else error -> traceback -> this frame -> error is a cycle
         waiting_since = time.perf_counter()
         while not (self._queue or self._produced_all or self._ended or self._left.is_set()):
             await self._queued.wait()
@@ -220,7 +224,7 @@ class SamplePass:
             if not self._ended:
                 self._ended = True
                 if self._first_bad is not None and not (self._delivered or self._plan.is_resumed):
-                    raise self._first_bad  # not one sample is good: that is no matter of leaving some out
+                    raise anew(self._first_bad)  # not one sample is good: that is no matter of leaving some out
                 self._on_end()
             raise StopAsyncIteration
         coming = self._queue[0]
@@ -247,7 +251,7 @@ class SamplePass:
             if not isinstance(result, Failed):
                 given = self._substitutes.good(result, self._origin_of(step).member) if replaces else [result]
             elif self._on_error == "raise" or result.by_transform or not isinstance(result.error, BAD_DATA):
-                self._failure = result.error
+                self._failure = result.error if result.by_transform else anew(result.error)
                 break
             else:
                 origin = self._origin_of(step)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
-from asyncfetch.errors import ClosedError
+from asyncfetch.errors import ClosedError, anew
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime import LoopThread
 
@@ -55,10 +55,14 @@ class Session(Generic[R]):
     def opened(self) -> R:
         """What is open; waits for it."""
         try:
-            return self._opened.result()
-        except BaseException:
+            error = self._opened.exception()
+        except BaseException:  # it is the wait that was interrupted
             self.close()
             raise
+        if error is not None:
+            self.close()
+            raise anew(error)
+        return self._opened.result()
 
     def statistics(self) -> DatasetStatistics:
         """Of what is open, taken on its loop, and of the way to its consumers."""

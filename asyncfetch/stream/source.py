@@ -135,9 +135,10 @@ class SampleSource(ABC, Generic[R]):
     def builder(self, opened: R) -> Builder:
         """Makes its samples, in decode threads."""
 
+    @staticmethod
     @abstractmethod
-    def origin(self, opened: R, episode: int) -> Origin:
-        """Where an episode comes from."""
+    def origin(opened: R, episode: int) -> Origin:
+        """Where an episode comes from. A pass keeps it, and must not keep this."""
 
     @abstractmethod
     def _total(self, opened: R, placement: Placement, epoch: int) -> int:
@@ -193,6 +194,8 @@ class SampleSource(ABC, Generic[R]):
         Entering opens the dataset, where the source is a URL: FetchError, FormatError, DatasetError as it says. An
         error of a sample is raised by the iterator at that sample's place. Leaving stops everything.
         """
+        if epoch is not None and not (is_whole_number(epoch) and epoch >= 0):
+            raise ConfigError(f"epoch must be a whole number from 0 on, or None, not {epoch!r}")
         placement = self.placement(rank, world_size)
         stays_open = self.is_open
         return Samples(self, self._opener(), epoch=epoch, placement=placement, is_followed=stays_open and epoch is None)
@@ -204,6 +207,8 @@ class SampleSource(ABC, Generic[R]):
             raise ConfigError("give both rank and world_size, or none of them")
         if rank is None or world_size is None:
             rank, world_size = find_rank()
+        if not (is_whole_number(rank) and is_whole_number(world_size)):
+            raise ConfigError(f"rank and world_size must be whole numbers, not {rank!r} of {world_size!r}")
         return Placement(rank, world_size)
 
     def __iter__(self) -> StreamIterator[R]:

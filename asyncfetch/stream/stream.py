@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncfetch.config import PrivateUrl, StreamConfig
+from asyncfetch.config import PrivateUrl, stream_config
 from asyncfetch.errors import ConfigError
-from asyncfetch.lerobot import LeRobotDataset, check_windows, open_dataset
+from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, open_dataset
 from asyncfetch.stream.building import JobBuilder
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.order import Order
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DepthUnit, ImageDtype, Windows
     from asyncfetch.stream.building import Transform
     from asyncfetch.stream.placement import Placement
 
-__all__ = ["Stream"]
+__all__ = ["Stream", "distinct_episodes"]
 
 
 class Stream(SampleSource[LeRobotDataset]):
@@ -83,11 +84,11 @@ class Stream(SampleSource[LeRobotDataset]):
         self.shuffle = shuffle
         check_windows(windows)
         self.windows = windows
-        self.episodes = None if episodes is None else _distinct(episodes)
-        self.features = features
+        self.episodes = None if episodes is None else distinct_episodes(episodes)
+        self.features = chosen_features(features)
         self.image_dtype: ImageDtype = image_dtype or "uint8"
         self.depth_unit: DepthUnit = depth_unit or "mm"
-        self.config = config or StreamConfig()
+        self.config = stream_config(config)
         self.has_config = config is not None
         """Whether it was given one."""
         super().__init__(seed, transform)
@@ -137,7 +138,8 @@ class Stream(SampleSource[LeRobotDataset]):
         samples = opened.sample_builder(self.windows)
         return JobBuilder(samples, self.transform, marks_padding=self.config.uneven_ends == "pad")
 
-    def origin(self, opened: LeRobotDataset, episode: int) -> Origin:
+    @staticmethod
+    def origin(opened: LeRobotDataset, episode: int) -> Origin:
         """See SampleSource."""
         return Origin(opened, episode)
 
@@ -168,7 +170,8 @@ class Stream(SampleSource[LeRobotDataset]):
         return f"Stream({self.source!r}, shuffle={self.shuffle}, seed={self.seed}, epoch={self.epoch})"
 
 
-def _distinct(episodes: Sequence[int]) -> tuple[int, ...]:
+def distinct_episodes(episodes: Sequence[int]) -> tuple[int, ...]:
+    """What a user gave as ``episodes``, once and for all; ConfigError where one comes twice."""
     chosen = tuple(operator.index(episode) for episode in episodes)
     if len(set(chosen)) != len(chosen):
         raise ConfigError("episodes must not name an episode twice: every frame comes once an epoch")

@@ -66,6 +66,7 @@ class EpisodeWindow:
         group: Owner of the fetching tasks; cancel it before ``close``.
         prefetch_episodes: Admitted ahead of the announcement of their first use. Those that come long after it would
             only take the network and the processor from the first ones.
+        open_episodes: That the order draws from at a time.
         on_full: Called when the next episode has to wait for room.
     """
 
@@ -77,6 +78,7 @@ class EpisodeWindow:
         group: TaskGroup,
         *,
         prefetch_episodes: int,
+        open_episodes: int,
         on_full: Callable[[], None],
     ) -> None:
         self._dataset = dataset
@@ -84,7 +86,9 @@ class EpisodeWindow:
         self._episodes = iter(episodes)
         self._group = group
         self._prefetch_episodes = prefetch_episodes
+        self._pool_episodes = open_episodes
         self._on_full = on_full
+        self._weighed = self._weighed_bytes = self._largest_bytes = 0
         self._paid = dataset.clip_budget.share(self._grant)
         self._slots: dict[int, _Slot] = {}
         self._ahead = 0  # of these
@@ -170,15 +174,18 @@ class EpisodeWindow:
         budget, in_use = self._paid.budget, sum(1 for slot in self._slots.values() if slot.held is not None)
         others_bytes = budget.used_bytes - self._paid.used_bytes
         needed_bytes = budget.used_bytes + size_bytes
-        origin = self._origin(episode)
+        max_bytes, origin = self._dataset.config.max_bytes, self._origin(episode)
+        # Clips have a fixed part of max_bytes. The next full pool may weigh more than those weighed so far, and beside
+        # it one may be needed before another is through: so a quarter more, and the largest again.
+        pool_bytes = self._pool_episodes * self._weighed_bytes * 5 // (4 * self._weighed) + self._largest_bytes
+        least_bytes = math.ceil(max(needed_bytes, others_bytes + pool_bytes) * max_bytes / budget.max_bytes)
         return CacheError(
             f"the clips of {in_use} episodes in the pool take {self._paid.used_bytes} bytes, "
             + (f"other passes over this dataset hold {others_bytes}, " if others_bytes else "")
             + f"and episode {origin.episode} of {redact_url(origin.dataset.url)} needs {size_bytes} more: "
-            f"{needed_bytes} in all, but max_bytes="
-            f"{self._dataset.config.max_bytes} leaves {budget.max_bytes} for clips. Set StreamConfig(max_bytes=...) at "
-            f"least {math.ceil(100 * needed_bytes / budget.max_bytes) / 100} times as high, or lower pool_episodes and "
-            "lanes"
+            f"{needed_bytes} in all, but {max_bytes=} leaves {budget.max_bytes} for clips. By the {self._weighed} "
+            f"episodes seen so far, a pool of {self._pool_episodes} needs about StreamConfig(max_bytes={least_bytes}), "
+            "times the number of loader workers; or lower pool_episodes and lanes"
         )
 
     def close(self) -> None:
@@ -216,6 +223,9 @@ class EpisodeWindow:
         try:
             with calling(slot.caller):
                 slot.size_bytes = await self._dataset.clip_bytes(slot.episode)
+                self._weighed += 1
+                self._weighed_bytes += slot.size_bytes
+                self._largest_bytes = max(self._largest_bytes, slot.size_bytes)
                 self._grant()
                 await slot.granted.wait()
                 slot.held = await self._dataset.hold(slot.episode)

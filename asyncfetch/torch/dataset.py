@@ -11,21 +11,23 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from asyncfetch.config import PrivateUrl, StreamConfig
+from asyncfetch.config import PrivateUrl, stream_config
 from asyncfetch.errors import ConfigError, StateMismatch, redact_url
-from asyncfetch.lerobot import open_dataset
+from asyncfetch.lerobot import chosen_features, open_dataset
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Placement, SampleSource, Session
 from asyncfetch.stream.epochs import MAX_WORKERS
 from asyncfetch.stream.quarantine import BOARD_BYTES, Board, Quarantine
 from asyncfetch.stream.state import State, check_state, merge_shares
+from asyncfetch.stream.stream import distinct_episodes
 from asyncfetch.torch.collate import collate
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Iterator, Sequence
 
+    from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DatasetStatistics, ImageDtype, LeRobotDataset, Sample, Windows
     from asyncfetch.stream import StreamIterator
 
@@ -260,9 +262,9 @@ class FrameDataset(Dataset["Sample"]):
     ) -> None:
         self.source = source = PrivateUrl(source)
         self.windows = windows
-        self.episodes = episodes
-        self.config = config or StreamConfig()
-        self._open = partial(open_dataset, source, features=features, image_dtype=image_dtype)
+        self.episodes = None if episodes is None else distinct_episodes(episodes)
+        self.config = stream_config(config)
+        self._open = partial(open_dataset, source, features=chosen_features(features), image_dtype=image_dtype)
         self._session: Session[LeRobotDataset] | None = None
         self._ends: np.ndarray[Any, np.dtype[np.int64]] | None = None
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import pytest
 
 import asyncfetch as af
 from asyncfetch.testing import RangeServer, write_dataset
@@ -30,6 +31,14 @@ def test_a_row_is_measured(tmp_path: Path) -> None:
     assert 0 < row.keep_up <= row.steady_keep_up
     assert row.frames_per_second == cameras * row.samples_per_second
     assert 0 < row.first_sample_seconds < EPISODES * LENGTH / row.samples_per_second
+
+
+@pytest.mark.parametrize("options", [{"cameras": ()}, {"episodes": 0}], ids=["no cameras", "no episodes"])
+def test_a_dataset_without_pictures_is_refused_in_words(tmp_path: Path, options: dict[str, Any]) -> None:
+    chosen: dict[str, Any] = {"episodes": 1, "length": 2, "width": 64, "height": 64, "codec": "h264"}
+    truth = write_dataset(tmp_path, **chosen | options)
+    with pytest.raises(SystemExit, match="nothing to decode"):
+        anyio.run(look, Setting(str(truth.root), None, 1.0, af.StreamConfig()), 0.0)
 
 
 def test_the_bytes_of_an_epoch_are_counted(tmp_path: Path) -> None:

@@ -46,6 +46,20 @@ def test_quickstart_writes_serves_and_streams_a_dataset(tmp_path: Path) -> None:
     assert [path.name.split("-")[0] for path in tmp_path.iterdir()] == ["quickstart"]  # kept for the next time, whole
 
 
+def test_quickstart_says_in_a_line_what_is_wrong(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, EXAMPLES / "quickstart.py", tmp_path / "nowhere"],
+        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("quickstart: ")
+    assert "nowhere" in line
+
+
 def test_quickstart_sums_up_what_its_workers_did(served: tuple[str, ...], small_dataset: DatasetTruth) -> None:
     printed = run("quickstart.py", *served, "--num-workers", "2")
     assert f"each of {small_dataset.num_frames} frames exactly once" in printed

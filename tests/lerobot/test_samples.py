@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
@@ -231,6 +233,29 @@ async def test_samples_share_no_memory(truth: DatasetTruth) -> None:
             if isinstance(value, torch.Tensor):
                 value.zero_()
         check_sample(await served.dataset.sample(0, 1), truth, 0, 1)
+
+
+@pytest.mark.parametrize("windows", [None, {"remarks": frames(0, 0)}], ids=["alone", "in a window"])
+async def test_lists_are_the_receivers_own(truth: DatasetTruth, windows: dict[str, Any] | None) -> None:
+    content = in_memory(truth)
+    content["meta/info.json"] = content["meta/info.json"].replace(
+        b'"features": {', b'"features": {"remarks": {"dtype": "language", "shape": [1], "names": null},', 1
+    )
+    for path in [path for path in content if path.startswith("data/")]:
+        table = pq.read_table(pa.BufferReader(content[path]))
+        remarks = pa.array([[{"role": "user", "content": f"remark {row}"}] for row in range(len(table))])
+        written = pa.BufferOutputStream()
+        pq.write_table(table.append_column("remarks", remarks), written)
+        content[path] = written.getvalue().to_pybytes()
+    said = [{"role": "user", "content": "remark 1"}]
+    async with serve(content, features=["remarks"]) as served:
+        for _ in range(2):
+            given = (await served.dataset.sample(0, 1, windows=windows))["remarks"]
+            assert given == ([said, said] if windows else said)
+            first = given[0] if windows else given
+            first[0]["content"] = "changed"
+            first.append("mine")
+            assert given[1:] == ([said] if windows else ["mine"])
 
 
 @pytest.mark.parametrize(

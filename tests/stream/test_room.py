@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -109,9 +110,27 @@ async def test_the_error_has_both_figures_and_what_to_set(truth: DatasetTruth, c
     needed = re.search(r"(\d+) in all", message)
     assert needed is not None
     assert int(needed[1]) > max(clip_bytes)
-    factor = re.search(r"at least ([0-9.]+) times", message)
-    assert factor is not None
-    assert float(factor[1]) * max(clip_bytes) >= int(needed[1])
+
+
+@pytest.mark.parametrize("pool_episodes", [1, 2, 4, 8])
+@pytest.mark.parametrize("room", [1.0, 1.5])
+async def test_the_figure_of_a_pool_that_does_not_fit_holds_for_every_epoch(
+    truth: DatasetTruth, clip_bytes: list[int], pool_episodes: int, room: float
+) -> None:
+    chosen = config(int(room * max(clip_bytes)), lanes=1, pool_episodes=pool_episodes, decoded_max_bytes=1)
+    failures = 0
+    for seed in range(4):
+        try:
+            await read(af.Stream(str(truth.root), seed=seed, config=chosen))
+        except af.CacheError as error:
+            failures += 1
+            said = re.search(rf"a pool of {pool_episodes} needs about StreamConfig\(max_bytes=(\d+)\)", str(error))
+            assert said is not None
+            enough = replace(chosen, max_bytes=int(said[1]))
+            for epoch in range(3):
+                async with af.Stream(str(truth.root), seed=seed, config=enough).samples(epoch=epoch) as samples:
+                    assert len([sample async for sample in samples]) == truth.num_frames
+    assert failures or pool_episodes < 4
 
 
 @pytest.mark.timeout(60)
