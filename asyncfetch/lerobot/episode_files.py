@@ -96,6 +96,7 @@ async def load_episodes(
     except (DatasetError, FetchError) as error:
         if total:
             _rows_or_raise(error, episodes_url(root, 0, info.chunks_size), rows, total)
+        return await run(partial(_build, root, info, cameras, tables))
 
     async def load(number: int) -> pa.Table | DatasetError | FetchError:
         url = episodes_url(root, number, info.chunks_size)
@@ -110,6 +111,10 @@ async def load_episodes(
         except (DatasetError, FetchError) as error:
             return error  # It may be of one file too many: whether it matters is seen when its turn comes.
 
+    if not total:
+        found = await load(0)
+        if not isinstance(found, DatasetError | FetchError) and len(found):  # a contradiction, as of other totals
+            tables.append((first.url, found))
     while rows < total:
         if rows:
             likely = math.ceil((total - rows) * len(tables) / rows)

@@ -276,6 +276,7 @@ def set_value(name: str, row: int, value: object) -> Callable[[Tables], None]:
         (set_value("length", 2, 1e300), r"column length .* whole numbers; row 2 is 1e\+300"),
         (lambda tables: tables.info.update(total_frames=13), r"add up to 12 frames.*info.json counts 13"),
         (lambda tables: tables.info.update(total_episodes=2), r"has 3 episodes.*info.json counts 2"),
+        (lambda tables: tables.info.update(total_episodes=0, total_frames=0), r"has 3 episodes.*info.json counts 0"),
         (lambda tables: tables.episodes.pop("length"), r"file-000.parquet has no column length; present are"),
         (
             lambda tables: tables.episodes.update(length=["a", "b", "c"]),
@@ -391,11 +392,13 @@ async def test_an_episode_without_frames_may_lack_its_place(
     assert (episode.length, episode.from_index, episode.to_index, episode.videos[TOP].num_frames) == (0, 3, 3, 0)
 
 
-async def test_an_empty_dataset(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_file", [True, False])
+async def test_an_empty_dataset(reader: LocalReader, tables: Tables, tmp_path: Path, has_file: bool) -> None:
     tables.lengths = ()
     tables.__post_init__()
     root = tables.write(tmp_path)
-    (tmp_path / EPISODES).unlink()
+    if not has_file:
+        (tmp_path / EPISODES).unlink()
     episodes = (await load_metadata(reader, root)).episodes
     assert (len(episodes), episodes.num_frames, 0 in episodes) == (0, 0, False)
 
