@@ -1,7 +1,9 @@
 """Frames through PyAV: where torchcodec doesn't load, and for depth, of which it would lose 4 bits.
 
 A frame is found by its time alone. Decoding goes on from where it stands if no key frame lies between there and the
-frame, and starts at the key frame before it otherwise.
+frame, and starts at the key frame before it otherwise; after an error too, so that all frames behind the damage, up to
+the next key frame, are the same error. Damage shows in H.264 where FFmpeg mended the picture, and in any codec where no
+picture comes of a coded frame; HEVC's and AV1's decoders don't tell of all else that they put up with.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ class PyAVDecoder(ClipDecoder):
             self._container = av.open(MemoryFile(clip.data), mode="r")
             self._stream = self._single_stream(clip)
             shown = self._shown()
+            self._shown_pts = sorted(pts for pts, _ in shown)
             self._key_pts = sorted(pts for pts, is_key in shown if is_key)
             if not self._key_pts:
                 raise DecodeError(f"{clip.name}: its {clip.nbytes} bytes hold no key frame")
@@ -115,6 +118,9 @@ class PyAVDecoder(ClipDecoder):
         for frame in self._coming:
             if frame.pts is None:
                 raise DecodeError(f"{self.clip.name}: it has a frame without a time, so that none can be told by it")
+            if frame.pts < key:
+                continue  # may lean on frames in front of the clip
+            self._check_whole(frame)
             self._next_pts = frame.pts + 1
             if frame.pts == pts:
                 pixels: torch.Tensor = import_torch().from_numpy(self._array(frame))
@@ -126,6 +132,17 @@ class PyAVDecoder(ClipDecoder):
             f"key frame at {key / self.clip.timescale:.6f} s came past it or to the end: "
             "the video isn't the one that its index was made from"
         )
+
+    def _check_whole(self, frame: Any) -> None:  # noqa: ANN401
+        """Raise DecodeError where it is damaged, or one in front of it didn't come: it may lean on that."""
+        due = bisect.bisect_left(self._shown_pts, self._next_pts)
+        if frame.is_corrupt or due < bisect.bisect_left(self._shown_pts, frame.pts):
+            self._next_pts = AFTER_ALL
+            seconds = min(self._shown_pts[due], frame.pts) / self.clip.timescale
+            raise DecodeError(
+                f"{self.clip.name}: the frame at {seconds:.6f} s is damaged, so that it and what leans on it can't be "
+                "decoded"
+            )
 
     def _seek(self, key_pts: int) -> None:
         self._container.seek(key_pts, stream=self._stream)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from asyncfetch.decode import open_decoder
-from asyncfetch.errors import AsyncFetchError, CacheError, ObjectChanged, redact_url
+from asyncfetch.errors import AsyncFetchError, CacheError, FormatError, ObjectChanged, redact_url
 from asyncfetch.fetch.gate import Caller, calling, current_caller
 from asyncfetch.lerobot.depth import DepthUnit, depth_scale
 from asyncfetch.lerobot.held_episode import EpisodeEntry, HeldEpisode
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from asyncfetch.decode import FrameDecoder
     from asyncfetch.lerobot.engine import Engine
     from asyncfetch.lerobot.episode_table import Episode
+    from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.lerobot.rows import EpisodeRows
     from asyncfetch.lerobot.video_index import PlannedClip
@@ -115,6 +116,7 @@ class EpisodeCache:
         self._backend: DecoderBackend = backend
         self._number = number
         self._fps = metadata.info.fps
+        self._features = metadata.features
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
         self._flights: SingleFlight[EpisodeEntry, None] = SingleFlight(engine.group)
         self._room = engine.room
@@ -282,7 +284,9 @@ class EpisodeCache:
         planned: dict[str, PlannedClip] = {}
 
         async def plan_clip(camera: str) -> None:
-            planned[camera] = await self._watch(self._indexes.plan(episode, camera, fps=self._fps))
+            clip = await self._watch(self._indexes.plan(episode, camera, fps=self._fps))
+            _check_size(self._features[camera], clip)
+            planned[camera] = clip
 
         async def locate_rows() -> None:
             await self._watch(self._rows.locate(episode))
@@ -354,6 +358,15 @@ class EpisodeCache:
         """A snapshot."""
         kept_bytes = self._plans.nbytes + self._tables.nbytes
         return EpisodeCacheStatistics(self._hits, self._misses, len(self._held), len(self._tables), kept_bytes)
+
+
+def _check_size(feature: Feature, clip: PlannedClip) -> None:
+    """Raise FormatError where the video's pictures aren't as large as the feature's."""
+    if not feature.has_sizes(clip.plan.height, clip.plan.width):
+        raise FormatError(
+            f"{redact_url(clip.url)}: its pictures are {clip.plan.height} high and {clip.plan.width} wide; info.json "
+            f"says {feature.shape} of {feature.key}"
+        )
 
 
 def _clip_bytes(planned: Mapping[str, PlannedClip]) -> int:

@@ -36,14 +36,14 @@ from asyncfetch.lerobot.parquet import (
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
 
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.info import DatasetInfo
-    from asyncfetch.lerobot.parquet import TableEnd, TableFile
+    from asyncfetch.lerobot.parquet import TableEnd
     from asyncfetch.runtime.concurrently import RunSync
 
 __all__ = ["check_episodes", "episodes_url", "load_episodes"]
@@ -96,6 +96,7 @@ async def load_episodes(
     except (DatasetError, FetchError) as error:
         if total:
             _rows_or_raise(error, episodes_url(root, 0, info.chunks_size), rows, total)
+        return await run(partial(_build, root, info, cameras, tables))
 
     async def load(number: int) -> pa.Table | DatasetError | FetchError:
         url = episodes_url(root, number, info.chunks_size)
@@ -105,11 +106,15 @@ async def load_episodes(
             end = first if number == 0 else await fetch_end(reader, url, tail_bytes)
             async with large_files if end.footer_bytes >= _LARGE_FOOTER_BYTES else nullcontext():
                 file = await open_end(reader, end, run=run)
-                columns = _columns(cameras, file)
+                columns = _columns(cameras, file.columns)
                 return await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
         except (DatasetError, FetchError) as error:
             return error  # It may be of one file too many: whether it matters is seen when its turn comes.
 
+    if not total:
+        found = await load(0)
+        if not isinstance(found, DatasetError | FetchError) and len(found):  # a contradiction, as of other totals
+            tables.append((first.url, found))
     while rows < total:
         if rows:
             likely = math.ceil((total - rows) * len(tables) / rows)
@@ -135,11 +140,13 @@ def _rows_or_raise(loaded: pa.Table | DatasetError | FetchError, url: str, rows:
     return loaded
 
 
-def _columns(cameras: Sequence[str], file: TableFile) -> list[str]:
+def _columns(cameras: Sequence[str], there: Collection[str]) -> list[str]:
     columns = [*_FRAME_COLUMNS, "data/chunk_index", "data/file_index"]
+    optional = [_TASKS]
     for camera in cameras:
         columns += [f"videos/{camera}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
-    return [*columns, _TASKS] if _TASKS in file.columns else columns
+        optional.append(f"videos/{camera}/to_timestamp")
+    return columns + [name for name in optional if name in there]
 
 
 def _build(
@@ -149,7 +156,8 @@ def _build(
     urls = [redact_url(url) for url, table in tables for _ in range(len(table))]
     order = np.argsort(columns["episode_index"], kind="stable")
     columns = {name: values[order] for name, values in columns.items()}
-    check_episodes(columns, [urls[row] for row in order], join_url(root, "meta/info.json"), info)
+    urls = [urls[row] for row in order]
+    check_episodes(columns, urls, join_url(root, "meta/info.json"), info)
     return EpisodeTable(
         root,
         info,
@@ -157,9 +165,7 @@ def _build(
         tasks=_task_lists(tables, order),
         data=_file_places(tables, "data", order),
         videos={
-            camera: VideoPlaces(
-                _file_places(tables, f"videos/{camera}", order), _first_frames(tables, camera, info.fps)[order]
-            )
+            camera: _video_places(tables, camera, order, lengths=columns["length"], urls=urls, fps=info.fps)
             for camera in cameras
         },
     )
@@ -214,12 +220,70 @@ def _file_places(tables: Sequence[tuple[str, pa.Table]], prefix: str, order: NDA
     return FilePlaces(numbers("chunk_index"), numbers("file_index"))
 
 
-def _first_frames(tables: Sequence[tuple[str, pa.Table]], camera: str, fps: float) -> NDArray[np.int64]:
-    name = f"videos/{camera}/from_timestamp"
-    parts = [to_floats(table[name], name, url) for url, table in tables]
-    frames = np.rint(np.concatenate(parts) * fps) if parts else np.empty(0)
-    with np.errstate(invalid="ignore"):
-        return np.where((frames >= 0) & (frames <= _MAX_NUMBER), frames, ABSENT).astype(np.int64)
+def _video_places(
+    tables: Sequence[tuple[str, pa.Table]],
+    camera: str,
+    order: NDArray[np.int64],
+    *,
+    lengths: NDArray[np.int64],
+    urls: Sequence[str],
+    fps: float,
+) -> VideoPlaces:
+    """Where the frames are, with what can't be true of it: read on, it would be the frames of another episode.
+
+    It fails the episodes alone that it is about. Videos of converted datasets may be shorter than their rows.
+    """
+
+    def seconds(name: str) -> NDArray[np.float64]:
+        name = f"videos/{camera}/{name}"
+        parts = [
+            to_floats(table[name], name, url) if name in table.column_names else np.full(len(table), np.nan)
+            for url, table in tables
+        ]
+        return np.concatenate(parts)[order] if parts else np.empty(0)
+
+    files = _file_places(tables, f"videos/{camera}", order)
+    starts, stops = seconds("from_timestamp"), seconds("to_timestamp")
+    with np.errstate(invalid="ignore", over="ignore"):
+        frames, durations = np.rint(starts * fps), (stops - starts) * fps
+        placed = (frames >= 0) & (frames <= _MAX_NUMBER)
+        no_place = ~placed & ~np.isnan(starts)
+        wrong_length = placed & ~np.isnan(durations) & ~(np.abs(durations - lengths) <= 1 / 2)
+        first_frames = np.where(placed, frames, ABSENT).astype(np.int64)
+    contradictions = {}
+    for row in np.flatnonzero(no_place).tolist():
+        contradictions[row] = f"{urls[row]}: episode {row} begins at {starts[row]} s of {camera}, where no video can"
+    for row in np.flatnonzero(wrong_length).tolist():
+        contradictions[row] = (
+            f"{urls[row]}: episode {row} has {lengths[row]} frames, but from {starts[row]} s to {stops[row]} s of "
+            f"{camera} are {durations[row]:.10g} at {fps:g} fps"
+        )
+    told = placed & ~wrong_length & (lengths > 0) & (files.chunk != ABSENT) & (files.file != ABSENT)
+    for row, other in _overlaps(files, first_frames, lengths, np.flatnonzero(told)):
+        for one, two in ((row, other), (other, row)):
+            contradictions[one] = (
+                f"{urls[one]}: episode {one} has frames [{first_frames[one]}, {first_frames[one] + lengths[one]}) of "
+                f"{camera} file {files.file[one]} in chunk {files.chunk[one]}, and episode {two} "
+                f"[{first_frames[two]}, {first_frames[two] + lengths[two]})"
+            )
+    return VideoPlaces(files, first_frames, contradictions)
+
+
+def _overlaps(
+    files: FilePlaces, first_frames: NDArray[np.int64], lengths: NDArray[np.int64], rows: NDArray[np.int64]
+) -> Iterator[tuple[int, int]]:
+    """Each of the rows whose frames begin before those of an earlier one in the file end, with that one."""
+    rows = rows[np.lexsort((first_frames[rows], files.file[rows], files.chunk[rows]))]
+    chunk, file = files.chunk[rows], files.file[rows]
+    new_file = np.append(True, (chunk[1:] != chunk[:-1]) | (file[1:] != file[:-1]))[: len(rows)]
+    # On one axis, where a file begins behind all that may be in the one before it.
+    offsets = (np.cumsum(new_file) - 1) * (2 * _MAX_NUMBER + 2)
+    starts = first_frames[rows] + offsets
+    stops = starts + lengths[rows]
+    latest = np.maximum.accumulate(stops)
+    holder = np.maximum.accumulate(np.where(stops == latest, np.arange(len(rows)), 0))
+    for place in np.flatnonzero(starts[1:] < latest[:-1]).tolist():
+        yield int(rows[place + 1]), int(rows[holder[place]])
 
 
 def _task_lists(tables: Sequence[tuple[str, pa.Table]], order: NDArray[np.int64]) -> TaskLists:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,6 +71,8 @@ class VideoPlaces:
     files: FilePlaces
     first_frame: NDArray[np.int64]
     """Number of its frame 0 in the file per episode, or ABSENT."""
+    contradictions: Mapping[int, str] = field(default_factory=dict)
+    """What the table says of an episode's frames that can't be true, of those few where that is so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ class EpisodeTable:
 
         Raises:
             EpisodeNotFound: There is none.
-            DatasetError: The table doesn't say where the episode's files are.
+            DatasetError: The table doesn't say where the episode's files are, or contradicts itself about it.
         """
         if index not in self:
             have = f"it has 0 to {len(self) - 1}" if len(self) else "it has none"
@@ -189,6 +191,8 @@ class EpisodeTable:
         places = self._videos[camera]
         url = self._url(index, places.files, f"videos/{camera}", camera)
         first_frame, length = int(places.first_frame[index]), int(self._lengths[index])
+        if length and index in places.contradictions:
+            raise DatasetError(f"{places.contradictions[index]}; leave it out with episodes=")
         if first_frame == ABSENT and length:
             raise self._absent(index, f"videos/{camera}/from_timestamp")
         return VideoSpan(url, max(first_frame, 0), length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,6 +74,10 @@ class Feature:
     def has_column(self) -> bool:
         """Whether its values are a column of the data files."""
         return not self.is_camera and self.kind != "audio"
+
+    def has_sizes(self, *sizes: int) -> bool:
+        """Whether a picture's sizes are among its own, in whatever order: there are datasets with either."""
+        return not Counter(sizes) - Counter((*self.shape, *(1,) * (3 - len(self.shape))))
 
 
 @dataclass(frozen=True, slots=True)

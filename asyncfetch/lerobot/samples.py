@@ -187,7 +187,7 @@ def _pictures(held: HeldEpisode, reader: int, feature: Feature, frames: Sequence
     """A (C, H, W) for each of the frames; duplicates are one tensor."""
     if feature.is_camera:
         return held.each(feature.key, frames, reader=reader)
-    return _decode_images(held.episode, feature.key, held.rows[feature.key], frames)
+    return _decode_images(held.episode, feature, held.rows[feature.key], frames)
 
 
 def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -196,10 +196,18 @@ def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [picture if firsts[id(picture)] == place else picture.clone() for place, picture in enumerate(pictures)]
 
 
-def _decode_images(episode: Episode, key: str, column: Sequence[bytes], frames: Sequence[int]) -> list[torch.Tensor]:
+def _decode_images(
+    episode: Episode, feature: Feature, column: Sequence[bytes], frames: Sequence[int]
+) -> list[torch.Tensor]:
     """Windows repeat frames at the ends of an episode: each is decoded once."""
-    where = f"{key} of episode {episode.index} in {redact_url(episode.data_url)}"
+    where = f"{feature.key} of episode {episode.index} in {redact_url(episode.data_url)}"
     images = {frame: decode_image(column[frame], name=f"{where}, frame {frame}") for frame in dict.fromkeys(frames)}
+    for frame, image in images.items():
+        if not feature.has_sizes(*image.shape):
+            raise FormatError(
+                f"{where}, frame {frame}: the picture is {tuple(image.shape)}, channels first; info.json says "
+                f"{feature.shape}"
+            )
     shapes = {tuple(image.shape) for image in images.values()}
     if len(shapes) > 1:
         raise FormatError(f"{where}: frames {list(frames)} have images of different shapes: {sorted(shapes)}")

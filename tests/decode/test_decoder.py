@@ -8,6 +8,7 @@ import random
 import threading
 from typing import TYPE_CHECKING, Any, get_args
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ from asyncfetch.decode import open_decoder
 from asyncfetch.decode.pyav_decoder import MemoryFile, PyAVDecoder
 from asyncfetch.decode.torchcodec_decoder import TorchcodecDecoder
 from asyncfetch.errors import DecodeError, FrameMissing, WrongLoop
-from tests.decode.conftest import ENCODERS, FRAMES
+from tests.decode.conftest import ENCODERS, FRAMES, encode, video_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,6 +159,73 @@ def test_an_error_leaves_the_decoder_usable(h264: Video, backend: DecoderBackend
             readable.append(frame)
     assert len(readable) % 2 == 0, "an error comes again, a frame too"
     assert set(range(10)) <= set(readable) < set(range(FRAMES))
+
+
+LONG_GROUPS = {
+    "av1": ("libsvtav1", "av01", {"preset": "12", "crf": "30", "g": "15", "svtav1-params": "lp=1"}),
+    "h264": ("libx264", "avc1", {"preset": "veryfast", "g": "15", "bf": "0", "threads": "1"}),
+    "hevc": ("libx265", "hev1", {"preset": "fast", "x265-params": "keyint=15:bframes=0:log-level=none"}),
+}
+DAMAGED = 20
+"""A frame in the middle of the second group, frames 15 to 29."""
+
+
+def long_groups(name: str, images: list[NDArray[np.uint8]]) -> Video:
+    encoder, codec, options = LONG_GROUPS[name]
+    return video_of(encode(encoder, "yuv420p", options, images), codec)
+
+
+def damage(video: Video, frame: int, *, skipped: int, stopped: int | None = None, zeroed: bool = False) -> memoryview:
+    """The video with bytes [skipped, stopped) of a coded frame turned over, or zeroed."""
+    with av.open(io.BytesIO(video.data), "r") as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+    start, size = next((packet.pos, packet.size) for packet in packets if packet.pts == video.pts[frame])
+    assert start is not None
+    data = bytearray(video.data)
+    for at in range(start + skipped, start + (size if stopped is None else stopped)):
+        data[at] = 0 if zeroed else data[at] ^ 0xFF
+    return memoryview(data)
+
+
+@each_backend
+@pytest.mark.parametrize("name", LONG_GROUPS)
+@pytest.mark.parametrize("together", [1, 2])
+def test_behind_a_damaged_frame_no_other_of_its_group_is_given(
+    images: list[NDArray[np.uint8]], name: str, backend: DecoderBackend, together: int
+) -> None:
+    """The decoder itself would go on with the next frame, on the picture before the damaged one."""
+    video = long_groups(name, images)
+    skipped = 4 if name == "av1" else 0  # its first bytes say what it is: without them it is passed over
+    decoder = open_decoder(video.clip(data=damage(video, DAMAGED, skipped=skipped)), backend=backend)
+    given: list[int] = []
+    for first in range(0, FRAMES, together):
+        asked = range(first, first + together)
+        with contextlib.suppress(DecodeError):
+            assert np.array_equal(pixels(decoder.frames(asked)), video.frames[asked.start : asked.stop]), asked
+            given += asked
+    assert given == list(range(DAMAGED))
+    assert np.array_equal(pixels(decoder.frames([3])), video.frames[3:4]), "other groups are as good as ever"
+
+
+@pytest.mark.parametrize("name", LONG_GROUPS)
+def test_pyav_gives_none_that_leans_on_a_frame_that_did_not_come(images: list[NDArray[np.uint8]], name: str) -> None:
+    video = long_groups(name, images)
+    clip = video.clip(data=damage(video, DAMAGED, skipped=0, zeroed=True))
+    for decoder in (open_decoder(clip, backend="pyav"), open_decoder(clip, backend="pyav")):
+        for frame in (DAMAGED + 1, DAMAGED, DAMAGED + 2, FRAMES - 1):
+            with pytest.raises((DecodeError, FrameMissing)):
+                decoder.frames([frame])
+        assert np.array_equal(pixels(decoder.frames(range(DAMAGED))), video.frames[:DAMAGED])
+
+
+def test_pyav_refuses_the_pictures_of_h264_that_ffmpeg_mended(images: list[NDArray[np.uint8]]) -> None:
+    video = long_groups("h264", images)
+    decoder = open_decoder(video.clip(data=damage(video, DAMAGED, skipped=60, stopped=90)), backend="pyav")
+    assert np.array_equal(pixels(decoder.frames(range(DAMAGED))), video.frames[:DAMAGED])
+    for frame in (DAMAGED, DAMAGED + 1, DAMAGED, FRAMES - 1):
+        with pytest.raises(DecodeError, match=r"episode 7: the frame at 0\.666667 s is damaged"):
+            decoder.frames([frame])
+    assert np.array_equal(pixels(decoder.frames([3])), video.frames[3:4])
 
 
 @each_backend

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ from asyncfetch.lerobot import frames
 from asyncfetch.testing import Fault, FaultOnce, Quirks, read_identity
 from tests.lerobot.serving import (
     DEFAULTS,
+    SNAPSHOT,
     TOP,
     WRIST,
     all_frames,
@@ -23,6 +25,7 @@ from tests.lerobot.serving import (
 )
 
 if TYPE_CHECKING:
+    from asyncfetch.testing import DatasetTruth
     from tests.lerobot.serving import Library
 
 LENGTHS = (6, 0, 4, 5)
@@ -170,6 +173,40 @@ async def test_damaged_coded_frames_name_camera_episode_and_file(library: Librar
     async with serve(content) as served:
         with pytest.raises(DecodeError, match=rf"{TOP} of episode 0 in .*{path}"):
             await served.dataset.sample(0, 0)
+
+
+def with_shape(truth: DatasetTruth, key: str, shape: list[int]) -> dict[str, bytes]:
+    """The dataset with another shape in its info.json."""
+    content = in_memory(truth)
+    info = json.loads(content["meta/info.json"])
+    info["features"][key]["shape"] = shape
+    return content | {"meta/info.json": json.dumps(info).encode()}
+
+
+@pytest.mark.parametrize("shape", [[64, 128, 3], [96, 96, 3], [128, 96]])
+async def test_a_video_of_another_size_than_info_json_says(library: Library, shape: list[int]) -> None:
+    truth = library(episodes=LENGTHS, width=96, height=64)
+    async with serve(with_shape(truth, TOP, shape)) as served:
+        message = rf"{video_path(TOP)}: its pictures are 64 high and 96 wide; info.json says .*{shape[0]}, .* of {TOP}"
+        with pytest.raises(FormatError, match=message):
+            await served.dataset.sample(0, 0)
+
+
+@pytest.mark.parametrize("shape", [[64, 96, 1], [64, 96, 4], [64, 96], [64, 128, 3]])
+async def test_a_picture_of_another_shape_than_info_json_says(library: Library, shape: list[int]) -> None:
+    truth = library(episodes=(3,), extras=(SNAPSHOT,), width=96, height=64)
+    async with serve(with_shape(truth, SNAPSHOT, shape)) as served:
+        message = rf"{SNAPSHOT} of episode 0 in .*file-000.parquet, frame 1: .* \(3, 64, 96\).* info.json says \(64, "
+        with pytest.raises(FormatError, match=message):
+            await served.dataset.sample(0, 1)
+
+
+@pytest.mark.parametrize("key", [TOP, SNAPSHOT])
+@pytest.mark.parametrize("shape", [[3, 64, 96], [96, 64, 3]])
+async def test_the_axes_of_a_picture_may_be_in_any_order(library: Library, key: str, shape: list[int]) -> None:
+    truth = library(episodes=(3,), extras=(SNAPSHOT,), width=96, height=64)
+    async with serve(with_shape(truth, key, shape)) as served:
+        assert (await served.dataset.sample(0, 1))[key].shape == (3, 64, 96)
 
 
 async def test_a_table_that_contradicts_the_metadata(library: Library) -> None:

@@ -276,6 +276,7 @@ def set_value(name: str, row: int, value: object) -> Callable[[Tables], None]:
         (set_value("length", 2, 1e300), r"column length .* whole numbers; row 2 is 1e\+300"),
         (lambda tables: tables.info.update(total_frames=13), r"add up to 12 frames.*info.json counts 13"),
         (lambda tables: tables.info.update(total_episodes=2), r"has 3 episodes.*info.json counts 2"),
+        (lambda tables: tables.info.update(total_episodes=0, total_frames=0), r"has 3 episodes.*info.json counts 0"),
         (lambda tables: tables.episodes.pop("length"), r"file-000.parquet has no column length; present are"),
         (
             lambda tables: tables.episodes.update(length=["a", "b", "c"]),
@@ -317,6 +318,69 @@ async def test_an_episode_without_a_place_fails_when_it_is_used(
         episodes[1]
 
 
+FROM, TO, FILE = (f"videos/{TOP}/{name}" for name in ("from_timestamp", "to_timestamp", "file_index"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        ([(TO, 0.8)], {1: rf"{EPISODES}: episode 1 has 4 frames, but from 0.3 s to 0.8 s of {TOP} are 5 at 10 fps"}),
+        ([(TO, 0.64)], {1: r"from 0.3 s to 0.64 s of .* are 3.4 at"}),
+        ([(TO, float("inf"))], {1: r"from 0.3 s to inf s of .* are inf at"}),
+        ([(FROM, 0.0)], {1: r"from 0.0 s to 0.7 s of .* are 7 at"}),
+        ([(FROM, -0.3)], {1: rf"{EPISODES}: episode 1 begins at -0.3 s of {TOP}"}),
+        ([(FROM, float("inf"))], {1: r"episode 1 begins at inf s"}),
+        (
+            [(FROM, 0.2), (TO, 0.6)],
+            {
+                0: rf"episode 0 has frames \[0, 3\) of {TOP} file 0 in chunk 0, and episode 1 \[2, 6\)",
+                1: rf"episode 1 has frames \[2, 6\) of {TOP} file 0 in chunk 0, and episode 0 \[0, 3\)",
+            },
+        ),
+        ([(FROM, 0.8), (TO, None)], {1: r"\[8, 12\) .* episode 2 \[7, 12\)", 2: r"\[7, 12\) .* episode 1 \[8, 12\)"}),
+        # Where nothing contradicts anything.
+        ([(TO, 0.66), (FROM, 0.3)], {}),
+        ([(TO, None)], {}),
+        ([(FROM, 0.2), (TO, 0.6), (FILE, 1)], {}),
+        ([(FROM, 8.0), (TO, 8.4)], {}),
+    ],
+)
+async def test_episodes_whose_times_contradict_each_other_fail_when_they_are_used(
+    reader: LocalReader, tables: Tables, tmp_path: Path, changes: list[tuple[str, Any]], messages: dict[int, str]
+) -> None:
+    """Read on, they would be frames of another episode."""
+    tables.episodes[FILE] = [0, 0, 0]
+    for name, value in changes:
+        set_value(name, 1, value)(tables)
+    episodes = (await load_metadata(reader, tables.write(tmp_path))).episodes
+    for index in episodes.indices:
+        if index in messages:
+            with pytest.raises(DatasetError, match=messages[index]):
+                episodes[index]
+        else:
+            assert episodes[index].videos[TOP].num_frames == tables.lengths[index]
+
+
+async def test_a_table_need_not_say_where_episodes_end(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    del tables.episodes[TO]
+    tables.episodes[FILE] = [0, 0, 0]
+    episodes = (await load_metadata(reader, tables.write(tmp_path))).episodes
+    assert [episode.videos[TOP].first_frame for episode in episodes] == [0, 3, 7]
+
+
+async def test_an_episode_within_another_is_told_from_those_behind_both(
+    reader: LocalReader, tables: Tables, tmp_path: Path
+) -> None:
+    tables.lengths = (9, 1, 2, 3)
+    tables.__post_init__()
+    tables.episodes |= {FILE: [0] * 4, FROM: [0.0, 0.2, 0.5, 0.9], TO: [0.9, 0.3, 0.7, 1.2]}
+    episodes = (await load_metadata(reader, tables.write(tmp_path))).episodes
+    for index in (0, 1, 2):
+        with pytest.raises(DatasetError, match=rf"episode {index} has frames .* and episode {0 if index else 2} "):
+            episodes[index]
+    assert episodes[3].videos[TOP].first_frame == 9
+
+
 async def test_an_episode_without_frames_may_lack_its_place(
     reader: LocalReader, tables: Tables, tmp_path: Path
 ) -> None:
@@ -328,11 +392,13 @@ async def test_an_episode_without_frames_may_lack_its_place(
     assert (episode.length, episode.from_index, episode.to_index, episode.videos[TOP].num_frames) == (0, 3, 3, 0)
 
 
-async def test_an_empty_dataset(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_file", [True, False])
+async def test_an_empty_dataset(reader: LocalReader, tables: Tables, tmp_path: Path, has_file: bool) -> None:
     tables.lengths = ()
     tables.__post_init__()
     root = tables.write(tmp_path)
-    (tmp_path / EPISODES).unlink()
+    if not has_file:
+        (tmp_path / EPISODES).unlink()
     episodes = (await load_metadata(reader, root)).episodes
     assert (len(episodes), episodes.num_frames, 0 in episodes) == (0, 0, False)
 
