@@ -20,6 +20,7 @@ epochs, one behind the other. So where one member ends the mixture's epoch, what
 from __future__ import annotations
 
 import heapq
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -115,13 +116,16 @@ class MixedEpoch:
     """One epoch of a mixture: which sample of which member is at which position."""
 
     block_samples: int
-    start: int
-    """Samples of the run before it."""
     taken: tuple[int, ...]
     """Samples of each member in the run before it."""
     stages: tuple[_Stage, ...]
     total: int
     """Its samples."""
+
+    @property
+    def start(self) -> int:
+        """Samples of the run before it."""
+        return sum(self.taken)
 
     def counts(self, position: int) -> list[int]:
         """Samples of each member in the run before this position of the epoch."""
@@ -207,26 +211,37 @@ class Mixing:
 
     def epoch(self, number: int) -> MixedEpoch:
         """The number-th epoch of the run, from 0."""
-        epoch, done = self._build(0, (0,) * len(self.lengths)), 0
-        while done < number and epoch.start < self.schedule[-1][0]:
-            epoch = self._next(epoch)
-            done += 1
-        more = number - done  # under the last weights they are all alike
-        if not more:
-            return epoch
-        counts = epoch.counts(epoch.total)
-        taken = tuple(before + more * (after - before) for before, after in zip(epoch.taken, counts, strict=True))
-        return self._build(epoch.start + more * epoch.total, taken)
+        return self._from((0,) * len(self.lengths), number)
 
-    def _next(self, epoch: MixedEpoch) -> MixedEpoch:
-        return self._build(epoch.start + epoch.total, tuple(epoch.counts(epoch.total)))
+    def _from(self, taken: Sequence[int], more: int) -> MixedEpoch:
+        """The epoch so many behind that before which each member has given so much."""
+        epoch = self._build(tuple(taken))
+        while more:
+            skipped = min(more, self._alike(epoch))
+            counts = epoch.counts(epoch.total)
+            epoch = self._build(
+                tuple(before + skipped * (after - before) for before, after in zip(epoch.taken, counts, strict=True))
+            )
+            more -= skipped
+        return epoch
+
+    def _alike(self, epoch: MixedEpoch) -> int:
+        """How many epochs from this one on differ in nothing but where they begin, at least 1."""
+        step = next((step for step, _ in self.schedule if step > epoch.start), None)
+        if step is None:
+            return sys.maxsize
+        if len(epoch.stages) > 1:
+            return 1
+        # Those whose last block begins in front of the step at which the weights change.
+        last_block = (epoch.total - 1) // self.block_samples * self.block_samples
+        return max(1, -(-(step - epoch.start - last_block) // epoch.total))
 
     @cached_property
     def _turns(self) -> list[_Turns]:
         return [_Turns(weights, self.seed) for _, weights in self.schedule]
 
-    def _build(self, start: int, taken: tuple[int, ...]) -> MixedEpoch:
-        size = self.block_samples
+    def _build(self, taken: tuple[int, ...]) -> MixedEpoch:
+        size, start = self.block_samples, sum(taken)
         stages: list[_Stage] = []
         given = [0] * len(self.lengths)
         ends = [max(0, -(-(step - start) // size)) for step, _ in self.schedule]
@@ -237,7 +252,7 @@ class Mixing:
             stages.append(_Stage(first, turns, given))
             total = self._end(stages[-1], end)
             if total is not None:
-                return MixedEpoch(size, start, taken, tuple(stages), total)
+                return MixedEpoch(size, taken, tuple(stages), total)
             assert end is not None
             given = [before + more for before, more in zip(given, turns.counts(end - first), strict=True)]
         raise AssertionError("the last stage has no end of its own, so the epoch ends in it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,6 +54,28 @@ def test_every_member_gives_its_samples_in_a_row_from_epoch_to_epoch(mixing: Mix
             taken[member] += 1
         assert epoch.counts(epoch.total) == taken
         start += epoch.total
+
+
+@settings(max_examples=100, deadline=None)
+@given(mixing=mixings(), number=st.integers(0, 200))
+def test_epochs_that_are_alike_are_skipped_rightly(mixing: Mixing, number: int) -> None:
+    """Where the weights change soon, and where they do so far behind many epochs of a few samples."""
+    later = tuple((step * 9, weights) for step, weights in mixing.schedule)
+    for schedule in (mixing.schedule, later):
+        mixing = replace(mixing, schedule=schedule)
+        taken = [0] * len(mixing.lengths)
+        for each in range(number):
+            epoch = mixing.epoch(each)
+            assert list(epoch.taken) == taken
+            taken = epoch.counts(epoch.total)
+            if each > 30 and epoch.start > schedule[-1][0]:
+                break
+
+
+def test_an_epoch_far_in_front_of_a_change_of_weights_is_found_at_once() -> None:
+    mixing = Mixing((9, 7), ((0, (1, 0)), (10**15, (1, 1))), 10, 1, 0)
+    assert mixing.epoch(10**14 - 1).taken == (10**15 - 10, 0)
+    assert mixing.epoch(10**14 + 1).taken == (10**15 + 5, 5)
 
 
 @settings(max_examples=100, deadline=None)
