@@ -41,12 +41,11 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 EPISODES, FRAMES = 100_000, 20
 MODEL_EPISODES = 10
-"""Written for real; the others repeat them."""
+"""Written for real; the others repeat them, in files that are links to theirs."""
 EPISODES_PER_DATA_FILE = 500
 META_FILE_BYTES = 100_000_000
 """At which LeRobot begins a new file of the episode table: ``data_files_size_in_mb``."""
 LAYOUTS = {"1,000 episodes a row group": 1000, "10 episodes a row group, as recorded": 10}
-TIMESTAMP = {"from_timestamp": 0.0, "to_timestamp": FRAMES / 30}
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,7 @@ def write_large(root: Path, episodes: int, group_episodes: int) -> None:
     info |= {"total_episodes": episodes, "total_frames": episodes * FRAMES, "splits": {"train": f"0:{episodes}"}}
     (root / "meta/info.json").write_text(json.dumps(info))
     _write_rows(root, episodes)
+    _link_videos(root, episodes)
     _write_episodes(root, episodes, group_episodes)
 
 
@@ -90,8 +90,17 @@ def _write_rows(root: Path, episodes: int) -> None:
         pq.write_table(rows, _path(root, "data", first // EPISODES_PER_DATA_FILE), row_group_size=FRAMES)
 
 
+def _link_videos(root: Path, episodes: int) -> None:
+    for first in list(root.glob("videos/*/chunk-000/file-000.mp4")):
+        for number in range(1, -(-episodes // MODEL_EPISODES)):
+            link = first.parent.parent / f"chunk-{number // 1000:03d}" / f"file-{number % 1000:03d}.mp4"
+            link.parent.mkdir(exist_ok=True)
+            link.hardlink_to(first)
+
+
 def _write_episodes(root: Path, episodes: int, group_episodes: int) -> None:
     model = pq.read_table(root / "meta/episodes/chunk-000/file-000.parquet")
+    cameras = [name.removesuffix("/from_timestamp") for name in model.column_names if name.endswith("/from_timestamp")]
     number, next_episode = 0, 0
     while next_episode < episodes:
         path = _path(root, "meta/episodes", number)
@@ -110,6 +119,9 @@ def _write_episodes(root: Path, episodes: int, group_episodes: int) -> None:
                     "data/chunk_index": rows // EPISODES_PER_DATA_FILE // 1000,
                     "data/file_index": rows // EPISODES_PER_DATA_FILE % 1000,
                 }
+                for camera in cameras:
+                    columns[f"{camera}/chunk_index"] = rows // MODEL_EPISODES // 1000
+                    columns[f"{camera}/file_index"] = rows // MODEL_EPISODES % 1000
                 writer.write_table(_with(model.take(rows % MODEL_EPISODES), columns))
         number += 1
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MAX_EPOCH", "MAX_WORKERS", "EpochCounter", "Turn"]
+__all__ = ["MAX_EPOCH", "MAX_WORKERS", "EpochCounter", "Turn", "check_epoch"]
 
 MAX_EPOCH = 2**63 - 1
 """They are counted in 64 bits."""
@@ -83,7 +83,7 @@ class EpochCounter:
 
     def set(self, epoch: int) -> None:
         """All passes begun from now on take this epoch, until one of them is finished."""
-        _check_epoch(epoch)
+        check_epoch(epoch)
         # The count is written last here and read first elsewhere: the new count never goes with the old epoch.
         self._set[1] = epoch
         self._set[0] += 1
@@ -92,7 +92,7 @@ class EpochCounter:
         """A pass of one consumer in this process; one of a given epoch counts only where that is the next."""
         if epoch is None:
             epoch = self.current()
-        _check_epoch(epoch)
+        check_epoch(epoch)
         return Turn(epoch, partial(self._finish_alone, epoch))
 
     def begin_share(self, worker: int, workers: int, loader: int) -> Turn:
@@ -142,7 +142,8 @@ class EpochCounter:
         return _counter_at, (self.current(),)
 
 
-def _check_epoch(epoch: Any) -> None:  # noqa: ANN401 - what a user gave
+def check_epoch(epoch: Any) -> None:  # noqa: ANN401 - what a user gave
+    """ConfigError where it is none."""
     if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
         raise ConfigError(f"epoch must be a whole number from 0, below 2**63, not {epoch!r}")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, Type
 from asyncfetch.errors import ConfigError
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.cursor import Rest
-from asyncfetch.stream.epochs import EpochCounter, Turn
+from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch
 from asyncfetch.stream.passes import Samples, StreamIterator
 from asyncfetch.stream.placement import Placement, find_rank
 from asyncfetch.stream.quarantine import Quarantine
@@ -194,8 +194,8 @@ class SampleSource(ABC, Generic[R]):
         Entering opens the dataset, where the source is a URL: FetchError, FormatError, DatasetError as it says. An
         error of a sample is raised by the iterator at that sample's place. Leaving stops everything.
         """
-        if epoch is not None and not (is_whole_number(epoch) and epoch >= 0):
-            raise ConfigError(f"epoch must be a whole number from 0 on, or None, not {epoch!r}")
+        if epoch is not None:
+            check_epoch(epoch)
         placement = self.placement(rank, world_size)
         stays_open = self.is_open
         return Samples(self, self._opener(), epoch=epoch, placement=placement, is_followed=stays_open and epoch is None)
