@@ -26,7 +26,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a dict for frames": (lambda: af.torch.FrameDataset(HERE, config={}), "a StreamConfig"),  # type: ignore[arg-type]
     "features=5": (lambda: af.Stream(HERE, features=5), "features must be a collection of keys"),  # type: ignore[arg-type]
     "features=str": (lambda: af.open_dataset(HERE, features="action"), "features must be a collection of keys"),
-    "epoch=-1": (lambda: af.Stream(HERE).samples(epoch=-1), "epoch must be a whole number from 0 on"),
+    "epoch=-1": (lambda: af.Stream(HERE).samples(epoch=-1), "epoch must be a whole number from 0, below"),
     "epoch=1.5": (lambda: af.Stream(HERE).samples(epoch=1.5), "not 1.5"),  # type: ignore[arg-type]
     "epoch='x'": (lambda: af.Stream(HERE).samples(epoch="x"), "not 'x'"),  # type: ignore[arg-type]
     "rank=0.0": (lambda: af.Stream(HERE).samples(rank=0.0, world_size=1), "whole numbers, not 0.0 of 1"),  # type: ignore[arg-type]
