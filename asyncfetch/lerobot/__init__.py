@@ -8,6 +8,7 @@ version2            metadata of v2.0 and v2.1, in the terms of v3
 rows                the rows of an episode; row_groups: where in a file they lie
 video_index         where an episode's frames lie in its video files
 episode_cache       whole episodes in memory, each byte fetched once; held_episode: one of them, while it is read
+prefetches          those that are fetched ahead, and what became of those that failed
 windows, samples    which frames a sample is made of; making it
 dataset             LeRobotDataset, open for reading; engine: what several of them share; statistics: its counters
 """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
-from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self
@@ -13,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
-from asyncfetch.errors import AsyncFetchError, CacheError, ClosedError, ConfigError, FrameMissing, redact_url
-from asyncfetch.fetch.gate import Caller, calling
+from asyncfetch.errors import CacheError, ClosedError, ConfigError, FrameMissing, redact_url
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE, Engine
 from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.lerobot.metadata import load_metadata
+from asyncfetch.lerobot.prefetches import Prefetches
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.statistics import DatasetStatistics
 from asyncfetch.lerobot.windows import Windows, resolve_windows
@@ -38,10 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LeRobotDataset", "chosen_features", "open_dataset"]
 
-MAX_PREFETCHES = 1024
-"""Prefetches that may be asked for and not yet be done; more would only queue up behind the host's limit."""
-MAX_FAILURES = 1024
-"""Failed prefetches remembered; the oldest is forgotten, and its episode is then fetched again when it is read."""
 LEROBOT_GROUP_FRAMES = 2
 """``g`` of LeRobot's encoder settings."""
 
@@ -73,9 +67,7 @@ class LeRobotDataset:
         self._stack = AsyncExitStack()
         self._guard: LoopGuard | None = None
         self._metadata: Metadata | None = None
-        self._prefetches: set[int] = set()
-        self._ahead = Caller(urgent=False)
-        self._failures: OrderedDict[int, AsyncFetchError] = OrderedDict()
+        self._prefetches = Prefetches(self._load)
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -196,35 +188,7 @@ class LeRobotDataset:
             DatasetError: The metadata doesn't say where its files are.
             CacheError: 1,024 prefetches are under way; await ``ready`` for some of them.
         """
-        wanted = self._episode(episode)
-        self._failures.pop(wanted.index, None)
-        if wanted.index in self._prefetches:
-            return
-        if len(self._prefetches) >= MAX_PREFETCHES:
-            raise CacheError(f"{MAX_PREFETCHES} prefetches are under way; await ready() of some before asking for more")
-        self._prefetches.add(wanted.index)
-        self._engine.group.start_soon(self._prefetch, wanted, name=f"prefetch episode {wanted.index}")
-
-    async def _prefetch(self, episode: Episode) -> None:
-        try:
-            with calling(Caller(urgent=False, behind=self._ahead)):
-                await self._fetch(episode)
-        except AsyncFetchError:
-            pass  # whoever reads this episode gets it from self._failures, or meets it again
-        finally:
-            self._prefetches.discard(episode.index)
-
-    async def _fetch(self, episode: Episode) -> None:
-        try:
-            (await self._hold_beside_passes(episode)).release()
-        except CacheError:
-            raise  # there may be room when it is asked for again
-        except AsyncFetchError as error:
-            # A copy has no traceback, whose frames would keep the fetched buffers alive.
-            self._failures[episode.index] = copy.copy(error)
-            if len(self._failures) > MAX_FAILURES:
-                self._failures.popitem(last=False)
-            raise
+        self._prefetches.start(self._episode(episode), self._engine.group)
 
     async def ready(self, episode: int) -> None:
         """Wait until an episode is in memory, fetching it where nobody did.
@@ -234,15 +198,10 @@ class LeRobotDataset:
             FetchError, FormatError, DatasetError: What its fetch ended with, again at each call until ``prefetch``.
             CacheError: As in ``sample``; the next call tries again.
         """
-        wanted = self._episode(episode)
-        self._raise_failure(wanted)
-        await self._fetch(wanted)
+        await self._prefetches.ready(self._episode(episode))
 
-    def _raise_failure(self, episode: Episode) -> None:
-        failure = self._failures.get(episode.index)
-        if failure is not None:
-            # A copy: one exception object raised in several tasks would pile up their tracebacks.
-            raise copy.copy(failure)
+    async def _load(self, episode: Episode) -> None:
+        (await self._hold_beside_passes(episode)).release()
 
     def _episode(self, episode: int) -> Episode:
         if self._guard is None or self._closed:
@@ -268,7 +227,7 @@ class LeRobotDataset:
         wanted = self._episode(episode)
         number = self._frame(wanted, frame)
         builder = self.sample_builder(windows)
-        self._raise_failure(wanted)
+        self._prefetches.raise_failure(wanted)
         with await self._hold_beside_passes(wanted) as held:
             samples = await self.decode_pool.run(builder.build, [(held, number, 0)])
         return samples[0]

@@ -21,8 +21,7 @@ from asyncfetch.errors import (
     Throttled,
     WrongLoop,
 )
-from asyncfetch.lerobot import dataset as dataset_module
-from asyncfetch.lerobot import engine, open_dataset
+from asyncfetch.lerobot import engine, open_dataset, prefetches
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import Fault, FaultOnce, read_identity
 from tests.lerobot.serving import (
@@ -264,7 +263,9 @@ async def test_kept_failures_hold_no_buffers(truth: DatasetTruth) -> None:
     async with serve(content) as served:
         with pytest.raises(NotFound):
             await served.dataset.ready(0)
-        for failure in served.dataset._failures.values():
+        failures = list(served.dataset._prefetches._failures.values())
+        assert len(failures) == 1
+        for failure in failures:
             assert failure.__traceback__ is None
             assert failure.__cause__ is None
             assert failure.__context__ is None
@@ -281,7 +282,7 @@ async def test_unknown_episodes_start_nothing(truth: DatasetTruth) -> None:
 
 
 async def test_prefetches_are_bounded(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_module, "MAX_PREFETCHES", 3)
+    monkeypatch.setattr(prefetches, "MAX_PREFETCHES", 3)
     async with serve(truth) as served:
         for episode in (0, 1, 2, 2, 1):
             served.dataset.prefetch(episode)
