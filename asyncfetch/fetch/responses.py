@@ -28,10 +28,12 @@ from asyncfetch.ranges import ObjectInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Delivery", "Wanted", "check_response", "refusal"]
+__all__ = ["TOKEN_CODES", "Delivery", "Wanted", "check_response", "refusal"]
 
 SLICE_LIMIT_BYTES = 1024 * 1024
 """A server that ignores Range is read and sliced up to here: about what another round trip to a far host costs."""
+TOKEN_CODES = frozenset({"ExpiredToken", "TokenRefreshRequired"})
+"""Words by which S3 says with 400 what others say with 401."""
 
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})", re.ASCII)
 
@@ -118,11 +120,14 @@ def check_response(
         return _unsatisfiable(wanted, headers, url, known)
     if status < 400:
         raise _lie(status, "expected 206 Partial Content")
-    raise refusal(status)
+    raise refusal(status, headers)
 
 
-def refusal(status: int) -> AttemptFailed:
+def refusal(status: int, headers: Mapping[str, str]) -> AttemptFailed:
     """What an answer of 400 or above to any request means."""
+    if status == 400 and headers.get("X-Error-Code") in TOKEN_CODES:
+        message = "the session token has expired: get new credentials"
+        return AttemptFailed(AccessDenied, message, Verdict.FATAL, status)
     kind, verdict, message = _REFUSALS.get(status, (FetchError, Verdict.FATAL, "the server refuses the request"))
     return AttemptFailed(kind, message, verdict, status)
 

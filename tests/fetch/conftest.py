@@ -13,6 +13,7 @@ import ssl
 import struct
 import warnings
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import unquote
 
@@ -347,6 +348,25 @@ def aws_keys(_botocore_reads_its_files_once: None, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def time() -> FakeTime:
     return FakeTime()
+
+
+@pytest.fixture
+def signing_clock(time: FakeTime, monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """Signatures of S3 are dated by ``time``: the real clock and what this returns, the seconds that passed in it.
+
+    An S3Server that has them as its ``clock_seconds`` lets signatures expire whatever a busy machine takes.
+    """
+    began = time.now
+
+    def passed() -> float:
+        return time.now - began
+
+    def now(remove_tzinfo: bool = True) -> datetime:
+        moment = datetime.now(UTC) + timedelta(seconds=passed())
+        return moment.replace(tzinfo=None) if remove_tzinfo else moment
+
+    monkeypatch.setattr("botocore.auth.get_current_datetime", now)
+    return passed
 
 
 @pytest.fixture

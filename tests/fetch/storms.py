@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from asyncfetch.config import HedgeConfig, RetryConfig, TimeoutConfig
 from asyncfetch.errors import FetchError, InvalidResponse
 from asyncfetch.ranges import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from asyncfetch.fetch import Fetcher
 
@@ -25,6 +26,14 @@ LONG = 0.03
 """Share of the calls for one range of up to 6 parts."""
 BATCH = 8
 """Ranges of a ``fetch_many``, near each other, so that they come by a request or two."""
+SETTINGS: Mapping[str, object] = {
+    "timeouts": TimeoutConfig(connect_seconds=15, first_byte_seconds=0.5, stall_seconds=0.5),
+    "retry": RetryConfig(attempts=20, total_seconds=1e9),
+    "hedge": HedgeConfig(quantile=0.9, max_share=0.2),
+    "max_span_bytes": 2 * LONGEST_BYTES,
+    "part_bytes": PART_BYTES,
+}
+"""Of a fetcher that reads over connections."""
 
 
 class Reader:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncfetch.config import HedgeConfig, RetryConfig, TimeoutConfig
 from asyncfetch.errors import AccessDenied, InvalidResponse
 from tests.fetch.conftest import Step
 from tests.fetch.fault_table import ASKED, CONTENT, WIRE
-from tests.fetch.storms import CROWD, LONGEST_BYTES, PART_BYTES, Reader
+from tests.fetch.storms import CROWD, LONGEST_BYTES, SETTINGS, Reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,16 +124,10 @@ async def test_right_bytes_through_a_storm(
     led = [server.url("/near"), server.url("/far"), f"hf://datasets/org/name@{COMMIT}/x"]
     server.every = storm = Storm(server, time, seed)
     time.luck = 0.01
-    settings = {
-        "timeouts": TimeoutConfig(connect_seconds=15, first_byte_seconds=0.5, stall_seconds=0.5),
-        "retry": RetryConfig(attempts=20, total_seconds=1e9),
-        "hedge": HedgeConfig(quantile=0.9, max_share=0.2),
-        "max_span_bytes": 2 * LONGEST_BYTES,
-        "part_bytes": PART_BYTES,
-        "learn_limit": callers == CROWD,
-        "hub_endpoint": server.url(""),
-    }
-    async with fetcher_with(time, ca_file=ca_file, **settings) as fetcher:
+    learns = callers == CROWD
+    async with fetcher_with(
+        time, ca_file=ca_file, learn_limit=learns, hub_endpoint=server.url(""), **SETTINGS
+    ) as fetcher:
         # The server itself as often as all redirects to it.
         reader = Reader(fetcher, [plain] * len(led) + led, [CONTENT], seed)
         await reader.read(ranges, callers=callers)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncfetch.config import HedgeConfig, RetryConfig, S3Config, TimeoutConfig
+from asyncfetch.config import S3Config
 from asyncfetch.errors import AccessDenied, InvalidResponse, ObjectChanged
 from asyncfetch.testing import Fault, Keys, S3Quirks, S3Server
 from tests.fetch.fault_table import CONTENT
-from tests.fetch.storms import CROWD, LONGEST_BYTES, PART_BYTES, Reader
+from tests.fetch.storms import CROWD, LONGEST_BYTES, SETTINGS, Reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,16 +58,15 @@ BUSY = S3Quirks(requests_per_second=1e-9)
 class Storm:
     """What the store does to each request: by one seed, an honest answer or any fault."""
 
-    def __init__(self, server: S3Server, time: FakeTime, seed: int) -> None:
+    def __init__(self, server: S3Server, time: FakeTime, passed: Callable[[], float], seed: int) -> None:
         self.faults = 0
         self.blows = False
-        self._server, self._time = server, time
+        self._server, self._time, self._passed = server, time, passed
         self._dice = random.Random(seed)
-        self._began = time.now
 
     def __call__(self, _: ServedRequest) -> Fault | None:
         self._time.now += REQUEST_SECONDS
-        self._server.clock_seconds = self._time.now - self._began + AHEAD_SECONDS
+        self._server.clock_seconds = self._passed() + AHEAD_SECONDS
         self._server.keys, self._server._quirks = Keys(), S3Quirks()
         is_faulty = self.blows and self._dice.random() < FAULTY
         self.faults += is_faulty
@@ -93,36 +91,19 @@ class Storm:
         return Fault()
 
 
-@pytest.fixture
-def _signed_by_the_clock(time: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signatures are dated by the fetcher's clock, so that they can expire."""
-    began = time.now
-
-    def now(remove_tzinfo: bool = True) -> datetime:
-        moment = datetime.now(UTC) + timedelta(seconds=time.now - began)
-        return moment.replace(tzinfo=None) if remove_tzinfo else moment
-
-    monkeypatch.setattr("botocore.auth.get_current_datetime", now)
-
-
 @pytest.mark.timeout(120)
-@pytest.mark.usefixtures("aws_keys", "_signed_by_the_clock")
+@pytest.mark.usefixtures("aws_keys")
 @pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "copied"])
 @pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
-async def test_right_bytes_through_a_storm(fetcher_with: Callable[..., Fetcher], time: FakeTime, tls: bool) -> None:
+async def test_right_bytes_through_a_storm(
+    fetcher_with: Callable[..., Fetcher], time: FakeTime, signing_clock: Callable[[], float], tls: bool
+) -> None:
     time.luck = 0.01
     content = {"near/x": CONTENT, "far/x": CONTENT}
     async with S3Server(content, regions=REGIONS, tls=tls, max_log=100_000) as server:
-        server._fault = storm = Storm(server, time, seed=13)
-        settings = {
-            "timeouts": TimeoutConfig(connect_seconds=15, first_byte_seconds=0.5, stall_seconds=0.5),
-            "retry": RetryConfig(attempts=20, total_seconds=1e9),
-            "hedge": HedgeConfig(quantile=0.9, max_share=0.2),
-            "max_span_bytes": 2 * LONGEST_BYTES,
-            "part_bytes": PART_BYTES,
-            "s3": S3Config(endpoint_url=server.url, presign_seconds=SIGNED_SECONDS),
-        }
-        async with fetcher_with(time, ca_file=server.ca_file, **settings) as fetcher:
+        server._fault = storm = Storm(server, time, signing_clock, seed=13)
+        s3 = S3Config(endpoint_url=server.url, presign_seconds=SIGNED_SECONDS)
+        async with fetcher_with(time, ca_file=server.ca_file, s3=s3, **SETTINGS) as fetcher:
             reader = Reader(fetcher, URLS, [CONTENT], seed=13)
             for url in URLS:  # for their regions, of which a refusal that breaks off says nothing
                 await fetcher.fetch(url, 0, 1)

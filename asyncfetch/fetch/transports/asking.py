@@ -254,14 +254,14 @@ class Asking:
         headers = book.explain(status, headers, await exchange.drain())
         try:
             if status >= 400:
-                raise refusal(status)
+                raise refusal(status, headers)
             return Reply(url, headers, target=next_url(url, headers.get("Location")))
         except AttemptFailed as failure:
             self._note_answer(failure, status, headers)
             raise
 
     def _refusal(self, status: int, headers: Mapping[str, str]) -> AttemptFailed:
-        failure = refusal(status)
+        failure = refusal(status, headers)
         self._note_answer(failure, status, headers)
         return failure
 

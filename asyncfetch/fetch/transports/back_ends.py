@@ -156,7 +156,7 @@ def _as_failure(error: BaseException, scheme: str) -> AttemptFailed:
     answer = _answer_in(error) or _answer_in(error.__cause__)
     if answer is not None:
         status, headers = answer
-        failure = refusal(status)
+        failure = refusal(status, headers)
         failure.message = f"{who} was answered {status} ({said}): FetchConfig(fsspec=...) has its login and options"
         failure.headers = headers
         return failure
