@@ -110,13 +110,7 @@ class Mixture(SampleSource[OpenMixture]):
         self.config = config or _common_config(streams)
         self.streams = _members(streams, self.config, self.schedule)
         """The members, with the configurations that they are read with."""
-        self._batch_size: int | None = None
         self._loaded_block: int | None = None
-
-    def set_batch_size(self, batch_size: int | None, *, drop_last: bool = False) -> None:
-        """See SampleSource."""
-        super().set_batch_size(batch_size, drop_last=drop_last)
-        self._batch_size = batch_size
 
     @property
     def stats(self) -> list[Mapping[str, Any] | None]:
@@ -200,8 +194,8 @@ class Mixture(SampleSource[OpenMixture]):
         )
         block = self.block_samples or self._loaded_block
         if block is None:
-            agree = self._batch_size is None or self._shapes(opened)[1]
-            block = 1 if agree or self._batch_size is None else self._batch_size * placement.world_size
+            size = placement.batch_size
+            block = 1 if size is None or self._shapes(opened)[1] else size * placement.world_size
         return Mixing(lengths, self.schedule, self.stop_on, block, self.seed)
 
     def _shapes(self, opened: OpenMixture) -> tuple[list[Shape], bool]:

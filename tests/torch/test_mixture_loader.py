@@ -63,3 +63,21 @@ def test_members_that_agree_are_mixed_within_a_batch(truth: DatasetTruth) -> Non
     for batch in dataset:
         assert abs(int(batch["dataset"].sum()) - len(batch["dataset"]) / 2) <= 1
     mixed.close()
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["here", "beside"])
+def test_the_batches_of_others_over_the_same_mixture_change_nothing(
+    truth: DatasetTruth, wide: DatasetTruth, served: bool
+) -> None:
+    alone = rows(make(truth, wide))
+    dataset = make(truth, wide)
+    mixed = dataset.stream
+    if served:
+        af.serve_samples(mixed, SIZE - 1, drop_last=True)
+    else:
+        af.torch.StreamDataset(mixed, SIZE - 1, drop_last=True)
+    assert len(dataset) == len(alone)
+    batches = iter(dataset)
+    assert rows(next(batches) for _ in alone[1:]) == alone[:-1]
+    assert rows(dataset) == alone  # not finished by them: a batch of less than theirs was left
+    mixed.close()

@@ -260,7 +260,7 @@ def test_behind_the_last_whole_batch_comes_the_next_epoch_where_the_rest_is_drop
         with pytest.raises(ConfigError, match=f"batches={len(dataset) + 1}"):
             dataset.state_after(len(dataset) + 1)
         one.close()
-    stream.load_state_dict(af.torch.merge_states(states))
+    resumed.load_state_dict(af.torch.merge_states(states))
     assert stream.epoch == 1
 
 
