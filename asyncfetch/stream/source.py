@@ -103,7 +103,7 @@ class SampleSource(ABC, Generic[R]):
         self._loaded: dict[int, State] = {}
         """By epoch, what is known from a state that was loaded: where it was taken, and of which dataset it is."""
         self.known_identity: Mapping[str, Any] = {}
-        """Of what the latest pass has read, here or in another process: see Progress."""
+        """Of what the latest pass has read, here or in another process: see Progress. A mixture counts on from it."""
         self._progress: Progress | None = None
         """Of the latest pass, while it lasts."""
         self._latest: tuple[Turn, PassPlan] | None = None
@@ -254,7 +254,8 @@ class SampleSource(ABC, Generic[R]):
         """``plan`` of the pass that ``state_dict`` speaks of from now on."""
         plan = self.plan(opened, placement, turn.epoch)
         self._progress, self._waiting = plan.progress, None
-        self.known_identity = plan.progress.identity
+        if turn.epoch == self.epoch or not self.known_identity:  # else nobody goes on from it
+            self.known_identity = plan.progress.identity
         self._latest = None if turn.is_share else (turn, plan)  # of a share, other workers read whether it is finished
         self._passes += 1
         return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,28 @@ def test_members_that_agree_are_mixed_within_a_batch(truth: DatasetTruth) -> Non
     for batch in dataset:
         assert abs(int(batch["dataset"].sum()) - len(batch["dataset"]) / 2) <= 1
     mixed.close()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_read_the_epochs_behind_a_state_of_another_batch_size_as_one_does(
+    truth: DatasetTruth, wide: DatasetTruth, persistent: bool
+) -> None:
+    dataset = make(truth, wide)
+    begun = af.torch.StreamDataset(dataset.stream, SIZE - 1)
+    next(iter(begun))
+    state = json.loads(json.dumps(begun.state_dict()))
+    dataset.load_state_dict(state)
+    alone = [rows(dataset) for _ in range(3)]
+    dataset.stream.close()
+    fresh = make(truth, wide)
+    fresh.load_state_dict(state)
+    loader = DataLoader(fresh, batch_size=None, num_workers=2, persistent_workers=persistent)
+    rest, whole = rows(loader), rows(loader)
+    assert sorted(itertools.chain(*rest)) == sorted(itertools.chain(*alone[0]))
+    assert whole == alone[1]
+    fresh.load_state_dict(json.loads(json.dumps(fresh.state_after(0, num_workers=2))))
+    assert rows(fresh) == alone[2]
+    fresh.stream.close()
 
 
 @pytest.mark.parametrize("served", [False, True], ids=["here", "beside"])

@@ -157,7 +157,7 @@ class ServedBatches:
         turn = self._stream.take_turn()
         self._latest = None
         number = self._pass = next(self._numbers)
-        worker.send(Begin(number, self._stream.start_of(turn.epoch)))
+        worker.send(Begin(number, self._stream.start_of(turn.epoch), self._stream.known_identity))
         try:
             while isinstance(message := self._receive(worker, number), Filled):
                 self._stream.quarantine.extend(message.quarantined)
@@ -171,6 +171,7 @@ class ServedBatches:
         assert isinstance(message, Ended)
         self._stream.quarantine.extend(message.quarantined)
         self._latest = None
+        self._stream.known_identity = message.identity
         self._stream.end_epoch(turn)
 
     def _receive(self, worker: WorkerProcess, number: int) -> Answer:
@@ -206,7 +207,8 @@ class ServedBatches:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, of these batches or of the stream read in another way.
 
-        It is loaded into the stream: see ``Stream.load_state_dict``.
+        It is loaded into the stream: see ``Stream.load_state_dict``. Where less than a batch was left and such are
+        dropped, the next epoch's beginning comes.
 
         Raises:
             StateMismatch: It isn't a state; where it is one of another dataset or order, the next pass raises it.

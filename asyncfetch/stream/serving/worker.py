@@ -33,6 +33,7 @@ from asyncfetch.stream.serving.messages import (
     failure,
 )
 from asyncfetch.stream.serving.packing import Packed, collate
+from asyncfetch.stream.state import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,7 +147,8 @@ class _Worker:
             async with self._samples(begin) as samples:
                 while taken := await self._take(samples):
                     await self._hand_over(begin.number, taken, samples.state_dict())
-            await self._say(Ended(begin.number, self._stream.quarantine.take_news()))
+                identity = identity_of(samples.state_dict())
+            await self._say(Ended(begin.number, identity, self._stream.quarantine.take_news()))
         except BaseException as error:
             if was_cancelled():
                 raise
@@ -162,6 +164,7 @@ class _Worker:
     def _samples(self, begin: Begin) -> Samples[Any]:
         # The state's epoch, though nothing may be left of it: the other side has chosen.
         self._stream.go_on(begin.state, begin.state["epoch"])
+        self._stream.known_identity = begin.known_identity
         stream = self._stream.over(self._opened())  # it stays open from pass to pass
         return stream.samples_of(self._plan.placement)
 
