@@ -73,8 +73,8 @@ class Mixture(SampleSource[OpenMixture]):
         transform: Applied to each sample, renamed and completed, in a decode thread, behind its stream's own.
         block_samples: How many samples in a row come of one member. None means 1, but where members disagree in keys,
             dtypes or shapes and batches are made (``StreamDataset(batch_size=)``, ``serve_samples``) as many as all
-            ranks take for one batch each, so that each batch is of one member. The rest of an epoch that was loaded
-            keeps the number that it was begun with.
+            ranks take for one batch each, so that each batch is of one member; there a number must be a multiple of
+            that. The rest of an epoch that was loaded keeps the number that it was begun with.
         config: Bounds, limits and threads of all members together, for one rank. None means that of the streams that
             have one, which must then agree. A stream's own configuration is used for its order alone: ``lanes``,
             ``pool_episodes`` and ``group_frames``; one without gets a part of the mixture's pool, by weight.
@@ -192,7 +192,14 @@ class Mixture(SampleSource[OpenMixture]):
         loaded = self._loaded_of(number)
         known = self.known_identity if loaded is None else identity_of(loaded)
         place = place_of(known) if run_of(known) == run else None
-        block = self.block_samples or self._batch_block(opened, placement) or 1
+        whole = self._batch_block(opened, placement)
+        block = self.block_samples or whole or 1
+        if whole is not None and block % whole:
+            raise ConfigError(
+                f"block_samples={block} isn't a multiple of the {whole} samples of a batch of each rank (batch_size="
+                f"{placement.batch_size}, world_size={placement.world_size}), and the members disagree in keys, dtypes "
+                f"or shapes, so batches would end early: give block_samples={-(-block // whole) * whole}, or None"
+            )
         if place is not None and loaded is not None and not is_beginning(loaded):
             block = place.block_samples
         epoch = Mixing(self._lengths(opened), self.schedule, self.stop_on, block, self.seed).epoch(number, place)

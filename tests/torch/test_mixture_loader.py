@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
+from asyncfetch.errors import ConfigError
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
@@ -64,6 +65,23 @@ def test_members_that_agree_are_mixed_within_a_batch(truth: DatasetTruth) -> Non
     for batch in dataset:
         assert abs(int(batch["dataset"].sum()) - len(batch["dataset"]) / 2) <= 1
     mixed.close()
+
+
+def test_blocks_that_batches_do_not_fill_are_refused_with_those_that_they_would(
+    truth: DatasetTruth, wide: DatasetTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    message = "block_samples=12 isn't .* 8 samples .*batch_size=4, world_size=2.* give block_samples=16, or None"
+    dataset = make(truth, wide, block_samples=12)
+    for use in (lambda: next(iter(dataset)), lambda: len(dataset), lambda: dataset.state_after(0)):
+        with pytest.raises(ConfigError, match=message):
+            use()
+    next(iter(dataset.stream))  # no batches are made
+    dataset.stream.close()
+    fitting = make(truth, wide, block_samples=16)
+    next(iter(fitting))
+    fitting.stream.close()
 
 
 @pytest.mark.parametrize("persistent", [False, True])
