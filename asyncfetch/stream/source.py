@@ -310,7 +310,20 @@ class SampleSource(ABC, Generic[R]):
         first it doesn't say of which dataset, which wasn't opened yet. It tells of this process's consumer alone: one
         rank, or one worker of its loader. To go on with another number of ranks or workers, take it from each and put
         them together with ``asyncfetch.torch.merge_states``.
+
+        Raises:
+            ConfigError: A loader's workers read it, of which this process knows nothing.
         """
+        if self.epochs.shared() is not None:
+            raise ConfigError(
+                "a loader's workers read this stream, and only they know how far they are: use "
+                "StreamDataset.state_after(batches, batch_size=..., num_workers=...), or torchdata's "
+                "StatefulDataLoader; behind set_epoch or load_state_dict it is known here again"
+            )
+        return self.latest_state()
+
+    def latest_state(self) -> State:
+        """``state_dict`` of a consumer that may be a loader's worker, and share the count of epochs with others."""
         if self._waiting is not None:
             return self.plan(*self._waiting, self.epoch).progress.state()
         if self._progress is not None:
@@ -334,6 +347,8 @@ class SampleSource(ABC, Generic[R]):
         """``load_state_dict`` where fewer samples are given to nobody: see ``Placement.least_samples``."""
         state = check_state(state)
         self.go_on(state, state["epoch"] + is_finished(state, self.config.uneven_ends, least_samples))
+        # What workers of earlier loaders are still doing doesn't count any more.
+        self.epochs.set(self.epoch)
 
     def go_on(self, state: State, epoch: int) -> None:
         """What loading does: a state that was checked, and the epoch to begin with, which may be the one behind it."""

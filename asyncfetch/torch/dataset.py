@@ -137,15 +137,13 @@ class StreamDataset(IterableDataset[Any]):
                 "a loader's workers read this dataset, and only they know how far they are: use "
                 "StreamDataset.state_after(batches, batch_size=..., num_workers=...), or torchdata's StatefulDataLoader"
             )
-        return (self._workers_stream or self.stream).state_dict()
+        return (self._workers_stream or self.stream).latest_state()
 
     def load_state_dict(self, state: State) -> None:
         """Go on where ``state`` was taken: see ``Stream.load_state_dict``. Before the loader makes its workers."""
         self._workers_stream = None
         if get_worker_info() is None:
             self.stream.load(state, self._in_batches(Placement()).least_samples)
-            # What workers of earlier loaders are still doing doesn't count any more.
-            self.stream.set_epoch(self.stream.epoch)
         else:  # a StatefulDataLoader's, which goes on to the next epoch by itself
             state = check_state(state)
             self.stream.go_on(state, state["epoch"])

@@ -405,10 +405,15 @@ def test_the_process_that_has_the_workers_does_not_guess(stream: af.Stream) -> N
     next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
     with pytest.raises(StateMismatch, match="state_after"):
         dataset.state_dict()
+    with pytest.raises(ConfigError, match="state_after"):
+        stream.state_dict()
     state = dataset.state_after(1, num_workers=1)
     dataset.load_state_dict(state)
-    assert dataset.state_dict() == state
+    assert dataset.state_dict() == stream.state_dict() == state
     assert len(keys_of(dataset)) == TOTAL - 1
+    next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
+    stream.load_state_dict(state)
+    assert stream.state_dict() == state
 
 
 @pytest.mark.parametrize("ends", ["uneven", "drop", "pad"])
