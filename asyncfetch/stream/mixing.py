@@ -15,13 +15,15 @@ Steps of the schedule are counted over the whole run, over all epochs.
 
 What a member gives goes on from epoch to epoch of the mixture: its k-th sample of the run is the k-th of its own
 epochs, one behind the other. So where one member ends the mixture's epoch, what the others had left comes in the next.
+That holds for epochs of different blocks, too: an epoch is counted on from the place of one before it, which is all
+that a saved state says of the run.
 """
 
 from __future__ import annotations
 
 import heapq
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
@@ -32,7 +34,7 @@ from asyncfetch.stream.order import draw_key
 if TYPE_CHECKING:
     from collections.abc import KeysView, Sequence
 
-__all__ = ["MixedEpoch", "Mixing", "StopOn", "Walk"]
+__all__ = ["MixedEpoch", "Mixing", "Place", "StopOn", "Walk"]
 
 StopOn = Literal["first", "all"] | int
 """Where an epoch of a mixture ends: where the first member is used up, where the last one has been used up once, or
@@ -181,6 +183,17 @@ class Walk:
         self._heap = stage.turns.walk(turns)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an epoch lies in a run."""
+
+    epoch: int
+    block_samples: int
+    """Its own."""
+    taken: tuple[int, ...]
+    """Samples of each member in the run before it."""
+
+
 @dataclass(frozen=True)
 class Mixing:
     """What the choice of members is a function of.
@@ -209,9 +222,18 @@ class Mixing:
                 'weight, or stop_on="first" or a number'
             )
 
-    def epoch(self, number: int) -> MixedEpoch:
-        """The number-th epoch of the run, from 0."""
-        return self._from((0,) * len(self.lengths), number)
+    def epoch(self, number: int, known: Place | None = None) -> MixedEpoch:
+        """The number-th epoch of the run, from 0, in blocks of this size.
+
+        It is counted on from a known epoch, in blocks of a size of its own, unless that is behind it; else from the
+        run's beginning, as if all had been in blocks of this size.
+        """
+        if known is None or known.epoch > number:
+            return self._from((0,) * len(self.lengths), number)
+        if known.epoch == number:
+            return self._from(known.taken, 0)
+        last = replace(self, block_samples=known.block_samples)._from(known.taken, 0)
+        return self._from(last.counts(last.total), number - known.epoch - 1)
 
     def _from(self, taken: Sequence[int], more: int) -> MixedEpoch:
         """The epoch so many behind that before which each member has given so much."""

@@ -21,11 +21,11 @@ from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.building import JobBuilder
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.mixed import MixedBuilder, MixedOrder, OpenMixture
-from asyncfetch.stream.mixing import Mixing, StopOn
+from asyncfetch.stream.mixing import MixedEpoch, Mixing, StopOn
 from asyncfetch.stream.plan import PassPlan
 from asyncfetch.stream.shapes import DATASET, Missing, Shape, shapes
 from asyncfetch.stream.source import Origin, SampleSource
-from asyncfetch.stream.state import Progress, State
+from asyncfetch.stream.state import MIXTURE_VERSION, Progress, State, identity_of, is_beginning, place_of, run_of
 from asyncfetch.stream.stream import Stream
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class Mixture(SampleSource[OpenMixture]):
     Whose sample comes when is arithmetic on weights and seed: at any point every member has been given its share within
     a few samples (see ``mixing``). The k-th sample of a member is the k-th of the member's own epochs, one behind the
     other: who is used up begins its next epoch, in its next order, and what a member has left where the mixture's epoch
-    ends comes in the next one.
+    ends comes in the next one. An epoch is counted on from the one that was read or loaded last; one that is set and
+    lies in front of that, from the run's beginning, as if all had been read at this number of ranks and batch size.
 
     All members are read by one engine, within the bounds of one configuration; each takes only its metadata besides,
     which is read when the mixture is opened.
@@ -72,7 +73,8 @@ class Mixture(SampleSource[OpenMixture]):
         transform: Applied to each sample, renamed and completed, in a decode thread, behind its stream's own.
         block_samples: How many samples in a row come of one member. None means 1, but where members disagree in keys,
             dtypes or shapes and batches are made (``StreamDataset(batch_size=)``, ``serve_samples``) as many as all
-            ranks take for one batch each, so that each batch is of one member. A loaded state has its own number.
+            ranks take for one batch each, so that each batch is of one member; there a number must be a multiple of
+            that. The rest of an epoch that was loaded keeps the number that it was begun with.
         config: Bounds, limits and threads of all members together, for one rank. None means that of the streams that
             have one, which must then agree. A stream's own configuration is used for its order alone: ``lanes``,
             ``pool_episodes`` and ``group_frames``; one without gets a part of the mixture's pool, by weight.
@@ -110,13 +112,6 @@ class Mixture(SampleSource[OpenMixture]):
         self.config = config or _common_config(streams)
         self.streams = _members(streams, self.config, self.schedule)
         """The members, with the configurations that they are read with."""
-        self._batch_size: int | None = None
-        self._loaded_block: int | None = None
-
-    def set_batch_size(self, batch_size: int | None, *, drop_last: bool = False) -> None:
-        """See SampleSource."""
-        super().set_batch_size(batch_size, drop_last=drop_last)
-        self._batch_size = batch_size
 
     @property
     def stats(self) -> list[Mapping[str, Any] | None]:
@@ -133,10 +128,7 @@ class Mixture(SampleSource[OpenMixture]):
     def go_on(self, state: State, epoch: int) -> None:
         """See SampleSource."""
         super().go_on(state, epoch)
-        order = state.get("order")
-        block = order.get("block_samples") if isinstance(order, Mapping) else None
-        if isinstance(block, int) and block >= 1:
-            self._loaded_block = block
+        self.known_identity = identity_of(state)
 
     def shared_by(self, workers: int) -> Self:
         """See SampleSource."""
@@ -152,27 +144,18 @@ class Mixture(SampleSource[OpenMixture]):
 
     def plan(self, opened: OpenMixture, placement: Placement, epoch: int) -> PassPlan:
         """See SampleSource."""
-        members = list(zip(self.streams, opened.datasets, strict=True))
-        mixing = self._mixing(opened, placement)
+        identity, mixed = self._epoch(opened, placement, epoch)
+        members = zip(self.streams, opened.datasets, strict=True)
         order = MixedOrder(
-            mixing.epoch(epoch), mixing.lengths, [partial(stream.order, dataset) for stream, dataset in members]
+            mixed, self._lengths(opened), [partial(stream.order, dataset) for stream, dataset in members]
         )
-        orders = [[dataset.fingerprint, stream.identity(stream.order(dataset, 0)[0])] for stream, dataset in members]
-        mix = {
-            "members": len(members),
-            "weights": _digest(self.schedule)[:16],
-            "stop_on": self.stop_on,
-            "seed": self.seed,
-            "block_samples": mixing.block_samples,
-        }
-        identity = {"dataset": _digest(orders), "order": mix}
         progress = Progress(identity, epoch, len(order), Rest(), placement, self.config.uneven_ends)
         loaded = self._loaded_of(epoch)
         if loaded is not None:
             progress = progress.resumed(loaded)
-        parted_by = DATASET if mixing.block_samples > 1 and not self._shapes(opened)[1] else None
+        parted_by = DATASET if self._batch_block(opened, placement) else None
         # The order names episodes as OpenMixture knows them.
-        return PassPlan(order, range(sys.maxsize), progress, parted_by=parted_by, block_samples=mixing.block_samples)
+        return PassPlan(order, range(sys.maxsize), progress, parted_by=parted_by, block_samples=mixed.block_samples)
 
     def builder(self, opened: OpenMixture) -> MixedBuilder:
         """See SampleSource."""
@@ -192,17 +175,46 @@ class Mixture(SampleSource[OpenMixture]):
         return opened.origin(episode)
 
     def _total(self, opened: OpenMixture, placement: Placement, epoch: int) -> int:
-        return self._mixing(opened, placement).epoch(epoch).total
+        return self._epoch(opened, placement, epoch)[1].total
 
-    def _mixing(self, opened: OpenMixture, placement: Placement) -> Mixing:
-        lengths = tuple(
+    def _epoch(self, opened: OpenMixture, placement: Placement, number: int) -> tuple[dict[str, Any], MixedEpoch]:
+        """An epoch, and its identity: see Progress."""
+        members = zip(self.streams, opened.datasets, strict=True)
+        orders = [[dataset.fingerprint, stream.identity(stream.order(dataset, 0)[0])] for stream, dataset in members]
+        mix = {
+            "version": MIXTURE_VERSION,
+            "members": len(orders),
+            "weights": _digest(self.schedule)[:16],
+            "stop_on": self.stop_on,
+            "seed": self.seed,
+        }
+        run = {"dataset": _digest(orders), "order": mix}
+        loaded = self._loaded_of(number)
+        known = self.known_identity if loaded is None else identity_of(loaded)
+        place = place_of(known) if run_of(known) == run else None
+        whole = self._batch_block(opened, placement)
+        block = self.block_samples or whole or 1
+        if whole is not None and block % whole:
+            raise ConfigError(
+                f"block_samples={block} isn't a multiple of the {whole} samples of a batch of each rank (batch_size="
+                f"{placement.batch_size}, world_size={placement.world_size}), and the members disagree in keys, dtypes "
+                f"or shapes, so batches would end early: give block_samples={-(-block // whole) * whole}, or None"
+            )
+        if place is not None and loaded is not None and not is_beginning(loaded):
+            block = place.block_samples
+        epoch = Mixing(self._lengths(opened), self.schedule, self.stop_on, block, self.seed).epoch(number, place)
+        here = {"epoch": number, "block_samples": block, "taken": list(epoch.taken)}
+        return {**run, "order": mix | here}, epoch
+
+    def _lengths(self, opened: OpenMixture) -> tuple[int, ...]:
+        return tuple(
             int(stream.lengths(dataset).sum()) for stream, dataset in zip(self.streams, opened.datasets, strict=True)
         )
-        block = self.block_samples or self._loaded_block
-        if block is None:
-            agree = self._batch_size is None or self._shapes(opened)[1]
-            block = 1 if agree or self._batch_size is None else self._batch_size * placement.world_size
-        return Mixing(lengths, self.schedule, self.stop_on, block, self.seed)
+
+    def _batch_block(self, opened: OpenMixture, placement: Placement) -> int | None:
+        """What all ranks take for one batch each, where we make them and samples of two members can't be stacked."""
+        size = placement.batch_size
+        return None if size is None or self._shapes(opened)[1] else size * placement.world_size
 
     def _shapes(self, opened: OpenMixture) -> tuple[list[Shape], bool]:
         layouts = [

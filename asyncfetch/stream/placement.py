@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import ConfigError
@@ -33,6 +33,10 @@ class Placement:
     workers: int = 1
     block_samples: int = 1
     """Of the rank's samples, how many in a row a worker takes at its turn: where it makes batches, a batch."""
+    batch_size: int | None = field(default=None, compare=False)
+    """Consecutive samples of a consumer that become a batch, where we make the batches."""
+    drop_last: bool = field(default=False, compare=False)
+    """Whether a last batch that is smaller is left out."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -55,6 +59,11 @@ class Placement:
     def period(self) -> int:
         """After so many samples it is the same consumer's turn in the same way."""
         return self.world_size * (self.workers * self.block_samples if self.workers > 1 else 1)
+
+    @property
+    def least_samples(self) -> int:
+        """Fewer than so many that are left of an epoch are given to nobody."""
+        return self.batch_size if self.batch_size is not None and self.drop_last else 1
 
     def index(self, number: int) -> int:
         """Which of the samples that are shared is the consumer's ``number``-th, from 0."""

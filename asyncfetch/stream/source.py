@@ -103,13 +103,11 @@ class SampleSource(ABC, Generic[R]):
         self._loaded: dict[int, State] = {}
         """By epoch, what is known from a state that was loaded: where it was taken, and of which dataset it is."""
         self.known_identity: Mapping[str, Any] = {}
-        """Of what the latest pass has read, here or in another process: see Progress."""
+        """Of what the latest pass has read, here or in another process: see Progress. A mixture counts on from it."""
         self._progress: Progress | None = None
         """Of the latest pass, while it lasts."""
         self._latest: tuple[Turn, PassPlan] | None = None
         """The latest pass of one consumer, until it is counted."""
-        self._least_samples: int = 1
-        """Fewer than so many that are left of an epoch are given to nobody."""
         self._waiting: tuple[R, Placement] | None = None
         """What the latest synchronous pass will read, and as whom, until it takes its epoch."""
         self.quarantine: Quarantine = Quarantine()
@@ -156,11 +154,6 @@ class SampleSource(ABC, Generic[R]):
         twin._session = twin._progress = twin._waiting = twin._latest = None
         return twin
 
-    def set_batch_size(self, batch_size: int | None, *, drop_last: bool = False) -> None:
-        """Consecutive samples of a consumer become batches of this size, maybe without the last, smaller one."""
-        self._least_samples = batch_size if batch_size is not None and drop_last else 1
-        self.known_identity = {}  # a mixture's depends on it
-
     # Epochs and passes.
 
     @property
@@ -196,7 +189,10 @@ class SampleSource(ABC, Generic[R]):
         """
         if epoch is not None:
             check_epoch(epoch)
-        placement = self.placement(rank, world_size)
+        return self.samples_of(self.placement(rank, world_size), epoch=epoch)
+
+    def samples_of(self, placement: Placement, *, epoch: int | None = None) -> Samples[R]:
+        """What ``samples`` does, for one consumer of many."""
         stays_open = self.is_open
         return Samples(self, self._opener(), epoch=epoch, placement=placement, is_followed=stays_open and epoch is None)
 
@@ -258,7 +254,8 @@ class SampleSource(ABC, Generic[R]):
         """``plan`` of the pass that ``state_dict`` speaks of from now on."""
         plan = self.plan(opened, placement, turn.epoch)
         self._progress, self._waiting = plan.progress, None
-        self.known_identity = plan.progress.identity
+        if turn.epoch == self.epoch or not self.known_identity:  # else nobody goes on from it
+            self.known_identity = plan.progress.identity
         self._latest = None if turn.is_share else (turn, plan)  # of a share, other workers read whether it is finished
         self._passes += 1
         return plan
@@ -268,8 +265,10 @@ class SampleSource(ABC, Generic[R]):
 
         Who counts batches doesn't ask, as Lightning does with what has a length.
         """
-        if self._latest is not None and self._latest[1].left < self._least_samples:
-            self.finish(*self._latest)
+        if self._latest is not None:
+            turn, plan = self._latest
+            if plan.left < plan.progress.placement.least_samples:
+                self.finish(turn, plan)
 
     def count(self, placement: Placement) -> int:
         """How many samples a consumer takes of the whole next epoch. Opens what is read where no pass has."""
@@ -293,9 +292,9 @@ class SampleSource(ABC, Generic[R]):
         turn.finish()
         self._loaded = {epoch: state for epoch, state in self._loaded.items() if epoch != turn.epoch}
 
-    def is_over(self, state: State) -> bool:
-        """Whether the pass that it was taken in gives nothing more."""
-        return has_given_all(state, self.config.uneven_ends, self._least_samples)
+    def is_over(self, state: State, least_samples: int) -> bool:
+        """Whether the pass that it was taken in gives nothing more; see ``Placement.least_samples``."""
+        return has_given_all(state, self.config.uneven_ends, least_samples)
 
     def start_of(self, epoch: int) -> State:
         """Where a pass of this epoch begins: where a loaded state of it was taken, or at the beginning."""
@@ -311,7 +310,20 @@ class SampleSource(ABC, Generic[R]):
         first it doesn't say of which dataset, which wasn't opened yet. It tells of this process's consumer alone: one
         rank, or one worker of its loader. To go on with another number of ranks or workers, take it from each and put
         them together with ``asyncfetch.torch.merge_states``.
+
+        Raises:
+            ConfigError: A loader's workers read it, of which this process knows nothing.
         """
+        if self.epochs.shared() is not None:
+            raise ConfigError(
+                "a loader's workers read this stream, and only they know how far they are: use "
+                "StreamDataset.state_after(batches, batch_size=..., num_workers=...), or torchdata's "
+                "StatefulDataLoader; behind set_epoch or load_state_dict it is known here again"
+            )
+        return self.latest_state()
+
+    def latest_state(self) -> State:
+        """``state_dict`` of a consumer that may be a loader's worker, and share the count of epochs with others."""
         if self._waiting is not None:
             return self.plan(*self._waiting, self.epoch).progress.state()
         if self._progress is not None:
@@ -323,13 +335,20 @@ class SampleSource(ABC, Generic[R]):
 
         With as many ranks and workers as before, order and batches are those of an uninterrupted run. With others, what
         is left is shared anew. The state is compared with the dataset when the next pass begins. Where nothing was left
-        of the epoch for any rank, or less than a batch where such are dropped, that is the next epoch's.
+        of the epoch for any rank, that is the next epoch's. Where smaller batches are dropped, load it into what makes
+        the batches, which knows that less than one is nothing.
 
         Raises:
             StateMismatch: It isn't a state, or one of a version that can't be read.
         """
+        self.load(state)
+
+    def load(self, state: Mapping[str, Any], least_samples: int = 1) -> None:
+        """``load_state_dict`` where fewer samples are given to nobody: see ``Placement.least_samples``."""
         state = check_state(state)
-        self.go_on(state, state["epoch"] + is_finished(state, self.config.uneven_ends, self._least_samples))
+        self.go_on(state, state["epoch"] + is_finished(state, self.config.uneven_ends, least_samples))
+        # What workers of earlier loaders are still doing doesn't count any more.
+        self.epochs.set(self.epoch)
 
     def go_on(self, state: State, epoch: int) -> None:
         """What loading does: a state that was checked, and the epoch to begin with, which may be the one behind it."""

@@ -4,6 +4,9 @@ A state names the dataset and the order by what they depend on, the epoch, what 
 shared that, and how many samples each of them was given, as far as the process that wrote it knows. That of an epoch's
 beginning ends behind the epoch; before the first pass it doesn't name the dataset either. ``merge_states`` puts
 together what several know.
+
+The order of a mixture says besides where an epoch lies in the run, which is of no layout's making alone: the state's
+epoch or, at an epoch's beginning, the one read before it.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ from asyncfetch.errors import StateMismatch
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.cursor import Ends, Rest
 from asyncfetch.stream.epochs import MAX_EPOCH, MAX_WORKERS
+from asyncfetch.stream.mixing import Place
 from asyncfetch.stream.placement import Placement
 
 __all__ = [
+    "MIXTURE_VERSION",
     "Progress",
     "State",
     "beginning",
@@ -29,17 +34,22 @@ __all__ = [
     "is_finished",
     "merge_shares",
     "merge_states",
+    "place_of",
+    "run_of",
 ]
 
 FORMAT = "asyncfetch stream state"
 VERSION = 1
+MIXTURE_VERSION = 2
+"""Of a mixture's order. 1 didn't say where an epoch lies in the run."""
 
 _IDENTITY = ("dataset", "order")
+_PLACE = ("epoch", "block_samples", "taken")
+"""In a mixture's order: see Place."""
 _LAYOUT = ("world_size", "workers", "block_samples")
-_MIXTURE = "a mixture"
 _ONE_STREAM = "source, episodes, features, shuffle, seed, lanes, pool_episodes, group_frames and version of the order"
 """What makes its identity."""
-_SEVERAL = f"weights, stop_on, seed, block_samples, the streams and, of each of them, {_ONE_STREAM}"
+_SEVERAL = f"weights, stop_on, seed, the streams and, of each of them, {_ONE_STREAM}"
 
 State = dict[str, Any]
 """JSON: only dicts with string keys, lists, strings, whole numbers, booleans and None."""
@@ -96,25 +106,31 @@ class Progress:
         return replace(self, rest=rest.after(delivered, self.total))
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        given, own = identity_of(state), self.identity
+        given, own = run_of(identity_of(state)), run_of(self.identity)
         if given and _kind(given) != _kind(own):
-            raise StateMismatch(f"the state is of {_kind(given)}, {given}, and this is {_kind(own)}, {own}")
+            raise StateMismatch(
+                f"this is the state of {_kind(given)}, {given}, and can't be loaded into {_kind(own)}, {own}"
+            )
         # A mixture's order goes into what it says of its members, so what is named is what was changed.
         for name in ("order", "dataset"):
             if name in given and given[name] != own[name]:
                 instead = f"; or begin epoch {self.epoch} anyhow, by set_epoch" if is_beginning(state) else ""
                 raise StateMismatch(
                     f"the state's {name} is {given[name]}, and that of this is {own[name]}: load it where "
-                    f"{_SEVERAL if _kind(own) == _MIXTURE else _ONE_STREAM} are the same{instead}"
+                    f"{_SEVERAL if _is_of_mixture(own) else _ONE_STREAM} are the same{instead}"
                 )
         total = state.get("total", self.total)
         if total != self.total:
             raise StateMismatch(f"the state is of an epoch of {total} samples, and this one has {self.total}")
 
 
-def _kind(identity: Mapping[str, Any]) -> str:
+def _is_of_mixture(identity: Mapping[str, Any]) -> bool:
     order = identity.get("order")
-    return _MIXTURE if isinstance(order, Mapping) and "stop_on" in order else "a stream"
+    return isinstance(order, Mapping) and "stop_on" in order
+
+
+def _kind(identity: Mapping[str, Any]) -> str:
+    return f"a mixture of {identity['order']['members']} members" if _is_of_mixture(identity) else "a stream"
 
 
 def beginning(epoch: int, identity: Mapping[str, Any] | None = None) -> State:
@@ -125,6 +141,19 @@ def beginning(epoch: int, identity: Mapping[str, Any] | None = None) -> State:
 def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """What its order depends on: see Progress. Empty where it doesn't say."""
     return {name: state[name] for name in _IDENTITY if name in state}
+
+
+def run_of(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity without the place in the run: that of all epochs of a mixture, at any layout."""
+    if not _is_of_mixture(identity):
+        return dict(identity)
+    return {**identity, "order": {name: value for name, value in identity["order"].items() if name not in _PLACE}}
+
+
+def place_of(identity: Mapping[str, Any]) -> Place:
+    """Where the epoch lies in the run that a mixture's identity speaks of."""
+    epoch, block_samples, taken = (identity["order"][name] for name in _PLACE)
+    return Place(epoch, block_samples, tuple(taken))
 
 
 def is_beginning(state: Mapping[str, Any]) -> bool:
@@ -167,6 +196,8 @@ def check_state(state: object) -> State:
     epoch: Any = state.get("epoch")
     if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
         raise StateMismatch(f"the state's epoch must be a whole number from 0, below 2**63, not {epoch!r}")
+    if _is_of_mixture(state):
+        _check_place(state)
     if not is_beginning(state):
         lacking = {*_IDENTITY, "total", "rest", "shares"} - state.keys()
         if lacking:
@@ -180,6 +211,23 @@ def check_state(state: object) -> State:
             if count > share:
                 raise StateMismatch(f"the state's shares can't be: {count} samples of {placement}, who takes {share}")
     return dict(state)
+
+
+def _check_place(state: Mapping[str, Any]) -> None:
+    order: Mapping[str, Any] = state["order"]
+    version = order.get("version", 1)
+    if version != MIXTURE_VERSION:
+        raise StateMismatch(
+            f"the state is of version {version} of a mixture's order, and this asyncfetch reads {MIXTURE_VERSION}: go "
+            "on with the asyncfetch that wrote it, or begin an epoch anew, by set_epoch and without the state"
+        )
+    taken: Any = order.get("taken")
+    numbers: list[Any] = [order.get(name) for name in ("members", "epoch", "block_samples")]
+    is_place = isinstance(taken, list) and all(is_whole_number(each) and each >= 0 for each in (*numbers, *taken))
+    if not is_place or len(taken) != order["members"] or not order["block_samples"] or order["epoch"] > MAX_EPOCH:
+        raise StateMismatch(f"the state's order must say of its members what was taken before an epoch, not {order}")
+    if not is_beginning(state) and order["epoch"] != state["epoch"]:
+        raise StateMismatch(f"the state is of epoch {state['epoch']}, and its order of epoch {order['epoch']}")
 
 
 def merge_states(states: Sequence[Any]) -> State:
@@ -215,9 +263,11 @@ def merge_states(states: Sequence[Any]) -> State:
             'all are in one epoch; with uneven_ends="drop" or "pad" they begin each together'
         )
     known = [identity_of(state) for state in found if identity_of(state)]
-    for identity in known:
+    # Those that have begun an epoch know another place in the run than those that haven't.
+    compared = [run_of(identity) for identity in known] if begun else known
+    for identity in compared:
         for name in _IDENTITY:
-            _check_same(name, known[0].get(name), identity.get(name))
+            _check_same(name, compared[0].get(name), identity.get(name))
     if not begun:
         return beginning(epochs[0], known[0] if known else None)
     merged = merge_shares(begun)

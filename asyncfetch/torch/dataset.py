@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,6 @@ class StreamDataset(IterableDataset[Any]):
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
         _check_batch_size(batch_size)
         self.stream = stream
-        stream.set_batch_size(batch_size, drop_last=drop_last)
         self.batch_size = batch_size
         self.drop_last = drop_last
         # Workers count epochs in this memory, whether they were forked or spawned. It is shared from the beginning:
@@ -100,7 +100,7 @@ class StreamDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         if worker is None:
-            samples = iter(self.stream)
+            samples = self.stream.iterate(self._in_batches(self.stream.placement()))
         else:
             if self._workers_stream is None:
                 self._workers_stream = self.stream.shared_by(worker.num_workers)
@@ -113,7 +113,10 @@ class StreamDataset(IterableDataset[Any]):
 
     def _placement(self, worker: int, workers: int) -> Placement:
         rank = self._rank or self.stream.placement()
-        return Placement(rank.rank, rank.world_size, worker, workers, self.batch_size or 1)
+        return self._in_batches(Placement(rank.rank, rank.world_size, worker, workers, self.batch_size or 1))
+
+    def _in_batches(self, placement: Placement) -> Placement:
+        return replace(placement, batch_size=self.batch_size, drop_last=self.drop_last)
 
     def __len__(self) -> int:
         samples = self.stream.count(self._placement(0, 1))
@@ -134,15 +137,13 @@ class StreamDataset(IterableDataset[Any]):
                 "a loader's workers read this dataset, and only they know how far they are: use "
                 "StreamDataset.state_after(batches, batch_size=..., num_workers=...), or torchdata's StatefulDataLoader"
             )
-        return (self._workers_stream or self.stream).state_dict()
+        return (self._workers_stream or self.stream).latest_state()
 
     def load_state_dict(self, state: State) -> None:
         """Go on where ``state`` was taken: see ``Stream.load_state_dict``. Before the loader makes its workers."""
         self._workers_stream = None
         if get_worker_info() is None:
-            self.stream.load_state_dict(state)
-            # What workers of earlier loaders are still doing doesn't count any more.
-            self.stream.set_epoch(self.stream.epoch)
+            self.stream.load(state, self._in_batches(Placement()).least_samples)
         else:  # a StatefulDataLoader's, which goes on to the next epoch by itself
             state = check_state(state)
             self.stream.go_on(state, state["epoch"])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.stream.mixing import Mixing
+from asyncfetch.stream.mixing import Mixing, Place
 
 if TYPE_CHECKING:
     from asyncfetch.stream.mixing import MixedEpoch
@@ -70,6 +70,61 @@ def test_epochs_that_are_alike_are_skipped_rightly(mixing: Mixing, number: int) 
             taken = epoch.counts(epoch.total)
             if each > 30 and epoch.start > schedule[-1][0]:
                 break
+
+
+def dealt(mixing: Mixing, taken: list[int]) -> list[tuple[int, int]]:
+    """An epoch's (member, which sample of its run), block behind block without any search; counts on in ``taken``."""
+    given, samples = [0] * len(taken), list[tuple[int, int]]()
+    stage, turn = -1, list[int]()
+    while True:
+        now = max(number for number, (step, _) in enumerate(mixing.schedule) if step <= sum(taken))
+        if now != stage:
+            stage, turn = now, [0] * len(taken)
+        turns = mixing._turns[stage]
+        member = min(turns.members, key=lambda one: turns.due(one, turn[one]))
+        turn[member] += 1
+        for _ in range(mixing.block_samples):
+            samples.append((member, taken[member]))
+            taken[member] += 1
+            given[member] += 1
+            used_up = [count >= length for count, length in zip(given, mixing.lengths, strict=True)]
+            if {"first": any(used_up), "all": all(used_up)}.get(str(mixing.stop_on), len(samples) == mixing.stop_on):
+                return samples
+
+
+@settings(max_examples=150, deadline=None)
+@given(mixing=mixings(), data=st.data())
+def test_a_run_is_counted_on_in_other_blocks_again_and_again(mixing: Mixing, data: st.DataObject) -> None:
+    """From the place of an epoch that was begun, whose blocks stay, or of one that was finished."""
+    place, number, position = None, 0, 0
+    taken = [0] * len(mixing.lengths)
+    expected: list[tuple[int, int]] = []
+    for block in data.draw(st.lists(st.sampled_from([1, 2, 3, 8]), min_size=1, max_size=4)):
+        mixing = replace(mixing, block_samples=block)
+        finished = data.draw(st.integers(0, 2))
+        for _ in range(finished + 1):
+            is_begun = place is not None and place.epoch == number
+            blocks = replace(mixing, block_samples=place.block_samples) if place and is_begun else mixing
+            epoch = blocks.epoch(number, place)
+            expected = expected if is_begun else dealt(blocks, taken)
+            assert epoch.total == len(expected)
+            walk = epoch.walk(position)
+            assert [walk.at(each) for each in range(position, epoch.total)] == expected[position:]
+            place = Place(number, epoch.block_samples, epoch.taken)
+            later = place.epoch + data.draw(st.integers(1, 3))
+            between = Place(number + 1, block, mixing.epoch(number + 1, place).taken)
+            assert mixing.epoch(later, place) == mixing.epoch(later, between)
+            number, position = number + 1, 0
+        if data.draw(st.booleans()):  # stopped within the last of these epochs
+            number, position = number - 1, data.draw(st.integers(0, epoch.total - 1))
+
+
+def test_an_epoch_in_front_of_the_known_one_is_counted_from_the_runs_beginning() -> None:
+    mixing = Mixing((9, 7), ((0, (2, 1)),), "first", 4, 0)
+    known = Place(3, 1, (40, 2))
+    assert [mixing.epoch(number, known) for number in range(3)] == [mixing.epoch(number) for number in range(3)]
+    assert mixing.epoch(3, known).taken == (40, 2)
+    assert mixing.epoch(3, known).block_samples == 4
 
 
 def test_an_epoch_far_in_front_of_a_change_of_weights_is_found_at_once() -> None:

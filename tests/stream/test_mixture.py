@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
+from asyncfetch.stream.state import identity_of, run_of
 from asyncfetch.testing import RangeServer, read_identity, write_dataset
 from asyncfetch.torch import merge_states
+from tests.stream.conftest import FRONT, TOP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -27,20 +29,10 @@ if TYPE_CHECKING:
     from asyncfetch.testing import DatasetTruth
 
 Key = tuple[int, int, int]
-TOP, FRONT = "observation.images.top", "observation.images.front"
 WEIGHTS = [0.6, 0.3, 0.1]
 SEVERAL_STREAMS = pytest.mark.timeout(120)
 """An example opens up to eight datasets."""
 any_moment = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=12, deadline=None)
-
-
-@pytest.fixture(scope="session")
-def truths(truth: DatasetTruth, tmp_path_factory: pytest.TempPathFactory) -> list[DatasetTruth]:
-    """Three datasets of different cameras, sizes and lengths."""
-    root = tmp_path_factory.mktemp("mixed")
-    small = write_dataset(root / "front", episodes=(4, 7, 3), cameras=[FRONT], width=96, height=64)
-    other = write_dataset(root / "tall", episodes=(6, 5), cameras=[TOP], width=64, height=96)
-    return [truth, small, other]
 
 
 def member(source: str, **options: Any) -> af.Stream:  # noqa: ANN401
@@ -204,19 +196,38 @@ def test_states_of_other_mixtures_are_refused_with_both(truths: list[DatasetTrut
         ),
         (mixture(truths[::-1], features=[]), "state's dataset is .*the streams and, of each of them, source"),
         (mixture(truths, features=[], stop_on="first"), "state's order is .*weights, stop_on, seed"),
-        (member(str(truths[0].root), features=[]), "the state is of a mixture, .*, and this is a stream"),
+        (member(str(truths[0].root), features=[]), "this is the state of a mixture of 3 members, .* into a stream"),
     ):
         changed.load_state_dict(state)
         with pytest.raises(StateMismatch, match=why) as refused:
             next(iter(changed))
-        assert str(state["order"]) in str(refused.value) or state["dataset"] in str(refused.value)
+        run = run_of(identity_of(state))
+        assert str(run["order"]) in str(refused.value) or run["dataset"] in str(refused.value)
         changed.close()
     itself = member(str(truths[0].root), features=[])
     next(iter(itself))
     mixed.load_state_dict(itself.state_dict())
     itself.close()
-    with pytest.raises(StateMismatch, match=r"the state is of a stream, .*, and this is a mixture"):
+    with pytest.raises(StateMismatch, match=r"this is the state of a stream, .* into a mixture of 3 members"):
         next(iter(mixed))
+
+
+def test_at_an_epochs_beginning_too_a_mixtures_state_is_not_a_streams(
+    truths: list[DatasetTruth], mixed: af.Mixture
+) -> None:
+    stream = member(str(truths[0].root), features=[])
+    states = []
+    for each in (stream, mixed):
+        assert len(list(each)) > 1
+        states.append(saved(each.state_dict()))
+        assert states[-1].keys().isdisjoint({"rest", "shares"})
+    mixed.load_state_dict(states[0])
+    with pytest.raises(StateMismatch, match=r"this is the state of a stream, .* into a mixture of 3 members"):
+        next(iter(mixed))
+    stream.load_state_dict(states[1])
+    with pytest.raises(StateMismatch, match=r"this is the state of a mixture of 3 members, .* into a stream"):
+        next(iter(stream))
+    stream.close()
 
 
 def test_batches_of_a_process_beside_this_one_are_the_same(truths: list[DatasetTruth]) -> None:
@@ -265,17 +276,17 @@ def _read_here(mixed: af.Mixture) -> list[list[Key]]:
     epoch = mixed.epoch
     while mixed.epoch == epoch:
         dataset = af.torch.StreamDataset(mixed, batch_size=4)
-        batches.append(_keys_of(next(iter(dataset))))
+        batches.append(keys_of(next(iter(dataset))))
         mixed.load_state_dict(saved(dataset.state_dict()))
     return batches
 
 
 def _read_beside(mixed: af.Mixture) -> list[list[Key]]:
     with af.serve_samples(mixed, batch_size=4) as handed_over:
-        return [_keys_of(batch) for batch in handed_over]
+        return [keys_of(batch) for batch in handed_over]
 
 
-def _keys_of(batch: dict[str, torch.Tensor]) -> list[Key]:
+def keys_of(batch: dict[str, torch.Tensor]) -> list[Key]:
     names = ("dataset", "episode_index", "frame_index")
     return list(zip(*(batch[name].tolist() for name in names), strict=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
+from asyncfetch.errors import ConfigError
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
@@ -62,4 +64,61 @@ def test_members_that_agree_are_mixed_within_a_batch(truth: DatasetTruth) -> Non
     dataset = af.torch.StreamDataset(mixed, batch_size=SIZE)
     for batch in dataset:
         assert abs(int(batch["dataset"].sum()) - len(batch["dataset"]) / 2) <= 1
+    mixed.close()
+
+
+def test_blocks_that_batches_do_not_fill_are_refused_with_those_that_they_would(
+    truth: DatasetTruth, wide: DatasetTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    message = "block_samples=12 isn't .* 8 samples .*batch_size=4, world_size=2.* give block_samples=16, or None"
+    dataset = make(truth, wide, block_samples=12)
+    for use in (lambda: next(iter(dataset)), lambda: len(dataset), lambda: dataset.state_after(0)):
+        with pytest.raises(ConfigError, match=message):
+            use()
+    next(iter(dataset.stream))  # no batches are made
+    dataset.stream.close()
+    fitting = make(truth, wide, block_samples=16)
+    next(iter(fitting))
+    fitting.stream.close()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_read_the_epochs_behind_a_state_of_another_batch_size_as_one_does(
+    truth: DatasetTruth, wide: DatasetTruth, persistent: bool
+) -> None:
+    dataset = make(truth, wide)
+    begun = af.torch.StreamDataset(dataset.stream, SIZE - 1)
+    next(iter(begun))
+    state = json.loads(json.dumps(begun.state_dict()))
+    dataset.load_state_dict(state)
+    alone = [rows(dataset) for _ in range(3)]
+    dataset.stream.close()
+    fresh = make(truth, wide)
+    fresh.load_state_dict(state)
+    loader = DataLoader(fresh, batch_size=None, num_workers=2, persistent_workers=persistent)
+    rest, whole = rows(loader), rows(loader)
+    assert sorted(itertools.chain(*rest)) == sorted(itertools.chain(*alone[0]))
+    assert whole == alone[1]
+    fresh.load_state_dict(json.loads(json.dumps(fresh.state_after(0, num_workers=2))))
+    assert rows(fresh) == alone[2]
+    fresh.stream.close()
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["here", "beside"])
+def test_the_batches_of_others_over_the_same_mixture_change_nothing(
+    truth: DatasetTruth, wide: DatasetTruth, served: bool
+) -> None:
+    alone = rows(make(truth, wide))
+    dataset = make(truth, wide)
+    mixed = dataset.stream
+    if served:
+        af.serve_samples(mixed, SIZE - 1, drop_last=True)
+    else:
+        af.torch.StreamDataset(mixed, SIZE - 1, drop_last=True)
+    assert len(dataset) == len(alone)
+    batches = iter(dataset)
+    assert rows(next(batches) for _ in alone[1:]) == alone[:-1]
+    assert rows(dataset) == alone  # not finished by them: a batch of less than theirs was left
     mixed.close()

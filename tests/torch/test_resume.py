@@ -260,7 +260,7 @@ def test_behind_the_last_whole_batch_comes_the_next_epoch_where_the_rest_is_drop
         with pytest.raises(ConfigError, match=f"batches={len(dataset) + 1}"):
             dataset.state_after(len(dataset) + 1)
         one.close()
-    stream.load_state_dict(af.torch.merge_states(states))
+    resumed.load_state_dict(af.torch.merge_states(states))
     assert stream.epoch == 1
 
 
@@ -405,10 +405,15 @@ def test_the_process_that_has_the_workers_does_not_guess(stream: af.Stream) -> N
     next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
     with pytest.raises(StateMismatch, match="state_after"):
         dataset.state_dict()
+    with pytest.raises(ConfigError, match="state_after"):
+        stream.state_dict()
     state = dataset.state_after(1, num_workers=1)
     dataset.load_state_dict(state)
-    assert dataset.state_dict() == state
+    assert dataset.state_dict() == stream.state_dict() == state
     assert len(keys_of(dataset)) == TOTAL - 1
+    next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
+    stream.load_state_dict(state)
+    assert stream.state_dict() == state
 
 
 @pytest.mark.parametrize("ends", ["uneven", "drop", "pad"])

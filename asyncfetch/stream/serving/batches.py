@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.fork import ForkGuard
+from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.serving.messages import AskStatistics, Begin, Ended, Failed, Filled, Statistics, Stop
 from asyncfetch.stream.serving.packing import unpack
 from asyncfetch.stream.serving.process import WorkerProcess
@@ -104,8 +106,8 @@ class ServedBatches:
                 "the stream of the dataset's URL"
             )
         self._stream = stream
-        stream.set_batch_size(batch_size, drop_last=drop_last)
-        self._options = (batch_size, drop_last, max_ahead, max_ahead_bytes)
+        self._in_batches = Placement(batch_size=batch_size, drop_last=drop_last)
+        self._max_ahead, self._max_ahead_bytes = max_ahead, max_ahead_bytes
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None
         self._numbers = itertools.count(1)
@@ -123,8 +125,9 @@ class ServedBatches:
         self._guard.check()
         if self._worker is not None:
             raise ClosedError("these batches were entered before: call serve_samples anew")
-        placement = self._stream.placement()
-        self._worker = WorkerProcess(self._stream, Plan(placement.rank, placement.world_size, *self._options))
+        rank = self._stream.placement()
+        placement = replace(self._in_batches, rank=rank.rank, world_size=rank.world_size)
+        self._worker = WorkerProcess(self._stream, Plan(placement, self._max_ahead, self._max_ahead_bytes))
         # Called at exit too, before multiprocessing waits for all its children; not in a forked child.
         self._finalizer = util.Finalize(self, _let_go, (self._worker,), exitpriority=1)
         return self
@@ -143,7 +146,7 @@ class ServedBatches:
         self._entered()
         # As of a stream: a pass is finished, too, where it has given all it had and nobody asked whether there is more.
         state = self._given()
-        if state is not None and self._stream.is_over(state):
+        if state is not None and self._stream.is_over(state, self._in_batches.least_samples):
             assert self._latest is not None
             self._stream.end_epoch(self._latest[0])
         self._latest = None
@@ -154,7 +157,7 @@ class ServedBatches:
         turn = self._stream.take_turn()
         self._latest = None
         number = self._pass = next(self._numbers)
-        worker.send(Begin(number, self._stream.start_of(turn.epoch)))
+        worker.send(Begin(number, self._stream.start_of(turn.epoch), self._stream.known_identity))
         try:
             while isinstance(message := self._receive(worker, number), Filled):
                 self._stream.quarantine.extend(message.quarantined)
@@ -168,6 +171,7 @@ class ServedBatches:
         assert isinstance(message, Ended)
         self._stream.quarantine.extend(message.quarantined)
         self._latest = None
+        self._stream.known_identity = message.identity
         self._stream.end_epoch(turn)
 
     def _receive(self, worker: WorkerProcess, number: int) -> Answer:
@@ -203,12 +207,13 @@ class ServedBatches:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, of these batches or of the stream read in another way.
 
-        It is loaded into the stream: see ``Stream.load_state_dict``.
+        It is loaded into the stream: see ``Stream.load_state_dict``. Where less than a batch was left and such are
+        dropped, the next epoch's beginning comes.
 
         Raises:
             StateMismatch: It isn't a state; where it is one of another dataset or order, the next pass raises it.
         """
-        self._stream.load_state_dict(state)
+        self._stream.load(state, self._in_batches.least_samples)
         self._latest = None
 
     def statistics(self) -> DatasetStatistics:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from asyncfetch.errors import AsyncFetchError, WorkerError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from asyncfetch.lerobot import DatasetStatistics
     from asyncfetch.stream.quarantine import Quarantined
     from asyncfetch.stream.state import State
@@ -40,6 +42,8 @@ class Begin:
     """Of the pass, for what is said about it."""
     state: State
     """Where to: an epoch, and how far into it."""
+    known_identity: Mapping[str, Any]
+    """See SampleSource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,8 @@ class Ended:
     """No more batches in this pass."""
 
     number: int
+    identity: Mapping[str, Any]
+    """Of what it has read: see Progress."""
     quarantined: tuple[Quarantined, ...] = ()
 
 

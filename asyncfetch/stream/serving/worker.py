@@ -33,6 +33,7 @@ from asyncfetch.stream.serving.messages import (
     failure,
 )
 from asyncfetch.stream.serving.packing import Packed, collate
+from asyncfetch.stream.state import identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot import Sample
     from asyncfetch.stream.passes import Samples
+    from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.samples import SamplePass
     from asyncfetch.stream.source import Readable, SampleSource
     from asyncfetch.stream.state import State
@@ -55,10 +57,7 @@ T = TypeVar("T")
 class Plan:
     """What is made of the samples, and for whom."""
 
-    rank: int
-    world_size: int
-    batch_size: int | None
-    drop_last: bool
+    placement: Placement
     max_ahead: int
     max_ahead_bytes: int
 
@@ -148,7 +147,8 @@ class _Worker:
             async with self._samples(begin) as samples:
                 while taken := await self._take(samples):
                     await self._hand_over(begin.number, taken, samples.state_dict())
-            await self._say(Ended(begin.number, self._stream.quarantine.take_news()))
+                identity = identity_of(samples.state_dict())
+            await self._say(Ended(begin.number, identity, self._stream.quarantine.take_news()))
         except BaseException as error:
             if was_cancelled():
                 raise
@@ -164,24 +164,25 @@ class _Worker:
     def _samples(self, begin: Begin) -> Samples[Any]:
         # The state's epoch, though nothing may be left of it: the other side has chosen.
         self._stream.go_on(begin.state, begin.state["epoch"])
+        self._stream.known_identity = begin.known_identity
         stream = self._stream.over(self._opened())  # it stays open from pass to pass
-        return stream.samples(rank=self._plan.rank, world_size=self._plan.world_size)
+        return stream.samples_of(self._plan.placement)
 
     async def _take(self, samples: SamplePass) -> list[Sample]:
         """The samples of the next batch; none at the end."""
-        size = self._plan.batch_size or 1
+        size, drop_last = self._plan.placement.batch_size or 1, self._plan.placement.drop_last
         taken: list[Sample] = []
         async for sample in samples:
             taken.append(sample)
             if samples.ends_batch(taken):
                 samples.put_back()
                 taken.pop()
-                if not self._plan.drop_last:
+                if not drop_last:
                     return taken
                 taken = []
             elif len(taken) == size:
                 return taken
-        return [] if self._plan.drop_last else taken
+        return [] if drop_last else taken
 
     async def _hand_over(self, number: int, taken: list[Sample], state: State) -> None:
         batch = await self._in_thread(partial(self._pack, taken, state))
@@ -200,7 +201,7 @@ class _Worker:
         return len(ahead) >= plan.max_ahead or (bool(ahead) and sum(ahead) + nbytes > plan.max_ahead_bytes)
 
     def _pack(self, taken: list[Sample], state: State) -> Packed:
-        return Packed((taken[0] if self._plan.batch_size is None else collate(taken), state))
+        return Packed((taken[0] if self._plan.placement.batch_size is None else collate(taken), state))
 
     def _write(self, number: int, batch: Packed) -> None:
         slot, dropped = self._slots.take(batch.nbytes)

@@ -1,0 +1,201 @@
+"""A mixture that is gone on with by other numbers of ranks and batch sizes, and what its states say of the run."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import asyncfetch as af
+from asyncfetch.errors import StateMismatch
+from asyncfetch.stream import Placement
+from asyncfetch.stream.mixing import Mixing
+from asyncfetch.stream.state import beginning
+from asyncfetch.torch import merge_states
+from tests.stream.test_mixing import dealt
+from tests.stream.test_mixture import SEVERAL_STREAMS, WEIGHTS, any_moment, key, keys, keys_of, member, saved
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from asyncfetch.stream.mixing import StopOn
+    from asyncfetch.stream.state import State
+    from asyncfetch.testing import DatasetTruth
+    from tests.stream.test_mixture import Key
+
+
+def parted(truths: list[DatasetTruth], **options: Any) -> af.Mixture:  # noqa: ANN401
+    """Of members that disagree, so that each batch is of one of them, without any pictures."""
+    features = [["action"], [], []]
+    streams = [member(str(each.root), features=features[number]) for number, each in enumerate(truths)]
+    return af.Mixture(streams, **{"weights": WEIGHTS, "stop_on": "all", **options})
+
+
+@pytest.fixture
+def runs(truths: list[DatasetTruth]) -> Any:  # noqa: ANN401
+    """A mixture for each end of epochs, and what each member gives: (member, which sample of its run) -> key."""
+    made = {stop_on: parted(truths, stop_on=stop_on) for stop_on in ("first", "all", 25)}
+    streams = made["all"].streams
+
+    @cache
+    def epoch_of(number: int, epoch: int) -> list[Key]:
+        return [key(sample | {"dataset": number}) for sample in streams[number].iterate(Placement(), epoch=epoch)]
+
+    def own(number: int, place: int) -> Key:
+        epoch, place = divmod(place, truths[number].num_frames)
+        return epoch_of(number, epoch)[place]
+
+    yield made, own
+    for mixed in made.values():
+        mixed.close()
+    for stream in streams:
+        stream.close()
+
+
+@SEVERAL_STREAMS
+@settings(any_moment, max_examples=10)
+@given(data=st.data(), stop_on=st.sampled_from(["first", "all", 25]))
+def test_over_a_chain_of_layouts_every_member_gives_all_once_an_epoch_of_its_own(
+    truths: list[DatasetTruth],
+    runs: Any,  # noqa: ANN401
+    data: st.DataObject,
+    stop_on: StopOn,
+) -> None:
+    """However many ranks of whatever batch size, stopped anywhere: as if each epoch had been dealt out at its begin."""
+    mixed, own = runs[0][stop_on], runs[1]
+    given: dict[int, Counter[Key]] = {}
+    blocks: dict[int, int] = {}
+    state = beginning(0)
+    layouts = st.tuples(st.integers(1, 3), st.sampled_from([1, 3, 4]), st.integers(0, 2), st.integers(0, 30))
+    for world_size, size, epochs, stop in [*data.draw(st.lists(layouts, min_size=1, max_size=3)), (1, 2, 1, 0)]:
+        states = []
+        for rank in range(world_size):
+            mixed.load_state_dict(state)
+            for left in reversed(range(epochs + 1)):
+                epoch = mixed.epoch
+                samples = mixed.iterate(Placement(rank, world_size, batch_size=size))
+                taken = itertools.islice(samples, None if left else stop + rank)
+                given.setdefault(epoch, Counter()).update(keys(taken))
+                blocks.setdefault(epoch, size * world_size)
+            states.append(samples.state_dict())
+            samples.close()
+        state = saved(merge_states(states))
+    counts = [0, 0, 0]
+    lengths = tuple(each.num_frames for each in truths)
+    for epoch, block in sorted(blocks.items()):
+        expected = Counter(own(*each) for each in dealt(Mixing(lengths, mixed.schedule, stop_on, block, 0), counts))
+        assert given[epoch] == expected if epoch < max(blocks) else given[epoch] <= expected
+
+
+def sizes(batches: Iterable[dict[str, Any]]) -> list[int]:
+    return [len(batch["dataset"]) for batch in batches]
+
+
+def test_a_state_of_another_batch_size_keeps_its_blocks_for_its_epoch_alone(truths: list[DatasetTruth]) -> None:
+    """Here and in a process beside, whose epochs' ends are known here, too; from within an epoch and from its end."""
+    begun_with = parted(truths)
+    batches = iter(af.torch.StreamDataset(begun_with, 3))
+    for _ in range(4):
+        next(batches)
+    within = saved(begun_with.state_dict())
+    assert sizes(batches)
+    at_the_end = saved(begun_with.state_dict())
+    begun_with.close()
+    assert within["order"]["block_samples"] == at_the_end["order"]["block_samples"] == 3
+    assert (within["order"]["epoch"], at_the_end["order"]["epoch"], at_the_end["epoch"]) == (0, 0, 1)
+    here, beside = parted(truths), parted(truths)
+    dataset = af.torch.StreamDataset(here, 4)
+    with af.serve_samples(beside, 4) as served:
+        for state in (within, at_the_end, within):
+            dataset.load_state_dict(state)
+            served.load_state_dict(state)
+            for epoch in range(state["epoch"], 3):
+                given = [keys_of(batch) for batch in dataset]
+                assert [keys_of(batch) for batch in served] == given
+                assert saved(served.state_dict()) == saved(dataset.state_dict())
+                assert all(len({number for number, *_ in batch}) == 1 for batch in given)
+                assert ({*map(len, given[:-1])} == {4}) == (epoch > 0)
+    here.close()
+    beside.close()
+
+
+def test_an_epoch_that_is_set_is_counted_on_unless_it_lies_in_front(truths: list[DatasetTruth]) -> None:
+    """For every rank alike; and what is only looked at is nothing that the run goes on from."""
+    one, other, fresh = (parted(truths) for _ in range(3))
+    by_three, by_four = Placement(batch_size=3), Placement(batch_size=4)
+    one.set_epoch(2)
+    assert len(list(itertools.islice(one.iterate(by_three), 5))) == 5
+    for each in (one, other):
+        each.load_state_dict(saved(one.state_dict()))
+    assert keys(one.iterate(by_four)) == keys(other.iterate(by_four))
+    assert other.epoch == 3
+    state = other.state_dict()
+    assert keys(other.iterate(by_four, epoch=7))
+    assert keys(other.iterate(by_four, epoch=1)) == keys(fresh.iterate(by_four, epoch=1))
+    other.load_state_dict(saved(other.state_dict()))
+    assert keys(one.iterate(by_four)) == keys(other.iterate(by_four))
+    one.load_state_dict(state)
+    one.set_epoch(5)
+    other.set_epoch(5)
+    assert keys(one.iterate(by_four)) == keys(other.iterate(by_four))
+    for each in (one, other, fresh):
+        each.close()
+
+
+def test_ranks_that_have_begun_an_epoch_and_those_that_have_not_are_merged(truths: list[DatasetTruth]) -> None:
+    """They know the places of two epochs, which is no contradiction."""
+    mixed = parted(truths, stop_on=25)
+    states = []
+    for rank, count in enumerate((5, 0)):
+        mixed.load_state_dict(beginning(0))
+        placement = Placement(rank, 2, batch_size=4)
+        assert keys(mixed.iterate(placement))
+        if count:
+            assert len(list(itertools.islice(mixed.iterate(placement), count))) == count
+        states.append(saved(mixed.state_dict()))
+    assert [state["order"]["epoch"] for state in states] == [1, 0]
+    merged = merge_states(states)
+    assert merged["order"] == states[0]["order"]
+    assert merged["shares"]["delivered"] == [[0, 0, 5], [1, 0, 0]]
+    apart = states[1] | {"order": states[1]["order"] | {"taken": [0, 1, 2]}}
+    with pytest.raises(StateMismatch, match="differ in order"):
+        merge_states([states[1], apart])
+    mixed.close()
+
+
+@pytest.fixture(scope="module")
+def begun(truths: list[DatasetTruth]) -> Any:  # noqa: ANN401
+    """A mixture and its state."""
+    mixed = parted(truths)
+    next(iter(mixed))
+    yield mixed, mixed.state_dict()
+    mixed.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"version": None}, "version None of a mixture.s order, .* reads 2: go on with the asyncfetch that wrote it"),
+        ({"version": 3}, "version 3 of a mixture's order, and this asyncfetch reads 2"),
+        ({"taken": [0, 0]}, "must say of its members what was taken"),
+        ({"taken": [0, 0, -1]}, "must say of its members what was taken"),
+        ({"taken": "000"}, "must say of its members what was taken"),
+        ({"block_samples": 0}, "must say of its members what was taken"),
+        ({"epoch": 4}, "the state is of epoch 0, and its order of epoch 4"),
+    ],
+    ids=str,
+)
+def test_a_damaged_place_in_the_run_is_refused_at_once(
+    begun: tuple[af.Mixture, State], damage: dict[str, Any], message: str
+) -> None:
+    mixed, state = begun
+    with pytest.raises(StateMismatch, match=message):
+        mixed.load_state_dict(state | {"order": state["order"] | damage})
+    old = {name: state["order"][name] for name in ("members", "weights", "stop_on", "seed", "block_samples")}
+    with pytest.raises(StateMismatch, match="version 1 of a mixture's order"):
+        mixed.load_state_dict(state | {"order": old})
