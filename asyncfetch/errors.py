@@ -34,6 +34,7 @@ from __future__ import annotations
 import re
 from copy import copy
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,20 +71,30 @@ __all__ = [
 ]
 
 _USERINFO = re.compile(r"(?<=://)[^/?#\s]*@")  # to the last @: a password may hold one
-_SECRET_NAMES = (
-    # S3 and what signs like it, CloudFront, Azure, xet; then what gateways and CDNs call theirs.
-    r"x-(?:amz|goog|oss|obs|cos)-(?:signature|credential|security-token)|signature|sig|key-pair-id|policy"
-    r"|(?:aws|oss|google)access(?:keyid|id)|security-token|x-xet-signed-range"
-    r"|(?:[a-z]+[-_])?token|__token__|(?:api|access|auth|secret|subscription)[-_]?key|key|auth|authorization|password"
-    r"|secret|jwt|hmac|hdn(?:ea|ts|tl|ea)"
+_SECRET_NAME = re.compile(
+    # What gateways, CDNs and signers call theirs, whatever stands around it; then what is one only by itself.
+    r"token(?!s)|secret|signature|credential|passw|session|(?:api|access|auth|subscription)[-_]?key"
+    r"|^(?:sig|key|key-pair-id|policy|(?:aws|oss|google)access(?:keyid|id)|x-xet-signed-range|auth|authorization|jwt"
+    r"|hmac|md5|verify|hdn(?:ea|ts|tl))$"
 )
-_SECRET_PARAMETER = re.compile(rf"(?i)([?&#;](?:{_SECRET_NAMES})=)[^&#;\s]*")
-_REDACTED = re.compile(rf"(?i)://(?:\*\*\*@|.*[?&#;](?:{_SECRET_NAMES})=\*\*\*(?:[&#;\s]|$))")
+_PARAMETER = re.compile(r"([?&#;])([^=?&#;\s]+)=([^&#;\s]+)")
+_NAME = re.compile(r"([^=?&#;/\s]+)=")
+_REDACTED = re.compile(r"://(?:\*\*\*@|.*[?&#;][^=?&#;\s]+=\*\*\*(?:[&#;\s]|$))")
 
 
 def redact_url(url: str) -> str:
-    """The url without its password and without the values of its signature parameters, fit for logs and messages."""
-    return _SECRET_PARAMETER.sub(r"\1***", _USERINFO.sub("***@", url))
+    """The url without its password and without the values of its signature parameters, fit for logs and messages.
+
+    A parameter that is a url with such a value itself goes as a whole.
+    """
+    return _PARAMETER.sub(_redact_parameter, _USERINFO.sub("***@", url))
+
+
+def _redact_parameter(match: re.Match[str]) -> str:
+    before, name, value = match.groups()
+    names = [unquote(name), *_NAME.findall(unquote(unquote(value)))]
+    is_secret = any(_SECRET_NAME.search(name.lower()) for name in names)
+    return f"{before}{name}={'***' if is_secret else value}"
 
 
 def is_redacted(url: str) -> bool:
@@ -135,7 +146,7 @@ class FetchError(AsyncFetchError):
         stop: One past the last byte asked for; None for "to the end".
         host: The host that answered last, after redirects.
         status: HTTP status of the last answer; None where there was none.
-        attempts: How many requests were sent.
+        attempts: How many failed. Redirects, signatures that had expired and second requests are none of their own.
     """
 
     url: str | None

@@ -239,6 +239,18 @@ def test_an_error_is_the_builtin_that_its_docs_name(kind: type[AsyncFetchError])
             "https://host/a?api_key=***&monkey=no&page-token=***",
         ),
         ("at https://host/a?hdnts=secret (status 403)", "at https://host/a?hdnts=*** (status 403)"),
+        *(
+            (f"https://host/a?x=1&{name}=secret", f"https://host/a?x=1&{name}=***")
+            for name in ("accessToken", "sasToken", "client_secret", "x-api-key", "secret_access_key", "credential")
+        ),
+        *(
+            (f"https://host/a?{name}=secret&x=1", f"https://host/a?{name}=***&x=1")
+            for name in ("passwd", "sessionid", "md5", "verify", "X%2DAmz%2DSignature")
+        ),
+        ("https://host/a?u=https%3A%2F%2Fb%2Fc%3Fx=1", "https://host/a?u=https%3A%2F%2Fb%2Fc%3Fx=1"),
+        ("https://host/a?u=https%3A%2F%2Fb%2Fc%3FX-Amz-Signature%3Dsecret&v=2", "https://host/a?u=***&v=2"),
+        ("https://host/a?u=https%253A%252F%252Fb%253Fsig%253Dsecret", "https://host/a?u=***"),
+        ("https://host/a?u=https://b/c?sig=secret", "https://host/a?u=***"),
         ("", ""),
     ],
 )

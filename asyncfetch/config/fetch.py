@@ -19,7 +19,7 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutConfig:
-    """Limits on the phases of one attempt. There is none on the whole body: a slow but moving body is left alone.
+    """Limits on the phases of one attempt. There is none on the whole body: one that moves fast enough is left alone.
 
     A back end of fsspec doesn't show its phases. Each call into one, for a piece of 8 MiB at most, may take as long as
     all three together.
@@ -30,12 +30,17 @@ class TimeoutConfig:
     first_byte_seconds: float = 30.0
     """From the request's last byte to the response's first. S3 answers in 0.1-0.2 s, 99.84 % within 10 s."""
     stall_seconds: float = 30.0
-    """Longest silence inside a body. aws-c-s3 gives up at 30 s below 1 B/s."""
+    """Longest silence inside a body."""
+    min_bytes_per_second: float = 100.0
+    """What a body brings at least, over any ``stall_seconds``: one that drips would hold its place at the host for
+    days. aws-c-s3 gives up at 30 s below 1 B/s."""
 
     def __post_init__(self) -> None:
         check_types(self)
         for name in ("connect_seconds", "first_byte_seconds", "stall_seconds"):
             require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")
+        least = self.min_bytes_per_second
+        require(0 <= least < math.inf, f"min_bytes_per_second must be finite and not negative, not {least}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +195,8 @@ class FetchConfig:
     """Event loops that bodies of 4 MiB and more are spread over: the caller's, and ``loops - 1`` in threads of their
     own, each with connections of its own. Worth a try where one loop fills its core, at about 1 GB/s of TLS, and more
     cores are free. With one core for the client and one for the server, 2 loops brought 17-20 % more MiB/s over plain
-    HTTP in ranges of 4 and 16 MiB, and nothing over TLS (-12 and +2 %), for 6-15 % more CPU."""
+    HTTP in ranges of 4 and 16 MiB, and nothing over TLS (-12 and +2 %), for 6-15 % more CPU. A body that comes on
+    another loop than the caller's isn't asked for a second time where it is late."""
     max_idle_buffer_bytes: int = 128 * MIB
     """Memory of bodies that nobody refers to any more, kept for the next ones; blocks below 64 KiB are not. Fresh pages
     cost 0.8 ms a MiB where this was measured, more than all the rest of a fetch over plain HTTP."""

@@ -142,7 +142,7 @@ class Assembly:
         """A range that lies within this version of its object, by several requests at once."""
         assert wanted.stop is not None
         asked = Wanted(wanted.start, wanted.stop)
-        view = self._memory.take(wanted.stop - wanted.start).data if buffer is None else buffer
+        view = self._take(wanted) if buffer is None else buffer
 
         async def work(part: tuple[int, int]) -> None:
             start, stop = part
@@ -153,6 +153,15 @@ class Assembly:
         workers = WORKERS_PER_REQUEST * self._config.max_requests_per_host
         await for_each(parts, work, key=lambda _: wanted.url, workers=workers)
         return view.toreadonly()
+
+    def _take(self, wanted: ByteRange) -> memoryview:
+        assert wanted.stop is not None
+        nbytes = wanted.stop - wanted.start
+        try:
+            return self._memory.take(nbytes).data
+        except MemoryError as error:
+            message = f"there is no memory for its {nbytes} bytes: ask for a shorter range"
+            raise FetchError(message, url=wanted.url, start=wanted.start, stop=wanted.stop) from error
 
 
 def concerns_some(error: FetchError) -> bool:

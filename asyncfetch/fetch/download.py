@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncfetch.errors import InvalidResponse, ObjectChanged
+from asyncfetch.errors import FetchError, InvalidResponse, ObjectChanged
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
@@ -115,9 +115,16 @@ class Download:
         if self._span is None or self._buffer is None:
             self._span = delivery.start, delivery.stop
             if self._buffer is None:
-                self._buffer = self._memory.take(delivery.stop - delivery.start).data
+                self._buffer = self._take(delivery.stop - delivery.start)
             self.info = delivery.info
         return self._buffer[self.landed_bytes :]
+
+    def _take(self, nbytes: int) -> memoryview:
+        try:
+            return self._memory.take(nbytes).data
+        except MemoryError as error:
+            message = f"there is no memory for its {nbytes} bytes: ask for a shorter range"
+            raise AttemptFailed(FetchError, message, Verdict.FATAL) from error
 
     def remember(self) -> None:
         """Lets later reads of the object insist on this version."""

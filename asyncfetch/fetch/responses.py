@@ -28,12 +28,14 @@ from asyncfetch.ranges import ObjectInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TOKEN_CODES", "Delivery", "Wanted", "check_response", "refusal"]
+__all__ = ["NO_REASON", "TOKEN_CODES", "Delivery", "Wanted", "check_response", "refusal"]
 
 SLICE_LIMIT_BYTES = 1024 * 1024
 """A server that ignores Range is read and sliced up to here: about what another round trip to a far host costs."""
 TOKEN_CODES = frozenset({"ExpiredToken", "TokenRefreshRequired"})
 """Words by which S3 says with 400 what others say with 401."""
+NO_REASON = "it came without a reason"
+"""In place of S3's word: a 400 means so many things that one whose text was lost on the way may be no refusal."""
 
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})", re.ASCII)
 
@@ -125,10 +127,12 @@ def check_response(
 
 def refusal(status: int, headers: Mapping[str, str]) -> AttemptFailed:
     """What an answer of 400 or above to any request means."""
-    if status == 400 and headers.get("X-Error-Code") in TOKEN_CODES:
+    word = headers.get("X-Error-Code") if status == 400 else None
+    if word in TOKEN_CODES:
         message = "the session token has expired: get new credentials"
         return AttemptFailed(AccessDenied, message, Verdict.FATAL, status)
-    kind, verdict, message = _REFUSALS.get(status, (FetchError, Verdict.FATAL, "the server refuses the request"))
+    otherwise = FetchError, Verdict.ONCE if word == NO_REASON else Verdict.FATAL, "the server refuses the request"
+    kind, verdict, message = _REFUSALS.get(status, otherwise)
     return AttemptFailed(kind, message, verdict, status)
 
 

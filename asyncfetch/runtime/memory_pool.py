@@ -90,6 +90,9 @@ class MemoryPool:
 
         Its memory is used again as soon as neither it nor any view of it is referenced: arrays, memoryviews and
         tensors made of it all count.
+
+        Raises:
+            MemoryError: There is none.
         """
         if nbytes < SMALL_BYTES:
             return np.empty(nbytes, np.uint8)
@@ -137,6 +140,9 @@ class MemoryPool:
 
 def _map(nbytes: int) -> _Memory:
     # Private, because Python's default is shared: a forked child would write into its parent's samples.
-    mapping: Any = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        mapping: Any = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError) as error:
+        raise MemoryError(f"no memory for {nbytes} bytes") from error
     array = np.frombuffer(mapping, np.uint8)
     return _Memory(array, array.__array_interface__)

@@ -256,6 +256,12 @@ ELSEWHERE: Final = (
         "test_faults.py::test_a_slow_but_moving_body_is_left_alone",
     ),
     Elsewhere(
+        "pace",
+        "a body byte by byte",
+        "`FetchTimeout`: less than `min_bytes_per_second` is none",
+        "test_faults.py::test_a_body_that_drips_has_stalled",
+    ),
+    Elsewhere(
         "late answers",
         "one that is later than nearly all of its host's",
         "asked for a second time, and the first answer that fits is taken",
@@ -308,6 +314,12 @@ ELSEWHERE: Final = (
         "200 for a range within the first MiB, or for all",
         "cut out of it",
         "test_faults.py::test_a_server_without_ranges_serves_all_or_what_comes_early",
+    ),
+    Elsewhere(
+        "memory",
+        "there is too little for what a server says that is coming",
+        "`FetchError` at once",
+        "test_faults.py::test_an_object_that_memory_cannot_hold_is_refused",
     ),
     Elsewhere(
         "connections",
@@ -409,6 +421,12 @@ ELSEWHERE: Final = (
         "the wrong region: 400, 301 or 307",
         "signed for the right one, once a bucket",
         "test_s3.py::test_a_bucket_of_another_region_is_followed_once",
+    ),
+    Elsewhere(
+        "S3",
+        "400 whose text was lost on the way",
+        "asked once more",
+        "test_s3.py::test_a_refusal_whose_words_are_lost_is_asked_for_again",
     ),
     Elsewhere(
         "S3",

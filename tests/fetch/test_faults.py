@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from asyncfetch.config import RetryConfig, TimeoutConfig
 from asyncfetch.errors import (
     AsyncFetchError,
     ConnectionFailed,
+    FetchError,
     FetchTimeout,
     ObjectChanged,
     Throttled,
@@ -24,10 +26,10 @@ from tests.fetch.conftest import FAST
 from tests.fetch.fault_table import CONTENT, WIRE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from asyncfetch.fetch import Fetcher
-    from tests.fetch.conftest import FakeTime, LyingServer
+    from tests.fetch.conftest import FakeTime, LyingServer, Request
     from tests.fetch.conftest import Step as StepType
 
 Kind = dict[str, Any]
@@ -61,25 +63,55 @@ async def test_a_timeout_names_its_phase(
             await fetcher.fetch(url, 10, 20)
 
 
-async def test_a_slow_but_moving_body_is_left_alone(
-    fetcher_with: Callable[..., Fetcher], server: LyingServer, url: str
-) -> None:
-    async with fetcher_with(timeouts=TimeoutConfig(first_byte_seconds=5, stall_seconds=0.5)) as fetcher:
-        drip = await anyio.create_tcp_listener(local_host="127.0.0.1")
+@asynccontextmanager
+async def dripping() -> AsyncIterator[str]:
+    """The url of ten bytes that come one by one, 17 in a second."""
+    drip = await anyio.create_tcp_listener(local_host="127.0.0.1")
 
-        async def answer(stream: anyio.abc.SocketStream) -> None:
-            async with stream:
+    async def answer(stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            with suppress(anyio.BrokenResourceError):
                 await stream.receive()
                 await stream.send(b"HTTP/1.1 206 x\r\nContent-Range: bytes 0-9/10\r\nContent-Length: 10\r\n\r\n")
                 for digit in b"0123456789":
                     await anyio.sleep(0.06)
                     await stream.send(bytes([digit]))
 
-        async with drip, anyio.create_task_group() as group:
-            group.start_soon(drip.serve, answer)
-            port = drip.extra(anyio.abc.SocketAttribute.local_port)
-            assert bytes(await fetcher.fetch(f"http://127.0.0.1:{port}/")) == b"0123456789"
-            group.cancel_scope.cancel()
+    async with drip, anyio.create_task_group() as group:
+        group.start_soon(drip.serve, answer)
+        yield f"http://127.0.0.1:{drip.extra(anyio.abc.SocketAttribute.local_port)}/"
+        group.cancel_scope.cancel()
+
+
+async def test_a_slow_but_moving_body_is_left_alone(fetcher_with: Callable[..., Fetcher]) -> None:
+    timeouts = TimeoutConfig(first_byte_seconds=5, stall_seconds=0.5, min_bytes_per_second=2)
+    async with fetcher_with(timeouts=timeouts) as fetcher, dripping() as url:
+        assert bytes(await fetcher.fetch(url)) == b"0123456789"
+
+
+async def test_a_body_that_drips_has_stalled(fetcher_with: Callable[..., Fetcher]) -> None:
+    timeouts = TimeoutConfig(first_byte_seconds=5, stall_seconds=0.3, min_bytes_per_second=100)
+    retry = RetryConfig(attempts=1)
+    async with fetcher_with(timeouts=timeouts, retry=retry) as fetcher, dripping() as url:
+        with pytest.raises(FetchTimeout, match=r"lower min_bytes_per_second: \d of 30 came"):
+            await fetcher.fetch(url)
+
+
+@pytest.mark.parametrize("size", [5 * 10**12, 10**17])
+@pytest.mark.parametrize("in_parts", [False, True])
+async def test_an_object_that_memory_cannot_hold_is_refused(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, size: int, in_parts: bool
+) -> None:
+    def answer(request: Request) -> StepType:
+        length = 1 if request.headers["range"] == "bytes=0-0" else size
+        head = {"Content-Range": f"bytes 0-{length - 1}/{size}", "Content-Length": str(length)}
+        return step(status=206, headers=head, cut=1, end="keep" if length == 1 else "stall")
+
+    server.every = answer
+    with pytest.raises(FetchError, match=f"no memory for its {size} bytes: ask for a shorter range") as caught:
+        await fetcher.fetch(url, 0, size if in_parts else None)
+    assert (caught.value.url, caught.value.start, caught.value.stop) == (url, 0, size if in_parts else None)
+    assert len(server.requests) == 1
 
 
 async def test_a_broken_body_is_resumed_where_it_broke(

@@ -91,6 +91,8 @@ class Exchange:
         self._deadlines = deadlines
         self._clock = deadlines.time
         self._scope = Interrupt()
+        self._step_bytes = timeouts.min_bytes_per_second * timeouts.stall_seconds
+        self._stepped_bytes = 0
 
     def __enter__(self) -> Self:
         self._token: Token[ConnectionUser] = current_user.set(self)
@@ -116,6 +118,8 @@ class Exchange:
         swallowed = self._scope.__exit__(exc_type, exc, traceback)
         if self._scope.cancelled_caught:
             message = f"{self._phase} took longer than {self._seconds:g} s: is {self._host} up? Or raise the timeout"
+            if self._stepped_bytes:
+                message += f", or lower min_bytes_per_second: {self._stepped_bytes} of {self._step_bytes:.0f} came"
             raise AttemptFailed(FetchTimeout, message, verdict, address=address)
         if isinstance(exc, AttemptFailed) and exc.status is None:
             exc.address = exc.address or address
@@ -217,7 +221,11 @@ class Exchange:
         return bytes(body)
 
     def _came(self, count: int) -> None:
-        self._since = self._clock()
+        # A body moves by steps of what it must bring in the time that it may be silent.
+        self._stepped_bytes += count
+        if self._stepped_bytes >= self._step_bytes:
+            self._stepped_bytes = 0
+            self._since = self._clock()
         if self._allowance is not None:
             self._allowance.came(count)
 

@@ -18,7 +18,7 @@ from yarl import URL
 from asyncfetch.errors import ConfigError, InvalidResponse, NotFound, redact_url
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
 from asyncfetch.fetch.redirects import host_name
-from asyncfetch.fetch.responses import TOKEN_CODES
+from asyncfetch.fetch.responses import NO_REASON, TOKEN_CODES
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.transports.s3_signer import S3Signer
 from asyncfetch.fetch.transports.s3_upload import S3Upload
@@ -42,7 +42,6 @@ CLOCK_ERROR_SECONDS = 300.0
 """A clock that is off by more is worth a word where a signature is refused; S3 puts up with 15 minutes."""
 _REFUSALS = frozenset({301, 307, 400, 401, 403})
 _WORN_OUT = frozenset({401, 403})
-_WORDS = ("X-Error-Code", "x-amz-bucket-region")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")  # it becomes a part of a host's name
 _CODE = re.compile(rb"<Code>([A-Za-z0-9.]{1,80})</Code>")
@@ -98,12 +97,8 @@ class S3Transport:
         return await self._addresses.get(url, partial(self._find, url))
 
     def reject(self, url: str, address: Address, failure: AttemptFailed) -> bool:
-        """Signs anew where the bucket's region is another one, or where the signature has expired.
-
-        Also where it may have: a 400 whose words were lost on the way can mean either.
-        """
-        is_wordless = failure.status == 400 and not any(word in failure.headers for word in _WORDS)
-        if self._learns_region(bucket_and_key(url)[0], address, failure) or is_wordless:
+        """Signs anew where the bucket's region is another one, or where the signature has expired."""
+        if self._learns_region(bucket_and_key(url)[0], address, failure):
             self._addresses.forget(url, address)
             return True
         worn_out = failure.status in _WORN_OUT or failure.headers.get("X-Error-Code") in TOKEN_CODES
@@ -117,6 +112,8 @@ class S3Transport:
                 explained[name] = match[1].decode()
         if status == 416 and "Content-Range" not in headers and (match := _SIZE_TAG.search(body)) is not None:
             explained["Content-Range"] = f"bytes */{match[1].decode()}"
+        if status == 400:
+            explained.setdefault("X-Error-Code", NO_REASON)
         wrong = _clock_error(headers, self._wall()) if status in _WORN_OUT and not self._config.anonymous else ""
         if wrong:
             explained["X-Error-Code"] = f"{explained.get('X-Error-Code', 'refused')}: {wrong}"
