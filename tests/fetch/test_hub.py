@@ -207,6 +207,27 @@ def test_what_a_server_asks_us_to_wait(headers: dict[str, str], seconds: float |
     assert pause_seconds(headers, wall_now=0.0) == seconds
 
 
+@pytest.mark.parametrize(("budget", "attempts", "left"), [(0, 5, 0), (9, 2, 8)])
+async def test_a_failed_question_is_paid_for_once(budget: int, attempts: int, left: int, time: FakeTime) -> None:
+    errors: list[FetchError] = []
+    retry = RetryConfig(budget=budget, attempts=attempts)
+    hub = filled(fault=lambda _: Fault.status(500))
+    async with hub, fetcher_for(hub, time, retry=retry, max_span_bytes=0) as fetcher:
+
+        async def read(start: int) -> None:
+            with pytest.raises(FetchError) as caught:
+                await fetcher.fetch(URL_TEXT, start, start + 100)
+            errors.append(caught.value)
+
+        async with anyio.create_task_group() as group:
+            for start in range(0, 500, 100):
+                group.start_soon(read, start)
+        assert [host.retry_budget for host in fetcher.statistics().hosts.values()] == [left]
+    assert sorted(error.start or 0 for error in errors) == [0, 100, 200, 300, 400]
+    assert [str(error).count("; not repeated") for error in errors] == [int(budget == 0)] * 5
+    assert budget or len(paths(hub)) == 1
+
+
 async def test_missing_things_are_named() -> None:
     async with filled() as hub, fetcher_for(hub) as fetcher:
         for url, code in [
