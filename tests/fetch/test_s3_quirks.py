@@ -128,8 +128,9 @@ async def test_a_listing_that_can_not_go_on_is_an_error(quirk: str, monkeypatch:
         async with HubServer() as hub, Fetcher(FetchConfig(ca_file=hub.ca_file, hub_endpoint=hub.url)) as fetcher:
             hub.push("datasets/o/n", content)
             hub.hub._fault = lambda request: Fault.headers({"Link": f'<{request.target}>; rel="next"'})
-            with pytest.raises(InvalidResponse, match="in a circle"):
+            with pytest.raises(InvalidResponse, match="in a circle") as caught:
                 await fetcher.listdir("hf://datasets/o/n")
+            assert (caught.value.attempts, caught.value.host) == (1, hub.url.removeprefix("https://"))
         return
     async with S3Server(content, page_keys=5, quirks=S3Quirks(sends_tokens=quirk != "no token")) as server:
         if quirk == "the same token":
