@@ -144,8 +144,11 @@ class HubTransport:
         return headers
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
-        """The entries of a directory of a repository, sorted by url; a directory has size 0 and a url ending in "/"."""
-        listing: Listing[URL] = Listing()
+        """The entries of a directory of a repository, sorted by url; a directory has size 0 and a url ending in "/".
+
+        FetchError where the pages don't lead to an end within ``max_listed_entries``.
+        """
+        listing: Listing[URL] = Listing(self._config.max_listed_entries)
         directory = HubFile.parse(url)
         first = await self._http.persist(url, partial(self._tree, directory))
         page: URL | None = first.url

@@ -28,7 +28,7 @@ from asyncfetch.ranges import ObjectInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from asyncfetch.config import S3Config
+    from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.retry import Clock
     from asyncfetch.fetch.sources import Source
@@ -65,8 +65,9 @@ class S3Transport:
     The key is taken as it is, never unquoted. Belongs to the loop of its HttpTransport.
     """
 
-    def __init__(self, config: S3Config, http: HttpTransport, clock: Clock) -> None:
-        self._config = config
+    def __init__(self, config: FetchConfig, http: HttpTransport, clock: Clock) -> None:
+        self._config = config.s3
+        self._max_entries = config.max_listed_entries
         self._http = http
         self._addresses: FoundOnce[str, Address] = FoundOnce(clock.monotonic)
         self._regions: dict[str, str] = {}
@@ -127,11 +128,11 @@ class S3Transport:
         """The objects directly below a prefix, and the prefixes below it, sorted by url.
 
         A prefix has size 0 and a url that ends in "/". NotFound where nothing is below it, except for a whole bucket.
-        InvalidResponse where the pages don't lead to an end.
+        FetchError where the pages don't lead to an end within ``max_listed_entries``.
         """
         bucket, key = _split(url)
         prefix = f"{key.rstrip('/')}/" if key else ""
-        listing: Listing[str] = Listing()
+        listing: Listing[str] = Listing(self._max_entries)
         token: str | None = ""
         while token is not None:
             token = await self._http.persist(url, partial(self._page, listing, bucket, prefix, token))
