@@ -208,6 +208,9 @@ class FetchConfig:
     """Arguments of fsspec's file systems by scheme ("gs"), for every scheme that isn't read natively."""
     max_known_objects: int = 65_536
     """Objects whose version and size are remembered, about 200 bytes each; the least recently used is forgotten."""
+    max_listed_entries: int = 1_000_000
+    """Of a listing of S3 or the Hub, all of which are held, about 370 bytes each; FetchError beyond it, for the pages
+    of a server may have no end. S3 takes 1,000 requests for so many."""
 
     def __post_init__(self) -> None:
         for name in ("headers", "tokens", "fsspec"):
@@ -232,6 +235,7 @@ class FetchConfig:
         require(self.loops >= 1, f"loops must be at least 1, the caller's own, not {self.loops}")
         require(self.max_idle_buffer_bytes >= 0, "max_idle_buffer_bytes must not be negative")
         require(self.max_known_objects >= 1, "max_known_objects must be at least 1")
+        require(self.max_listed_entries >= 1, f"max_listed_entries must be at least 1, not {self.max_listed_entries}")
         _check_endpoint("hub_endpoint", self.hub_endpoint)
 
 

@@ -17,6 +17,7 @@ redirects   where a request goes and which secrets go with it. Pure
 urls        urls below a root. Pure
 addresses   what a user's url means on the wire, and for how long
 objects     the versions seen first
+listing     a directory's entries, from pages of them. Pure
 bandwidth   a cap on the bytes per second of the process
 hosts       a gate, a limit and budgets per host; a request's turn at it
 tally       what is counted and timed, and the snapshots that show it

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -126,9 +127,9 @@ class _Search(Generic[V]):
 class FoundOnce(Generic[K, V]):
     """Values by key, each found once for all who ask, and again when it is about to expire or was rejected.
 
-    Who asks first searches, in its own task, so this needs no owner. An error reaches all who wait for that search, and
-    the next call tries again; where the searching task is cancelled, one of those who wait starts over. Bounded: the
-    least recently used is forgotten. For one loop.
+    Who asks first searches, in its own task, so this needs no owner. An error reaches all who wait for that search,
+    each as one of its own, and the next call tries again; where the searching task is cancelled, one of those who wait
+    starts over. Bounded: the least recently used is forgotten. For one loop.
 
     Args:
         now: Monotonic seconds.
@@ -157,7 +158,7 @@ class FoundOnce(Generic[K, V]):
             await search.landed.wait()
             try:
                 if search.error is not None:
-                    raise search.error
+                    raise _shared(search.error)
                 if search.found is not None:
                     return search.found.value
             finally:
@@ -201,3 +202,10 @@ class FoundOnce(Generic[K, V]):
         self._kept.move_to_end(key)
         if len(self._kept) > self._maximum:
             self._kept.popitem(last=False)
+
+
+def _shared(error: AttemptFailed | AsyncFetchError) -> AttemptFailed | AsyncFetchError:
+    """The same for one who only waited, without a traceback: the host's budget pays for who sent the request."""
+    other = replace(error, budget=None) if isinstance(error, AttemptFailed) else copy(error)
+    other.__cause__ = error.__cause__
+    return other

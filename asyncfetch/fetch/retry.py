@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
@@ -71,7 +71,7 @@ class AttemptFailed(Exception):
     host: str | None = None
     """``host:port`` that the attempt ended at, after redirects."""
     budget: RetryBudget | None = None
-    """Of the host that it ended at; None where it got to none."""
+    """Of the host that it ended at; None where it got to none, or where somebody else sent the request."""
     is_over_budget: bool = False
     """Whether that was empty when it should have been repeated."""
     waited_seconds: float = 0.0
@@ -177,8 +177,7 @@ class Retries:
             return None
         if failure.budget is not None and not failure.retry_after and not failure.budget.take():
             failure.is_over_budget = True
-            return None
-        return delay
+        return None if failure.is_over_budget else delay
 
 
 def giving_up(failure: AttemptFailed, config: RetryConfig) -> AttemptFailed:
@@ -187,11 +186,11 @@ def giving_up(failure: AttemptFailed, config: RetryConfig) -> AttemptFailed:
     A Retry-After that is too long to wait for is throttling, whatever the status.
     """
     if failure.is_over_budget:
-        failure.message += (
+        reason = (
             f"; not repeated, for the budget of {config.budget} repeats that this host may be ahead of its answers is"
             " spent: it fails most of what it is asked, so find out why, or raise RetryConfig(budget=...)"
         )
-        return failure
+        return replace(failure, message=failure.message + reason)
     if failure.retry_after is None or failure.retry_after <= config.retry_after_maximum_seconds:
         return failure
     message = (

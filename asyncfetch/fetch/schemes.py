@@ -46,7 +46,7 @@ class Transports:
         """Takes over ``http``; use ``open``."""
         self.http = http
         self.files = FileTransport(hosts, FILE_THREADS)
-        self._s3 = S3Transport(config.s3, http, clock)
+        self._s3 = S3Transport(config, http, clock)
         self._hub = HubTransport(config, http, clock)
         self._others = OtherTransport(config, hosts, clock)
 

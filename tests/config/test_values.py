@@ -36,6 +36,7 @@ def test_what_no_field_may_hold_is_refused_by_its_name(kind: Any) -> None:  # no
         ({"timeouts": 5}, "timeouts must be a TimeoutConfig, not 5"),
         ({"hedge": False}, "hedge must be a HedgeConfig or None, not False"),
         ({"keepalive_seconds": math.inf}, "keepalive_seconds must be positive and finite"),
+        ({"max_listed_entries": 0}, "max_listed_entries must be at least 1, not 0"),
         ({"ca_file": ""}, "ca_file must name a file, or be None"),
         ({"hub_endpoint": "https://"}, "hub_endpoint .* names no host"),
         ({"tokens": {"h": 5}}, r"tokens\['h'\] must be a string, not of type int"),

@@ -447,6 +447,12 @@ ELSEWHERE: Final = (
         "test_s3_quirks.py::test_a_listing_that_can_not_go_on_is_an_error",
     ),
     Elsewhere(
+        "listings",
+        "pages without an end",
+        "an error at `max_listed_entries`, or after 1,000 pages without entries",
+        "test_s3_quirks.py::test_a_listing_without_an_end_is_an_error",
+    ),
+    Elsewhere(
         "fsspec",
         "an error of a back end",
         "ours of the same kind",

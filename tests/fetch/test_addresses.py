@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 import anyio
@@ -9,7 +10,7 @@ import pytest
 
 from asyncfetch.errors import AccessDenied, ConfigError
 from asyncfetch.fetch.addresses import MARGIN_SECONDS, MEANT_SECONDS, Found, FoundOnce, WebUrls
-from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.fetch.retry import AttemptFailed, RetryBudget
 
 if TYPE_CHECKING:
     from tests.fetch.conftest import FakeTime
@@ -95,6 +96,32 @@ async def test_an_error_reaches_all_and_is_forgotten(found: FoundOnce[str, str],
     assert (len(errors), find.calls) == (10, 1)
     find.error = None
     assert await found.get("a", find) == "2"
+
+
+@pytest.mark.parametrize("error", [AttemptFailed(AccessDenied, "no", budget=RetryBudget(1)), ConfigError("no")])
+async def test_who_waited_has_an_error_of_its_own(found: FoundOnce[str, str], error: Exception) -> None:
+    find, errors = Finder(), []
+    find.gate, find.error = anyio.Event(), error
+    error.__cause__ = OSError()
+
+    async def ask() -> None:
+        try:
+            await found.get("a", find)
+        except (AttemptFailed, ConfigError) as caught:
+            errors.append(caught)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        find.gate.set()
+    searched, *waited = errors
+    assert searched is error
+    assert len({id(one) for one in errors}) == 3
+    assert {(type(one), str(one), one.__cause__) for one in errors} == {(type(error), str(error), error.__cause__)}
+    assert [one.budget for one in waited if isinstance(one, AttemptFailed)] in ([None, None], [])
+    frames = [frame.f_code.co_name for one in waited for frame, _ in walk_tb(one.__traceback__)]
+    assert frames == ["ask", "get"] * 2
 
 
 async def test_a_cancelled_searcher_hands_over(found: FoundOnce[str, str]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import math
 import traceback
+from itertools import count
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,11 +20,13 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import pause_seconds
 from asyncfetch.fetch.transports.hub import HubFile, signed_seconds
 from asyncfetch.testing import Fault, FaultEvery, FaultOnce, HubServer
+from asyncfetch.testing.server.answers import Answer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.fetch.conftest import FakeTime
+    from asyncfetch.testing.server import ServedRequest
+    from tests.fetch.conftest import FakeTime, LyingServer, Step
 
 BIG = bytes(range(256)) * 400
 SMALL = b"small"
@@ -207,6 +211,27 @@ def test_what_a_server_asks_us_to_wait(headers: dict[str, str], seconds: float |
     assert pause_seconds(headers, wall_now=0.0) == seconds
 
 
+@pytest.mark.parametrize(("budget", "attempts", "left"), [(0, 5, 0), (9, 2, 8)])
+async def test_a_failed_question_is_paid_for_once(budget: int, attempts: int, left: int, time: FakeTime) -> None:
+    errors: list[FetchError] = []
+    retry = RetryConfig(budget=budget, attempts=attempts)
+    hub = filled(fault=lambda _: Fault.status(500))
+    async with hub, fetcher_for(hub, time, retry=retry, max_span_bytes=0) as fetcher:
+
+        async def read(start: int) -> None:
+            with pytest.raises(FetchError) as caught:
+                await fetcher.fetch(URL_TEXT, start, start + 100)
+            errors.append(caught.value)
+
+        async with anyio.create_task_group() as group:
+            for start in range(0, 500, 100):
+                group.start_soon(read, start)
+        assert [host.retry_budget for host in fetcher.statistics().hosts.values()] == [left]
+    assert sorted(error.start or 0 for error in errors) == [0, 100, 200, 300, 400]
+    assert [str(error).count("; not repeated") for error in errors] == [int(budget == 0)] * 5
+    assert budget or len(paths(hub)) == 1
+
+
 async def test_missing_things_are_named() -> None:
     async with filled() as hub, fetcher_for(hub) as fetcher:
         for url, code in [
@@ -279,6 +304,89 @@ async def test_listings_come_by_pages_of_the_hub_only() -> None:
         hub.hub._fault = lambda _: Fault.headers({"Link": '<https://evil.example.org/x>; rel="next"'})
         with pytest.raises(InvalidResponse, match="another host"):
             await fetcher.listdir(base)
+        hub.hub._fault = lambda _: Fault.headers({"Link": '<ftp://h/x>; rel="next"'})
+        with pytest.raises(InvalidResponse, match="no http url") as caught:
+            await fetcher.listdir(base)
+        assert (caught.value.url, caught.value.host) == (base, hub.url.removeprefix("https://"))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_an_answer_that_is_no_json_is_asked_for_once_more(
+    times: int, time: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[FetchError] = []
+    async with filled() as hub, fetcher_for(hub, time, max_span_bytes=0) as fetcher:
+        api, asked = hub.hub._api, count(1)  # type: ignore[attr-defined]
+
+        def answer(record: ServedRequest, *parts: str) -> Answer:
+            sent = Answer(200, {"Content-Length": "6"}, text=b"<html>")
+            return sent if next(asked) <= times or times > 1 else api(record, *parts)
+
+        monkeypatch.setattr(hub.hub, "_api", answer)
+
+        async def read(start: int) -> None:
+            try:
+                assert await fetcher.fetch(URL_TEXT, start, start + 100) == BIG[start : start + 100]
+            except FetchError as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as group:
+            for start in range(0, 300, 100):
+                group.start_soon(read, start)
+    host = hub.url.removeprefix("https://")
+    assert len({id(error) for error in errors}) == len(errors) == (3 if times > 1 else 0)
+    assert [(error.url, error.host, error.attempts) for error in errors] == [(URL_TEXT, host, 2)] * len(errors)
+    assert sorted((error.start, error.stop) for error in errors) == [(0, 100), (100, 200), (200, 300)][: len(errors)]
+    assert all("HF_ENDPOINT" in str(error) for error in errors)
+
+
+FILE = {"type": "file", "path": "dir/x", "size": 5, "oid": "1"}
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<html>",
+        "{}",
+        "null",
+        "5",
+        "[null]",
+        *(
+            json.dumps([FILE | wrong])
+            for wrong in (
+                {"size": math.inf},
+                {"size": math.nan},
+                {"size": -1},
+                {"size": 10**18},
+                {"size": 1.5},
+                {"size": True},
+                {"size": None},
+                {"path": "../x"},
+                {"path": "/dir/x"},
+                {"path": "dir/../x"},
+                {"path": "dir/.."},
+                {"path": "dir/"},
+                {"path": "dir"},
+                {"path": "dir/x/y"},
+                {"path": "other/x"},
+                {"path": "../x", "type": "directory"},
+                {"path": 5},
+                {"oid": 5},
+                {"lfs": None},
+            )
+        ),
+        json.dumps([FILE]).replace("5", "1" * 5000),
+        json.dumps([FILE]).replace('"dir/x"', "[" * 900 + "]" * 900),
+    ],
+)
+async def test_a_page_that_is_no_listing(page: str, server: LyingServer, step: type[Step], time: FakeTime) -> None:
+    server.every = lambda _: step(status=200, headers={"Content-Length": str(len(page))}, body=page.encode())
+    config = FetchConfig(hub_endpoint=server.url(""), trust_env=False)
+    url = f"hf://datasets/org/name@{'0' * 40}/dir"
+    async with Fetcher(config, _clock=time.clock()) as fetcher:
+        with pytest.raises(InvalidResponse, match="HF_ENDPOINT") as caught:
+            await fetcher.listdir(url)
+    assert (caught.value.url, caught.value.host, caught.value.attempts) == (url, f"127.0.0.1:{server.port}", 2)
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"sha": "main"}', b"[]", b"[" * 10_000])
@@ -332,8 +440,8 @@ def test_urls_that_name_no_repository(url: str) -> None:
         HubFile.parse(url)
 
 
-def _policy(end: int) -> str:
-    text = json.dumps({"Statement": [{"Condition": {"DateLessThan": {"AWS:EpochTime": end}}}]})
+def _policy(end: float, text: str = "") -> str:
+    text = text or json.dumps({"Statement": [{"Condition": {"DateLessThan": {"AWS:EpochTime": end}}}]})
     return base64.b64encode(text.encode()).decode().translate(str.maketrans("+=/", "-_~"))
 
 
@@ -347,6 +455,10 @@ def _policy(end: int) -> str:
         ({"Policy": _policy(1767225610)}, 10.0),
         ({"Policy": _policy(1767225610), "Expires": "1767225605"}, 5.0),
         ({"Policy": "%%%"}, None),
+        ({"Policy": _policy(10**400)}, None),
+        ({"Policy": _policy(math.inf)}, None),
+        ({"Policy": _policy(math.nan), "Expires": "1767225605"}, 5.0),
+        ({"Policy": _policy(0, "[" * 4000)}, None),
         ({"X-Amz-Date": "yesterday", "X-Amz-Expires": "3600"}, None),
         ({"X-Amz-Date": "20260101T000000Z"}, None),
         ({"Expires": "soon"}, None),

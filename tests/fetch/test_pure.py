@@ -276,6 +276,7 @@ def test_an_empty_budget_says_so() -> None:
     assert final.kind is ConnectionFailed
     assert final.message.startswith("reset; not repeated")
     assert "budget of 7 repeats" in final.message
+    assert failure.message == "reset"
 
 
 @pytest.mark.parametrize(("share", "lasts"), [(0.3, True), (0.45, True), (0.6, False)])

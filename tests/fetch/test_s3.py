@@ -378,14 +378,46 @@ async def test_listings_are_retried_and_refused_in_words() -> None:
         assert len(await fetcher.listdir("s3://b/p/")) == 1
         with pytest.raises(NotFound, match="nothing is below") as caught:
             await fetcher.listdir("s3://b/none")
-        assert caught.value.url == "s3://b/none"
+        assert (caught.value.url, caught.value.attempts) == ("s3://b/none", 1)
+        assert caught.value.host == server.url.removeprefix("https://")
 
 
-async def test_a_listing_that_is_none(server: LyingServer, step: type[Step]) -> None:
-    server.every = lambda _: step(status=200, headers={"Content-Length": "6"}, body=b"<html>")
-    async with Fetcher(FetchConfig(s3=S3Config(endpoint_url=server.url("")))) as fetcher:
-        with pytest.raises(InvalidResponse, match="endpoint"):
-            await fetcher.listdir("s3://b")
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<html>",
+        "<html/>",
+        '<?xml version="1.0" encoding="none"?><x/>',
+        *(
+            f"<ListBucketResult>{entry}</ListBucketResult>"
+            for entry in (
+                *(
+                    f"<Contents><Key>d/x</Key><Size>{size}</Size></Contents>"
+                    for size in ("", "-1", "1e9", "1_0", "\u0661", "9" * 19, "1" * 5000)
+                ),
+                *(f"<Contents><Key>{key}</Key><Size>5</Size></Contents>" for key in ("", "x", "/d/x", "d", "e/x")),
+                "<Contents/>",
+                *(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in ("", "x/", "d/", "e/")),
+            )
+        ),
+    ],
+)
+async def test_a_listing_that_is_none(page: str, server: LyingServer, step: type[Step], time: FakeTime) -> None:
+    body = page.encode()
+    server.every = lambda _: step(status=200, headers={"Content-Length": str(len(body))}, body=body)
+    config = FetchConfig(s3=S3Config(endpoint_url=server.url("")))
+    async with Fetcher(config, _clock=time.clock()) as fetcher:
+        with pytest.raises(InvalidResponse, match="endpoint") as caught:
+            await fetcher.listdir("s3://b/d")
+    assert (caught.value.url, caught.value.host, caught.value.attempts) == ("s3://b/d", f"127.0.0.1:{server.port}", 2)
+
+
+async def test_a_listing_is_asked_for_once_more(server: LyingServer, step: type[Step], time: FakeTime) -> None:
+    page = b"<ListBucketResult><Contents><Key>x</Key><Size>5</Size></Contents></ListBucketResult>"
+    server.will(step(status=200, headers={"Content-Length": "6"}, body=b"<html>"))
+    server.every = lambda _: step(status=200, headers={"Content-Length": str(len(page))}, body=page)
+    async with Fetcher(FetchConfig(s3=S3Config(endpoint_url=server.url(""))), _clock=time.clock()) as fetcher:
+        assert [info.size for info in await fetcher.listdir("s3://b")] == [5]
 
 
 async def test_right_bytes_or_an_error_whatever_the_store_does(time: FakeTime) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time as system_time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,15 +11,15 @@ import anyio
 import pytest
 
 from asyncfetch.config import FetchConfig, RetryConfig, S3Config, TimeoutConfig
-from asyncfetch.errors import AccessDenied, InvalidResponse, RangeNotSatisfiable, Throttled
-from asyncfetch.fetch import Fetcher
+from asyncfetch.errors import AccessDenied, FetchError, InvalidResponse, RangeNotSatisfiable, Throttled
+from asyncfetch.fetch import Fetcher, listing
 from asyncfetch.fetch.transports.s3_signer import S3Signer
 from asyncfetch.ranges import ByteRange
 from asyncfetch.testing import Fault, HubServer, S3Quirks, S3Server
 
 if TYPE_CHECKING:
     from asyncfetch.fetch.retry import Clock
-    from tests.fetch.conftest import FakeTime
+    from tests.fetch.conftest import FakeTime, LyingServer, Request, Step
 
 CONTENT = bytes(range(256)) * 40
 B2 = S3Quirks(refuses_checksums=True, requests_per_second=500, tells_size=False)
@@ -128,8 +129,9 @@ async def test_a_listing_that_can_not_go_on_is_an_error(quirk: str, monkeypatch:
         async with HubServer() as hub, Fetcher(FetchConfig(ca_file=hub.ca_file, hub_endpoint=hub.url)) as fetcher:
             hub.push("datasets/o/n", content)
             hub.hub._fault = lambda request: Fault.headers({"Link": f'<{request.target}>; rel="next"'})
-            with pytest.raises(InvalidResponse, match="in a circle"):
+            with pytest.raises(InvalidResponse, match="in a circle") as caught:
                 await fetcher.listdir("hf://datasets/o/n")
+            assert (caught.value.attempts, caught.value.host) == (1, hub.url.removeprefix("https://"))
         return
     async with S3Server(content, page_keys=5, quirks=S3Quirks(sends_tokens=quirk != "no token")) as server:
         if quirk == "the same token":
@@ -138,6 +140,46 @@ async def test_a_listing_that_can_not_go_on_is_an_error(quirk: str, monkeypatch:
         async with fetcher_for(server) as fetcher:
             with pytest.raises(InvalidResponse, match=r"no token to ask|in a circle"):
                 await fetcher.listdir("s3://b")
+
+
+@pytest.mark.parametrize("store", ["s3", "hub"])
+@pytest.mark.parametrize("entries", [1, 0])
+async def test_a_listing_without_an_end_is_an_error(
+    store: str, entries: int, server: LyingServer, step: type[Step], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "MAX_EMPTY_PAGES", 20)
+
+    def page(_: Request) -> Step:
+        number = len(server.requests)
+        entry = f"<Contents><Key>{number}</Key><Size>5</Size></Contents>" * entries
+        token = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{number}</NextContinuationToken>"
+        body = f"<ListBucketResult>{entry}{token}</ListBucketResult>"
+        if store == "hub":
+            body = json.dumps([{"type": "file", "path": f"{number}", "size": 5, "oid": "1"}] * entries)
+        headers = {"Content-Length": str(len(body)), "Link": f'</api?cursor={number}>; rel="next"'}
+        return step(status=200, headers=headers, body=body.encode())
+
+    server.every = page
+    url = "s3://b" if store == "s3" else f"hf://datasets/o/n@{'0' * 40}"
+    endpoint = server.url("")
+    config = FetchConfig(
+        trust_env=False, s3=S3Config(endpoint_url=endpoint), hub_endpoint=endpoint, max_listed_entries=30
+    )
+    async with Fetcher(config) as fetcher:
+        with pytest.raises(FetchError, match=r"max_listed_entries=30: raise" if entries else "20 pages") as caught:
+            await fetcher.listdir(url)
+    assert len(server.requests) == (31 if entries else 20)
+    assert (caught.value.url, caught.value.host, caught.value.attempts) == (url, f"127.0.0.1:{server.port}", 1)
+
+
+async def test_as_many_entries_as_may_be_listed() -> None:
+    content = {f"b/{number}": b"x" for number in range(9)}
+    async with S3Server(content, page_keys=5) as server:
+        config = FetchConfig(
+            ca_file=server.ca_file, trust_env=False, s3=S3Config(endpoint_url=server.url), max_listed_entries=9
+        )
+        async with Fetcher(config) as fetcher:
+            assert len(await fetcher.listdir("s3://b")) == 9
 
 
 @pytest.mark.parametrize(

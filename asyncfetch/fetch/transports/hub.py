@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -25,7 +26,8 @@ from yarl import URL
 
 from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
-from asyncfetch.fetch.redirects import next_url, origin_of, parse_url, static_headers
+from asyncfetch.fetch.listing import Listing, listed_size
+from asyncfetch.fetch.redirects import host_name, next_url, origin_of, parse_url, static_headers
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.ranges import ObjectInfo
 
@@ -142,29 +144,26 @@ class HubTransport:
         return headers
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
-        """The entries of a directory of a repository, sorted by url; a directory has size 0 and a url ending in "/"."""
-        infos: list[ObjectInfo] = []
-        base = url.rstrip("/")
-        directory = HubFile.parse(url)
-        address = await self._http.persist(url, partial(self._tree, directory))
-        asked: set[URL] = set()
-        while True:
-            if address.url in asked:
-                raise InvalidResponse("the listing's pages lead in a circle: does HF_ENDPOINT lead to a Hub?", url=url)
-            asked.add(address.url)
-            reply = await self._http.persist(url, partial(self._http.ask, "GET", address, self))
-            entries = await to_thread.run_sync(_parse_json, reply.body, url)
-            infos += [_entry(entry, base, directory.path, url) for entry in entries]
-            following = _NEXT.search(reply.headers.get("Link", ""))
-            if following is None:
-                return sorted(infos, key=lambda info: info.url)
-            address = self._next_page(address, following[1], url)
+        """The entries of a directory of a repository, sorted by url; a directory has size 0 and a url ending in "/".
 
-    def _next_page(self, address: Address, link: str, url: str) -> Address:
-        target = next_url(address.url, link)
-        if origin_of(target) != origin_of(address.url):
-            raise InvalidResponse("the next page of the listing lies on another host: not followed", url=url)
-        return Address(target, address.headers, is_named=True)
+        FetchError where the pages don't lead to an end within ``max_listed_entries``.
+        """
+        listing: Listing[URL] = Listing(self._config.max_listed_entries)
+        directory = HubFile.parse(url)
+        first = await self._http.persist(url, partial(self._tree, directory))
+        page: URL | None = first.url
+        while page is not None:
+            address = replace(first, url=page)
+            page = await self._http.persist(url, partial(self._page, listing, address, url.rstrip("/"), directory.path))
+        return listing.sorted()
+
+    async def _page(self, listing: Listing[URL], address: Address, base: str, directory: str) -> URL | None:
+        """Adds the page at ``address``; where the next one is, None after the last one."""
+        reply = await self._http.ask("GET", address, self)
+        infos = await to_thread.run_sync(_parse_tree, reply, base, directory)
+        following = _next_page(reply, address.url)
+        listing.add(infos, asked=address.url, following=following, host=host_name(reply.url))
+        return following
 
     async def _tree(self, directory: HubFile) -> Address:
         hub = await self._hub()
@@ -195,11 +194,10 @@ class HubTransport:
     async def _find_commit(self, file: HubFile) -> Found[str]:
         hub = await self._hub()
         reply = await self._http.ask("GET", hub.address(file.api_path("revision", file.revision)), self)
-        answer = await to_thread.run_sync(_parse_json, reply.body, hub.endpoint)
+        answer = await to_thread.run_sync(_parse_json, reply)
         commit = answer.get("sha") if isinstance(answer, dict) else None
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-            message = "the Hub doesn't say which commit the revision is: does HF_ENDPOINT lead to a Hub?"
-            raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
+            raise _no_hub(reply, "the Hub doesn't say which commit the revision is")
         return Found(commit)
 
     async def _hub(self) -> _Hub:
@@ -266,9 +264,10 @@ def _policy_ends(policy: str) -> list[float]:
     text = policy.translate(str.maketrans("-_~", "+=/"))  # CloudFront's own base64
     try:
         statements = json.loads(base64.b64decode(text, validate=True))["Statement"]
-        return [float(one["Condition"]["DateLessThan"]["AWS:EpochTime"]) for one in statements]
-    except (binascii.Error, ValueError, TypeError, KeyError):
+        ends = [float(one["Condition"]["DateLessThan"]["AWS:EpochTime"]) for one in statements]
+    except (binascii.Error, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return []
+    return [end for end in ends if math.isfinite(end)]
 
 
 def _served_at(reply: Reply, wall_now: float) -> float:
@@ -279,19 +278,53 @@ def _served_at(reply: Reply, wall_now: float) -> float:
         return wall_now
 
 
-def _parse_json(body: bytes, url: str) -> Any:  # noqa: ANN401 - anything can stand there
+def _no_hub(reply: Reply, message: str) -> AttemptFailed:
+    return AttemptFailed(
+        InvalidResponse, f"{message}: does HF_ENDPOINT lead to a Hub?", Verdict.ONCE, host=host_name(reply.url)
+    )
+
+
+def _parse_json(reply: Reply) -> Any:  # noqa: ANN401 - anything can stand there
     try:
-        return json.loads(body)
+        return json.loads(reply.body)
     except (ValueError, RecursionError) as error:
-        raise InvalidResponse(f"the Hub's answer is no JSON ({type(error).__name__})", url=url) from error
+        raise _no_hub(reply, f"the Hub's answer is no JSON ({type(error).__name__})") from error
 
 
-def _entry(entry: Any, base: str, directory: str, url: str) -> ObjectInfo:  # noqa: ANN401 - what the server says
+def _parse_tree(reply: Reply, base: str, directory: str) -> list[ObjectInfo]:
+    """The entries of a page, which are below ``base``."""
+    entries = _parse_json(reply)
+    message = "the Hub's listing isn't one of the directory's files and directories"
+    if not isinstance(entries, list):
+        raise _no_hub(reply, message)
     try:
-        name = str(entry["path"]).removeprefix(f"{directory}/" if directory else "")
-        if entry["type"] == "directory":
-            return ObjectInfo(f"{base}/{name}/", 0)
-        version = entry.get("lfs", entry)["oid"]
-        return ObjectInfo(f"{base}/{name}", int(entry["size"]), f'"{version}"')
+        return [_entry(entry, base, f"{directory}/" if directory else "") for entry in entries]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise InvalidResponse("the Hub's listing isn't one of files and directories", url=url) from error
+        raise _no_hub(reply, message) from error
+
+
+def _entry(entry: Any, base: str, above: str) -> ObjectInfo:  # noqa: ANN401 - what the server says
+    path = entry["path"]
+    name = path.removeprefix(above)
+    if not path.startswith(above) or "/" in name or name in {"", ".", ".."}:
+        raise ValueError("an entry that isn't directly below the directory")
+    if entry["type"] == "directory":
+        return ObjectInfo(f"{base}/{name}/", 0)
+    version = entry.get("lfs", entry)["oid"]
+    if not isinstance(version, str):
+        raise TypeError("an oid is text")
+    return ObjectInfo(f"{base}/{name}", listed_size(entry["size"]), f'"{version}"')
+
+
+def _next_page(reply: Reply, asked: URL) -> URL | None:
+    link = _NEXT.search(reply.headers.get("Link", ""))
+    if link is None:
+        return None
+    try:
+        target = next_url(asked, link[1])
+    except AttemptFailed as failure:
+        failure.host = host_name(reply.url)
+        raise
+    if origin_of(target) != origin_of(asked):
+        raise _no_hub(reply, "the next page of the listing lies on another host, and is not followed")
+    return target

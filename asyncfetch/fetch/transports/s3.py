@@ -17,6 +17,7 @@ from yarl import URL
 
 from asyncfetch.errors import ConfigError, InvalidResponse, NotFound, redact_url
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
+from asyncfetch.fetch.listing import Listing, listed_size
 from asyncfetch.fetch.redirects import host_name
 from asyncfetch.fetch.responses import NO_REASON, TOKEN_CODES
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
@@ -27,7 +28,7 @@ from asyncfetch.ranges import ObjectInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from asyncfetch.config import S3Config
+    from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.retry import Clock
     from asyncfetch.fetch.sources import Source
@@ -63,8 +64,9 @@ class S3Transport:
     The key is taken as it is, never unquoted. Belongs to the loop of its HttpTransport.
     """
 
-    def __init__(self, config: S3Config, http: HttpTransport, clock: Clock) -> None:
-        self._config = config
+    def __init__(self, config: FetchConfig, http: HttpTransport, clock: Clock) -> None:
+        self._config = config.s3
+        self._max_entries = config.max_listed_entries
         self._http = http
         self._addresses: FoundOnce[str, Address] = FoundOnce(clock.monotonic)
         self._regions: dict[str, str] = {}
@@ -123,30 +125,28 @@ class S3Transport:
         """The objects directly below a prefix, and the prefixes below it, sorted by url.
 
         A prefix has size 0 and a url that ends in "/". NotFound where nothing is below it, except for a whole bucket.
-        InvalidResponse where the pages don't lead to an end.
+        FetchError where the pages don't lead to an end within ``max_listed_entries``.
         """
         bucket, key = _split(url)
         prefix = f"{key.rstrip('/')}/" if key else ""
-        infos: list[ObjectInfo] = []
-        token, tokens = "", {""}
-        while True:
-            reply = await self._http.persist(url, partial(self._page, bucket, prefix, token))
-            page, token = await to_thread.run_sync(_parse_page, reply.body, bucket, prefix)
-            infos += page
-            if not token:
-                break
-            if token in tokens:
-                raise InvalidResponse("the listing's pages lead in a circle: is the endpoint right?", url=url)
-            tokens.add(token)
-        if prefix and not infos:
-            raise NotFound("nothing is below this prefix: check the url", url=url)
-        return sorted(infos, key=lambda info: info.url)
+        listing: Listing[str] = Listing(self._max_entries)
+        token: str | None = ""
+        while token is not None:
+            token = await self._http.persist(url, partial(self._page, listing, bucket, prefix, token))
+        return listing.sorted()
 
-    async def _page(self, bucket: str, prefix: str, token: str) -> Reply:
+    async def _page(self, listing: Listing[str], bucket: str, prefix: str, token: str) -> str | None:
+        """Adds the page of the token; the next one's, None after the last one."""
         parameters = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/", "EncodingType": "url"}
         if token:
             parameters["ContinuationToken"] = token
-        return await self._ask("GET", "list_objects_v2", parameters)
+        reply = await self._ask("GET", "list_objects_v2", parameters)
+        infos, following = await to_thread.run_sync(_parse_page, reply, bucket, prefix)
+        listing.add(infos, asked=token, following=following, host=host_name(reply.url))
+        if following is None and prefix and not listing.infos:
+            message = "nothing is below this prefix: check the url"
+            raise AttemptFailed(NotFound, message, Verdict.FATAL, host=host_name(reply.url))
+        return following
 
     async def _ask(
         self,
@@ -235,28 +235,42 @@ def _clock_error(headers: Mapping[str, str], wall_now: float) -> str:
     return f"this machine's clock is {abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} the store's"
 
 
-def _parse_page(body: bytes, bucket: str, prefix: str) -> tuple[list[ObjectInfo], str]:
-    """The entries of a ListObjectsV2 answer and the token of the next page, empty after the last one."""
+def _parse_page(reply: Reply, bucket: str, prefix: str) -> tuple[list[ObjectInfo], str | None]:
+    """The entries of a ListObjectsV2 answer and the token of the next page, None after the last one."""
     try:
-        page = ET.fromstring(body)  # expat refuses entity bombs by itself since 2.4.1
+        page = _listing_in(reply.body)
         # A store that doesn't know the parameter ignores it, and says so by not repeating it.
         plain = unquote_plus if page.findtext("{*}EncodingType", "") == "url" else str
         infos = [
-            ObjectInfo(f"s3://{bucket}/{plain(entry.findtext('{*}Prefix', ''))}", 0)
+            ObjectInfo(f"s3://{bucket}/{_below(prefix, plain(entry.findtext('{*}Prefix', '')))}", 0)
             for entry in page.iterfind("{*}CommonPrefixes")
         ]
         for entry in page.iterfind("{*}Contents"):
             key = plain(entry.findtext("{*}Key", ""))
-            if key != prefix:  # what consoles put there to show an empty folder
-                size, etag = int(entry.findtext("{*}Size", "")), entry.findtext("{*}ETag")
-                infos.append(ObjectInfo(f"s3://{bucket}/{key}", size, etag))
-    except (ET.ParseError, ValueError) as error:
+            if key != prefix or not prefix:  # what consoles put there to show an empty folder
+                size, etag = listed_size(entry.findtext("{*}Size", "")), entry.findtext("{*}ETag")
+                infos.append(ObjectInfo(f"s3://{bucket}/{_below(prefix, key)}", size, etag))
+    except (ET.ParseError, LookupError, ValueError) as error:  # LookupError: of an encoding
         message = f"the listing is no answer of S3 ({error}): is the endpoint right?"
-        raise InvalidResponse(message, url=f"s3://{bucket}/{prefix}") from error
+        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, host=host_name(reply.url)) from error
     if page.findtext("{*}IsTruncated", "") != "true":
-        return infos, ""
+        return infos, None
     token = page.findtext("{*}NextContinuationToken", "")
     if not token:
         message = "the listing has more pages and no token to ask for them: the store doesn't speak ListObjectsV2"
-        raise InvalidResponse(message, url=f"s3://{bucket}/{prefix}")
+        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, host=host_name(reply.url))
     return infos, token
+
+
+def _listing_in(body: bytes) -> ET.Element:
+    page = ET.fromstring(body)  # expat refuses entity bombs by itself since 2.4.1
+    if page.tag.rpartition("}")[2] != "ListBucketResult":
+        raise ValueError(f"it is a {page.tag[:40]}")
+    return page
+
+
+def _below(prefix: str, name: str) -> str:
+    """The name; ValueError where it isn't below the prefix."""
+    if not name.startswith(prefix) or name == prefix:
+        raise ValueError("an entry that isn't below the prefix")
+    return name
