@@ -42,8 +42,8 @@ class Turn:
     """One worker's part in one pass."""
 
     epoch: int
-    finish: Callable[[], None]
-    """To be called where the worker came to the end of its share."""
+    finish: Callable[[], bool]
+    """To be called where the worker came to the end of its share; whether no epoch was set or loaded meanwhile."""
     is_share: bool = False
     """Whether it is a loader's worker's, who doesn't know how far the pass is where its share has ended."""
 
@@ -57,12 +57,12 @@ class EpochCounter:
     """
 
     def __init__(self) -> None:
-        self.share(np.zeros(2 + MAX_WORKERS * (1 + 2 * len(_FIELDS)), dtype=np.int64))
+        self.share(np.zeros(3 + MAX_WORKERS * (1 + 2 * len(_FIELDS)), dtype=np.int64))
 
     def share(self, memory: NDArray[np.int64]) -> None:
         """Count in this memory, made as a copy of ``self.memory``; other processes may share it."""
         self.memory = memory
-        self._set, self._newest, notes = np.split(memory, [2, 2 + MAX_WORKERS])
+        self._set, self._newest, notes = np.split(memory, [3, 3 + MAX_WORKERS])
         # Two notes a worker: the newer one is announced when it is whole, and nobody reads the other any more.
         self._notes: NDArray[Any] = notes.view(_NOTE).reshape(MAX_WORKERS, 2)
 
@@ -81,9 +81,28 @@ class EpochCounter:
         """How often an epoch was set; also where a pass of one consumer was finished."""
         return int(self._set[0])
 
+    @property
+    def finished(self) -> int:
+        """Epochs below it, from the one that was loaded latest on, were finished by a loader's workers, and set back.
+
+        What was loaded of them doesn't count any more.
+        """
+        return int(self._set[2])
+
+    def load(self, epoch: int, state_epoch: int) -> None:
+        """``set`` where a state of this epoch, or of the one before it, was loaded."""
+        self._set[2] = state_epoch
+        self._note_set(epoch)
+
     def set(self, epoch: int) -> None:
         """All passes begun from now on take this epoch, until one of them is finished."""
         check_epoch(epoch)
+        current = self.current()
+        if current > self._set[1]:  # by what workers have finished since
+            self._set[2] = max(self.finished, current)
+        self._note_set(epoch)
+
+    def _note_set(self, epoch: int) -> None:
         # The count is written last here and read first elsewhere: the new count never goes with the old epoch.
         self._set[1] = epoch
         self._set[0] += 1
@@ -93,7 +112,7 @@ class EpochCounter:
         if epoch is None:
             epoch = self.current()
         check_epoch(epoch)
-        return Turn(epoch, partial(self._finish_alone, epoch))
+        return Turn(epoch, partial(self._finish_alone, epoch, self.settings))
 
     def begin_share(self, worker: int, workers: int, loader: int) -> Turn:
         """A worker's share of a pass, to be begun when no worker of this loader is busy with the pass before.
@@ -116,21 +135,24 @@ class EpochCounter:
         self._newest[worker] = slot
         return Turn(int(epoch), partial(self._finish_share, worker, slot, (loader, turn)), is_share=True)
 
-    def _finish_alone(self, epoch: int) -> None:
-        if self.current() == epoch:
+    def _finish_alone(self, epoch: int, settings: int) -> bool:
+        is_latest = self.settings == settings
+        if is_latest and self.current() == epoch:
             self.set(epoch + 1)
+        return is_latest
 
-    def _finish_share(self, worker: int, slot: int, begun: tuple[int, int]) -> None:
+    def _finish_share(self, worker: int, slot: int, begun: tuple[int, int]) -> bool:
         note = self._notes[worker, slot]
         if (note["loader"], note["turn"]) == begun:  # not the note of a later pass
             self._notes["finished"][worker, slot] = True
+        return bool(note["settings"] == self.settings)
 
     def _newest_notes(self) -> NDArray[Any]:
         notes: NDArray[Any] = self._notes[np.arange(MAX_WORKERS), self._newest]
         return notes
 
     def _next(self, notes: NDArray[Any]) -> int:
-        settings, epoch = self._set.tolist()
+        settings, epoch, _ = self._set.tolist()
         notes = notes[(notes["settings"] == settings) & (notes["turn"] > 0)]
         if not len(notes):
             return int(epoch)

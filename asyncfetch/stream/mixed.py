@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.seating import Seating
     from asyncfetch.stream.shapes import Shape
 
-__all__ = ["MixedBuilder", "MixedOrder", "OpenMixture"]
+__all__ = ["AsNamed", "MixedBuilder", "MixedOrder", "OpenMixture"]
 
 OPENED_AT_ONCE = 64
 """Members whose metadata is read side by side: four or five small requests each, mostly one after the other."""
@@ -44,6 +44,13 @@ def _name(members: int, member: int, cycle: int, episode: int) -> int:
 
 def _member(members: int, name: int) -> int:
     return (name >> _EPISODE_BITS) % members
+
+
+class AsNamed:
+    """The selection of episodes whose positions are their names."""
+
+    def __getitem__(self, name: int, /) -> int:
+        return name
 
 
 class MixedOrder:

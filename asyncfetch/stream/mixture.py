@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import operator
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,7 +19,7 @@ from asyncfetch.lerobot import LeRobotDataset
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.building import JobBuilder
 from asyncfetch.stream.cursor import Rest
-from asyncfetch.stream.mixed import MixedBuilder, MixedOrder, OpenMixture
+from asyncfetch.stream.mixed import AsNamed, MixedBuilder, MixedOrder, OpenMixture
 from asyncfetch.stream.mixing import MixedEpoch, Mixing, StopOn
 from asyncfetch.stream.plan import PassPlan
 from asyncfetch.stream.shapes import DATASET, Missing, Shape, shapes
@@ -154,8 +153,7 @@ class Mixture(SampleSource[OpenMixture]):
         if loaded is not None:
             progress = progress.resumed(loaded)
         parted_by = DATASET if self._batch_block(opened, placement) else None
-        # The order names episodes as OpenMixture knows them.
-        return PassPlan(order, range(sys.maxsize), progress, parted_by=parted_by, block_samples=mixed.block_samples)
+        return PassPlan(order, AsNamed(), progress, parted_by=parted_by, block_samples=mixed.block_samples)
 
     def builder(self, opened: OpenMixture) -> MixedBuilder:
         """See SampleSource."""

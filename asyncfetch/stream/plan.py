@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.order import Step
     from asyncfetch.stream.state import Progress
 
-__all__ = ["EpisodeOrder", "PassPlan"]
+__all__ = ["EpisodeOrder", "PassPlan", "Selection"]
 
 STRETCH_STEPS = 500
 """Of the order that a look-ahead goes through at a time: about a millisecond."""
@@ -46,12 +46,18 @@ class EpisodeOrder(Protocol):
         ...
 
 
+class Selection(Protocol):
+    """Episode index of each position that an order speaks of."""
+
+    def __getitem__(self, position: int, /) -> int: ...
+
+
 class PassPlan:
     """The steps that are left for one consumer.
 
     Args:
         order: Of the epoch.
-        selection: Episode index of each position that the order speaks of.
+        selection: What the order speaks of.
         progress: Where the pass begins; counts on from there.
         parted_by: Key of what all samples of a batch have in common, if something is: they couldn't be stacked.
         block_samples: Of the order, that have it in common, counted from its beginning.
@@ -60,7 +66,7 @@ class PassPlan:
     def __init__(
         self,
         order: EpisodeOrder,
-        selection: Sequence[int],
+        selection: Selection,
         progress: Progress,
         *,
         parted_by: str | None = None,

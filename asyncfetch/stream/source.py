@@ -240,7 +240,7 @@ class SampleSource(ABC, Generic[R]):
 
     def _take_turn(self, placement: Placement, epoch: int | None, loader: int | None) -> Turn:
         if epoch is not None:
-            return Turn(epoch, lambda: None)
+            return Turn(epoch, lambda: True)
         if loader is None and placement.workers == 1:
             return self.take_turn()
         return self.epochs.begin_share(placement.worker, placement.workers, loader or 0)
@@ -281,16 +281,19 @@ class SampleSource(ABC, Generic[R]):
 
     def finish(self, turn: Turn, plan: PassPlan) -> None:
         """A pass came to its end."""
-        self.end_epoch(turn)
+        if turn.is_share:  # where others have something left of theirs, all read the epoch again from where it began
+            turn.finish()
+        else:
+            self.end_epoch(turn)
         if self._latest is not None and self._latest[1] is plan:
             self._latest = None
         if self._progress is plan.progress and not turn.is_share:
             self._progress = None
 
     def end_epoch(self, turn: Turn) -> None:
-        """An epoch was finished, here or in another process."""
-        turn.finish()
-        self._loaded = {epoch: state for epoch, state in self._loaded.items() if epoch != turn.epoch}
+        """An epoch was finished by its one consumer, here or in another process."""
+        if turn.finish():
+            self._loaded = {epoch: state for epoch, state in self._loaded.items() if epoch != turn.epoch}
 
     def is_over(self, state: State, least_samples: int) -> bool:
         """Whether the pass that it was taken in gives nothing more; see ``Placement.least_samples``."""
@@ -301,7 +304,7 @@ class SampleSource(ABC, Generic[R]):
         return self._loaded_of(epoch) or beginning(epoch)
 
     def _loaded_of(self, epoch: int) -> State | None:
-        return self._loaded.get(epoch)
+        return None if epoch < self.epochs.finished else self._loaded.get(epoch)
 
     def state_dict(self) -> State:
         """What the latest pass has delivered of its epoch, as small JSON; not what was only fetched ahead.
@@ -348,12 +351,12 @@ class SampleSource(ABC, Generic[R]):
         state = check_state(state)
         self.go_on(state, state["epoch"] + is_finished(state, self.config.uneven_ends, least_samples))
         # What workers of earlier loaders are still doing doesn't count any more.
-        self.epochs.set(self.epoch)
+        self.epochs.load(self.epoch, state["epoch"])
 
     def go_on(self, state: State, epoch: int) -> None:
         """What loading does: a state that was checked, and the epoch to begin with, which may be the one behind it."""
-        if self.epochs.current() != epoch:  # the workers of a loader load it each
-            self.epochs.set(epoch)
+        if self.epochs.current() != epoch or self.epochs.finished > state["epoch"]:  # a loader's workers load it each
+            self.epochs.load(epoch, state["epoch"])
         identity = identity_of(state)
         self._loaded = {epoch: beginning(epoch, identity), state["epoch"]: state} if identity else {}
         self._progress = self._waiting = self._latest = None

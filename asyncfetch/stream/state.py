@@ -114,7 +114,8 @@ class Progress:
         # A mixture's order goes into what it says of its members, so what is named is what was changed.
         for name in ("order", "dataset"):
             if name in given and given[name] != own[name]:
-                instead = f"; or begin epoch {self.epoch} anyhow, by set_epoch" if is_beginning(state) else ""
+                without = f"; or make this anew, without the state, and set_epoch({self.epoch})"
+                instead = without if is_beginning(state) else ""
                 raise StateMismatch(
                     f"the state's {name} is {given[name]}, and that of this is {own[name]}: load it where "
                     f"{_SEVERAL if _is_of_mixture(own) else _ONE_STREAM} are the same{instead}"
@@ -224,7 +225,7 @@ def _check_place(state: Mapping[str, Any]) -> None:
     taken: Any = order.get("taken")
     numbers: list[Any] = [order.get(name) for name in ("members", "epoch", "block_samples")]
     is_place = isinstance(taken, list) and all(is_whole_number(each) and each >= 0 for each in (*numbers, *taken))
-    if not is_place or len(taken) != order["members"] or not order["block_samples"] or order["epoch"] > MAX_EPOCH:
+    if not is_place or max(numbers + taken) > MAX_EPOCH or len(taken) != order["members"] or not order["block_samples"]:
         raise StateMismatch(f"the state's order must say of its members what was taken before an epoch, not {order}")
     if not is_beginning(state) and order["epoch"] != state["epoch"]:
         raise StateMismatch(f"the state is of epoch {state['epoch']}, and its order of epoch {order['epoch']}")

@@ -63,10 +63,13 @@ class StreamDataset(IterableDataset[Any]):
         stream: What to read. ``set_epoch`` on it, or here, reaches the workers of a running loader when it is iterated
             again.
         batch_size: Samples of a batch that the dataset makes itself, with ``collate``; give the loader
-            ``batch_size=None`` then. The batches, and their order, are the same for every number of workers. None gives
-            single samples, for the loader to put into batches: then each worker makes batches of its own share.
+            ``batch_size=None`` then. The batches, and their order, are the same for every number of workers, but in the
+            rest of an epoch of a mixture whose members disagree and that was begun at another number of ranks or batch
+            size. None gives single samples, for the loader to put into batches: then each worker makes batches of its
+            own share.
         drop_last: Whether a last batch that is smaller is left out. So is one of a mixture that ends early because the
-            next sample's member disagrees with its own, which happens where an epoch isn't gone on with behind a batch.
+            next sample's member disagrees with its own, which happens where an epoch isn't gone on with behind a batch,
+            or with other ranks or batches than it was begun with: then that may be all that is left of it.
 
     ``len`` counts this rank's samples, or batches, of a whole epoch; it opens the dataset. ``len(loader)`` is right
     where this makes the batches or there are no workers; else each worker may end with a smaller batch, and there are

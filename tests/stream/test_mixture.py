@@ -212,6 +212,19 @@ def test_states_of_other_mixtures_are_refused_with_both(truths: list[DatasetTrut
         next(iter(mixed))
 
 
+def test_an_epoch_whose_episodes_have_names_beyond_64_bits(mixed: af.Mixture) -> None:
+    mixed.set_epoch(10**9)
+    assert len(list(itertools.islice(mixed, 3))) == 3
+
+
+@pytest.mark.parametrize("place", [{"taken": [2**80] * 3}, {"block_samples": 2**70}, {"taken": [0]}, {"epoch": 7}])
+def test_a_damaged_place_in_the_run_is_refused(mixed: af.Mixture, other: af.Mixture, place: dict[str, Any]) -> None:
+    next(iter(mixed))
+    state = mixed.state_dict()
+    with pytest.raises(StateMismatch, match="order"):
+        other.load_state_dict({**state, "order": {**state["order"], **place}})
+
+
 def test_at_an_epochs_beginning_too_a_mixtures_state_is_not_a_streams(
     truths: list[DatasetTruth], mixed: af.Mixture
 ) -> None:

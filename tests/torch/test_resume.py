@@ -186,7 +186,7 @@ def test_a_state_of_an_epochs_end_is_of_its_dataset_and_order_alone(
     for each in (state, again, af.torch.merge_states([state, state] if ended else [state])):
         for changed in (make_stream(truth, seed=1), make_stream(small_dataset)):
             changed.load_state_dict(each)
-            why = state["dataset"] if changed.seed == 0 else "'seed': 0.*'seed': 1.*begin epoch 1 anyhow, by set_epoch"
+            why = state["dataset"] if changed.seed == 0 else "'seed': 0.*'seed': 1.*make this anew.*set_epoch.1."
             with pytest.raises(StateMismatch, match=why):
                 next(iter(changed))
             changed.set_epoch(2)  # said anew, it begins there
@@ -212,6 +212,60 @@ def test_an_epoch_that_was_gone_on_with_is_followed_by_a_whole_one(stream: af.St
     assert len(keys_of(stream)) == TOTAL - 1
     assert stream.state_dict()["epoch"] == 1
     assert len(keys_of(stream)) == TOTAL
+
+
+@pytest.mark.parametrize("taken", range(1, 4))
+def test_persistent_workers_read_the_rest_again_where_they_were_left(
+    stream: af.Stream, other: af.Stream, taken: int
+) -> None:
+    """One of them has come to the end of its share, and the other one hasn't, or they have both."""
+    dataset = af.torch.StreamDataset(stream, batch_size=4)
+    given = list(itertools.chain(*keys_of_batches(itertools.islice(iter(dataset), 4))))
+    resumed = af.torch.StreamDataset(other, batch_size=4)
+    resumed.load_state_dict(saved(dataset.state_dict()))
+    loader = DataLoader(resumed, batch_size=None, num_workers=2, persistent_workers=True, prefetch_factor=1)
+    batches = iter(loader)
+    for _ in range(taken):
+        next(batches)
+    again = list(itertools.chain(*keys_of_batches(loader)))
+    expected = TOTAL - len(given) if other.epoch == 1 else TOTAL
+    assert len(set(again)) == len(again) == expected
+    assert not set(given) & set(again) or expected == TOTAL
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_an_epoch_that_was_gone_on_with_and_is_set_again_is_whole(
+    stream: af.Stream, other: af.Stream, options: dict[str, Any]
+) -> None:
+    dataset = af.torch.StreamDataset(stream, batch_size=4)
+    next(iter(dataset))
+    resumed = af.torch.StreamDataset(other, batch_size=4)
+    resumed.load_state_dict(saved(dataset.state_dict()))
+    resumed.set_epoch(0)
+    loader = DataLoader(resumed, batch_size=None, **options)
+    assert sum(map(len, keys_of_batches(loader))) == TOTAL - 4
+    resumed.set_epoch(0)
+    batches = iter(loader)
+    given = list(itertools.chain(*keys_of_batches(itertools.islice(batches, 3))))
+    state = resumed.state_after(3, num_workers=2) if options else resumed.state_dict()
+    stream.load_state_dict(saved(state))
+    left = keys_of(stream)
+    assert len({*given, *left}) == len(given) + len(left) == TOTAL
+
+
+def test_what_is_set_or_loaded_within_a_pass_outlasts_it(stream: af.Stream) -> None:
+    samples = iter(stream)
+    next(samples)
+    state = saved(stream.state_dict())
+    stream.set_epoch(0)
+    assert len(list(samples)) == TOTAL - 1
+    assert stream.epoch == 0
+    samples = iter(stream)
+    next(samples)
+    stream.load_state_dict(state)
+    assert len(list(samples)) == TOTAL - 1
+    assert len(keys_of(stream)) == TOTAL - 1
+    assert stream.epoch == 1
 
 
 def test_behind_an_epoch_of_which_nothing_was_left_comes_the_next(stream: af.Stream, other: af.Stream) -> None:
