@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_FEATURES", "DatasetInfo", "Feature", "FeatureKind", "as_v3", "is_v2", "parse_info", "parse_json"]
 
+MAX_FPS = 1_000_000
+"""More is no camera's."""
 DEFAULT_FEATURES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 """Features that every LeRobot dataset has."""
 
@@ -133,6 +135,10 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
     version = _version(raw, url)
     features = _features(raw, url)
     video_path = raw.get("video_path", _VIDEO_PATH)
+    videos = [key for key, feature in features.items() if feature.kind in {"video", "depth"}]
+    if len(videos) > 1 and isinstance(video_path, str) and "{video_key}" not in video_path:
+        where = f"video_path of {redact_url(url)}, {video_path!r:.80},"
+        raise FormatError(f"{where} has no {{video_key}}: {' and '.join(videos)} would show the same pictures")
     return DatasetInfo(
         version=version,
         fps=_fps(raw, url),
@@ -194,6 +200,9 @@ def _features(raw: Mapping[str, Any], url: str) -> dict[str, Feature]:
     if missing:
         message = f"features of {redact_url(url)} lack {', '.join(missing)}, which every LeRobot dataset has"
         raise DatasetError(f"{message}; present are {', '.join(features) or 'none'}")
+    for key in DEFAULT_FEATURES:
+        if features[key].kind != "value":
+            raise FormatError(f"feature {key!r} of {redact_url(url)} is {features[key].dtype!r}; it must be numbers")
     return features
 
 
@@ -204,7 +213,10 @@ def _feature(key: str, block: object, url: str) -> Feature:
     dtype, shape = block["dtype"], block.get("shape")
     if not isinstance(shape, list) or not all(isinstance(n, int) and n >= 0 for n in shape):
         raise FormatError(f"{where} has shape {shape!r:.80}; it must be a list of sizes")
-    info = {**(block.get("video_info") or {}), **(block.get("info") or {})}
+    said = [block.get(name) or {} for name in ("video_info", "info")]
+    if not all(isinstance(one, dict) for one in said):
+        raise FormatError(f"{where} has an info, or a video_info, that is no object: {said!r:.80}")
+    info = said[0] | said[1]
     kind = _KINDS.get(dtype) or ("value" if _NUMERIC.fullmatch(dtype) else "other")
     if kind == "video" and _is_depth(info):
         kind = "depth"
@@ -217,8 +229,8 @@ def _is_depth(info: Mapping[str, Any]) -> bool:
 
 def _fps(raw: Mapping[str, Any], url: str) -> float:
     fps = raw.get("fps")
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps) or fps <= 0:
-        raise FormatError(f"fps of {redact_url(url)} is {fps!r:.80}; it must be a number above 0")
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf or fps > MAX_FPS:
+        raise FormatError(f"fps of {redact_url(url)} is {fps!r:.80}; it must be a number above 0, {MAX_FPS} at most")
     return fps
 
 

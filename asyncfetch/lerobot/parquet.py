@@ -288,6 +288,8 @@ def _parse(url: str, footer: Sequence[memoryview], tail: memoryview, tail_start:
         metadata = parquet.metadata
         # Not metadata.schema: the two refer to each other, and megabytes of a footer would wait for the collector.
         for field in parquet.schema_arrow:
+            if field.name in leaves:
+                raise FormatError(f"{redact_url(url)} has two columns {field.name!r}")
             leaves[field.name] = range(next_leaf, next_leaf := next_leaf + _count_leaves(field.type))
     if next_leaf != metadata.num_columns:
         message = f"schema of {redact_url(url)} has {next_leaf} columns, its row groups {metadata.num_columns}"

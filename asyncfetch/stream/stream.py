@@ -171,8 +171,11 @@ class Stream(SampleSource[LeRobotDataset]):
 
 
 def distinct_episodes(episodes: Sequence[int]) -> tuple[int, ...]:
-    """What a user gave as ``episodes``, once and for all; ConfigError where one comes twice."""
-    chosen = tuple(operator.index(episode) for episode in episodes)
+    """What a user gave as ``episodes``, once and for all; ConfigError where one comes twice, or is none."""
+    try:
+        chosen = tuple(operator.index(episode) for episode in episodes)
+    except TypeError as error:
+        raise ConfigError(f"episodes must be whole numbers, not {episodes!r:.80}") from error
     if len(set(chosen)) != len(chosen):
         raise ConfigError("episodes must not name an episode twice: every frame comes once an epoch")
     return chosen

@@ -86,6 +86,7 @@ def test_missing_default_features_are_named_and_the_present_ones() -> None:
         {"fps": True},
         {"fps": "30"},
         {"fps": float("nan")},
+        {"fps": 10**400},
         {"chunks_size": 0},
         {"total_episodes": 2.5},
         {"total_frames": -1},
@@ -93,6 +94,9 @@ def test_missing_default_features_are_named_and_the_present_ones() -> None:
         {"features": []},
         {"features": {**SCALARS, "x": {"dtype": "float32", "shape": 6}}},
         {"features": {**SCALARS, "x": {"shape": [6]}}},
+        {"features": {**SCALARS, "x": {"dtype": "video", "shape": [6], "info": "x"}}},
+        {"features": {**SCALARS, "x": {"dtype": "video", "shape": [6], "video_info": [1]}}},
+        {"features": {**SCALARS, "index": {"dtype": "audio", "shape": [1]}}},
         {"data_path": 3},
         {"codebase_version": None},
         {"storage_format": "lance"},
@@ -100,8 +104,16 @@ def test_missing_default_features_are_named_and_the_present_ones() -> None:
     ids=str,
 )
 def test_values_that_cannot_be_meant(changes: dict[str, Any]) -> None:
-    with pytest.raises(DatasetError, match=f"{next(iter(changes))}|feature 'x'"):
+    with pytest.raises(DatasetError, match=f"{next(iter(changes))}|feature '(x|index)'"):
         parse(**changes)
+
+
+def test_cameras_may_not_share_their_video() -> None:
+    video = {"dtype": "video", "shape": [4, 4, 3]}
+    path = "videos/{chunk_index}/{file_index}.mp4"
+    assert parse(features={**SCALARS, "a": video}, video_path=path).video_path is not None
+    with pytest.raises(DatasetError, match=r"has no .video_key.: a and b would show the same pictures"):
+        parse(features={**SCALARS, "a": video, "b": video}, video_path=path)
 
 
 def test_an_error_page_is_shown() -> None:
