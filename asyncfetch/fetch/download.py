@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.memory_pool import MemoryPool
 
-__all__ = ["Download"]
+__all__ = ["Download", "memory_for"]
+
+
+def memory_for(nbytes: int, memory: MemoryPool) -> memoryview:
+    """Memory for a range, to be written to; AttemptFailed where there is none."""
+    try:
+        return memory.take(nbytes).data
+    except MemoryError as error:
+        message = f"there is no memory for its {nbytes} bytes: ask for a shorter range"
+        raise AttemptFailed(FetchError, message, Verdict.FATAL) from error
 
 
 class Download:
@@ -115,16 +124,9 @@ class Download:
         if self._span is None or self._buffer is None:
             self._span = delivery.start, delivery.stop
             if self._buffer is None:
-                self._buffer = self._take(delivery.stop - delivery.start)
+                self._buffer = memory_for(delivery.stop - delivery.start, self._memory)
             self.info = delivery.info
         return self._buffer[self.landed_bytes :]
-
-    def _take(self, nbytes: int) -> memoryview:
-        try:
-            return self._memory.take(nbytes).data
-        except MemoryError as error:
-            message = f"there is no memory for its {nbytes} bytes: ask for a shorter range"
-            raise AttemptFailed(FetchError, message, Verdict.FATAL) from error
 
     def remember(self) -> None:
         """Lets later reads of the object insist on this version."""

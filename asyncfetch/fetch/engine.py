@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ClosedError, ConfigError, FetchError, WrongLoop, redact_url
 from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range, writable_bytes
 from asyncfetch.fetch.assembly import Assembly, concerns_some
-from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, plan_batch, server_of
+from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, plan_batch, server_of, through
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import Hosts
 from asyncfetch.fetch.objects import ObjectMemory
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetcher"]
 
-PLANNED_ON_THE_LOOP = 1000
-"""Ranges; more are planned in a thread. One takes about 2 us, going to a thread 100."""
 _EMPTY = memoryview(b"")
 
 T = TypeVar("T")
@@ -187,7 +185,7 @@ class Fetcher:
         await for_each(
             await self._plan(wanted), work, key=lambda request: server_of(request.range.url), workers=self._workers
         )
-        return [views[one] for one in wanted]
+        return await through(len(wanted), lambda: [views[one] for one in wanted])
 
     def fetch_stream(self, ranges: Iterable[ByteRange]) -> RangeStream:
         """(index in ``ranges``, whole range) pairs as they arrive.
@@ -290,9 +288,7 @@ class Fetcher:
         return WORKERS_PER_REQUEST * self.config.max_requests_per_host
 
     async def _plan(self, ranges: Sequence[ByteRange]) -> list[Request]:
-        if len(ranges) <= PLANNED_ON_THE_LOOP:
-            return plan_batch(ranges, self.config)
-        return await anyio.to_thread.run_sync(plan_batch, ranges, self.config)
+        return await through(len(ranges), partial(plan_batch, ranges, self.config))
 
     async def _answer(self, request: Request) -> dict[ByteRange, memoryview]:
         """What a request serves, each range in memory of its own."""

@@ -7,15 +7,17 @@ import gc
 import random
 import re
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING
 
-import anyio
+import anyio.lowlevel
 import pytest
 
 from asyncfetch.errors import FetchTimeout, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable
 from asyncfetch.fetch import Fetcher, engine
-from asyncfetch.fetch.batch import plan_batch
-from asyncfetch.fetch.engine import PLANNED_ON_THE_LOOP
+from asyncfetch.fetch.assembly import PIECES_A_TURN
+from asyncfetch.fetch.batch import RANGES_ON_THE_LOOP, plan_batch
+from asyncfetch.fetch.scatter import Scatter
 from asyncfetch.ranges import ByteRange
 
 if TYPE_CHECKING:
@@ -252,7 +254,7 @@ async def test_nothing_is_written_to_the_buffer_after_a_cancelled_read_in_parts(
 
 @pytest.mark.parametrize("verb", ["fetch_many", "fetch_stream"])
 async def test_many_ranges_are_planned_off_the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str) -> None:
-    content = random.Random(0).randbytes(2 * PLANNED_ON_THE_LOOP)
+    content = random.Random(0).randbytes(2 * RANGES_ON_THE_LOOP)
     path = tmp_path / "x"
     path.write_bytes(content)
     threads: set[int] = set()
@@ -262,7 +264,7 @@ async def test_many_ranges_are_planned_off_the_loop(monkeypatch: pytest.MonkeyPa
         return plan_batch(ranges, config)
 
     monkeypatch.setattr(engine, "plan_batch", plan)
-    ranges = [ByteRange(str(path), start, start + 2) for start in range(PLANNED_ON_THE_LOOP + 1)]
+    ranges = [ByteRange(str(path), start, start + 2) for start in range(RANGES_ON_THE_LOOP + 1)]
     async with Fetcher() as fetcher:
         if verb == "fetch_many":
             views = dict(enumerate(await fetcher.fetch_many(ranges)))
@@ -272,3 +274,31 @@ async def test_many_ranges_are_planned_off_the_loop(monkeypatch: pytest.MonkeyPa
     assert all(views[index] == content[one.start : one.stop] for index, one in enumerate(ranges))
     assert threads
     assert threading.get_ident() not in threads
+
+
+async def test_many_ranges_of_a_request_are_cut_out_of_it_in_many_turns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(bytes(5_000))
+    turns = 0
+    cut: Counter[int] = Counter()
+    piece = Scatter.piece
+
+    def count(self: Scatter, one: ByteRange) -> memoryview:
+        cut[turns] += 1
+        return piece(self, one)
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    monkeypatch.setattr(Scatter, "piece", count)
+    async with Fetcher() as fetcher, anyio.create_task_group() as group:
+        group.start_soon(turn)
+        views = await fetcher.fetch_many([ByteRange(str(path), start, start + 1) for start in range(5_000)])
+        group.cancel_scope.cancel()
+    assert len(views) == cut.total() == 5_000
+    assert max(cut.values()) <= PIECES_A_TURN

@@ -155,7 +155,7 @@ class HubTransport:
         while page is not None:
             address = replace(first, url=page)
             page = await self._http.persist(url, partial(self._page, listing, address, url.rstrip("/"), directory.path))
-        return listing.sorted()
+        return await to_thread.run_sync(listing.sorted)
 
     async def _page(self, listing: Listing[URL], address: Address, base: str, directory: str) -> URL | None:
         """Adds the page at ``address``; where the next one is, None after the last one."""

@@ -133,7 +133,7 @@ class S3Transport:
         token: str | None = ""
         while token is not None:
             token = await self._http.persist(url, partial(self._page, listing, bucket, prefix, token))
-        return listing.sorted()
+        return await to_thread.run_sync(listing.sorted)
 
     async def _page(self, listing: Listing[str], bucket: str, prefix: str, token: str) -> str | None:
         """Adds the page of the token; the next one's, None after the last one."""
