@@ -21,7 +21,8 @@ MIN_TELLING_BYTES = 256 * 1024
 REMEMBERED_BODIES = 16
 """Enough that a stalled one and one that had come while the loop was busy don't matter; few enough to see a change."""
 UNKNOWN_RATE_PARTS = 2
-"""Where a far host had no telling body yet: half of what a slow stream would take, for one request more."""
+"""Where a far host had no telling body yet: half of what a slow stream would take, for one request more. Not only
+where they fit beside each other: what is needed first then comes early, and what is needed last hardly later."""
 FAR_SECONDS = 0.02
 """To the first byte. So far away TCP takes several rounds until a stream has its rate, which a cold start waits for."""
 SOON_FACTOR = 1.1
@@ -89,8 +90,8 @@ class PartSizes:
         rate = host.rate.bytes_per_second
         first_byte_seconds = host.times.first_byte.median_seconds
         if rate is None:
-            parts = UNKNOWN_RATE_PARTS if first_byte_seconds >= FAR_SECONDS and host.free >= 2 * company else 1
-            return min(config.part_bytes, -(-length // parts))
+            is_cut = first_byte_seconds >= FAR_SECONDS and host.waiting + UNKNOWN_RATE_PARTS * company <= host.limit
+            return min(config.part_bytes, -(-length // UNKNOWN_RATE_PARTS) if is_cut else length)
         return choose_part_bytes(
             length,
             bytes_per_second=rate,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, Sample
     from asyncfetch.runtime.budget import Budget
     from asyncfetch.stream.building import JobBuilder, Transform
+    from asyncfetch.stream.mixed_rest import MixedRest
     from asyncfetch.stream.mixing import MixedEpoch
     from asyncfetch.stream.order import Order, Visits
     from asyncfetch.stream.placement import Placement
@@ -57,14 +58,14 @@ class MixedOrder:
     """The order of a mixture's epoch, in place of an ``Order``.
 
     Args:
-        epoch: Whose turn it is.
+        epoch: Whose turn it is, or in what is left of it.
         lengths: Samples in an epoch of each member.
         orders: Of each member: its order in one of its epochs, and the episode at each position that it speaks of.
     """
 
     def __init__(
         self,
-        epoch: MixedEpoch,
+        epoch: MixedEpoch | MixedRest,
         lengths: Sequence[int],
         orders: Sequence[Callable[[int], tuple[Order, Sequence[int]]]],
     ) -> None:
@@ -87,12 +88,13 @@ class MixedOrder:
         return True
 
     def seating(self, position: int) -> dict[int, tuple[int, Seating]]:
-        """Of each member: which of its epochs it is in, and who sits where in it."""
+        """Of each member: which sample of its run comes next, and who sits where then."""
         found = {}
-        for member, number in enumerate(self._epoch.counts(position)):
+        for member, rest in enumerate(self._epoch.left(position)):
             if length := self._lengths[member]:
+                number = rest.missing[0] if rest.missing else rest.position
                 cycle, place = divmod(number, length)
-                found[member] = (cycle, self._orders[member](cycle)[0].seating(place))
+                found[member] = (number, self._orders[member](cycle)[0].seating(place))
         return found
 
     def steps(
@@ -102,9 +104,14 @@ class MixedOrder:
         walk = members = None
         open_members: dict[int, _OpenMember] = {}
         step: Step | None = None
+        empty = 0
         for position in positions:
             walk = self._epoch.walk(position) if walk is None else walk
-            member, number = walk.at(position)
+            given = walk.at(position)
+            if given is None:
+                empty += 1
+                continue
+            member, number, is_padding = given
             cycle, place = divmod(number, self._lengths[member])
             finished: list[int] = []
             if walk.members is not members:  # the schedule has changed, and may have taken some out
@@ -114,20 +121,24 @@ class MixedOrder:
             opened = open_members.get(member)
             if opened is None or opened.cycle != cycle:
                 finished += [] if opened is None else opened.used()
-                opened = open_members[member] = self._enter(member, cycle, place, seating or {})
+                opened = open_members[member] = self._enter(member, number, seating or {})
             left, episode, frame, reader = opened.visits.at(place)
             finished += map(opened.name, left)
             if step is not None:
-                yield step._replace(finished=tuple(finished))
-            step = Step(opened.name(episode), frame, reader)
+                yield step._replace(finished=tuple(finished), empty=empty)
+                empty = 0
+            step = Step(opened.name(episode), frame, reader, is_padding=is_padding)
         if step is not None:
-            yield step
+            yield step._replace(empty=empty)
 
-    def _enter(self, member: int, cycle: int, place: int, seating: Mapping[int, tuple[int, Seating]]) -> _OpenMember:
+    def _enter(self, member: int, number: int, seating: Mapping[int, tuple[int, Seating]]) -> _OpenMember:
+        length = self._lengths[member]
+        cycle, place = divmod(number, length)
         order, selection = self._orders[member](cycle)
         members = len(self._orders)
-        known_cycle, known = seating.get(member, (None, None))
-        visits = order.visits(known if known_cycle == cycle else order.seating(place))
+        next_number, known = seating.get(member, (number + 1, None))
+        is_here = next_number // length == cycle and next_number <= number
+        visits = order.visits(known if known is not None and is_here else order.seating(place))
         return _OpenMember(cycle, visits, lambda episode: _name(members, member, cycle, int(selection[episode])))
 
 

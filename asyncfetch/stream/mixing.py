@@ -26,15 +26,18 @@ import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.order import draw_key
 
 if TYPE_CHECKING:
     from collections.abc import KeysView, Sequence
 
-__all__ = ["MixedEpoch", "Mixing", "Place", "StopOn", "Walk"]
+    from asyncfetch.stream.mixed_rest import Batching
+
+__all__ = ["Given", "MixedEpoch", "Mixing", "Place", "Stage", "StopOn", "Turns", "Walk"]
 
 StopOn = Literal["first", "all"] | int
 """Where an epoch of a mixture ends: where the first member is used up, where the last one has been used up once, or
@@ -45,18 +48,26 @@ _ONE = 1 << _ONE_BITS
 """Weights and phases are fractions of it, and so are times: exact on every machine."""
 
 
-class _Turns:
-    """The members' turns under fixed weights, from 0."""
+class Turns:
+    """The members' turns under fixed weights, from 0.
 
-    def __init__(self, weights: Sequence[float], seed: int) -> None:
-        total = sum(weights)
-        self._weights = {
-            member: max(1, round(weight / total * _ONE)) for member, weight in enumerate(weights) if weight
-        }
-        self._sum = sum(self._weights.values())
+    Args:
+        weights: Of each member, whole numbers. Of the first turns, as many as their sum, each member has just that.
+        seed: Of the phases.
+    """
+
+    def __init__(self, weights: Sequence[int], seed: int) -> None:
+        self._weights = {member: weight for member, weight in enumerate(weights) if weight}
+        self._sum = sum(weights)
         drawn = sorted(self._weights, key=lambda member: draw_key("phase", seed, member))
         self._phases = {member: ((2 * rank + 1) << (_ONE_BITS - 1)) // len(drawn) for rank, member in enumerate(drawn)}
         self._count_of_members = len(weights)
+
+    @classmethod
+    def by_shares(cls, weights: Sequence[float], seed: int) -> Turns:
+        """Under weights of any size."""
+        total = sum(weights)
+        return cls([max(1, round(weight / total * _ONE)) if weight else 0 for weight in weights], seed)
 
     @property
     def members(self) -> KeysView[int]:
@@ -103,14 +114,35 @@ class _Turns:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class Stage:
     """A stretch of an epoch under the same weights."""
 
     first: int
     """Its first block, counted in the epoch."""
-    turns: _Turns
+    turns: Turns
     given: list[int]
     """Blocks of each member before it, in the epoch."""
+
+
+class Given(NamedTuple):
+    """What is at a position."""
+
+    member: int
+    number: int
+    """Which sample of the member's run."""
+    is_padding: bool = False
+    """Whether it is there a second time, to make ranks even."""
+
+
+class Walk(Protocol):
+    """A way through an order, forwards. Memory: a few numbers for each member."""
+
+    members: set[int]
+    """Those that have something from here on, or more; another set where some are left out."""
+
+    def at(self, position: int) -> Given | None:
+        """What is at this position, which isn't below that of an earlier call; None where it is empty."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +152,7 @@ class MixedEpoch:
     block_samples: int
     taken: tuple[int, ...]
     """Samples of each member in the run before it."""
-    stages: tuple[_Stage, ...]
+    stages: tuple[Stage, ...]
     total: int
     """Its samples."""
 
@@ -142,16 +174,29 @@ class MixedEpoch:
             counts[stage.turns.walk(turns)[0][1]] += inside
         return counts
 
+    def suits(self, batching: Batching) -> bool:
+        """Whether each of its blocks is whole batches."""
+        return self.block_samples % batching.round_samples == 0
+
+    def left(self, position: int) -> list[Rest]:
+        """What of each member's run comes from this position on, up to the epoch's end."""
+        return [Rest(count) for count in self.counts(position)]
+
     def walk(self, position: int = 0) -> Walk:
         """The way through it from this position on."""
-        return Walk(self, position)
+        return _EpochWalk(self, position)
 
-    def _stage(self, block: int) -> _Stage:
+    def ends(self) -> list[list[int]]:
+        """Samples of each member in the run before the end of each of its stages, the epoch's end being the last."""
+        firsts = [stage.first * self.block_samples for stage in self.stages[1:]]
+        return [self.counts(position) for position in [*firsts, self.total]]
+
+    def _stage(self, block: int) -> Stage:
         return next(stage for stage in reversed(self.stages) if stage.first <= block)
 
 
-class Walk:
-    """A way through an epoch, forwards. Memory: a few numbers for each member."""
+class _EpochWalk:
+    """See Walk."""
 
     def __init__(self, epoch: MixedEpoch, position: int) -> None:
         self._epoch = epoch
@@ -160,8 +205,8 @@ class Walk:
         self._stages = [later for later in epoch.stages if later.first > stage.first]
         self._enter(stage, stage.turns.counts(self._block - stage.first))
 
-    def at(self, position: int) -> tuple[int, int]:
-        """(member, which sample of the member's run) at this position, which isn't below that of an earlier call."""
+    def at(self, position: int) -> Given:
+        """See Walk."""
         block, inside = divmod(position, self._epoch.block_samples)
         while self._block < block:
             member = self._heap[0][1]
@@ -173,11 +218,10 @@ class Walk:
                 stage = self._stages.pop(0)
                 self._enter(stage, [0] * len(self._given))
         member = self._heap[0][1]
-        return member, self._epoch.taken[member] + self._given[member] * self._epoch.block_samples + inside
+        return Given(member, self._epoch.taken[member] + self._given[member] * self._epoch.block_samples + inside)
 
-    def _enter(self, stage: _Stage, turns: list[int]) -> None:
+    def _enter(self, stage: Stage, turns: list[int]) -> None:
         self.members = {member for each in (stage, *self._stages) for member in each.turns.members}
-        """Those that have a turn in this stage of the epoch or in a later one."""
         self._turns, self._turn = stage.turns, turns
         self._given = [before + more for before, more in zip(stage.given, turns, strict=True)]
         self._heap = stage.turns.walk(turns)
@@ -259,19 +303,19 @@ class Mixing:
         return max(1, -(-(step - epoch.start - last_block) // epoch.total))
 
     @cached_property
-    def _turns(self) -> list[_Turns]:
-        return [_Turns(weights, self.seed) for _, weights in self.schedule]
+    def _turns(self) -> list[Turns]:
+        return [Turns.by_shares(weights, self.seed) for _, weights in self.schedule]
 
     def _build(self, taken: tuple[int, ...]) -> MixedEpoch:
         size, start = self.block_samples, sum(taken)
-        stages: list[_Stage] = []
+        stages: list[Stage] = []
         given = [0] * len(self.lengths)
         ends = [max(0, -(-(step - start) // size)) for step, _ in self.schedule]
         for turns, (first, end) in zip(self._turns, pairwise([*ends, None]), strict=True):
             assert first is not None
             if end is not None and end <= first:
                 continue
-            stages.append(_Stage(first, turns, given))
+            stages.append(Stage(first, turns, given))
             total = self._end(stages[-1], end)
             if total is not None:
                 return MixedEpoch(size, taken, tuple(stages), total)
@@ -279,7 +323,7 @@ class Mixing:
             given = [before + more for before, more in zip(given, turns.counts(end - first), strict=True)]
         raise AssertionError("the last stage has no end of its own, so the epoch ends in it")
 
-    def _end(self, stage: _Stage, end: int | None) -> int | None:
+    def _end(self, stage: Stage, end: int | None) -> int | None:
         """The epoch's samples, if it ends in this stage, which ends before the block ``end``."""
         size = self.block_samples
         if isinstance(self.stop_on, int):

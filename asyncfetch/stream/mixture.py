@@ -20,11 +20,22 @@ from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.building import JobBuilder
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.mixed import AsNamed, MixedBuilder, MixedOrder, OpenMixture
+from asyncfetch.stream.mixed_rest import Batching, MixedRest, left_of_members
 from asyncfetch.stream.mixing import MixedEpoch, Mixing, StopOn
 from asyncfetch.stream.plan import PassPlan
-from asyncfetch.stream.shapes import DATASET, Missing, Shape, shapes
+from asyncfetch.stream.shapes import Missing, Shape, shapes
 from asyncfetch.stream.source import Origin, SampleSource
-from asyncfetch.stream.state import MIXTURE_VERSION, Progress, State, identity_of, is_beginning, place_of, run_of
+from asyncfetch.stream.state import (
+    MIXTURE_VERSION,
+    Progress,
+    State,
+    dealt_anew,
+    dealt_anew_in,
+    identity_of,
+    is_beginning,
+    place_of,
+    run_of,
+)
 from asyncfetch.stream.stream import Stream
 
 if TYPE_CHECKING:
@@ -73,7 +84,8 @@ class Mixture(SampleSource[OpenMixture]):
         block_samples: How many samples in a row come of one member. None means 1, but where members disagree in keys,
             dtypes or shapes and batches are made (``StreamDataset(batch_size=)``, ``serve_samples``) as many as all
             ranks take for one batch each, so that each batch is of one member; there a number must be a multiple of
-            that. The rest of an epoch that was loaded keeps the number that it was begun with.
+            that. The rest of an epoch that was loaded keeps the number that it was begun with; where batches of one
+            member each don't come out even by that, it is dealt out anew, as many samples as that in a row.
         config: Bounds, limits and threads of all members together, for one rank. None means that of the streams that
             have one, which must then agree. A stream's own configuration is used for its order alone: ``lanes``,
             ``pool_episodes`` and ``group_frames``; one without gets a part of the mixture's pool, by weight.
@@ -144,16 +156,41 @@ class Mixture(SampleSource[OpenMixture]):
     def plan(self, opened: OpenMixture, placement: Placement, epoch: int) -> PassPlan:
         """See SampleSource."""
         identity, mixed = self._epoch(opened, placement, epoch)
-        members = zip(self.streams, opened.datasets, strict=True)
-        order = MixedOrder(
-            mixed, self._lengths(opened), [partial(stream.order, dataset) for stream, dataset in members]
-        )
-        progress = Progress(identity, epoch, len(order), Rest(), placement, self.config.uneven_ends)
+        batching, ends = self._batching(opened, placement), self.config.uneven_ends
         loaded = self._loaded_of(epoch)
-        if loaded is not None:
-            progress = progress.resumed(loaded)
-        parted_by = DATASET if self._batch_block(opened, placement) else None
-        return PassPlan(order, AsNamed(), progress, parted_by=parted_by, block_samples=mixed.block_samples)
+        if loaded is None or is_beginning(loaded):
+            progress = Progress(identity, epoch, mixed.total, Rest(), placement, ends)
+            return self._plan(opened, mixed, progress if loaded is None else progress.resumed(loaded), batching)
+        known: MixedEpoch | MixedRest = mixed
+        dealt = dealt_anew_in(loaded, mixed.ends()[-1])
+        if dealt is not None:
+            known, identity = self._deal_anew(identity, mixed, *dealt)
+        progress = Progress(identity, epoch, known.total, Rest(), placement, ends).resumed(loaded)
+        if batching is None or (known.suits(batching) and progress.goes_on_between_batches(loaded)):
+            return self._plan(opened, known, progress, batching)
+        rests = left_of_members(known, progress.left_of(loaded))
+        rest, identity = self._deal_anew(identity, mixed, rests, batching)
+        return self._plan(opened, rest, Progress(identity, epoch, rest.total, Rest(), placement, ends), batching)
+
+    def _deal_anew(
+        self, identity: Mapping[str, Any], mixed: MixedEpoch, rests: Sequence[Rest], batching: Batching
+    ) -> tuple[MixedRest, dict[str, Any]]:
+        """What is left of an epoch in blocks that suit these batches, and its identity."""
+        order = identity["order"] | dealt_anew(rests, batching)
+        return MixedRest(mixed, rests, batching, self.seed), {**identity, "order": order}
+
+    def _plan(
+        self, opened: OpenMixture, mixed: MixedEpoch | MixedRest, progress: Progress, batching: Batching | None
+    ) -> PassPlan:
+        members = zip(self.streams, opened.datasets, strict=True)
+        orders = [partial(stream.order, dataset) for stream, dataset in members]
+        return PassPlan(
+            MixedOrder(mixed, self._lengths(opened), orders),
+            AsNamed(),
+            progress,
+            parts_batches=batching is not None,
+            is_rest=isinstance(mixed, MixedRest),
+        )
 
     def builder(self, opened: OpenMixture) -> MixedBuilder:
         """See SampleSource."""
@@ -190,9 +227,10 @@ class Mixture(SampleSource[OpenMixture]):
         loaded = self._loaded_of(number)
         known = self.known_identity if loaded is None else identity_of(loaded)
         place = place_of(known) if run_of(known) == run else None
-        whole = self._batch_block(opened, placement)
-        block = self.block_samples or whole or 1
-        if whole is not None and block % whole:
+        batching = self._batching(opened, placement)
+        whole = 1 if batching is None else batching.round_samples
+        block = self.block_samples or whole
+        if block % whole:
             raise ConfigError(
                 f"block_samples={block} isn't a multiple of the {whole} samples of a batch of each rank (batch_size="
                 f"{placement.batch_size}, world_size={placement.world_size}), and the members disagree in keys, dtypes "
@@ -209,10 +247,12 @@ class Mixture(SampleSource[OpenMixture]):
             int(stream.lengths(dataset).sum()) for stream, dataset in zip(self.streams, opened.datasets, strict=True)
         )
 
-    def _batch_block(self, opened: OpenMixture, placement: Placement) -> int | None:
-        """What all ranks take for one batch each, where we make them and samples of two members can't be stacked."""
+    def _batching(self, opened: OpenMixture, placement: Placement) -> Batching | None:
+        """Of batches that we make, where samples of two members can't be stacked."""
         size = placement.batch_size
-        return None if size is None or self._shapes(opened)[1] else size * placement.world_size
+        if size is None or self._shapes(opened)[1]:
+            return None
+        return Batching(size, placement.world_size, placement.drop_last, self.config.uneven_ends)
 
     def _shapes(self, opened: OpenMixture) -> tuple[list[Shape], bool]:
         layouts = [

@@ -60,6 +60,8 @@ class Step(NamedTuple):
     """Episodes that this consumer used and won't use after this step; each is named once, or never at the very end."""
     is_padding: bool = False
     """Whether it repeats a sample only to make ranks even."""
+    empty: int = 0
+    """Of the consumer's positions, those behind this one, or in front of the first, that hold nothing."""
 
 
 def _mix(value: int) -> int:

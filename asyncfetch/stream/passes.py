@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from asyncfetch.runtime import iterate
 from asyncfetch.stream.jobs import Sizes
 from asyncfetch.stream.samples import Delivery, SamplePass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
@@ -129,8 +129,7 @@ class StreamIterator(Generic[R]):
     ) -> None:
         self._stream, self._opened, self._placement = stream, opened, placement
         self._plans: list[PassPlan] = []  # one, from the first sample on
-        self._latest: tuple[int, Delivery] = (0, (0, {}))
-        """How many were delivered before it, and it."""
+        self._latest = Delivery(0, 0, {})
         self._back: Delivery | None = None
         # No method of this object: it must be collected, and the pass with it, as soon as nobody iterates it any more.
         self._deliveries = _deliver(stream, session, opened, placement, begin, self._plans, is_followed=is_followed)
@@ -139,19 +138,20 @@ class StreamIterator(Generic[R]):
         return self
 
     def __next__(self) -> Sample:
-        delivered, sample = next(self._deliveries) if self._back is None else self._back
-        progress = self._plans[0].progress
-        self._latest, self._back = (progress.delivered, (delivered, sample)), None
-        progress.delivered = delivered
-        return sample
+        self._latest, self._back = next(self._deliveries) if self._back is None else self._back, None
+        self._plans[0].progress.delivered = self._latest.delivered
+        return self._latest.sample
 
     def put_back(self) -> None:
         """The sample that came last comes once more, as if it hadn't."""
-        self._plans[0].progress.delivered, self._back = self._latest
+        self._back = self._latest
+        self._plans[0].progress.delivered = self._latest.number
 
-    def ends_batch(self, batch: Sequence[Any]) -> bool:
-        """Whether the last of these samples belongs to another batch than the others."""
-        return self._plans[0].ends_batch(batch)
+    @property
+    def batches(self) -> tuple[int, int]:
+        """Which batch the latest sample is in, and which the next one is; see ``PassPlan.batch_of``."""
+        plan = self._plans[0]
+        return plan.batch_of(self._latest.number), plan.batch_of(self._latest.delivered)
 
     def __length_hint__(self) -> int:
         """Samples that are yet to come at most, padding included; 0 before the first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,7 +9,7 @@ from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.placement import Placement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from asyncfetch.stream.order import Step
     from asyncfetch.stream.state import Progress
@@ -59,8 +58,8 @@ class PassPlan:
         order: Of the epoch.
         selection: What the order speaks of.
         progress: Where the pass begins; counts on from there.
-        parted_by: Key of what all samples of a batch have in common, if something is: they couldn't be stacked.
-        block_samples: Of the order, that have it in common, counted from its beginning.
+        parts_batches: Whether those samples alone can be stacked that the order means for one batch.
+        is_rest: Whether the order is only of what is left of an epoch.
     """
 
     def __init__(
@@ -69,20 +68,21 @@ class PassPlan:
         selection: Selection,
         progress: Progress,
         *,
-        parted_by: str | None = None,
-        block_samples: int = 1,
+        parts_batches: bool = False,
+        is_rest: bool = False,
     ) -> None:
         self.order = order
         self.selection = selection
         self.progress = progress
-        self.parted_by = parted_by
-        self._block_samples = block_samples
+        self._batch_size = progress.placement.batch_size if parts_batches else None
         self.begun = progress.delivered
         """Samples that the consumer was given before."""
+        self.is_resumed = is_rest or self.begun > 0 or progress.rest != Rest()
+        """Whether something of the epoch was delivered before."""
         self._seating: Any = None
 
     def __len__(self) -> int:
-        """Samples that the pass gives, padding included."""
+        """Samples that the pass gives, padding and empty positions included."""
         progress = self.progress
         return max(0, progress.rest.shared(progress.total, progress.placement, progress.ends)[0] - self.begun)
 
@@ -90,11 +90,6 @@ class PassPlan:
     def left(self) -> int:
         """Samples that the pass hasn't given yet, at most."""
         return len(self) - (self.progress.delivered - self.begun)
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether something of the epoch was delivered before."""
-        return self.begun > 0 or self.progress.rest != Rest()
 
     @property
     def is_far(self) -> bool:
@@ -118,25 +113,11 @@ class PassPlan:
             last = next(self.order.steps(self._repeated(), self._seating), None)
         if last is not None:
             for _ in range(padding):
-                yield last._replace(finished=(), is_padding=True)
+                yield last._replace(finished=(), is_padding=True, empty=0)
 
-    def has_even_batches(self, size: int) -> bool:
-        """Whether all batches of this size are whole, but for the last."""
-        if self.parted_by is None:
-            return True
-        rest, world_size = self.progress.rest, self.progress.placement.world_size
-        is_at_block = not rest.missing and rest.position % self._block_samples == 0
-        return is_at_block and self.begun % size == 0 and self._block_samples % (size * world_size) == 0
-
-    def ends_batch(self, batch: Sequence[Any]) -> bool:
-        """Whether the last of these samples belongs to another batch than the others.
-
-        Only where a pass doesn't begin where a batch did, or some of one are left out.
-        """
-        key = self.parted_by
-        if key is None or not all(isinstance(sample, Mapping) and key in sample for sample in batch[-2:]):
-            return False
-        return len(batch) > 1 and bool(batch[-1][key] != batch[-2][key])
+    def batch_of(self, number: int) -> int:
+        """Which batch the consumer's ``number``-th sample is in; 0 for all where any samples make a batch."""
+        return 0 if self._batch_size is None else number // self._batch_size
 
     def first_uses(self) -> Iterator[int | None]:
         """The episodes in the order of their first use; None now and then where they are far apart."""

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -24,7 +24,7 @@ from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes
 from asyncfetch.stream.window import EpisodeWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import TracebackType
 
     from asyncfetch.config import OnError
@@ -58,8 +58,14 @@ class PassStatistics:
     """Episodes in memory or on their way."""
 
 
-Delivery = tuple[int, "Sample"]
-"""A sample, and how many its consumer has been given with it."""
+class Delivery(NamedTuple):
+    """A sample that a consumer gets."""
+
+    number: int
+    """Which one of its part of the epoch."""
+    delivered: int
+    """How many it has been given with it; one more, but for what is empty."""
+    sample: Sample
 
 
 class SamplePass:
@@ -125,7 +131,7 @@ class SamplePass:
         self._is_waiting_for_room = self._produced_all = self._ended = False
         self._failure: BaseException | None = None
         self._current: deque[Delivery] = deque()
-        self._latest: tuple[int, int, Sample] = (0, 0, {})
+        self._latest = Delivery(0, 0, {})
         self._left = threading.Event()  # decode threads keep what they are given: they get this, and not the pass
         self._given = plan.progress.delivered  # of the consumer's part of the epoch
         self._delivered = 0  # by this pass
@@ -179,21 +185,19 @@ class SamplePass:
             async with self._turn:
                 while not self._current:
                     self._current.extend(await self._next_parcel())
-        progress = self._plan.progress
-        before = progress.delivered
-        progress.delivered, sample = self._current.popleft()
-        self._latest = (before, progress.delivered, sample)
-        return sample
+        self._latest = self._current.popleft()
+        self._plan.progress.delivered = self._latest.delivered
+        return self._latest.sample
 
     def put_back(self) -> None:
         """The sample that came last comes once more, as if it hadn't."""
-        before, number, sample = self._latest
-        self._plan.progress.delivered = before
-        self._current.appendleft((number, sample))
+        self._plan.progress.delivered = self._latest.number
+        self._current.appendleft(self._latest)
 
-    def ends_batch(self, batch: Sequence[Any]) -> bool:
-        """Whether the last of these samples belongs to another batch than the others."""
-        return self._plan.ends_batch(batch)
+    @property
+    def batches(self) -> tuple[int, int]:
+        """Which batch the latest sample is in, and which the next one is; see ``PassPlan.batch_of``."""
+        return self._plan.batch_of(self._latest.number), self._plan.batch_of(self._latest.delivered)
 
     async def next_parcel(self) -> list[Delivery]:
         """The next few samples, for handing over to another thread, which is to note how many it delivered.
@@ -260,8 +264,11 @@ class SamplePass:
                 given = self._substitutes.bad(origin.member) if replaces else []
                 self._given += not replaces
             for sample in given:
+                samples.append(Delivery(self._given, self._given + 1, sample))
                 self._given += 1
-                samples.append((self._given, sample))
+            if step.empty:
+                self._given += step.empty
+                samples[-1:] = [last._replace(delivered=self._given) for last in samples[-1:]]
         if replaces:
             self._substitutes.keep()
         self._delivered += len(samples)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from asyncfetch.errors import StateMismatch
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.cursor import Ends, Rest
 from asyncfetch.stream.epochs import MAX_EPOCH, MAX_WORKERS
+from asyncfetch.stream.mixed_rest import Batching
 from asyncfetch.stream.mixing import Place
 from asyncfetch.stream.placement import Placement
 
@@ -28,6 +29,8 @@ __all__ = [
     "State",
     "beginning",
     "check_state",
+    "dealt_anew",
+    "dealt_anew_in",
     "has_given_all",
     "identity_of",
     "is_beginning",
@@ -46,6 +49,9 @@ MIXTURE_VERSION = 2
 _IDENTITY = ("dataset", "order")
 _PLACE = ("epoch", "block_samples", "taken")
 """In a mixture's order: see Place."""
+_DEALT_ANEW = "dealt_anew"
+"""There, too, where the order is a MixedRest: for whose batches, and of what."""
+_BATCHING = ("batch_size", "world_size", "drop_last", "ends")
 _LAYOUT = ("world_size", "workers", "block_samples")
 _ONE_STREAM = "source, episodes, features, shuffle, seed, lanes, pool_episodes, group_frames and version of the order"
 """What makes its identity."""
@@ -92,18 +98,41 @@ class Progress:
         self._check(state)
         if is_beginning(state):
             return self
-        rest = Rest.of_json(state["rest"], self.total)
         delivered = _delivered(state["shares"])
         if self.placement in delivered:
+            rest = Rest.of_json(state["rest"], self.total)
             return replace(self, rest=rest, delivered=delivered[self.placement])
+        return replace(self, rest=self.left_of(state))
+
+    def left_of(self, state: Mapping[str, Any]) -> Rest:
+        """What is left for all together.
+
+        Raises:
+            StateMismatch: It doesn't know enough.
+        """
+        delivered = _delivered(state["shares"])
         known = next(iter(delivered))
         if len(delivered) < known.consumers:
+            others = "" if self.placement in delivered else f", and not of {self.placement}"
             raise StateMismatch(
                 f"the state tells of {len(delivered)} of the {known.consumers} consumers ({known.world_size} ranks, "
-                f"{known.workers} workers each) that shared the epoch, and not of {self.placement}: load "
+                f"{known.workers} workers each) that shared the epoch{others}: load "
                 "asyncfetch.torch.merge_states([one state of each rank])"
             )
-        return replace(self, rest=rest.after(delivered, self.total))
+        return Rest.of_json(state["rest"], self.total).after(delivered, self.total)
+
+    def goes_on_between_batches(self, state: Mapping[str, Any]) -> bool:
+        """Whether batches that follow begin where they would if all had been read in those: the same for every rank.
+
+        This was ``resumed`` from the state.
+        """
+        size, left = self.placement.batch_size or 1, self.rest
+        delivered = _delivered(state["shares"])
+        if self.placement in delivered and any(
+            count % size and count < left.shared(self.total, one, self.ends)[0] for one, count in delivered.items()
+        ):
+            return False
+        return not left.missing and left.position % (size * self.placement.world_size) == 0
 
     def _check(self, state: Mapping[str, Any]) -> None:
         given, own = run_of(identity_of(state)), run_of(self.identity)
@@ -136,7 +165,7 @@ def _kind(identity: Mapping[str, Any]) -> str:
 
 def beginning(epoch: int, identity: Mapping[str, Any] | None = None) -> State:
     """The state of an epoch of which nothing was delivered; without an identity of whatever dataset."""
-    return {"format": FORMAT, "version": VERSION, **(identity or {}), "epoch": epoch}
+    return {"format": FORMAT, "version": VERSION, **_without(identity or {}, _DEALT_ANEW), "epoch": epoch}
 
 
 def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,15 +175,35 @@ def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def run_of(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The identity without the place in the run: that of all epochs of a mixture, at any layout."""
+    return _without(identity, *_PLACE, _DEALT_ANEW)
+
+
+def _without(identity: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The identity without these in a mixture's order."""
     if not _is_of_mixture(identity):
         return dict(identity)
-    return {**identity, "order": {name: value for name, value in identity["order"].items() if name not in _PLACE}}
+    return {**identity, "order": {name: value for name, value in identity["order"].items() if name not in names}}
 
 
 def place_of(identity: Mapping[str, Any]) -> Place:
     """Where the epoch lies in the run that a mixture's identity speaks of."""
     epoch, block_samples, taken = (identity["order"][name] for name in _PLACE)
     return Place(epoch, block_samples, tuple(taken))
+
+
+def dealt_anew(rests: Sequence[Rest], batching: Batching) -> dict[str, Any]:
+    """What a mixture's order says besides where it is a MixedRest."""
+    of = {name: getattr(batching, name) for name in _BATCHING}
+    return {_DEALT_ANEW: of | {"members": [rest.as_json() for rest in rests]}}
+
+
+def dealt_anew_in(identity: Mapping[str, Any], stops: Sequence[int]) -> tuple[list[Rest], Batching] | None:
+    """What ``dealt_anew`` told, if it did. Each member's run goes up to its stop."""
+    given = identity.get("order", {}).get(_DEALT_ANEW)
+    if given is None:
+        return None
+    rests = [Rest.of_json(rest, stop) for rest, stop in zip(given["members"], stops, strict=True)]
+    return rests, Batching(**{name: given[name] for name in _BATCHING})
 
 
 def is_beginning(state: Mapping[str, Any]) -> bool:
@@ -227,8 +276,25 @@ def _check_place(state: Mapping[str, Any]) -> None:
     is_place = isinstance(taken, list) and all(is_whole_number(each) and each >= 0 for each in (*numbers, *taken))
     if not is_place or max(numbers + taken) > MAX_EPOCH or len(taken) != order["members"] or not order["block_samples"]:
         raise StateMismatch(f"the state's order must say of its members what was taken before an epoch, not {order}")
+    _check_dealt_anew(order)
     if not is_beginning(state) and order["epoch"] != state["epoch"]:
         raise StateMismatch(f"the state is of epoch {state['epoch']}, and its order of epoch {order['epoch']}")
+
+
+def _check_dealt_anew(order: Mapping[str, Any]) -> None:
+    given = order.get(_DEALT_ANEW)
+    if given is None:
+        return
+    is_whole = isinstance(given, Mapping) and {*_BATCHING, "members"} <= given.keys()
+    if is_whole:
+        sizes, members = (given["batch_size"], given["world_size"]), given["members"]
+        is_whole = all(is_whole_number(size) and 1 <= size <= MAX_EPOCH for size in sizes)
+        is_whole = is_whole and given["ends"] in get_args(Ends) and isinstance(given["drop_last"], bool)
+        is_whole = is_whole and isinstance(members, list) and len(members) == order["members"]
+    if not is_whole:
+        raise StateMismatch(f"the state's order must say what was dealt out anew of each member, not {given}")
+    for member in members:
+        Rest.of_json(member, MAX_EPOCH)
 
 
 def merge_states(states: Sequence[Any]) -> State:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from dataclasses import replace
 from functools import partial
@@ -63,13 +62,11 @@ class StreamDataset(IterableDataset[Any]):
         stream: What to read. ``set_epoch`` on it, or here, reaches the workers of a running loader when it is iterated
             again.
         batch_size: Samples of a batch that the dataset makes itself, with ``collate``; give the loader
-            ``batch_size=None`` then. The batches, and their order, are the same for every number of workers, but in the
-            rest of an epoch of a mixture whose members disagree and that was begun at another number of ranks or batch
-            size. None gives single samples, for the loader to put into batches: then each worker makes batches of its
-            own share.
-        drop_last: Whether a last batch that is smaller is left out. So is one of a mixture that ends early because the
-            next sample's member disagrees with its own, which happens where an epoch isn't gone on with behind a batch,
-            or with other ranks or batches than it was begun with: then that may be all that is left of it.
+            ``batch_size=None`` then. The batches, and their order, are the same for every number of workers. None gives
+            single samples, for the loader to put into batches: then each worker makes batches of its own share.
+        drop_last: Whether smaller batches are left out: a last one, and of a mixture whose members disagree those at
+            the end of a rest that was dealt out anew, one of each member at most, and those that lack what ``on_error``
+            left out.
 
     ``len`` counts this rank's samples, or batches, of a whole epoch; it opens the dataset. ``len(loader)`` is right
     where this makes the batches or there are no workers; else each worker may end with a smaller batch, and there are
@@ -165,7 +162,7 @@ class StreamDataset(IterableDataset[Any]):
             num_workers: The loader's.
 
         Raises:
-            ConfigError: So many batches aren't in an epoch, or they aren't of one size.
+            ConfigError: So many batches aren't in an epoch.
         """
         _check_batch_size(batch_size)
         if not is_whole_number(batches):
@@ -178,11 +175,6 @@ class StreamDataset(IterableDataset[Any]):
         # Batches made here are those of the rank, whoever makes them.
         workers = max(1, num_workers) if self.batch_size is None else 1
         progresses = [self.stream.planned(self._placement(worker, workers), epoch) for worker in range(workers)]
-        if self.batch_size is not None and not progresses[0].has_even_batches(size):
-            raise ConfigError(
-                "this epoch of a mixture was begun or gone on with inside of a batch, so batches end early where the "
-                "member changes, and how far so many of them are isn't known here: ask torchdata's StatefulDataLoader"
-            )
         left = [self._count_batches(len(plan), size) for plan in progresses]
         if not 0 <= batches <= sum(left):
             raise ConfigError(f"batches={batches} isn't among the {sum(left)} of what this rank takes of epoch {epoch}")
@@ -227,13 +219,16 @@ def _shared(nbytes: int) -> torch.UntypedStorage:
 def _batches(samples: StreamIterator[Any], size: int, *, drop_last: bool) -> Iterator[Any]:
     for first in samples:
         batch = [first]
+        number, following = samples.batches
         # No more are asked for than there are: with its last batch a pass isn't finished, whatever the batch's size.
-        for sample in itertools.islice(samples, min(size - 1, samples.__length_hint__())):
-            batch.append(sample)
-            if samples.ends_batch(batch):
-                samples.put_back()
-                batch.pop()
+        while number == following and len(batch) < size and samples.__length_hint__():
+            sample = next(samples, None)
+            if sample is None or samples.batches[0] != number:  # the others of this batch were left out
+                if sample is not None:
+                    samples.put_back()
                 break
+            batch.append(sample)
+            _, following = samples.batches
         if len(batch) == size or not drop_last:
             yield collate(batch)
 

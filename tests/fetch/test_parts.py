@@ -6,6 +6,7 @@ import math
 import random
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -188,7 +189,7 @@ def test_a_server_that_nothing_is_known_of_has_parts_of_the_configured_length() 
     assert sizes.choose(URL, 16 * MIB, 1) == MIB
 
 
-def test_a_range_of_a_far_host_whose_rate_is_unknown_comes_in_two_while_requests_are_free() -> None:
+async def test_a_range_of_a_far_host_whose_rate_is_unknown_comes_in_two_while_few_wait() -> None:
     sizes, host = PartSizes(FetchConfig()), Hosts(FetchConfig(max_requests_per_host=8)).get("http://h:80", Route)
     sizes.came_from(URL, host, 100)
     host.times.first_byte.record(0.01)
@@ -198,9 +199,17 @@ def test_a_range_of_a_far_host_whose_rate_is_unknown_comes_in_two_while_requests
     assert [sizes.choose(URL, length, 1) for length in (MIB, MIB // 2, MIB // 2 - 1)] == [MIB // 2, MIB // 4, 8 * MIB]
     assert [sizes.choose(URL, MIB + 1, company) for company in (4, 5, 9)] == [MIB // 2 + 1, MIB + 1, MIB + 1]
     assert sizes.choose(URL, 64 * MIB, 1) == 8 * MIB
-    for _ in range(7):
+    for _ in range(8):
         assert host.turn().enter_nowait()
-    assert sizes.choose(URL, MIB, 1) == MIB
+    async with anyio.create_task_group() as tasks:
+        for _ in range(6):
+            tasks.start_soon(host.turn().__aenter__)
+        await anyio.wait_all_tasks_blocked()
+        assert sizes.choose(URL, MIB, 1) == MIB // 2
+        tasks.start_soon(host.turn().__aenter__)
+        await anyio.wait_all_tasks_blocked()
+        assert sizes.choose(URL, MIB, 1) == MIB
+        tasks.cancel_scope.cancel()
 
 
 def test_short_bodies_from_elsewhere_do_not_change_where_the_long_ones_come_from() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.stream.mixing import Mixing, Place
+from asyncfetch.stream.mixing import Given, Mixing, Place
 
 if TYPE_CHECKING:
     from asyncfetch.stream.mixing import MixedEpoch
@@ -32,7 +32,7 @@ def mixings(draw: st.DrawFn) -> Mixing:
 
 def members_of(epoch: MixedEpoch) -> list[int]:
     walk = epoch.walk()
-    return [walk.at(position)[0] for position in range(epoch.total)]
+    return [given.member for given in map(walk.at, range(epoch.total)) if given is not None]
 
 
 @settings(max_examples=150, deadline=None)
@@ -49,7 +49,9 @@ def test_every_member_gives_its_samples_in_a_row_from_epoch_to_epoch(mixing: Mix
             if position == look:
                 assert epoch.counts(position) == taken
                 assert epoch.walk(position).at(position) == epoch.walk().at(position)
-            member, sample = walk.at(position)
+            given = walk.at(position)
+            assert given is not None
+            member, sample, _ = given
             assert sample == taken[member]
             taken[member] += 1
         assert epoch.counts(epoch.total) == taken
@@ -109,7 +111,9 @@ def test_a_run_is_counted_on_in_other_blocks_again_and_again(mixing: Mixing, dat
             expected = expected if is_begun else dealt(blocks, taken)
             assert epoch.total == len(expected)
             walk = epoch.walk(position)
-            assert [walk.at(each) for each in range(position, epoch.total)] == expected[position:]
+            assert [walk.at(each) for each in range(position, epoch.total)] == [
+                Given(*each) for each in expected[position:]
+            ]
             place = Place(number, epoch.block_samples, epoch.taken)
             later = place.epoch + data.draw(st.integers(1, 3))
             between = Place(number + 1, block, mixing.epoch(number + 1, place).taken)

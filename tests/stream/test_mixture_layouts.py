@@ -8,6 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,6 +91,68 @@ def test_over_a_chain_of_layouts_every_member_gives_all_once_an_epoch_of_its_own
     for epoch, block in sorted(blocks.items()):
         expected = Counter(own(*each) for each in dealt(Mixing(lengths, mixed.schedule, stop_on, block, 0), counts))
         assert given[epoch] == expected if epoch < max(blocks) else given[epoch] <= expected
+
+
+@SEVERAL_STREAMS
+@settings(any_moment, max_examples=10)
+@given(data=st.data(), ends=st.sampled_from(["uneven", "drop", "pad"]), drop_last=st.booleans())
+def test_all_ranks_make_the_same_batches_of_a_rest_however_many_they_are(
+    truths: list[DatasetTruth],
+    data: st.DataObject,
+    ends: Any,  # noqa: ANN401
+    drop_last: bool,
+) -> None:
+    """Of one member each, in one epoch that is stopped again and again and gone on with by other ranks and batches."""
+    mixed = parted(truths, config=af.StreamConfig(uneven_ends=ends, lanes=4, pool_episodes=8))
+    given = Counter[Any]()
+    state = beginning(0)
+    layouts = st.tuples(st.integers(1, 3), st.sampled_from([1, 2, 4, 5]), st.integers(1, 6))
+    chain = [*data.draw(st.lists(layouts, min_size=1, max_size=3)), (2, 4, None)]
+    whole = Counter(keys(mixed.iterate(Placement(batch_size=chain[0][0] * chain[0][1]), epoch=0)))
+    for world_size, size, stop in chain:
+        states, counts = [], []
+        for rank in range(world_size):
+            with pytest.MonkeyPatch.context() as environment:
+                environment.setenv("RANK", str(rank))
+                environment.setenv("WORLD_SIZE", str(world_size))
+                dataset = af.torch.StreamDataset(mixed, size, drop_last=drop_last)
+                dataset.load_state_dict(state)
+                if dataset.stream.epoch:
+                    break  # nothing was left
+                batches = list(itertools.islice(dataset, None if stop is None else stop + rank))
+                states.append(dataset.state_dict())
+            assert all(len({number for number, *_ in keys_of(batch)}) == 1 for batch in batches)
+            assert not drop_last or {*sizes(batches)} <= {size}
+            counts.append(sizes(batches))
+            paddings = [batch.get("is_padding", torch.zeros(len(keys_of(batch)))).tolist() for batch in batches]
+            samples = [sample for batch in batches for sample in keys_of(batch)]
+            given.update(
+                sample for sample, padding in zip(samples, itertools.chain(*paddings), strict=True) if not padding
+            )
+        if mixed.epoch and not states:
+            break
+        if stop is None and ends != "uneven" and chain[-2][0] != world_size:  # else one was ahead, and stays so
+            assert counts[0] == counts[1]
+        state = saved(merge_states(states))
+    assert given <= whole
+    lost = Counter(number for number, *_ in (whole - given).elements())
+    # Of each member at most, by the batches of the last two ranks, or of those whose epoch ended in front of them.
+    most = 3 * 5 if drop_last else 3 if ends == "drop" else 1
+    assert all(count < most for count in lost.values())
+    mixed.close()
+
+
+def test_one_rank_does_not_deal_out_anew_what_it_does_not_know(truths: list[DatasetTruth]) -> None:
+    mixed = parted(truths)
+    assert len(list(itertools.islice(mixed.iterate(Placement(1, 2, batch_size=4)), 8))) == 8
+    state = saved(mixed.state_dict())
+    for size in (3, 8):
+        mixed.load_state_dict(state)
+        with pytest.raises(StateMismatch, match=r"1 of the 2 consumers .* that shared the epoch: load .*merge_states"):
+            next(mixed.iterate(Placement(1, 2, batch_size=size)))
+    mixed.load_state_dict(state)
+    assert len(list(mixed.iterate(Placement(1, 2, batch_size=2)))) > 8
+    mixed.close()
 
 
 def sizes(batches: Iterable[dict[str, Any]]) -> list[int]:

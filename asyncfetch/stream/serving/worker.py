@@ -172,16 +172,19 @@ class _Worker:
         """The samples of the next batch; none at the end."""
         size, drop_last = self._plan.placement.batch_size or 1, self._plan.placement.drop_last
         taken: list[Sample] = []
+        number = 0
         async for sample in samples:
-            taken.append(sample)
-            if samples.ends_batch(taken):
+            batch, following = samples.batches
+            if taken and batch != number:  # the others of this batch were left out
                 samples.put_back()
-                taken.pop()
-                if not drop_last:
-                    return taken
-                taken = []
-            elif len(taken) == size:
+            else:
+                taken.append(sample)
+                number = batch
+                if batch == following and len(taken) < size:
+                    continue
+            if len(taken) == size or not drop_last:
                 return taken
+            taken = []
         return [] if drop_last else taken
 
     async def _hand_over(self, number: int, taken: list[Sample], state: State) -> None:
