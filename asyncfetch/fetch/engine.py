@@ -300,7 +300,7 @@ class Fetcher:
         except FetchError as error:
             if not concerns_some(error):
                 raise error.about(first.start, first.stop) from error.__cause__
-        return {one: (await self._assembly.fetch_alone(one))[1] for one in request.serves}
+        return await self._assembly.fetch_apart(request)
 
     async def _fetch(self, wanted: ByteRange, buffer: memoryview | None = None) -> memoryview:
         """Any range, into ``buffer`` where there is one."""
