@@ -142,7 +142,7 @@ class Assembly:
                 try:
                     return info, await self._fetch_parts(wanted, info, buffer, part_bytes)
                 except InvalidResponse as error:
-                    if not _ignores_range(error):
+                    if not error.ignores_range:
                         raise
                     self._objects.note_whole(wanted.url)
         return await self._read(wanted.url, Wanted(wanted.start, wanted.stop), buffer)
@@ -195,9 +195,4 @@ class Assembly:
 
 def concerns_some(error: FetchError) -> bool:
     """Whether an error of a request for several ranges may not be one for each of them."""
-    return isinstance(error, RangeNotSatisfiable) or _ignores_range(error)
-
-
-def _ignores_range(error: FetchError) -> bool:
-    """Whether the server sent more of the object than is read through for the range in it."""
-    return isinstance(error, InvalidResponse) and error.status == 200
+    return isinstance(error, RangeNotSatisfiable) or (isinstance(error, InvalidResponse) and error.ignores_range)

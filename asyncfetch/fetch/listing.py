@@ -31,29 +31,28 @@ class Listing(Generic[C]):
         self._empty_pages = 0
         self._asked: set[C] = set()
 
-    def add(self, infos: list[ObjectInfo], *, asked: C, following: C | None, host: str) -> None:
+    def add(self, infos: list[ObjectInfo], *, asked: C, following: C | None) -> None:
         """Takes a page; AttemptFailed where it is one too many, or leads to none that is new.
 
         Args:
             infos: Its entries.
             asked: What it was asked for by.
             following: What the next one is asked for by; None after the last one.
-            host: Whose it is.
         """
         self._asked.add(asked)
         if following in self._asked:
             message = "the listing's pages lead in a circle: is the endpoint right?"
-            raise AttemptFailed(InvalidResponse, message, Verdict.FATAL, host=host)
+            raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
         self._empty_pages = 0 if infos else self._empty_pages + 1
         if following is not None and self._empty_pages >= MAX_EMPTY_PAGES:
             message = f"{MAX_EMPTY_PAGES} pages of the listing in a row have no entries: is the endpoint right?"
-            raise AttemptFailed(InvalidResponse, message, Verdict.FATAL, host=host)
+            raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
         if len(self.infos) + len(infos) > self._max_entries:
             message = (
                 f"the listing has more entries than max_listed_entries={self._max_entries}: raise that, at about 370"
                 " bytes for each, or list a directory with less in it"
             )
-            raise AttemptFailed(FetchError, message, Verdict.FATAL, host=host)
+            raise AttemptFailed(FetchError, message, Verdict.FATAL)
         self.infos += infos
 
     def sorted(self) -> list[ObjectInfo]:

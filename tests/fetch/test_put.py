@@ -479,7 +479,7 @@ async def test_with_motos_server(moto: str, tmp_path: Path) -> None:
 
 
 def reply(headers: dict[str, str], body: bytes = b"") -> Reply:
-    return Reply(URL("https://h"), CIMultiDict(headers), body)
+    return Reply(URL("https://h"), 200, CIMultiDict(headers), body)
 
 
 def test_tags_that_are_no_md5_are_taken_as_they_are() -> None:

@@ -19,7 +19,6 @@ from anyio import to_thread
 
 from asyncfetch.errors import AccessDenied, AsyncFetchError, FetchError, FetchTimeout, InvalidResponse, NotFound
 from asyncfetch.fetch.gate import one_caller
-from asyncfetch.fetch.redirects import host_name
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.cancellation import outlast
@@ -256,11 +255,8 @@ class S3Upload:
                 failure.kind, failure.verdict, message = _REFUSALS[code]
                 failure.message = f"{message} ({code})"
             raise
-        try:
+        with reply.is_judged():
             return take(reply)
-        except AttemptFailed as failure:
-            failure.host = host_name(reply.url)
-            raise
 
     def _too_long(self, part_bytes: int) -> FetchError:
         message = (
