@@ -389,6 +389,7 @@ async def test_listings_are_retried_and_refused_in_words() -> None:
         "<html>",
         "<html/>",
         '<?xml version="1.0" encoding="none"?><x/>',
+        '<?xml version="1.0" encoding="utf-7"?><x/>',
         *(
             f"<ListBucketResult>{entry}</ListBucketResult>"
             for entry in (
