@@ -209,8 +209,8 @@ class FetchConfig:
     max_known_objects: int = 65_536
     """Objects whose version and size are remembered, about 200 bytes each; the least recently used is forgotten."""
     max_listed_entries: int = 1_000_000
-    """Of a listing of S3 or the Hub, all of which are held, about 370 bytes each; FetchError beyond it, for the pages
-    of a server may have no end. S3 takes 1,000 requests for so many."""
+    """Of a listing, all of which are held, about 370 bytes each; FetchError beyond it, for the pages of a server may
+    have no end. S3 takes 1,000 requests for so many."""
 
     def __post_init__(self) -> None:
         for name in ("headers", "tokens", "fsspec"):

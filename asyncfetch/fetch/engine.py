@@ -200,9 +200,8 @@ class Fetcher:
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory or prefix, sorted by name, not its sub-directories'.
 
-        A sub-directory has size 0 and a url that ends in "/". What is neither file nor directory is left out. Listings
-        come by pages, all of which are held: FetchError where S3 or the Hub has more than ``max_listed_entries``. Plain
-        web servers have none: ConfigError.
+        A sub-directory has size 0 and a url that ends in "/". What is neither file nor directory is left out. All entries
+        are held: FetchError where there are more than ``max_listed_entries``. Plain web servers list none: ConfigError.
         """
         self._check()
         return await self._call(url, self._transports.of(url).listdir(url))
