@@ -67,7 +67,9 @@ class Fetcher:
     and in a forked child.
     """
 
-    def __init__(self, config: FetchConfig | None = None, *, _clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: FetchConfig | None = None, *, _clock: Clock | None = None, _memory: MemoryPool | None = None
+    ) -> None:
         """``config`` None means FetchConfig(), the defaults."""
         self.config = FetchConfig() if config is None else config
         if not isinstance(self.config, FetchConfig):
@@ -75,7 +77,7 @@ class Fetcher:
         self._clock = _clock or Clock()
         self._hosts = Hosts(self.config, self._clock)
         self._objects = ObjectMemory(self.config.max_known_objects)
-        self._memory = MemoryPool(self.config.max_idle_buffer_bytes)
+        self._memory = _memory or MemoryPool(self.config.max_idle_buffer_bytes)
         self._assembly = Assembly(self.config, self._objects, self._memory, self._read)
         self._calls: set[Interrupt] = set()
         self._state = "new"
