@@ -219,7 +219,17 @@ class ObjectChanged(FetchError):
 
 
 class InvalidResponse(FetchError):
-    """The server's answer contradicts itself or the request. Its bytes were not delivered."""
+    """The server's answer contradicts itself or the request. Its bytes were not delivered.
+
+    Attributes:
+        ignores_range: Whether the server sends all of a long object whatever range of it is asked for.
+    """
+
+    ignores_range: bool
+
+    def __init__(self, message: str, *, ignores_range: bool = False, **fields: Any) -> None:  # noqa: ANN401
+        self.ignores_range = ignores_range
+        super().__init__(message, **fields)
 
 
 class Throttled(FetchError):

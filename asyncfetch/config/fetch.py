@@ -199,7 +199,8 @@ class FetchConfig:
     another loop than the caller's isn't asked for a second time where it is late."""
     max_idle_buffer_bytes: int = 128 * MIB
     """Memory of bodies that nobody refers to any more, kept for the next ones; blocks below 64 KiB are not. Fresh pages
-    cost 0.8 ms a MiB where this was measured, more than all the rest of a fetch over plain HTTP."""
+    cost 0.8 ms a MiB where this was measured, more than all the rest of a fetch over plain HTTP. A fetcher's own, beside
+    the bound of a ByteCache over it; streams and datasets keep none, so ``StreamConfig.max_bytes`` is all they hold."""
     s3: S3Config = field(default_factory=S3Config)
     """For s3:// urls."""
     hub_endpoint: str | None = None
@@ -209,8 +210,8 @@ class FetchConfig:
     max_known_objects: int = 65_536
     """Objects whose version and size are remembered, about 200 bytes each; the least recently used is forgotten."""
     max_listed_entries: int = 1_000_000
-    """Of a listing of S3 or the Hub, all of which are held, about 370 bytes each; FetchError beyond it, for the pages
-    of a server may have no end. S3 takes 1,000 requests for so many."""
+    """Of a listing, all of which are held, about 370 bytes each; FetchError beyond it, for the pages of a server may
+    have no end. S3 takes 1,000 requests for so many."""
 
     def __post_init__(self) -> None:
         for name in ("headers", "tokens", "fsspec"):

@@ -61,6 +61,8 @@ class Assembly:
         self._memory = memory
         self._read = read
         self._parts = PartSizes(config)
+        self._workers = WORKERS_PER_REQUEST * config.max_requests_per_host
+        self._apart = 0
         shared = replace(config, max_span_bytes=min(config.max_span_bytes, MAX_SHARED_BYTES))
         self._joining = Joining(partial(plan_batch, config=shared), self._fetch_shared)
 
@@ -102,6 +104,23 @@ class Assembly:
                 await anyio.lowlevel.checkpoint()
         return pieces
 
+    async def fetch_apart(self, request: Request) -> dict[ByteRange, memoryview]:
+        """The same by requests of their own, side by side: an error is then about one range."""
+        views: dict[ByteRange, memoryview] = {}
+        company = len(request.serves)
+
+        async def work(one: ByteRange) -> None:
+            _, views[one] = await self.fetch_alone(one, company=company)
+
+        self._apart += 1
+        try:
+            # A batch has as many workers, each of which may get here: all together they have about as many again.
+            workers = max(1, self._workers // self._apart)
+            await for_each(request.serves, work, key=lambda one: one.url, workers=workers)
+        finally:
+            self._apart -= 1
+        return views
+
     async def _fetch_shared(self, request: Request, company: int) -> tuple[ObjectInfo, Scatter]:
         """What a request for several calls brings."""
         scatter = Scatter(request, self._memory)
@@ -123,7 +142,7 @@ class Assembly:
                 try:
                     return info, await self._fetch_parts(wanted, info, buffer, part_bytes)
                 except InvalidResponse as error:
-                    if not _ignores_range(error):
+                    if not error.ignores_range:
                         raise
                     self._objects.note_whole(wanted.url)
         return await self._read(wanted.url, Wanted(wanted.start, wanted.stop), buffer)
@@ -162,8 +181,7 @@ class Assembly:
             await self._read(wanted.url, Wanted(start, stop), place, asked=asked, part_of=info)
 
         parts = split_range(wanted, part_bytes)
-        workers = WORKERS_PER_REQUEST * self._config.max_requests_per_host
-        await for_each(parts, work, key=lambda _: wanted.url, workers=workers)
+        await for_each(parts, work, key=lambda _: wanted.url, workers=self._workers)
         return view.toreadonly()
 
     def _take(self, wanted: ByteRange) -> memoryview:
@@ -177,9 +195,4 @@ class Assembly:
 
 def concerns_some(error: FetchError) -> bool:
     """Whether an error of a request for several ranges may not be one for each of them."""
-    return isinstance(error, RangeNotSatisfiable) or _ignores_range(error)
-
-
-def _ignores_range(error: FetchError) -> bool:
-    """Whether the server sent more of the object than is read through for the range in it."""
-    return isinstance(error, InvalidResponse) and error.status == 200
+    return isinstance(error, RangeNotSatisfiable) or (isinstance(error, InvalidResponse) and error.ignores_range)

@@ -67,7 +67,9 @@ class Fetcher:
     and in a forked child.
     """
 
-    def __init__(self, config: FetchConfig | None = None, *, _clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: FetchConfig | None = None, *, _clock: Clock | None = None, _memory: MemoryPool | None = None
+    ) -> None:
         """``config`` None means FetchConfig(), the defaults."""
         self.config = FetchConfig() if config is None else config
         if not isinstance(self.config, FetchConfig):
@@ -75,7 +77,7 @@ class Fetcher:
         self._clock = _clock or Clock()
         self._hosts = Hosts(self.config, self._clock)
         self._objects = ObjectMemory(self.config.max_known_objects)
-        self._memory = MemoryPool(self.config.max_idle_buffer_bytes)
+        self._memory = _memory or MemoryPool(self.config.max_idle_buffer_bytes)
         self._assembly = Assembly(self.config, self._objects, self._memory, self._read)
         self._calls: set[Interrupt] = set()
         self._state = "new"
@@ -200,9 +202,8 @@ class Fetcher:
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory or prefix, sorted by name, not its sub-directories'.
 
-        A sub-directory has size 0 and a url that ends in "/". What is neither file nor directory is left out. Listings
-        come by pages, all of which are held: FetchError where S3 or the Hub has more than ``max_listed_entries``. Plain
-        web servers have none: ConfigError.
+        A sub-directory has size 0 and a url that ends in "/". What is neither file nor directory is left out. All entries
+        are held: FetchError where there are more than ``max_listed_entries``. Plain web servers list none: ConfigError.
         """
         self._check()
         return await self._call(url, self._transports.of(url).listdir(url))
@@ -300,7 +301,7 @@ class Fetcher:
         except FetchError as error:
             if not concerns_some(error):
                 raise error.about(first.start, first.stop) from error.__cause__
-        return {one: (await self._assembly.fetch_alone(one))[1] for one in request.serves}
+        return await self._assembly.fetch_apart(request)
 
     async def _fetch(self, wanted: ByteRange, buffer: memoryview | None = None) -> memoryview:
         """Any range, into ``buffer`` where there is one."""

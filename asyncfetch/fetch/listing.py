@@ -1,4 +1,4 @@
-"""A directory's entries, put together from the pages that a store lists it by; within bounds."""
+"""A directory's entries: within bounds, and put together from the pages that a store lists it by."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["Listing", "listed_size"]
+__all__ = ["Listing", "check_length", "listed_size"]
 
 MAX_EMPTY_PAGES = 1000
 """In a row. S3 sends some where it goes over many deleted versions, 1,000 keys at a time."""
@@ -31,34 +31,38 @@ class Listing(Generic[C]):
         self._empty_pages = 0
         self._asked: set[C] = set()
 
-    def add(self, infos: list[ObjectInfo], *, asked: C, following: C | None, host: str) -> None:
+    def add(self, infos: list[ObjectInfo], *, asked: C, following: C | None) -> None:
         """Takes a page; AttemptFailed where it is one too many, or leads to none that is new.
 
         Args:
             infos: Its entries.
             asked: What it was asked for by.
             following: What the next one is asked for by; None after the last one.
-            host: Whose it is.
         """
         self._asked.add(asked)
         if following in self._asked:
             message = "the listing's pages lead in a circle: is the endpoint right?"
-            raise AttemptFailed(InvalidResponse, message, Verdict.FATAL, host=host)
+            raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
         self._empty_pages = 0 if infos else self._empty_pages + 1
         if following is not None and self._empty_pages >= MAX_EMPTY_PAGES:
             message = f"{MAX_EMPTY_PAGES} pages of the listing in a row have no entries: is the endpoint right?"
-            raise AttemptFailed(InvalidResponse, message, Verdict.FATAL, host=host)
-        if len(self.infos) + len(infos) > self._max_entries:
-            message = (
-                f"the listing has more entries than max_listed_entries={self._max_entries}: raise that, at about 370"
-                " bytes for each, or list a directory with less in it"
-            )
-            raise AttemptFailed(FetchError, message, Verdict.FATAL, host=host)
+            raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
+        check_length(len(self.infos) + len(infos), self._max_entries)
         self.infos += infos
 
     def sorted(self) -> list[ObjectInfo]:
         """The entries by url."""
         return sorted(self.infos, key=lambda info: info.url)
+
+
+def check_length(entries: int, max_entries: int) -> None:
+    """AttemptFailed where a listing has more entries than may be held."""
+    if entries > max_entries:
+        message = (
+            f"the listing has more entries than max_listed_entries={max_entries}: raise that, at about 370 bytes for"
+            " each, or list a directory with less in it"
+        )
+        raise AttemptFailed(FetchError, message, Verdict.FATAL)
 
 
 def listed_size(said: object) -> int:

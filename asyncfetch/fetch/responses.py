@@ -183,7 +183,7 @@ def _whole(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectIn
             f"the server ignores Range and sends all {size} bytes; only ranges that end within the first"
             f" {SLICE_LIMIT_BYTES} are cut out of that: use a server that supports ranges"
         )
-        raise _lie(200, message)
+        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, 200, fields={"ignores_range": True})
     return Delivery(info, start, stop, skip_bytes=start, cut=stop < size)
 
 

@@ -45,7 +45,7 @@ class Transports:
     def __init__(self, config: FetchConfig, hosts: Hosts, clock: Clock, http: HttpTransport) -> None:
         """Takes over ``http``; use ``open``."""
         self.http = http
-        self.files = FileTransport(hosts, FILE_THREADS)
+        self.files = FileTransport(hosts, FILE_THREADS, max_entries=config.max_listed_entries)
         self._s3 = S3Transport(config, http, clock)
         self._hub = HubTransport(config, http, clock)
         self._others = OtherTransport(config, hosts, clock)

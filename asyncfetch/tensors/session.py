@@ -74,9 +74,9 @@ class Session:
         shared_memory: bool,
         copies: bool,
     ) -> None:
-        self._fetcher = Fetcher(config)
-        self._workers = config.max_requests_per_host
         self._memory = MemoryPool(config.max_idle_buffer_bytes)
+        self._fetcher = Fetcher(config, _memory=self._memory)  # one pool, so that the bound is on all that waits
+        self._workers = config.max_requests_per_host
         self._http = HttpStore(self._fetcher, self._memory, shared_memory=shared_memory)
         self._ray: RayStore | None = None
         self._buffer = buffer

@@ -5,19 +5,21 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
 from anyio import to_thread
+from botocore.session import get_session
 from fsspec.implementations.memory import MemoryFileSystem
+from moto.server import ThreadedMotoServer
 
 from asyncfetch.config import FetchConfig, S3Config
 from asyncfetch.fetch import Fetcher
-from asyncfetch.testing import HubServer, RangeServer, S3Server, conformance
+from asyncfetch.testing import HubServer, Keys, RangeServer, S3Server, conformance
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -111,6 +113,32 @@ async def memory() -> AsyncIterator[Store]:
     files.rm("/conformance", recursive=True)
 
 
+@pytest.fixture(scope="module")
+def moto() -> Iterator[Any]:
+    """botocore's client of a server of moto that has a bucket."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"aws_access_key_id": Keys().access_key, "aws_secret_access_key": Keys().secret_key}
+    client = get_session().create_client("s3", region_name="us-east-1", endpoint_url=f"http://{host}:{port}", **keys)
+    client.create_bucket(Bucket="bucket")
+    yield client
+    client.close()
+    server.stop()
+
+
+@asynccontextmanager
+async def s3_of_moto(client: Any) -> AsyncIterator[Store]:  # noqa: ANN401 - botocore makes the class
+    """Objects that botocore itself puts there."""
+
+    def write(name: str, content: bytes) -> str:
+        client.put_object(Bucket="bucket", Key=name, Body=content)
+        return f"s3://bucket/{name}"
+
+    async with Fetcher(FetchConfig(s3=S3Config(endpoint_url=client.meta.endpoint_url))) as fetcher:
+        yield Store(fetcher, write)
+
+
 @pytest.fixture
 def stores(tmp_path: Path) -> dict[str, Callable[..., AbstractAsyncContextManager[Store]]]:
     """Those with sockets take ``loops``, and are read in both ways."""
@@ -140,6 +168,15 @@ async def test_conformance(
     aws_keys: None,
 ) -> None:
     async with stores[name]() as store:
+        await check(store)
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
+async def test_conformance_of_what_motos_server_serves(moto: Any, check: Check, aws_keys: None) -> None:  # noqa: ANN401
+    """The API as others understand it, all checks of it. What moto doesn't do is to look at signatures, or at the time
+    when they expire: S3Server does, above.
+    """
+    async with s3_of_moto(moto) as store:
         await check(store)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 import re
 from contextlib import AsyncExitStack
@@ -347,6 +348,21 @@ async def test_a_range_that_is_cut_out_of_a_whole_body_comes_though_its_neighbou
     near, beyond = await outcomes(*reads(fetcher, url, (mebibyte - 10, mebibyte), (mebibyte, mebibyte + 10)))
     assert near == bytes(10)
     assert isinstance(beyond, InvalidResponse)
+    assert pickle.loads(pickle.dumps(beyond)).ignores_range
+
+
+async def test_what_no_range_of_the_object_would_change_is_not_asked_for_each(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType]
+) -> None:
+    """By a server that compresses all that it sends, which was asked not to."""
+    url = server.put("/x", CONTENT)
+    server.every = lambda _: step(ignore_range=True, headers={"Content-Encoding": "gzip"})
+    errors = await outcomes(*reads(fetcher, url, (300, 350), (100, 150)))
+    assert [type(error) for error in errors] == [InvalidResponse] * 2
+    assert [(error.status, error.ignores_range) for error in errors if isinstance(error, InvalidResponse)] == [
+        (200, False)
+    ] * 2
+    assert len(server.requests) == 2
 
 
 async def test_an_argument_that_cannot_be_meant_is_its_own_callers_error(fetcher: Fetcher, server: LyingServer) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio.lowlevel
 import pytest
 
+from asyncfetch.config import RetryConfig
 from asyncfetch.errors import FetchTimeout, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable
 from asyncfetch.fetch import Fetcher, engine
 from asyncfetch.fetch.assembly import PIECES_A_TURN
@@ -91,6 +92,33 @@ async def test_a_range_beyond_the_end_is_told_apart_from_those_it_came_with(
     with pytest.raises(RangeNotSatisfiable, match=re.escape("[99950, 100001)")) as caught:
         await fetcher.fetch_many([ByteRange(url, 99_900, 99_950), ByteRange(url, 99_950, 100_001)])
     assert (caught.value.start, caught.value.stop, caught.value.size) == (99_950, 100_001, 100_000)
+
+
+@pytest.mark.parametrize(("limit", "peak"), [(16, 5), (2, 2)])
+@pytest.mark.parametrize("verb", ["fetch_many", "fetch_stream"])
+async def test_ranges_of_a_refused_request_are_asked_for_side_by_side(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, verb: str, limit: int, peak: int
+) -> None:
+    url = server.put("/x", CONTENT)
+    all_here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def gate() -> asyncio.Future[None] | None:
+        """Holds up all behind the shared request until as many have come as may."""
+        if server.in_flight == peak and not all_here.done():
+            all_here.set_result(None)
+        return None if len(server.requests) == 1 else asyncio.shield(all_here)
+
+    server.gate = gate
+    ranges = [ByteRange(url, start, start + 100) for start in range(99_501, 100_000, 100)]
+    async with fetcher_with(max_requests_per_host=limit, retry=RetryConfig(attempts=1)) as fetcher:
+        with pytest.raises(RangeNotSatisfiable, match=re.escape("[99901, 100001)")):
+            if verb == "fetch_many":
+                await fetcher.fetch_many(ranges)
+            else:
+                async with fetcher.fetch_stream(ranges) as stream:
+                    assert [index async for index, _ in stream] == []
+        assert server.peak_in_flight == peak
+        assert (fetcher.statistics().in_flight, fetcher.statistics().waiting) == (0, 0)
 
 
 async def test_an_error_of_a_joined_request_names_a_range_that_was_asked_for(

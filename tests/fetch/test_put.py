@@ -33,7 +33,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.sources import open_source
 from asyncfetch.fetch.transports.asking import Reply
-from asyncfetch.fetch.transports.s3_upload import _checked_tag, _text_of
+from asyncfetch.fetch.transports.s3_upload import MAX_ANSWER_BYTES, _checked_tag, _text_of
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.testing import Fault, FaultOnce, Keys, S3Quirks, S3Server
 from tests.fetch.conftest import s3_fetcher
@@ -479,7 +479,7 @@ async def test_with_motos_server(moto: str, tmp_path: Path) -> None:
 
 
 def reply(headers: dict[str, str], body: bytes = b"") -> Reply:
-    return Reply(URL("https://h"), CIMultiDict(headers), body)
+    return Reply(URL("https://h"), 200, CIMultiDict(headers), body)
 
 
 def test_tags_that_are_no_md5_are_taken_as_they_are() -> None:
@@ -502,6 +502,9 @@ def test_tags_that_are_no_md5_are_taken_as_they_are() -> None:
         (b"<Error><Code>InternalError</Code></Error>", Verdict.AGAIN),
         (b"<Error><Code>NoSuchUpload</Code></Error>", Verdict.FATAL),
         (b"  ", Verdict.ONCE),
+        (b"<Result><ETag>x</ETag>%s</Result>" % (b" " * MAX_ANSWER_BYTES), Verdict.ONCE),
+        (b'<?xml version="1.0" encoding="none"?><x/>', Verdict.ONCE),
+        (b'<?xml version="1.0" encoding="utf-7"?><x/>', Verdict.ONCE),
         (b"<Result/>", Verdict.ONCE),
     ],
 )

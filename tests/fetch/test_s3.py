@@ -22,6 +22,7 @@ from moto.server import ThreadedMotoServer
 from asyncfetch.config import FetchConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, InvalidResponse, NotFound
 from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.transports.http import MAX_REPLY_BYTES
 from asyncfetch.fetch.transports.s3 import bucket_and_key
 from asyncfetch.fetch.transports.s3_signer import S3Signer
 from asyncfetch.ranges import ByteRange
@@ -378,7 +379,7 @@ async def test_listings_are_retried_and_refused_in_words() -> None:
         assert len(await fetcher.listdir("s3://b/p/")) == 1
         with pytest.raises(NotFound, match="nothing is below") as caught:
             await fetcher.listdir("s3://b/none")
-        assert (caught.value.url, caught.value.attempts) == ("s3://b/none", 1)
+        assert (caught.value.url, caught.value.status, caught.value.attempts) == ("s3://b/none", 200, 1)
         assert caught.value.host == server.url.removeprefix("https://")
 
 
@@ -388,6 +389,7 @@ async def test_listings_are_retried_and_refused_in_words() -> None:
         "<html>",
         "<html/>",
         '<?xml version="1.0" encoding="none"?><x/>',
+        '<?xml version="1.0" encoding="utf-7"?><x/>',
         *(
             f"<ListBucketResult>{entry}</ListBucketResult>"
             for entry in (
@@ -409,7 +411,18 @@ async def test_a_listing_that_is_none(page: str, server: LyingServer, step: type
     async with Fetcher(config, _clock=time.clock()) as fetcher:
         with pytest.raises(InvalidResponse, match="endpoint") as caught:
             await fetcher.listdir("s3://b/d")
-    assert (caught.value.url, caught.value.host, caught.value.attempts) == ("s3://b/d", f"127.0.0.1:{server.port}", 2)
+    assert (caught.value.url, caught.value.host) == ("s3://b/d", f"127.0.0.1:{server.port}")
+    assert (caught.value.status, caught.value.attempts) == (200, 2)
+
+
+async def test_a_page_too_long_to_be_one(server: LyingServer, step: type[Step], time: FakeTime) -> None:
+    body = bytes(MAX_REPLY_BYTES + 1)
+    server.every = lambda _: step(status=200, headers={"Content-Length": str(len(body))}, body=body)
+    async with Fetcher(FetchConfig(s3=S3Config(endpoint_url=server.url(""))), _clock=time.clock()) as fetcher:
+        with pytest.raises(InvalidResponse, match=f"more than {MAX_REPLY_BYTES} bytes") as caught:
+            await fetcher.listdir("s3://b")
+    assert (caught.value.url, caught.value.host) == ("s3://b", f"127.0.0.1:{server.port}")
+    assert (caught.value.status, caught.value.attempts) == (200, 2)
 
 
 async def test_a_listing_is_asked_for_once_more(server: LyingServer, step: type[Step], time: FakeTime) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch import Fetcher
     from tests.fetch.conftest import LyingServer
+    from tests.fetch.odd_files import OddFileSystem
 
 CONTENT = random.Random(0).randbytes(100_000)
 
@@ -262,6 +263,24 @@ async def test_listdir(fetcher: Fetcher, tmp_path: Path) -> None:
     ]
     assert bytes(await fetcher.fetch(infos[1].url)) == b"12"
     assert [info.url for info in await fetcher.listdir(f"{tmp_path}/")] == [f"{tmp_path}/a/", f"{tmp_path}/b#"]
+
+
+async def test_as_many_entries_as_may_be_listed(
+    fetcher_with: Callable[..., Fetcher], tmp_path: Path, odd: type[OddFileSystem]
+) -> None:
+    """Also of what has no pages: a local directory, and one of a back end of fsspec."""
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"1")
+        odd().pipe_file(f"/d/{name}", b"1")
+    urls = [str(tmp_path), tmp_path.as_uri(), "odd://d"]
+    async with fetcher_with(max_listed_entries=3) as fetcher:
+        assert [len(await fetcher.listdir(url)) for url in urls] == [3] * 3
+    async with fetcher_with(max_listed_entries=2) as fetcher:
+        for url in urls:
+            with pytest.raises(FetchError, match="max_listed_entries=2: raise") as caught:
+                await fetcher.listdir(url)
+            assert (caught.value.url, caught.value.attempts) == (url, 1)
+        assert (fetcher.statistics().in_flight, fetcher.statistics().waiting) == (0, 0)
 
 
 async def test_listdir_errors(fetcher: Fetcher, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from asyncfetch.errors import (
     WrongLoop,
 )
 from asyncfetch.lerobot import engine, open_dataset, prefetches
+from asyncfetch.runtime import memory_pool
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import Fault, FaultOnce, read_identity
 from tests.lerobot.serving import (
@@ -323,6 +324,18 @@ async def test_a_decoder_that_is_gone_is_made_again_without_a_request(truth: Dat
         assert after.episodes.hits == before.episodes.hits + 1
         assert after.episodes.misses == before.episodes.misses == 1
         assert after.decoders.misses == before.decoders.misses + CAMERAS
+
+
+async def test_no_memory_is_kept_for_bodies_beside_the_bound(
+    truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_pool, "SMALL_BYTES", 1024)  # so that tables come in blocks that could be kept
+    async with serve(truth) as served:
+        assert served.dataset.config.fetch.max_idle_buffer_bytes > 0
+        await served.dataset.sample(0, 0)
+        fetched = served.dataset._engine.fetcher.statistics()
+    assert fetched.bytes > 10_000
+    assert fetched.idle_buffer_bytes == 0
 
 
 async def test_decoders_are_kept_between_reads(truth: DatasetTruth) -> None:

@@ -24,8 +24,9 @@ from asyncfetch.errors import (
     TensorError,
     WrongLoop,
 )
+from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.tensors import RemoteTensor, TensorServer
-from tests.tensors.conftest import MIB, Backend
+from tests.tensors.conftest import MIB, QUICK, Backend
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -218,6 +219,20 @@ for is_collected in (True, False):
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=50
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+async def test_what_a_client_keeps_for_reuse_has_one_bound(server: TensorServer) -> None:
+    """That of its engine: what bodies land in, and what is copied out of them, comes from one pool."""
+    fetch = dataclasses.replace(QUICK, max_idle_buffer_bytes=2 * MIB + 1)
+    async with http_client(delivery="copy", fetch=fetch) as client:
+        remotes = await client.remotize([torch.ones(MIB // 4) for _ in range(4)], server.url)
+        tensors = [await client.localize(remote) for remote in remotes]
+        del tensors
+        client.clear_all()
+        gc.collect()
+        pools = [one.statistics() for one in gc.get_objects() if type(one) is MemoryPool]
+    kept = [pool.idle_bytes for pool in pools if pool.max_idle_bytes == fetch.max_idle_buffer_bytes]
+    assert 0 < sum(kept) <= fetch.max_idle_buffer_bytes
 
 
 async def test_nothing_is_left_behind() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -20,7 +21,7 @@ from asyncfetch.fetch.transports.faults import FOREIGN, as_failure
 from asyncfetch.fetch.transports.hedging import Overtaken, race_where_useful
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 
     import aiohttp
     from yarl import URL
@@ -49,11 +50,21 @@ class Reply:
 
     url: URL = field(repr=False)
     """What it answers, after redirects."""
+    status: int
     headers: Mapping[str, str] = field(repr=False)
     """Found by names of any case."""
     body: bytes = field(default=b"", repr=False)
     target: URL | None = field(default=None, repr=False)
     """Where it redirects to: another origin; None where it doesn't."""
+
+    @contextmanager
+    def is_judged(self) -> Iterator[None]:
+        """An attempt that fails in this block does so for what the answer says: its host and status are the answer's."""
+        try:
+            yield
+        except AttemptFailed as failure:
+            failure.host, failure.status = host_name(self.url), self.status
+            raise
 
 
 @dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
@@ -250,12 +261,12 @@ class Asking:
         url, status = question.url, response.status
         headers: Mapping[str, str] = response.headers
         if status not in REDIRECTS and status < 400:
-            return Reply(url, headers, await exchange.read_all(max_bytes))
+            return Reply(url, status, headers, await exchange.read_all(max_bytes))
         headers = book.explain(status, headers, await exchange.drain())
         try:
             if status >= 400:
                 raise refusal(status, headers)
-            return Reply(url, headers, target=next_url(url, headers.get("Location")))
+            return Reply(url, status, headers, target=next_url(url, headers.get("Location")))
         except AttemptFailed as failure:
             self._note_answer(failure, status, headers)
             raise

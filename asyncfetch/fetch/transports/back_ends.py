@@ -26,6 +26,7 @@ from asyncfetch.errors import (
     ObjectChanged,
     redact_url,
 )
+from asyncfetch.fetch.listing import check_length
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.responses import refusal
 from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
@@ -106,7 +107,9 @@ def check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
         raise AttemptFailed(ObjectChanged, message, Verdict.FATAL)
 
 
-def list_directory(url: str, options: Mapping[str, Mapping[str, object]], job: Job) -> list[ObjectInfo]:
+def list_directory(
+    url: str, options: Mapping[str, Mapping[str, object]], max_entries: int, job: Job
+) -> list[ObjectInfo]:
     """Runs in a thread."""
     job.next_call()
     files, path = file_system(url, options)
@@ -117,6 +120,7 @@ def list_directory(url: str, options: Mapping[str, Mapping[str, object]], job: J
             raise FileNotFoundError("there is no such directory")
         job.next_call()
         entries = files.ls(path, detail=True)
+        check_length(len(entries), max_entries)
         base = url if url.endswith("/") else f"{url}/"
         infos = []
         for entry in entries:

@@ -212,12 +212,13 @@ class Exchange:
 
     async def read_all(self, max_bytes: int) -> bytes:
         """The whole body; AttemptFailed where it breaks or is longer than ``max_bytes``."""
+        assert self.response is not None
         body = bytearray()
         while chunk := await self.next_chunk():
             body += chunk
             if len(body) > max_bytes:
                 message = f"{self._host} answers with more than {max_bytes} bytes where a page of text was asked for"
-                raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
+                raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, self.response.status)
         return bytes(body)
 
     def _came(self, count: int) -> None:

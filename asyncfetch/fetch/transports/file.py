@@ -7,6 +7,7 @@ import os
 import stat
 from concurrent.futures import CancelledError
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
@@ -15,6 +16,7 @@ import anyio
 from anyio import from_thread, to_thread
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged, redact_url
+from asyncfetch.fetch.listing import check_length
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.responses import Delivery
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
@@ -41,8 +43,10 @@ class FileTransport:
     A file has a strong version: its modification time, size and inode.
     """
 
-    def __init__(self, hosts: Hosts, threads: int) -> None:
+    def __init__(self, hosts: Hosts, threads: int, *, max_entries: int) -> None:
+        """``max_entries`` is the most that a listing may have."""
         self._hosts = hosts
+        self._max_entries = max_entries
         self.limiter = anyio.CapacityLimiter(threads)
 
     async def read(self, download: Download) -> None:
@@ -98,9 +102,12 @@ class FileTransport:
             raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
-        """The entries of a directory, sorted by name; a directory among them has size 0 and a url that ends in "/"."""
+        """The entries of a directory, sorted by name; a directory among them has size 0 and a url that ends in "/".
+
+        FetchError where there are more than ``max_listed_entries``.
+        """
         try:
-            return await to_thread.run_sync(_list, url, limiter=self.limiter)
+            return await to_thread.run_sync(_list, url, self._max_entries, limiter=self.limiter)
         except AttemptFailed as failure:
             raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
 
@@ -183,18 +190,20 @@ def _info(url: str, status: os.stat_result) -> ObjectInfo:
     return ObjectInfo(url, status.st_size, f'"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"')
 
 
-def _list(url: str) -> list[ObjectInfo]:
+def _list(url: str, max_entries: int) -> list[ObjectInfo]:
     """Runs in a thread."""
     base = url if url.endswith("/") else f"{url}/"
     infos = []
     try:
-        with os.scandir(local_path(url)) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                name = quote(entry.name) if "://" in url else entry.name
-                if entry.is_dir():
-                    infos.append(ObjectInfo(f"{base}{name}/", 0))
-                elif entry.is_file():
-                    infos.append(_info(base + name, entry.stat()))
+        with os.scandir(local_path(url)) as found:
+            entries = [*islice(found, max_entries + 1)]
+        check_length(len(entries), max_entries)
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            name = quote(entry.name) if "://" in url else entry.name
+            if entry.is_dir():
+                infos.append(ObjectInfo(f"{base}{name}/", 0))
+            elif entry.is_file():
+                infos.append(_info(base + name, entry.stat()))
     except OSError as error:
         raise _as_failure(error) from error
     return infos

@@ -27,7 +27,7 @@ from yarl import URL
 from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
 from asyncfetch.fetch.listing import Listing, listed_size
-from asyncfetch.fetch.redirects import host_name, next_url, origin_of, parse_url, static_headers
+from asyncfetch.fetch.redirects import next_url, origin_of, parse_url, static_headers
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.ranges import ObjectInfo
 
@@ -160,9 +160,10 @@ class HubTransport:
     async def _page(self, listing: Listing[URL], address: Address, base: str, directory: str) -> URL | None:
         """Adds the page at ``address``; where the next one is, None after the last one."""
         reply = await self._http.ask("GET", address, self)
-        infos = await to_thread.run_sync(_parse_tree, reply, base, directory)
-        following = _next_page(reply, address.url)
-        listing.add(infos, asked=address.url, following=following, host=host_name(reply.url))
+        with reply.is_judged():
+            infos = await to_thread.run_sync(_parse_tree, reply.body, base, directory)
+            following = _next_page(reply.headers, address.url)
+            listing.add(infos, asked=address.url, following=following)
         return following
 
     async def _tree(self, directory: HubFile) -> Address:
@@ -194,10 +195,11 @@ class HubTransport:
     async def _find_commit(self, file: HubFile) -> Found[str]:
         hub = await self._hub()
         reply = await self._http.ask("GET", hub.address(file.api_path("revision", file.revision)), self)
-        answer = await to_thread.run_sync(_parse_json, reply)
-        commit = answer.get("sha") if isinstance(answer, dict) else None
-        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-            raise _no_hub(reply, "the Hub doesn't say which commit the revision is")
+        with reply.is_judged():
+            answer = await to_thread.run_sync(_parse_json, reply.body)
+            commit = answer.get("sha") if isinstance(answer, dict) else None
+            if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+                raise _no_hub("the Hub doesn't say which commit the revision is")
         return Found(commit)
 
     async def _hub(self) -> _Hub:
@@ -278,29 +280,27 @@ def _served_at(reply: Reply, wall_now: float) -> float:
         return wall_now
 
 
-def _no_hub(reply: Reply, message: str) -> AttemptFailed:
-    return AttemptFailed(
-        InvalidResponse, f"{message}: does HF_ENDPOINT lead to a Hub?", Verdict.ONCE, host=host_name(reply.url)
-    )
+def _no_hub(message: str) -> AttemptFailed:
+    return AttemptFailed(InvalidResponse, f"{message}: does HF_ENDPOINT lead to a Hub?", Verdict.ONCE)
 
 
-def _parse_json(reply: Reply) -> Any:  # noqa: ANN401 - anything can stand there
+def _parse_json(body: bytes) -> Any:  # noqa: ANN401 - anything can stand there
     try:
-        return json.loads(reply.body)
+        return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise _no_hub(reply, f"the Hub's answer is no JSON ({type(error).__name__})") from error
+        raise _no_hub(f"the Hub's answer is no JSON ({type(error).__name__})") from error
 
 
-def _parse_tree(reply: Reply, base: str, directory: str) -> list[ObjectInfo]:
+def _parse_tree(body: bytes, base: str, directory: str) -> list[ObjectInfo]:
     """The entries of a page, which are below ``base``."""
-    entries = _parse_json(reply)
+    entries = _parse_json(body)
     message = "the Hub's listing isn't one of the directory's files and directories"
     if not isinstance(entries, list):
-        raise _no_hub(reply, message)
+        raise _no_hub(message)
     try:
         return [_entry(entry, base, f"{directory}/" if directory else "") for entry in entries]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise _no_hub(reply, message) from error
+        raise _no_hub(message) from error
 
 
 def _entry(entry: Any, base: str, above: str) -> ObjectInfo:  # noqa: ANN401 - what the server says
@@ -316,15 +316,11 @@ def _entry(entry: Any, base: str, above: str) -> ObjectInfo:  # noqa: ANN401 - w
     return ObjectInfo(f"{base}/{name}", listed_size(entry["size"]), f'"{version}"')
 
 
-def _next_page(reply: Reply, asked: URL) -> URL | None:
-    link = _NEXT.search(reply.headers.get("Link", ""))
+def _next_page(headers: Mapping[str, str], asked: URL) -> URL | None:
+    link = _NEXT.search(headers.get("Link", ""))
     if link is None:
         return None
-    try:
-        target = next_url(asked, link[1])
-    except AttemptFailed as failure:
-        failure.host = host_name(reply.url)
-        raise
+    target = next_url(asked, link[1])
     if origin_of(target) != origin_of(asked):
-        raise _no_hub(reply, "the next page of the listing lies on another host, and is not followed")
+        raise _no_hub("the next page of the listing lies on another host, and is not followed")
     return target

@@ -105,11 +105,15 @@ class OtherTransport:
             await self._clock.sleep(delay)
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
-        """The entries of a directory, sorted by url; a directory among them has size 0 and a url that ends in "/"."""
+        """The entries of a directory, sorted by url; a directory among them has size 0 and a url that ends in "/".
+
+        FetchError where there are more than ``max_listed_entries``; by then the back end holds them all.
+        """
 
         async def take(turn: Turn) -> list[ObjectInfo]:
             since = turn.host.now()
-            entries = await self._threads.run(partial(list_directory, url, self._config.fsspec), scheme_of(url))
+            take = partial(list_directory, url, self._config.fsspec, self._config.max_listed_entries)
+            entries = await self._threads.run(take, scheme_of(url))
             turn.answered(turn.host.now() - since, is_refusal=False)
             return entries
 

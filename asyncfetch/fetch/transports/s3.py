@@ -18,7 +18,7 @@ from yarl import URL
 from asyncfetch.errors import ConfigError, InvalidResponse, NotFound, redact_url
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
 from asyncfetch.fetch.listing import Listing, listed_size
-from asyncfetch.fetch.redirects import host_name
+from asyncfetch.fetch.redirects import REDIRECTS, host_name
 from asyncfetch.fetch.responses import NO_REASON, TOKEN_CODES
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.transports.s3_signer import S3Signer
@@ -41,7 +41,7 @@ MAX_BUCKETS = 1024
 """Buckets whose region is remembered."""
 CLOCK_ERROR_SECONDS = 300.0
 """A clock that is off by more is worth a word where a signature is refused; S3 puts up with 15 minutes."""
-_REFUSALS = frozenset({301, 307, 400, 401, 403})
+_REFUSALS = REDIRECTS | {400, 401, 403}
 _WORN_OUT = frozenset({401, 403})
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")  # it becomes a part of a host's name
@@ -141,11 +141,11 @@ class S3Transport:
         if token:
             parameters["ContinuationToken"] = token
         reply = await self._ask("GET", "list_objects_v2", parameters)
-        infos, following = await to_thread.run_sync(_parse_page, reply, bucket, prefix)
-        listing.add(infos, asked=token, following=following, host=host_name(reply.url))
-        if following is None and prefix and not listing.infos:
-            message = "nothing is below this prefix: check the url"
-            raise AttemptFailed(NotFound, message, Verdict.FATAL, host=host_name(reply.url))
+        with reply.is_judged():
+            infos, following = await to_thread.run_sync(_parse_page, reply.body, bucket, prefix)
+            listing.add(infos, asked=token, following=following)
+            if following is None and prefix and not listing.infos:
+                raise AttemptFailed(NotFound, "nothing is below this prefix: check the url", Verdict.FATAL)
         return following
 
     async def _ask(
@@ -220,7 +220,7 @@ def _sent_elsewhere(reply: Reply) -> AttemptFailed:
     assert reply.target is not None
     message = f"the store sends us on to {host_name(reply.target)}: set S3Config(region=...) or endpoint_url"
     return AttemptFailed(
-        InvalidResponse, message, Verdict.FATAL, status=307, host=host_name(reply.url), headers=reply.headers
+        InvalidResponse, message, Verdict.FATAL, reply.status, host=host_name(reply.url), headers=reply.headers
     )
 
 
@@ -235,10 +235,10 @@ def _clock_error(headers: Mapping[str, str], wall_now: float) -> str:
     return f"this machine's clock is {abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} the store's"
 
 
-def _parse_page(reply: Reply, bucket: str, prefix: str) -> tuple[list[ObjectInfo], str | None]:
+def _parse_page(body: bytes, bucket: str, prefix: str) -> tuple[list[ObjectInfo], str | None]:
     """The entries of a ListObjectsV2 answer and the token of the next page, None after the last one."""
     try:
-        page = _listing_in(reply.body)
+        page = _listing_in(body)
         # A store that doesn't know the parameter ignores it, and says so by not repeating it.
         plain = unquote_plus if page.findtext("{*}EncodingType", "") == "url" else str
         infos = [
@@ -252,13 +252,13 @@ def _parse_page(reply: Reply, bucket: str, prefix: str) -> tuple[list[ObjectInfo
                 infos.append(ObjectInfo(f"s3://{bucket}/{_below(prefix, key)}", size, etag))
     except (ET.ParseError, LookupError, ValueError) as error:  # LookupError: of an encoding
         message = f"the listing is no answer of S3 ({error}): is the endpoint right?"
-        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, host=host_name(reply.url)) from error
+        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE) from error
     if page.findtext("{*}IsTruncated", "") != "true":
         return infos, None
     token = page.findtext("{*}NextContinuationToken", "")
     if not token:
         message = "the listing has more pages and no token to ask for them: the store doesn't speak ListObjectsV2"
-        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, host=host_name(reply.url))
+        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
     return infos, token
 
 

@@ -19,7 +19,6 @@ from anyio import to_thread
 
 from asyncfetch.errors import AccessDenied, AsyncFetchError, FetchError, FetchTimeout, InvalidResponse, NotFound
 from asyncfetch.fetch.gate import one_caller
-from asyncfetch.fetch.redirects import host_name
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.cancellation import outlast
@@ -36,6 +35,8 @@ __all__ = ["S3Upload"]
 
 MAX_PARTS = 10_000
 """Of one upload; S3's limit."""
+MAX_ANSWER_BYTES = 16 * 1024
+"""Of what is parsed on the loop, which takes 1 ms. An answer to something written has less than 1 KiB."""
 PIECE_BYTES = 128 * 1024
 """Handed to the connection at once: with each of them, the time that the store has to answer starts anew."""
 UNDO_SECONDS = 5.0
@@ -256,11 +257,8 @@ class S3Upload:
                 failure.kind, failure.verdict, message = _REFUSALS[code]
                 failure.message = f"{message} ({code})"
             raise
-        try:
+        with reply.is_judged():
             return take(reply)
-        except AttemptFailed as failure:
-            failure.host = host_name(reply.url)
-            raise
 
     def _too_long(self, part_bytes: int) -> FetchError:
         message = (
@@ -321,8 +319,10 @@ def _text_of(name: str, reply: Reply) -> str:
     An answer of 200 may turn out to be an error: S3 begins some before it knows how they end.
     """
     try:
+        if len(reply.body) > MAX_ANSWER_BYTES:
+            raise ValueError(f"it has {len(reply.body)} bytes")
         root = ET.fromstring(reply.body)
-    except ET.ParseError as error:
+    except (ET.ParseError, LookupError, ValueError) as error:  # LookupError: of an encoding
         message = f"the store's answer is none of S3 ({error}): is the endpoint right?"
         raise AttemptFailed(InvalidResponse, message, Verdict.ONCE) from error
     if root.tag == "Error":
