@@ -162,6 +162,7 @@ def _build(
         root,
         info,
         lengths=columns["length"].astype(np.int32),
+        starts=columns["dataset_from_index"],
         tasks=_task_lists(tables, order),
         data=_file_places(tables, "data", order),
         videos={
@@ -174,7 +175,10 @@ def _build(
 def check_episodes(
     columns: Mapping[str, NDArray[np.int64]], urls: Sequence[str], info_url: str, info: DatasetInfo
 ) -> None:
-    """Raise FormatError at the first row, in the order of episodes, that contradicts the others."""
+    """Raise FormatError at the first row, in the order of episodes, that contradicts the others.
+
+    Frames that no episode has are no contradiction: data files may hold rows of deleted episodes.
+    """
     episodes, lengths = columns["episode_index"], columns["length"]
     starts, stops = columns["dataset_from_index"], columns["dataset_to_index"]
     if len(episodes) != info.total_episodes:
@@ -197,12 +201,17 @@ def check_episodes(
         stops - starts != lengths,
         lambda row: f"episode {row} has frames [{starts[row]}, {stops[row]}), which isn't its length {lengths[row]}",
     )
-    expected = np.cumsum(lengths) - lengths
-    fail(
-        starts != expected,
-        lambda row: f"episode {row} begins at frame {starts[row]}, but the episodes before it have {expected[row]}",
-    )
-    if (frames := int(lengths.sum())) != info.total_frames:
+    fail(starts < 0, lambda row: f"episode {row} begins at frame {starts[row]}")
+    rows = np.argsort(starts, kind="stable")
+    rows = rows[lengths[rows] > 0]
+    for place in np.flatnonzero(starts[rows[1:]] < stops[rows[:-1]])[:1]:
+        one, other = sorted(rows[place : place + 2].tolist())
+        raise FormatError(
+            f"{urls[other]}: episode {other} has frames [{starts[other]}, {stops[other]}), and episode {one} "
+            f"[{starts[one]}, {stops[one]})"
+        )
+    frames, last = int(lengths.sum()), int(stops.max(initial=0))
+    if info.total_frames not in {frames, last}:  # either way of counting frames that no episode has
         message = f"the lengths in meta/episodes add up to {frames} frames"
         raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_frames}")
 

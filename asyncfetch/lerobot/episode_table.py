@@ -39,7 +39,7 @@ class VideoSpan:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode: its frames are [from_index, to_index) of the dataset."""
+    """One episode: its rows are those whose ``index`` is in [from_index, to_index)."""
 
     index: int
     length: int
@@ -98,6 +98,7 @@ class EpisodeTable:
         info: DatasetInfo,
         *,
         lengths: NDArray[np.int32],
+        starts: NDArray[np.int64],
         tasks: TaskLists,
         data: FilePlaces,
         videos: Mapping[str, VideoPlaces],
@@ -105,7 +106,7 @@ class EpisodeTable:
         self._root = root
         self._info = info
         self._lengths = lengths
-        self._starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        self._starts = starts
         self._tasks = tasks
         self._data = data
         self._videos = videos
@@ -136,13 +137,13 @@ class EpisodeTable:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """First frame of each episode in the dataset, and ``num_frames`` at the end; ascending, read-only."""
+        """The ``index`` of each episode's first row, read-only; between episodes there may be rows of none."""
         return self._starts
 
     @property
     def num_frames(self) -> int:
         """Frames of all episodes."""
-        return int(self._starts[-1])
+        return int(self._lengths.sum(dtype=np.int64))
 
     def __getitem__(self, index: int) -> Episode:
         """The episode with this episode_index.
@@ -162,7 +163,7 @@ class EpisodeTable:
             tasks=self._tasks[index],
             data_url=self._url(index, self._data, "data"),
             from_index=int(self._starts[index]),
-            to_index=int(self._starts[index + 1]),
+            to_index=int(self._starts[index]) + length,
             videos={camera: self._span(index, camera) for camera in self._videos},
         )
 
@@ -181,6 +182,8 @@ class EpisodeTable:
         """Hash over lengths and places; equal for equal tables wherever they lie."""
         digest = hashlib.sha256()
         arrays: list[NDArray[Any]] = [self._lengths, self._data.chunk, self._data.file]
+        if (self._starts != np.cumsum(self._lengths, dtype=np.int64) - self._lengths).any():
+            arrays.append(self._starts)  # elsewhere they follow from the lengths
         for _, places in sorted(self._videos.items()):
             arrays += [places.files.chunk, places.files.file, places.first_frame]
         for array in arrays:

@@ -300,11 +300,36 @@ async def test_contradictions_name_file_and_numbers(
         await load_metadata(reader, tables.write(tmp_path))
 
 
-async def test_frame_ranges_must_follow_on_each_other(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+def shifted(tables: Tables, frames: int) -> None:
+    """The last episode, in the table of episodes."""
     for name in ("dataset_from_index", "dataset_to_index"):
-        set_value(name, 2, int(tables.episodes[name][2]) + 1)(tables)
-    with pytest.raises(FormatError, match=r"episode 2 begins at frame 8, but the episodes before it have 7"):
+        set_value(name, 2, int(tables.episodes[name][2]) + frames)(tables)
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [(-1, r"episode 2 has frames \[6, 11\), and episode 1 \[3, 7\)"), (-8, "episode 2 begins at frame -1")],
+)
+async def test_frame_ranges_must_not_overlap(
+    reader: LocalReader, tables: Tables, tmp_path: Path, frames: int, message: str
+) -> None:
+    shifted(tables, frames)
+    with pytest.raises(FormatError, match=rf"{EPISODES}: {message}"):
         await load_metadata(reader, tables.write(tmp_path))
+
+
+@pytest.mark.parametrize("total_frames", [12, 112])
+async def test_there_may_be_frames_between_episodes(
+    reader: LocalReader, tables: Tables, tmp_path: Path, total_frames: int
+) -> None:
+    regular = await load_metadata(reader, tables.write(tmp_path))
+    shifted(tables, 100)
+    tables.info["total_frames"] = total_frames  # with or without those between
+    metadata = await load_metadata(reader, tables.write(tmp_path))
+    episodes = metadata.episodes
+    assert (episodes.num_frames, episodes.starts.tolist()) == (12, [0, 3, 107])
+    assert (episodes[2].from_index, episodes[2].to_index) == (107, 112)
+    assert metadata.fingerprint != regular.fingerprint
 
 
 @pytest.mark.parametrize("name", ["data/chunk_index", "data/file_index", f"videos/{TOP}/from_timestamp"])

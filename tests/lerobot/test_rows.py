@@ -123,6 +123,39 @@ async def test_irregular_files_read_the_same(
         assert_same(left, right)
 
 
+@pytest.mark.parametrize("group_rows", [None, 5, 100])
+async def test_rows_of_no_episode_between_episodes(
+    reader: LocalReader, tables: Tables, tmp_path: Path, group_rows: int | None
+) -> None:
+    """Whose numbers count: episode 1 was deleted, and the one behind it left where it was."""
+    full = await all_rows(await open_rows(reader, tables.write(tmp_path, group_rows=group_rows or 4)))
+    kept = [0, 2]
+    rows = np.asarray(tables.rows["episode_index"])
+    tables.rows["episode_index"] = np.select([rows == 1, rows == 2], [77, 1], rows)
+    tables.episodes = {name: [values[row] for row in kept] for name, values in tables.episodes.items()}
+    tables.episodes["episode_index"] = [0, 1]
+    tables.info |= {"total_episodes": 2, "total_frames": 8}
+    rows_left = await open_rows(reader, tables.write(tmp_path, group_rows=group_rows or 4))
+    for left, right in zip(await all_rows(rows_left, 2), (full[0], full[2]), strict=True):
+        np.testing.assert_array_equal(left["index"], right["index"])
+        np.testing.assert_array_equal(left["action"], right["action"])
+
+
+@pytest.mark.parametrize("of", ["table", "rows"])
+async def test_a_gap_that_only_one_of_them_knows_of_is_refused(
+    reader: LocalReader, tables: Tables, tmp_path: Path, of: str
+) -> None:
+    if of == "table":
+        for name in ("dataset_from_index", "dataset_to_index"):
+            tables.episodes[name] = np.asarray(tables.episodes[name]) + [0, 0, 100]
+    else:
+        tables.rows["index"] = np.asarray(tables.rows["index"]) + 100 * (np.asarray(tables.rows["episode_index"]) == 2)
+    rows = await open_rows(reader, tables.write(tmp_path))
+    await rows.rows(rows.metadata.episodes[1])
+    with pytest.raises(DatasetError, match=r"episode 2: 0 rows have its episode_index and an index in"):
+        await rows.rows(rows.metadata.episodes[2])
+
+
 VALUES: dict[str, tuple[str, list[int], Any]] = {
     "int8": ("int8", [1], np.arange(12, dtype=np.int8)),
     "float64": ("float64", [1], np.arange(12) / 3),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 from anyio import to_thread
@@ -90,6 +91,24 @@ async def test_rows_are_found_by_their_numbers_wherever_they_lie(library: Librar
     mixed = pa.concat_tables([dead, rows]).take(np.random.default_rng(0).permutation(2 * len(rows)))
     pq.write_table(mixed, path, row_group_size=5)
     await merge_datasets([tmp_path / "source", truth.root], tmp_path / "out")
+    await check_merged(tmp_path / "out", [truth, truth])
+
+
+async def test_numbers_that_no_episode_has_are_closed_up(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=(4, 5))
+
+    def shift(table: pa.Table, *names: str) -> pa.Table:
+        for name in names:
+            shifted = pa.compute.add(table[name], pa.compute.multiply(table["episode_index"], 100))
+            table = table.set_column(table.column_names.index(name), name, shifted)
+        return table
+
+    source = with_episodes(
+        truth.root, tmp_path / "source", lambda table: shift(table, "dataset_from_index", "dataset_to_index")
+    )
+    (path,) = (source / "data").rglob("*.parquet")
+    pq.write_table(shift(pq.read_table(path), "index"), path)
+    await merge_datasets([source, truth.root], tmp_path / "out")
     await check_merged(tmp_path / "out", [truth, truth])
 
 
