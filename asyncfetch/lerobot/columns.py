@@ -11,6 +11,8 @@ from asyncfetch.errors import FormatError, redact_url
 from asyncfetch.lerobot.parquet import require_pyarrow
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
     from numpy.typing import NDArray
 
@@ -77,18 +79,19 @@ def _numbers(column: pa.ChunkedArray[Any], name: str, url: str) -> NDArray[Any]:
 def empty_column(feature: Feature) -> Column:
     """The feature's column of no rows."""
     if feature.kind == "value":
-        return np.empty((0, *_row_shape(feature)), dtype=feature.dtype)
+        return np.empty((0, *_row_shape(feature)), dtype=feature.row_dtype)
     return []
 
 
 def to_column(column: pa.ChunkedArray[Any], feature: Feature, url: str) -> Column:
     """The feature's values in row order, in memory of their own.
 
-    Numbers keep the stored dtype; a null in a float column is NaN. Strings are str, pictures the bytes of their file,
-    everything else Python objects.
+    Numbers are of the feature's dtype, however they are stored, floats rounded where that is narrower; a null in a
+    float column is NaN. Strings are str, pictures the bytes of their file, everything else Python objects.
 
     Raises:
-        FormatError: The stored type or shape isn't the feature's, or a value is missing that must not be.
+        FormatError: The stored type or shape isn't the feature's, nor one that holds the same values, or a value is
+            missing that must not be.
     """
     pa = require_pyarrow()
     array = to_array(column)
@@ -138,12 +141,43 @@ def _values(pa: Any, array: Array, feature: Feature, url: str) -> NDArray[Any]: 
         array = _storage(pa, array.flatten())
     if array.null_count and not pa.types.is_floating(array.type):
         raise FormatError(f"{where} has {array.null_count} nulls among its {len(array)} values of type {array.type}")
+    # A table that passed through pandas has other widths, and integers as floats.
     if not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
         raise FormatError(f"{where} must hold {feature.dtype}, not {array.type}")
-    if length and math.prod(stored) != math.prod(feature.shape):
+    if length and not _is_same_shape(stored, feature.shape):
         raise FormatError(f"{where} has shape {tuple(stored)} a row; info.json says {feature.shape}")
     flat = array.to_numpy(zero_copy_only=False)
-    return np.array(flat).reshape(length, *_row_shape(feature))
+    return _as_declared(flat, array.type, feature, where).reshape(length, *_row_shape(feature))
+
+
+def _is_same_shape(stored: Sequence[int], declared: Sequence[int]) -> bool:
+    """Whether the values' order is the same, too: it is where either is flat."""
+    long_axes = [[size for size in shape if size != 1] for shape in (stored, declared)]
+    is_flat = min(map(len, long_axes)) <= 1
+    return math.prod(stored) == math.prod(declared) and (is_flat or long_axes[0] == long_axes[1])
+
+
+def _as_declared(
+    values: NDArray[Any],
+    stored: pa.DataType,
+    feature: Feature,
+    where: str,
+) -> NDArray[Any]:
+    """The same values as the feature's dtype, in memory of their own."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        declared = values.astype(feature.dtype)
+    if values.dtype.kind == declared.dtype.kind == "f":
+        wrong = np.isfinite(values) & ~np.isfinite(declared)
+    elif values.dtype != declared.dtype:
+        wrong = declared != values
+    else:
+        return declared
+    if wrong.any():
+        raise FormatError(
+            f"{where} is {feature.dtype} by info.json, but stored as {stored}, among others {values[wrong.argmax()]}, "
+            f"which no {feature.dtype} is"
+        )
+    return declared
 
 
 def _list_sizes(pa: Any, array: Array, where: str) -> int:  # noqa: ANN401

@@ -15,7 +15,17 @@ from asyncfetch.lerobot.layout import PathTemplate
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DEFAULT_FEATURES", "DatasetInfo", "Feature", "FeatureKind", "as_v3", "is_v2", "parse_info", "parse_json"]
+__all__ = [
+    "DEFAULT_FEATURES",
+    "INDEX_FEATURES",
+    "DatasetInfo",
+    "Feature",
+    "FeatureKind",
+    "as_v3",
+    "is_v2",
+    "parse_info",
+    "parse_json",
+]
 
 MAX_FPS = 1_000_000
 """More is no camera's."""
@@ -23,6 +33,9 @@ DEFAULT_FEATURES = ("timestamp", "frame_index", "episode_index", "index", "task_
 """Features that every LeRobot dataset has."""
 
 FeatureKind = Literal["value", "string", "image", "language", "video", "depth", "audio", "other"]
+
+INDEX_FEATURES = ("frame_index", "episode_index", "index", "task_index")
+"""Those of them that number a row."""
 
 _NUMERIC = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 _KINDS: Mapping[str, FeatureKind] = {
@@ -71,6 +84,11 @@ class Feature:
     def is_depth(self) -> bool:
         """Whether its pictures, in MP4 or in the table, are depth maps."""
         return _is_depth(self.info)
+
+    @property
+    def row_dtype(self) -> str:
+        """Of its values in a row: what numbers a row is an int64, however it is declared."""
+        return "int64" if self.key in INDEX_FEATURES else self.dtype
 
     @property
     def has_column(self) -> bool:

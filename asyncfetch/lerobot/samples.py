@@ -69,7 +69,7 @@ class SampleBuilder:
     """Makes the samples of one choice of features and windows. Immutable and thread-safe.
 
     A camera is (C, H, W); with a window (T, C, H, W), also where T is 1. A value of shape (1,) is a 0-d tensor, one of
-    shape (n,) a tensor of the stored dtype, each with T in front under a window; then ``<key>_is_pad`` (T,) bool tells
+    shape (n,) a tensor of the feature's dtype, each with T in front under a window; then ``<key>_is_pad`` (T,) bool tells
     which places lie outside of the episode and repeat its first or last frame.
     """
 
@@ -116,7 +116,7 @@ class SampleBuilder:
             is_float = feature.is_depth or self._image_dtype == "float32"
             return Field("float32" if is_float else "uint8", _channels_first(feature))
         if feature.kind == "value":
-            return Field(feature.dtype, () if feature.shape == (1,) else feature.shape)
+            return Field(feature.row_dtype, () if feature.shape == (1,) else feature.shape)
         return Field(feature.dtype)
 
     def build(self, asked: Sequence[Asked]) -> list[Sample]:
