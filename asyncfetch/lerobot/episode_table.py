@@ -153,8 +153,7 @@ class EpisodeTable:
             DatasetError: The table doesn't say where the episode's files are, or contradicts itself about it.
         """
         if index not in self:
-            have = f"it has 0 to {len(self) - 1}" if len(self) else "it has none"
-            raise EpisodeNotFound(f"{redact_url(self._root)} has no episode {index!r}; {have}")
+            raise self.not_found(index)
         index = operator.index(index)
         length = int(self._lengths[index])
         return Episode(
@@ -166,6 +165,11 @@ class EpisodeTable:
             to_index=int(self._starts[index]) + length,
             videos={camera: self._span(index, camera) for camera in self._videos},
         )
+
+    def not_found(self, index: object) -> EpisodeNotFound:
+        """The error for an episode that isn't there."""
+        have = f"it has 0 to {len(self) - 1}" if len(self) else "it has none"
+        return EpisodeNotFound(f"{redact_url(self._root)} has no episode {index!r}; {have}")
 
     def sharing_data_file(self, index: int) -> int:
         """How many episodes have their rows in the same file as this one, itself included."""
