@@ -154,7 +154,7 @@ class LeRobotDataset:
 
     @property
     def stats(self) -> Mapping[str, Any] | None:
-        """meta/stats.json as it stands; None where the dataset has none."""
+        """meta/stats.json as it stands; None where the dataset has none, FormatError where it is damaged."""
         return self.metadata.stats
 
     @property

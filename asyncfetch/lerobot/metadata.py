@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from asyncfetch.errors import AccessDenied, ConfigError, FormatError, NotFound, redact_url
+from asyncfetch.errors import AccessDenied, ConfigError, FormatError, NotFound, anew, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes
@@ -49,11 +49,22 @@ class Metadata:
     """The chosen features whose frames are in MP4 files, in the order of info.json. Kind "depth" marks depth maps."""
     tasks: Mapping[int, str]
     """Task strings by task_index."""
-    stats: Mapping[str, Any] | None
-    """As in stats.json; None where there is none. Its image counts are of sampled frames or pixels."""
+    statistics: Mapping[str, Any] | FormatError | None
+    """What ``stats`` gives or raises."""
     episodes: EpisodeTable
     fingerprint: str
     """Hash of what defines the samples: chosen features, fps, tasks, lengths and places, but not the url."""
+
+    @property
+    def stats(self) -> Mapping[str, Any] | None:
+        """As in stats.json; None where there is none. Its image counts are of sampled frames or pixels.
+
+        Raises:
+            FormatError: It is damaged.
+        """
+        if isinstance(self.statistics, FormatError):
+            raise anew(self.statistics)
+        return self.statistics
 
 
 async def load_metadata(
@@ -70,6 +81,8 @@ async def load_metadata(
         url: The directory that holds ``meta/``.
         features: Keys of the features that will be used; None means all. The default features are always among them.
         run: Runs the blocking parts.
+
+    A damaged stats.json is no matter before somebody asks for ``stats``.
 
     Raises:
         ConfigError: ``features`` has a key that the dataset hasn't.
@@ -123,12 +136,15 @@ def _parse_tasks(table: pa.Table, task: str, url: str) -> dict[int, str]:
     return dict(sorted(tasks.items()))
 
 
-async def _load_stats(reader: RangeReader, url: str, run: RunSync) -> dict[str, Any] | None:
+async def _load_stats(reader: RangeReader, url: str, run: RunSync) -> dict[str, Any] | FormatError | None:
     try:
         data = await reader.fetch(url)
     except (AccessDenied, NotFound):
         return None  # S3 denies access to what isn't there to those who may not list.
-    return await run(partial(parse_json, data, url))
+    try:
+        return await run(partial(parse_json, data, url))
+    except FormatError as error:
+        return error
 
 
 def _choose(info: DatasetInfo, features: Collection[str] | None, url: str) -> dict[str, Feature]:

@@ -444,16 +444,29 @@ async def test_templates_are_honoured(reader: LocalReader, tables: Tables, tmp_p
     assert episode.videos[TOP].url == f"{root}/v/00001/{TOP}.mp4"
 
 
-@pytest.mark.parametrize("file", ["info.json", "tasks.parquet", "stats.json", "episodes/chunk-000/file-000.parquet"])
+@pytest.mark.parametrize("file", ["info.json", "tasks.parquet", "episodes/chunk-000/file-000.parquet"])
 @pytest.mark.parametrize("content", [b"", b"<html>not found</html>" * 9, b"PAR1\x00\x00\x00\x00PAR1", None])
 async def test_broken_files_are_errors_of_ours_that_name_them(
     reader: LocalReader, tables: Tables, tmp_path: Path, file: str, content: bytes | None
 ) -> None:
     root = tables.write(tmp_path)
     path = tmp_path / "meta" / file
-    path.write_bytes(content if content is not None else (path.read_bytes()[:-9] if path.exists() else b'{"a": '))
+    path.write_bytes(content if content is not None else path.read_bytes()[:-9])
     with pytest.raises(AsyncFetchError, match=file):
         await load_metadata(reader, root)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>not found</html>", b'{"a": ', b"[1]"])
+async def test_broken_statistics_are_no_matter_before_they_are_asked_for(
+    reader: LocalReader, tables: Tables, tmp_path: Path, content: bytes
+) -> None:
+    root = tables.write(tmp_path)
+    (tmp_path / "meta/stats.json").write_bytes(content)
+    metadata = await load_metadata(reader, root)
+    assert metadata.episodes.num_frames == 12
+    for _ in range(2):
+        with pytest.raises(FormatError, match=r"meta/stats\.json"):
+            _ = metadata.stats
 
 
 @pytest.mark.parametrize("episodes_per_file", [500, 250])

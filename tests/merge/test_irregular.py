@@ -112,6 +112,16 @@ async def test_numbers_that_no_episode_has_are_closed_up(library: Library, tmp_p
     await check_merged(tmp_path / "out", [truth, truth])
 
 
+async def test_a_source_with_broken_statistics_is_refused_before_anything_is_written(
+    library: Library, tmp_path: Path
+) -> None:
+    source = with_episodes(library(episodes=(4,)).root, tmp_path / "source", lambda table: table)
+    (source / "meta/stats.json").write_text("{")
+    with pytest.raises(MergeError, match=r"source/meta/stats\.json isn't JSON"):
+        await merge_datasets([source], tmp_path / "out")
+    assert names(tmp_path) == {"source"}
+
+
 async def test_a_source_without_a_default_feature_is_refused(library: Library, tmp_path: Path) -> None:
     root = library(episodes=(4,), quirks=Quirks(without_default_feature="task_index")).root
     with pytest.raises(MergeError, match=r"lack task_index.*present are observation\.state"):
