@@ -112,6 +112,8 @@ class SampleBuilder:
         return fields
 
     def _field(self, feature: Feature) -> Field:
+        if feature.kind == "image" and feature.is_depth:
+            return Field("uint16", _channels_first(feature))  # as stored; what LeRobot and most others store
         if feature.kind in _PICTURES:
             is_float = feature.is_depth or self._image_dtype == "float32"
             return Field("float32" if is_float else "uint8", _channels_first(feature))
