@@ -1,4 +1,4 @@
-""".ci/setup in worlds where something is missing, and .ci/test. Python and pip are stand-ins that note what is asked."""
+""".ci/setup in worlds where something is missing, and .ci/test. Python and pip are stand-ins that note their calls."""
 
 from __future__ import annotations
 

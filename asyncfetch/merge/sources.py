@@ -203,7 +203,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         *(partial(video_file, camera, *item) for camera, of_file in spans.items() for item in of_file.items()),
     )
     if len(episodes) < len(metadata.episodes):
-        metadata = replace(metadata, stats=None)
+        metadata = replace(metadata, statistics=None)
         is_chosen = np.zeros(len(metadata.episodes), np.bool_)
         is_chosen[[episode.index for episode in episodes]] = True
         for columns in statistics.values():

@@ -40,8 +40,9 @@ T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 0.8
-"""How long a close, an interrupt or an early exit waits for coroutines to end; Ctrl-C is to act within a second. What was
-waited for in vain isn't waited for again: an interrupt is often followed by a close, and that by the end of the process."""
+"""How long a close, an interrupt or an early exit waits for coroutines to end; Ctrl-C is to act within a second.
+What was waited for in vain isn't waited for again: an interrupt is often followed by a close, and that by the
+interpreter's exit."""
 
 
 class LoopCall(Generic[T]):

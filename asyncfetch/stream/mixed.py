@@ -13,6 +13,7 @@ from asyncfetch.lerobot import Engine, EpisodeCacheStatistics, LeRobotDataset
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.building import Failed, transformed
 from asyncfetch.stream.order import Step
+from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.source import Origin
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.building import JobBuilder, Transform
     from asyncfetch.stream.mixing import MixedEpoch
     from asyncfetch.stream.order import Order, Visits
-    from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.seating import Seating
     from asyncfetch.stream.shapes import Shape
 

@@ -158,6 +158,20 @@ async def test_the_figure_is_for_the_episodes_that_there_are(tmp_path: Path, max
             assert len(await read(af.Stream(dataset, seed=epoch))) == truth.num_frames
 
 
+async def test_the_figure_of_a_mixture_is_for_the_pools_of_all_its_members(truths: list[DatasetTruth]) -> None:
+    def mixture(max_bytes: int) -> af.Mixture:
+        streams = [af.Stream(str(truth.root)) for truth in truths]
+        config = af.StreamConfig(max_bytes=max_bytes)
+        return af.Mixture(streams, weights=[1, 1, 1], stop_on=60, missing="drop", config=config)
+
+    with pytest.raises(af.CacheError) as caught:
+        async with mixture(2000).samples() as samples:
+            await anext(samples)
+    enough = advised(caught.value, pool_episodes=sum(length > 0 for truth in truths for length in truth.lengths))
+    async with mixture(enough).samples() as samples:
+        assert len([sample async for sample in samples]) == 60
+
+
 @pytest.mark.timeout(60)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
-from asyncfetch.lerobot.episode_table import EpisodeTable
+from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
 from asyncfetch.testing import read_identity, write_dataset
 
 if TYPE_CHECKING:
@@ -105,7 +105,12 @@ def test_frames_are_counted_without_a_look_at_each_episode(
     """There may be a million of them."""
     looked_at = []
     look = EpisodeTable.__getitem__
-    monkeypatch.setattr(EpisodeTable, "__getitem__", lambda table, index: looked_at.append(index) or look(table, index))
+
+    def note(table: EpisodeTable, index: int) -> Episode:
+        looked_at.append(index)
+        return look(table, index)
+
+    monkeypatch.setattr(EpisodeTable, "__getitem__", note)
     for episodes, frames in ((None, 30), ([3, 0], 17)):
         dataset = af.torch.FrameDataset(str(truth.root), episodes=episodes)
         assert len(dataset) == frames
