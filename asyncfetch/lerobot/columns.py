@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.errors import LEAVE_OUT_FEATURE, WRITE_ANEW, FormatError, redact_url
 from asyncfetch.lerobot.parquet import require_pyarrow
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def to_integers(column: pa.ChunkedArray[Any], name: str, url: str, *, missing: i
         if absent.any():
             if missing is None:
                 message = f"column {name} of {redact_url(url)} has no value in {absent.sum()} of {len(numbers)} rows"
-                raise FormatError(f"{message}, first in row {absent.argmax()}")
+                raise FormatError(f"{message}, first in row {absent.argmax()}", remedy=WRITE_ANEW)
             numbers = np.where(absent, missing, numbers)
     # From 2**53 on, a float no longer tells neighbours apart.
     wrong = np.abs(numbers) > 2.0**53 if numbers.dtype.kind == "f" else numbers > np.iinfo(np.int64).max
@@ -54,7 +54,8 @@ def to_integers(column: pa.ChunkedArray[Any], name: str, url: str, *, missing: i
     wrong |= whole != numbers
     if wrong.any():
         row = int(wrong.argmax())
-        raise FormatError(f"column {name} of {redact_url(url)} must hold whole numbers; row {row} is {numbers[row]}")
+        message = f"column {name} of {redact_url(url)} must hold whole numbers; row {row} is {numbers[row]}"
+        raise FormatError(message, remedy=WRITE_ANEW)
     return whole
 
 
@@ -72,7 +73,8 @@ def _numbers(column: pa.ChunkedArray[Any], name: str, url: str) -> NDArray[Any]:
     if values.dtype.kind not in "iuf":
         if column.null_count == len(column):
             return np.full(len(column), np.nan)
-        raise FormatError(f"column {name} of {redact_url(url)} must hold numbers, not {column.type}")
+        message = f"column {name} of {redact_url(url)} must hold numbers, not {column.type}"
+        raise FormatError(message, remedy=WRITE_ANEW)
     return values
 
 
@@ -100,7 +102,7 @@ def to_column(column: pa.ChunkedArray[Any], feature: Feature, url: str) -> Colum
     if feature.kind == "image":
         return _images(pa, array, feature, url)
     if feature.kind == "string" and not is_text(array.type):
-        raise FormatError(f"feature {feature.key} of {redact_url(url)} must hold strings, not {array.type}")
+        raise _unfit(f"feature {feature.key} of {redact_url(url)} must hold strings, not {array.type}")
     return array.to_pylist()
 
 
@@ -132,6 +134,11 @@ def _storage(pa: Any, array: Array) -> Array:  # noqa: ANN401  (pyarrow has no t
     return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
 
 
+def _unfit(message: str) -> FormatError:
+    """A feature whose column can't be read as what info.json says."""
+    return FormatError(message, remedy=LEAVE_OUT_FEATURE)
+
+
 def _values(pa: Any, array: Array, feature: Feature, url: str) -> NDArray[Any]:  # noqa: ANN401
     where = f"feature {feature.key} of {redact_url(url)}"
     length, stored = len(array), []
@@ -140,12 +147,12 @@ def _values(pa: Any, array: Array, feature: Feature, url: str) -> NDArray[Any]: 
         stored.append(sizes)
         array = _storage(pa, array.flatten())
     if array.null_count and not pa.types.is_floating(array.type):
-        raise FormatError(f"{where} has {array.null_count} nulls among its {len(array)} values of type {array.type}")
+        raise _unfit(f"{where} has {array.null_count} nulls among its {len(array)} values of type {array.type}")
     # A table that passed through pandas has other widths, and integers as floats.
     if not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
-        raise FormatError(f"{where} must hold {feature.dtype}, not {array.type}")
+        raise _unfit(f"{where} must hold {feature.dtype}, not {array.type}")
     if length and not _is_same_shape(stored, feature.shape):
-        raise FormatError(f"{where} has shape {tuple(stored)} a row; info.json says {feature.shape}")
+        raise _unfit(f"{where} has shape {tuple(stored)} a row; info.json says {feature.shape}")
     flat = array.to_numpy(zero_copy_only=False)
     return _as_declared(flat, array.type, feature, where).reshape(length, *_row_shape(feature))
 
@@ -173,7 +180,7 @@ def _as_declared(
     else:
         return declared
     if wrong.any():
-        raise FormatError(
+        raise _unfit(
             f"{where} is {feature.dtype} by info.json, but stored as {stored}, among others {values[wrong.argmax()]}, "
             f"which no {feature.dtype} is"
         )
@@ -183,10 +190,10 @@ def _as_declared(
 def _list_sizes(pa: Any, array: Array, where: str) -> int:  # noqa: ANN401
     """The one length that all lists have."""
     if array.null_count:
-        raise FormatError(f"{where} has {array.null_count} nulls among its {len(array)} rows or axes")
+        raise _unfit(f"{where} has {array.null_count} nulls among its {len(array)} rows or axes")
     sizes = np.unique(pa.compute.list_value_length(array).to_numpy(zero_copy_only=False))
     if len(sizes) > 1:
-        raise FormatError(f"{where} has rows of {sizes[0]} to {sizes[-1]} values; they must have one shape")
+        raise _unfit(f"{where} has rows of {sizes[0]} to {sizes[-1]} values; they must have one shape")
     return int(sizes[0]) if len(sizes) else 0
 
 
@@ -198,10 +205,10 @@ def _images(pa: Any, array: Array, feature: Feature, url: str) -> list[bytes]:  
         if array.null_count:
             data = pa.compute.if_else(array.is_valid(), data, None)
     if not (pa.types.is_binary(data.type) or pa.types.is_large_binary(data.type) or pa.types.is_null(data.type)):
-        raise FormatError(f"{where} must hold pictures as struct<bytes, path>, not {array.type}")
+        raise _unfit(f"{where} must hold pictures as struct<bytes, path>, not {array.type}")
     if data.null_count:
         message = f"{where} lacks the picture's bytes in {data.null_count} of {len(data)} rows"
-        raise FormatError(f"{message}; pictures must be embedded in the table")
+        raise _unfit(f"{message}; pictures must be embedded in the table")
     pictures: list[bytes] = data.to_pylist()
     return pictures
 

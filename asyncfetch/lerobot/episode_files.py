@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import numpy as np
 
-from asyncfetch.errors import DatasetError, FetchError, FormatError, NotFound, redact_url
+from asyncfetch.errors import WRITE_ANEW, DatasetError, FetchError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import is_list, is_text, to_array, to_floats, to_integers
 from asyncfetch.lerobot.episode_table import ABSENT, EpisodeTable, FilePlaces, TaskLists, VideoPlaces
@@ -132,11 +132,12 @@ async def load_episodes(
 def _rows_or_raise(loaded: pa.Table | DatasetError | FetchError, url: str, rows: int, total: int) -> pa.Table:
     if isinstance(loaded, NotFound):
         message = f"{redact_url(url)} isn't there, but the files before it have {rows} of the {total} episodes"
-        raise FormatError(f"{message} that info.json counts") from loaded
+        raise FormatError(f"{message} that info.json counts", remedy=WRITE_ANEW) from loaded
     if isinstance(loaded, DatasetError | FetchError):
         raise loaded
     if not len(loaded):
-        raise FormatError(f"{redact_url(url)} has no episode, but info.json counts {total} and {rows} are found so far")
+        message = f"{redact_url(url)} has no episode, but info.json counts {total} and {rows} are found so far"
+        raise FormatError(message, remedy=WRITE_ANEW)
     return loaded
 
 
@@ -183,12 +184,12 @@ def check_episodes(
     starts, stops = columns["dataset_from_index"], columns["dataset_to_index"]
     if len(episodes) != info.total_episodes:
         message = f"meta/episodes has {len(episodes)} episodes (the last one in {urls[-1] if urls else 'none'})"
-        raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_episodes}")
+        raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_episodes}", remedy=WRITE_ANEW)
 
     def fail(wrong: NDArray[np.bool_], says: Callable[[int], str]) -> None:
         if wrong.any():
             row = int(wrong.argmax())
-            raise FormatError(f"{urls[row]}: {says(row)}")
+            raise FormatError(f"{urls[row]}: {says(row)}", remedy=WRITE_ANEW)
 
     fail(
         episodes != np.arange(len(episodes)),
@@ -208,12 +209,13 @@ def check_episodes(
         one, other = sorted(rows[place : place + 2].tolist())
         raise FormatError(
             f"{urls[other]}: episode {other} has frames [{starts[other]}, {stops[other]}), and episode {one} "
-            f"[{starts[one]}, {stops[one]})"
+            f"[{starts[one]}, {stops[one]})",
+            remedy=WRITE_ANEW,
         )
     frames, last = int(lengths.sum()), int(stops.max(initial=0))
     if info.total_frames not in {frames, last}:  # either way of counting frames that no episode has
         message = f"the lengths in meta/episodes add up to {frames} frames"
-        raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_frames}")
+        raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_frames}", remedy=WRITE_ANEW)
 
 
 def _integers(tables: Sequence[tuple[str, pa.Table]], name: str, *, missing: int | None) -> NDArray[np.int64]:
@@ -315,7 +317,8 @@ def _encode_lists(lists: Any, url: str) -> tuple[list[str], NDArray[np.int32], N
     """The distinct strings in a column of lists, the number of each one in turn, and the length of each list."""
     pa = require_pyarrow()
     if not is_list(lists.type) or not is_text(lists.type.value_type):
-        raise FormatError(f"column {_TASKS} of {redact_url(url)} must hold lists of strings, not {lists.type}")
+        message = f"column {_TASKS} of {redact_url(url)} must hold lists of strings, not {lists.type}"
+        raise FormatError(message, remedy=WRITE_ANEW)
     sizes = pa.compute.list_value_length(lists).fill_null(0).cast("int32")
     words = lists.flatten().cast(pa.string()).fill_null("").dictionary_encode()
     return words.dictionary.to_pylist(), words.indices.to_numpy(), sizes.to_numpy(zero_copy_only=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.errors import DatasetError, EpisodeNotFound, redact_url
+from asyncfetch.errors import LEAVE_OUT_EPISODE, DatasetError, EpisodeNotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class EpisodeTable:
         url = self._url(index, places.files, f"videos/{camera}", camera)
         first_frame, length = int(places.first_frame[index]), int(self._lengths[index])
         if length and index in places.contradictions:
-            raise DatasetError(f"{places.contradictions[index]}; leave it out with episodes=")
+            raise DatasetError(places.contradictions[index], remedy=LEAVE_OUT_EPISODE)
         if first_frame == ABSENT and length:
             raise self._absent(index, f"videos/{camera}/from_timestamp")
         return VideoSpan(url, max(first_frame, 0), length)
@@ -210,12 +210,12 @@ class EpisodeTable:
             raise self._absent(index, f"{column}/{'chunk' if chunk == ABSENT else 'file'}_index")
         template = self._info.video_path if camera else self._info.data_path
         if template is None:
-            message = f"info.json of {redact_url(self._root)} has no video_path, but {camera} is a video feature"
-            raise DatasetError(message)
+            message = f"info.json of {redact_url(self._root)} doesn't say by video_path where the files of {camera} are"
+            raise DatasetError(message, remedy="write it there, or leave the camera out with features=")
         # An episode without frames needs no file, so it may lack the numbers.
         path = template.format(chunk_index=max(chunk, 0), file_index=max(file, 0), video_key=camera)
         return join_url(self._root, path)
 
     def _absent(self, index: int, column: str) -> DatasetError:
         message = f"meta/episodes of {redact_url(self._root)} has no value in {column} for episode {index}"
-        return DatasetError(f"{message} of {self._lengths[index]} frames; leave it out with episodes=")
+        return DatasetError(f"{message}, which has {self._lengths[index]} frames", remedy=LEAVE_OUT_EPISODE)

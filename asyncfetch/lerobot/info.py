@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from asyncfetch.errors import DatasetError, FormatError, redact_url
+from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, DatasetError, FormatError, redact_url
 from asyncfetch.lerobot.layout import PathTemplate
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ def parse_json(data: memoryview | bytes, url: str) -> dict[str, Any]:
         value = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
         begin = bytes(data[:40]).decode("utf-8", "replace")
-        raise FormatError(f"{redact_url(url)} isn't JSON ({error}); its {len(data)} bytes begin {begin!r}") from error
+        message = f"{redact_url(url)} isn't JSON ({error}); its {len(data)} bytes begin {begin!r}"
+        raise FormatError(message, remedy=COPY_ANEW) from error
     if not isinstance(value, dict):
         raise FormatError(f"{redact_url(url)} must hold a JSON object, not {type(value).__name__}")
     return value
@@ -217,7 +218,7 @@ def _features(raw: Mapping[str, Any], url: str) -> dict[str, Feature]:
     missing = [key for key in DEFAULT_FEATURES if key not in features]
     if missing:
         message = f"features of {redact_url(url)} lack {', '.join(missing)}, which every LeRobot dataset has"
-        raise DatasetError(f"{message}; present are {', '.join(features) or 'none'}")
+        raise DatasetError(f"{message}; present are {', '.join(features) or 'none'}", remedy=WRITE_ANEW)
     for key in DEFAULT_FEATURES:
         if features[key].kind != "value":
             raise FormatError(f"feature {key!r} of {redact_url(url)} is {features[key].dtype!r}; it must be numbers")

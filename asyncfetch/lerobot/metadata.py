@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from asyncfetch.errors import AccessDenied, ConfigError, FormatError, NotFound, anew, redact_url
+from asyncfetch.errors import WRITE_ANEW, AccessDenied, ConfigError, FormatError, NotFound, anew, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes
@@ -127,12 +128,16 @@ async def _load_tasks(reader: RangeReader, url: str, run: RunSync) -> dict[int, 
 def _parse_tasks(table: pa.Table, task: str, url: str) -> dict[int, str]:
     indices = to_integers(table["task_index"], "task_index", url).tolist()
     words = table[task].to_pylist()
-    if not all(isinstance(word, str) for word in words):
-        raise FormatError(f"column {task} of {redact_url(url)} must hold strings, not {table[task].type} with nulls")
+    for row, word in enumerate(words):
+        if not isinstance(word, str):
+            message = f"column {task} of {redact_url(url)} must hold the text of each task; row {row} is {word!r:.80}"
+            raise FormatError(message, remedy=WRITE_ANEW)
     # By the number in the row: LeRobot itself goes by the row's position, and rows may be permuted.
     tasks = dict(zip(indices, words, strict=True))
     if len(tasks) != len(indices):
-        raise FormatError(f"task_index of {redact_url(url)} numbers {len(indices)} tasks with {len(tasks)} numbers")
+        number, count = Counter(indices).most_common(1)[0]
+        message = f"{redact_url(url)} has {count} tasks of task_index {number}; each needs a number of its own"
+        raise FormatError(message, remedy=WRITE_ANEW)
     return dict(sorted(tasks.items()))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 import numpy as np
 
-from asyncfetch.errors import ConfigError, DatasetError, redact_url
+from asyncfetch.errors import LEAVE_OUT_EPISODE, ConfigError, DatasetError, redact_url
 from asyncfetch.lerobot.columns import empty_column, to_column, to_integers
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, INDEX_FEATURES
 from asyncfetch.lerobot.parquet import MAX_TAIL_BYTES, FetchedColumns, fetch_columns, open_table, require_pyarrow
@@ -238,7 +238,7 @@ def _select(
     if found != episode.length:
         message = f"{where}: {found} rows have its episode_index and an index in"
         message += f" [{episode.from_index}, {episode.to_index}), but its length is {episode.length}"
-        raise DatasetError(message)
+        raise DatasetError(message, remedy=LEAVE_OUT_EPISODE)
     rows = require_pyarrow().concat_tables(parts) if len(parts) > 1 else parts[0]
     frames = to_integers(rows["frame_index"], "frame_index", url)
     if (frames[1:] < frames[:-1]).any():
@@ -260,11 +260,13 @@ def _check_rows(columns: Mapping[str, Column], episode: Episode, tasks: Mapping[
         wrong = columns[key] != np.arange(first, first + episode.length)
         if wrong.any():
             row = int(wrong.argmax())
-            raise DatasetError(f"{where}: {key} of row {row} is {columns[key][row]}, it should be {first + row}")
+            message = f"{where}: {key} of row {row} is {columns[key][row]}, it should be {first + row}"
+            raise DatasetError(message, remedy=LEAVE_OUT_EPISODE)
     unknown = sorted(set(np.unique(columns["task_index"]).tolist()) - set(tasks))
     if unknown:
         message = f"{where}: its rows have task_index {', '.join(map(str, unknown))}"
-        raise DatasetError(f"{message}, meta/tasks.parquet has {', '.join(map(str, tasks)) or 'none'}")
+        message += f", meta/tasks.parquet has {', '.join(map(str, tasks)) or 'none'}"
+        raise DatasetError(message, remedy=LEAVE_OUT_EPISODE)
 
 
 def _nbytes(column: Column, stored: pa.ChunkedArray[Any]) -> int:

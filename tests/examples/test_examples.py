@@ -50,7 +50,10 @@ def test_quickstart_writes_serves_and_streams_a_dataset(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere"),
-        (["--cache-directory", "file/cache"], r"written to file/cache \(.*directory.*\); name another --cache-directory"),
+        (
+            ["--cache-directory", "file/cache"],
+            r"written to file/cache \(.*directory.*\); name another --cache-directory",
+        ),
     ],
     ids=["dataset", "cache"],
 )

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import json
+import pickle
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from asyncfetch.errors import (
     EpisodeNotFound,
     FormatError,
     NotFound,
+    anew,
 )
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import open_table
@@ -147,20 +150,26 @@ async def test_tasks_go_by_their_index(
 
 
 @pytest.mark.parametrize(
-    "tasks",
+    ("tasks", "message"),
     [
-        {"task_index": [0, 0], "task": ["pick", "place"]},
-        {"task_index": [0, None], "task": ["pick", "place"]},
-        {"task_index": [0, 1], "task": ["pick", None]},
-        {"task_index": [0, 1], "name": ["pick", "place"]},
-        {"task_index": ["a", "b"], "task": ["pick", "place"]},
+        (
+            {"task_index": [0, 0], "task": ["pick", "place"]},
+            "has 2 tasks of task_index 0; each needs a number of its own; write",
+        ),
+        ({"task_index": [0, None], "task": ["pick", "place"]}, "has no value in 1 of 2 rows, first in row 1; write"),
+        (
+            {"task_index": [0, 1], "task": ["pick", None]},
+            "must hold the text of each task; row 1 is None; write the dataset anew",
+        ),
+        ({"task_index": [0, 1], "name": ["pick", "place"]}, "has no column task; present are task_index, name; write"),
+        ({"task_index": ["a", "b"], "task": ["pick", "place"]}, "must hold numbers, not string; write"),
     ],
 )
 async def test_tasks_that_cannot_be_told_apart(
-    reader: LocalReader, tables: Tables, tmp_path: Path, tasks: dict[str, Any]
+    reader: LocalReader, tables: Tables, tmp_path: Path, tasks: dict[str, Any], message: str
 ) -> None:
     tables.tasks = tasks
-    with pytest.raises(FormatError, match=r"tasks\.parquet"):
+    with pytest.raises(FormatError, match=rf"tasks\.parquet {message}"):
         await load_metadata(reader, tables.write(tmp_path))
 
 
@@ -339,7 +348,9 @@ async def test_an_episode_without_a_place_fails_when_it_is_used(
     set_value(name, 1, None)(tables)
     episodes = (await load_metadata(reader, tables.write(tmp_path))).episodes
     assert [episodes[0].length, episodes[2].length] == [3, 5]
-    with pytest.raises(DatasetError, match=f"no value in {name} for episode 1 of 4 frames"):
+    with pytest.raises(
+        DatasetError, match=f"no value in {name} for episode 1, which has 4 frames; leave the episode out"
+    ):
         episodes[1]
 
 
@@ -452,7 +463,7 @@ async def test_broken_files_are_errors_of_ours_that_name_them(
     root = tables.write(tmp_path)
     path = tmp_path / "meta" / file
     path.write_bytes(content if content is not None else path.read_bytes()[:-9])
-    with pytest.raises(AsyncFetchError, match=file):
+    with pytest.raises(AsyncFetchError, match=rf"{file}.*; copy the file anew"):
         await load_metadata(reader, root)
 
 
@@ -501,3 +512,11 @@ async def test_a_footer_goes_with_its_table(reader: LocalReader) -> None:
 
 def footers() -> list[pq.FileMetaData]:
     return [thing for thing in gc.get_objects() if type(thing) is pq.FileMetaData]  # isinstance would wake lazy proxies
+
+
+def test_an_error_ends_with_its_remedy_once_wherever_it_goes() -> None:
+    error = FormatError("x.parquet is cut off", remedy="copy the file anew")
+    for same in (error, copy(error), pickle.loads(pickle.dumps(error)), anew(error)):
+        assert isinstance(same, FormatError)
+        assert (str(same), same.remedy) == ("x.parquet is cut off; copy the file anew", "copy the file anew")
+    assert (str(EpisodeNotFound("no episode 3")), EpisodeNotFound("no episode 3").remedy) == ("no episode 3", "")
