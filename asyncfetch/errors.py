@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "COPY_ANEW",
+    "LEAVE_OUT_EPISODE",
+    "LEAVE_OUT_FEATURE",
+    "WRITE_ANEW",
     "AccessDenied",
     "AsyncFetchError",
     "CacheError",
@@ -244,8 +248,26 @@ class ConnectionFailed(FetchError, ConnectionError):
     """No connection to the host could be made or kept."""
 
 
+COPY_ANEW = "copy the file anew, or write it again"
+"""For a file that is damaged or cut off."""
+WRITE_ANEW = "write the dataset anew with LeRobot, or take all of its files from one version of it"
+"""For files that contradict each other."""
+LEAVE_OUT_EPISODE = "leave the episode out with episodes="
+LEAVE_OUT_FEATURE = "leave the feature out with features=, or write the dataset anew with LeRobot"
+
+
 class DatasetError(AsyncFetchError):
-    """The dataset contradicts itself, or isn't one that asyncfetch reads."""
+    """The dataset contradicts itself, or isn't one that asyncfetch reads.
+
+    Attributes:
+        remedy: What to do about it, with which the message ends; empty where nothing helps, or the message says it.
+    """
+
+    remedy: str
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        self.remedy = remedy
+        super().__init__(f"{message}; {remedy}" if remedy else message)
 
 
 class FormatError(DatasetError):

@@ -101,6 +101,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def small_dataset(directory: Path) -> Path:
     """The dataset that the quick start streams, written at the first call."""
     root = directory / f"quickstart-{af.__version__}-{EPISODES}x{FRAMES}"
+    try:
+        write_once(root)
+    except OSError as error:
+        sys.exit(f"quickstart: no dataset can be written to {directory} ({error}); name another --cache-directory")
+    return root
+
+
+def write_once(root: Path) -> None:
+    """Write it where it isn't there yet."""
+    directory = root.parent
     if not root.exists():
         console.print(f"Writing {EPISODES} episodes of {FRAMES} frames from two cameras to {root}")
         directory.mkdir(parents=True, exist_ok=True)
@@ -115,7 +125,6 @@ def small_dataset(directory: Path) -> Path:
                 episodes_per_video_file=8,
             )
             written.root.rename(root)  # whole or not at all
-    return root
 
 
 async def look(url: str, config: af.StreamConfig) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-""".ci/setup in worlds where something is missing. Python and pip are stand-ins that write down what they are asked."""
+""".ci/setup in worlds where something is missing, and .ci/test. Python and pip are stand-ins that note their calls."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_it_does_only_what_is_missing(world: World) -> None:
             ("venv", "pip"),
             (),
             1,
-            "can't make virtual environments. Install what it lacks: sudo apt-get install python3-venv",
+            "python3 can't make virtual environments. Install what it lacks: sudo apt-get install python3.11-venv",
         ),
         (
             ("ffmpeg",),
@@ -116,6 +116,33 @@ def test_it_says_what_to_do_where_something_is_missing_and_nobody_is_root(
     ended = world.setup(*arguments)
     assert (ended.returncode, ended.stdout) == (code, "")
     assert advice in ended.stderr
+
+
+def test_the_package_that_is_asked_for_is_that_of_the_python_that_is_used(world: World) -> None:
+    (world.tools / "python3").write_text("#!/usr/bin/env bash\nexit 1\n")  # too old
+    (world.tools / "python3.12").write_text(PYTHON.replace("3.11.9", "3.12.3"))
+    (world.tools / "python3.12").chmod(0o755)
+    world.lack("venv", "pip")
+    ended = world.setup()
+    assert ended.returncode == 1
+    assert "python3.12 can't make virtual" in ended.stderr
+    assert ended.stderr.endswith("sudo apt-get install python3.12-venv\n")
+
+
+@pytest.mark.parametrize(
+    ("together", "alone", "code"), [(0, 0, 0), (5, 0, 0), (0, 5, 0), (5, 5, 5), (1, 0, 1), (0, 1, 1), (5, 1, 1)]
+)
+def test_the_tests_asked_for_may_all_be_of_one_kind(tmp_path: Path, together: int, alone: int, code: int) -> None:
+    commands = dict.fromkeys(("ruff", "mypy", "lint-imports"), "exit 0")
+    commands["python"] = f'case "$*" in *"not alone"*) exit {together} ;; *) exit {alone} ;; esac'
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/test", tmp_path / ".ci")
+    (tmp_path / ".ci/setup").touch()
+    for name, body in commands.items():
+        (tmp_path / ".venv/bin" / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / ".venv/bin" / name).chmod(0o755)
+    assert subprocess.run(["bash", tmp_path / ".ci/test", "tests/some"], check=False, timeout=60).returncode == code
 
 
 def test_a_python_without_ensurepip_serves_where_pip_is_there(world: World) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from asyncfetch.decode.torchcodec_decoder import open_video
 from asyncfetch.errors import DecodeError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
 __all__ = ["decode_image"]
@@ -20,6 +22,10 @@ PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_DEPTH_AND_COLOUR = slice(24, 26)
 """In the header chunk, which comes first: bits a sample, kind of colour."""
 TRUECOLOUR_8_BITS = b"\x08\x02"
+
+TIFF_STARTS: Mapping[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
+SAMPLE_FORMAT, FLOATS = 339, 3
+"""The tag that tells what a TIFF's samples are, and what it says where they are floats."""
 
 STORED_AS = {"gray": "gray", "rgba": "rgba", "gray16le": "gray16le", "gray16be": "gray16le"}
 """The array format of FFmpeg's pixel formats that keep their channels; all others become rgb24."""
@@ -35,7 +41,7 @@ def decode_image(data: bytes | memoryview, *, name: str = "image") -> torch.Tens
     PNG in RGB, what LeRobot writes, needs torchcodec or PyAV; all else PyAV.
 
     Raises:
-        DecodeError: The bytes aren't an image that FFmpeg reads. Float TIFFs aren't.
+        DecodeError: The bytes aren't an image that FFmpeg reads. TIFFs of floats aren't; the message says so.
         MissingDependency: No library for this image loads.
     """
     if data[PNG_DEPTH_AND_COLOUR] == TRUECOLOUR_8_BITS and bytes(data[: len(PNG_START)]) == PNG_START:
@@ -58,6 +64,11 @@ def _with_torchcodec(data: bytes | memoryview, name: str) -> torch.Tensor:
 def _with_pyav(data: bytes | memoryview, name: str) -> torch.Tensor:
     import av
 
+    if _is_float_tiff(data):  # FFmpeg refuses some, and makes bytes of others
+        raise DecodeError(
+            f"{name}: these {len(data)} bytes are a TIFF of floats, which can't be read: store depth as integers, 16 "
+            "bits of millimetres say, or leave the feature out by features="
+        )
     try:
         with av.open(MemoryFile(data), mode="r") as container:
             container.streams.video[0].codec_context.thread_count = 1
@@ -67,3 +78,20 @@ def _with_pyav(data: bytes | memoryview, name: str) -> torch.Tensor:
         raise DecodeError(f"{name}: these {len(data)} bytes aren't an image that can be read: {error}") from error
     image: torch.Tensor = import_torch().from_numpy(np.atleast_3d(pixels)).permute(2, 0, 1)
     return image
+
+
+def _is_float_tiff(data: bytes | memoryview) -> bool:
+    """Whether the first directory of a TIFF says so; of what is cut off or damaged it may say anything."""
+    order = TIFF_STARTS.get(bytes(data[:4]))
+    if order is None:
+        return False
+
+    def number(start: int, size: int) -> int:
+        return int.from_bytes(data[start : start + size], order)
+
+    directory = number(4, 4)
+    for entry in range(directory + 2, directory + 2 + 12 * number(directory, 2), 12):
+        if number(entry, 2) == SAMPLE_FORMAT:
+            values = entry + 8 if number(entry + 4, 4) <= 2 else number(entry + 8, 4)
+            return number(values, 2) == FLOATS
+    return False

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.errors import LEAVE_OUT_FEATURE, WRITE_ANEW, FormatError, redact_url
 from asyncfetch.lerobot.parquet import require_pyarrow
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
     from numpy.typing import NDArray
 
@@ -43,7 +45,7 @@ def to_integers(column: pa.ChunkedArray[Any], name: str, url: str, *, missing: i
         if absent.any():
             if missing is None:
                 message = f"column {name} of {redact_url(url)} has no value in {absent.sum()} of {len(numbers)} rows"
-                raise FormatError(f"{message}, first in row {absent.argmax()}")
+                raise FormatError(f"{message}, first in row {absent.argmax()}", remedy=WRITE_ANEW)
             numbers = np.where(absent, missing, numbers)
     # From 2**53 on, a float no longer tells neighbours apart.
     wrong = np.abs(numbers) > 2.0**53 if numbers.dtype.kind == "f" else numbers > np.iinfo(np.int64).max
@@ -52,7 +54,8 @@ def to_integers(column: pa.ChunkedArray[Any], name: str, url: str, *, missing: i
     wrong |= whole != numbers
     if wrong.any():
         row = int(wrong.argmax())
-        raise FormatError(f"column {name} of {redact_url(url)} must hold whole numbers; row {row} is {numbers[row]}")
+        message = f"column {name} of {redact_url(url)} must hold whole numbers; row {row} is {numbers[row]}"
+        raise FormatError(message, remedy=WRITE_ANEW)
     return whole
 
 
@@ -70,25 +73,27 @@ def _numbers(column: pa.ChunkedArray[Any], name: str, url: str) -> NDArray[Any]:
     if values.dtype.kind not in "iuf":
         if column.null_count == len(column):
             return np.full(len(column), np.nan)
-        raise FormatError(f"column {name} of {redact_url(url)} must hold numbers, not {column.type}")
+        message = f"column {name} of {redact_url(url)} must hold numbers, not {column.type}"
+        raise FormatError(message, remedy=WRITE_ANEW)
     return values
 
 
 def empty_column(feature: Feature) -> Column:
     """The feature's column of no rows."""
     if feature.kind == "value":
-        return np.empty((0, *_row_shape(feature)), dtype=feature.dtype)
+        return np.empty((0, *_row_shape(feature)), dtype=feature.row_dtype)
     return []
 
 
 def to_column(column: pa.ChunkedArray[Any], feature: Feature, url: str) -> Column:
     """The feature's values in row order, in memory of their own.
 
-    Numbers keep the stored dtype; a null in a float column is NaN. Strings are str, pictures the bytes of their file,
-    everything else Python objects.
+    Numbers are of the feature's dtype, however they are stored, floats rounded where that is narrower; a null in a
+    float column is NaN. Strings are str, pictures the bytes of their file, everything else Python objects.
 
     Raises:
-        FormatError: The stored type or shape isn't the feature's, or a value is missing that must not be.
+        FormatError: The stored type or shape isn't the feature's, nor one that holds the same values, or a value is
+            missing that must not be.
     """
     pa = require_pyarrow()
     array = to_array(column)
@@ -97,7 +102,7 @@ def to_column(column: pa.ChunkedArray[Any], feature: Feature, url: str) -> Colum
     if feature.kind == "image":
         return _images(pa, array, feature, url)
     if feature.kind == "string" and not is_text(array.type):
-        raise FormatError(f"feature {feature.key} of {redact_url(url)} must hold strings, not {array.type}")
+        raise _unfit(f"feature {feature.key} of {redact_url(url)} must hold strings, not {array.type}")
     return array.to_pylist()
 
 
@@ -129,6 +134,11 @@ def _storage(pa: Any, array: Array) -> Array:  # noqa: ANN401  (pyarrow has no t
     return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
 
 
+def _unfit(message: str) -> FormatError:
+    """A feature whose column can't be read as what info.json says."""
+    return FormatError(message, remedy=LEAVE_OUT_FEATURE)
+
+
 def _values(pa: Any, array: Array, feature: Feature, url: str) -> NDArray[Any]:  # noqa: ANN401
     where = f"feature {feature.key} of {redact_url(url)}"
     length, stored = len(array), []
@@ -137,22 +147,53 @@ def _values(pa: Any, array: Array, feature: Feature, url: str) -> NDArray[Any]: 
         stored.append(sizes)
         array = _storage(pa, array.flatten())
     if array.null_count and not pa.types.is_floating(array.type):
-        raise FormatError(f"{where} has {array.null_count} nulls among its {len(array)} values of type {array.type}")
+        raise _unfit(f"{where} has {array.null_count} nulls among its {len(array)} values of type {array.type}")
+    # A table that passed through pandas has other widths, and integers as floats.
     if not (pa.types.is_floating(array.type) or pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
-        raise FormatError(f"{where} must hold {feature.dtype}, not {array.type}")
-    if length and math.prod(stored) != math.prod(feature.shape):
-        raise FormatError(f"{where} has shape {tuple(stored)} a row; info.json says {feature.shape}")
+        raise _unfit(f"{where} must hold {feature.dtype}, not {array.type}")
+    if length and not _is_same_shape(stored, feature.shape):
+        raise _unfit(f"{where} has shape {tuple(stored)} a row; info.json says {feature.shape}")
     flat = array.to_numpy(zero_copy_only=False)
-    return np.array(flat).reshape(length, *_row_shape(feature))
+    return _as_declared(flat, array.type, feature, where).reshape(length, *_row_shape(feature))
+
+
+def _is_same_shape(stored: Sequence[int], declared: Sequence[int]) -> bool:
+    """Whether the values' order is the same, too: it is where either is flat."""
+    long_axes = [[size for size in shape if size != 1] for shape in (stored, declared)]
+    is_flat = min(map(len, long_axes)) <= 1
+    return math.prod(stored) == math.prod(declared) and (is_flat or long_axes[0] == long_axes[1])
+
+
+def _as_declared(
+    values: NDArray[Any],
+    stored: pa.DataType,
+    feature: Feature,
+    where: str,
+) -> NDArray[Any]:
+    """The same values as the feature's dtype, in memory of their own."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        declared = values.astype(feature.dtype)
+    if values.dtype.kind == declared.dtype.kind == "f":
+        wrong = np.isfinite(values) & ~np.isfinite(declared)
+    elif values.dtype != declared.dtype:
+        wrong = declared != values
+    else:
+        return declared
+    if wrong.any():
+        raise _unfit(
+            f"{where} is {feature.dtype} by info.json, but stored as {stored}, among others {values[wrong.argmax()]}, "
+            f"which no {feature.dtype} is"
+        )
+    return declared
 
 
 def _list_sizes(pa: Any, array: Array, where: str) -> int:  # noqa: ANN401
     """The one length that all lists have."""
     if array.null_count:
-        raise FormatError(f"{where} has {array.null_count} nulls among its {len(array)} rows or axes")
+        raise _unfit(f"{where} has {array.null_count} nulls among its {len(array)} rows or axes")
     sizes = np.unique(pa.compute.list_value_length(array).to_numpy(zero_copy_only=False))
     if len(sizes) > 1:
-        raise FormatError(f"{where} has rows of {sizes[0]} to {sizes[-1]} values; they must have one shape")
+        raise _unfit(f"{where} has rows of {sizes[0]} to {sizes[-1]} values; they must have one shape")
     return int(sizes[0]) if len(sizes) else 0
 
 
@@ -164,10 +205,10 @@ def _images(pa: Any, array: Array, feature: Feature, url: str) -> list[bytes]:  
         if array.null_count:
             data = pa.compute.if_else(array.is_valid(), data, None)
     if not (pa.types.is_binary(data.type) or pa.types.is_large_binary(data.type) or pa.types.is_null(data.type)):
-        raise FormatError(f"{where} must hold pictures as struct<bytes, path>, not {array.type}")
+        raise _unfit(f"{where} must hold pictures as struct<bytes, path>, not {array.type}")
     if data.null_count:
         message = f"{where} lacks the picture's bytes in {data.null_count} of {len(data)} rows"
-        raise FormatError(f"{message}; pictures must be embedded in the table")
+        raise _unfit(f"{message}; pictures must be embedded in the table")
     pictures: list[bytes] = data.to_pylist()
     return pictures
 

@@ -154,7 +154,7 @@ class LeRobotDataset:
 
     @property
     def stats(self) -> Mapping[str, Any] | None:
-        """meta/stats.json as it stands; None where the dataset has none."""
+        """meta/stats.json as it stands; None where the dataset has none, FormatError where it is damaged."""
         return self.metadata.stats
 
     @property
@@ -241,6 +241,8 @@ class LeRobotDataset:
         if held is not None:
             return held
         size_bytes = await self.clip_bytes(episode.index)
+        if size_bytes > self.clip_budget.max_bytes:
+            raise self._no_room(f"the clips of episode {episode.index} take {size_bytes} bytes", size_bytes)
         with anyio.CancelScope() as scope:
 
             def check() -> None:
@@ -292,15 +294,8 @@ class LeRobotDataset:
         self._episodes.hurry(self._episode(episode))
 
     async def clip_bytes(self, episode: int) -> int:
-        """Memory that the clips of an episode take; fetches its videos' indexes and its table's footer where needed.
-
-        Raises:
-            CacheError: They are larger than their cache.
-        """
-        size_bytes = await self._episodes.clip_bytes(self._episode(episode))
-        if size_bytes > self.clip_budget.max_bytes:
-            raise self._no_room(f"the clips of episode {episode} take {size_bytes} bytes", size_bytes)
-        return size_bytes
+        """Memory that the clips of an episode take; fetches its videos' indexes and its table's footer where needed."""
+        return await self._episodes.clip_bytes(self._episode(episode))
 
     def statistics(self) -> DatasetStatistics:
         """A snapshot of the engine, the caches and the decode threads; after closing too."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from asyncfetch.decode import DepthScale
-from asyncfetch.errors import FormatError
+from asyncfetch.errors import LEAVE_OUT_FEATURE, FormatError
 
 if TYPE_CHECKING:
     from asyncfetch.lerobot.info import Feature
@@ -36,5 +36,6 @@ def depth_scale(feature: Feature, unit: DepthUnit) -> DepthScale | None:
         )
     except (TypeError, ValueError) as error:  # ConfigError is a ValueError
         raise FormatError(
-            f"info.json describes depth camera {feature.key} by numbers that make no scale: {error}"
+            f"info.json describes depth camera {feature.key} by numbers that make no scale: {error}",
+            remedy=LEAVE_OUT_FEATURE,
         ) from error

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from asyncfetch.decode import open_decoder
-from asyncfetch.errors import AsyncFetchError, CacheError, FormatError, ObjectChanged, redact_url
+from asyncfetch.errors import LEAVE_OUT_FEATURE, AsyncFetchError, CacheError, FormatError, ObjectChanged, redact_url
 from asyncfetch.fetch.gate import Caller, calling, current_caller
 from asyncfetch.lerobot.depth import DepthUnit, depth_scale
 from asyncfetch.lerobot.held_episode import EpisodeEntry, HeldEpisode
@@ -365,7 +365,8 @@ def _check_size(feature: Feature, clip: PlannedClip) -> None:
     if not feature.has_sizes(clip.plan.height, clip.plan.width):
         raise FormatError(
             f"{redact_url(clip.url)}: its pictures are {clip.plan.height} high and {clip.plan.width} wide; info.json "
-            f"says {feature.shape} of {feature.key}"
+            f"says {feature.shape} of {feature.key}",
+            remedy=LEAVE_OUT_FEATURE,
         )
 
 

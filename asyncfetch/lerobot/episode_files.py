@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import numpy as np
 
-from asyncfetch.errors import DatasetError, FetchError, FormatError, NotFound, redact_url
+from asyncfetch.errors import WRITE_ANEW, DatasetError, FetchError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import is_list, is_text, to_array, to_floats, to_integers
 from asyncfetch.lerobot.episode_table import ABSENT, EpisodeTable, FilePlaces, TaskLists, VideoPlaces
@@ -132,11 +132,12 @@ async def load_episodes(
 def _rows_or_raise(loaded: pa.Table | DatasetError | FetchError, url: str, rows: int, total: int) -> pa.Table:
     if isinstance(loaded, NotFound):
         message = f"{redact_url(url)} isn't there, but the files before it have {rows} of the {total} episodes"
-        raise FormatError(f"{message} that info.json counts") from loaded
+        raise FormatError(f"{message} that info.json counts", remedy=WRITE_ANEW) from loaded
     if isinstance(loaded, DatasetError | FetchError):
         raise loaded
     if not len(loaded):
-        raise FormatError(f"{redact_url(url)} has no episode, but info.json counts {total} and {rows} are found so far")
+        message = f"{redact_url(url)} has no episode, but info.json counts {total} and {rows} are found so far"
+        raise FormatError(message, remedy=WRITE_ANEW)
     return loaded
 
 
@@ -162,6 +163,7 @@ def _build(
         root,
         info,
         lengths=columns["length"].astype(np.int32),
+        starts=columns["dataset_from_index"],
         tasks=_task_lists(tables, order),
         data=_file_places(tables, "data", order),
         videos={
@@ -174,17 +176,20 @@ def _build(
 def check_episodes(
     columns: Mapping[str, NDArray[np.int64]], urls: Sequence[str], info_url: str, info: DatasetInfo
 ) -> None:
-    """Raise FormatError at the first row, in the order of episodes, that contradicts the others."""
+    """Raise FormatError at the first row, in the order of episodes, that contradicts the others.
+
+    Frames that no episode has are no contradiction: data files may hold rows of deleted episodes.
+    """
     episodes, lengths = columns["episode_index"], columns["length"]
     starts, stops = columns["dataset_from_index"], columns["dataset_to_index"]
     if len(episodes) != info.total_episodes:
         message = f"meta/episodes has {len(episodes)} episodes (the last one in {urls[-1] if urls else 'none'})"
-        raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_episodes}")
+        raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_episodes}", remedy=WRITE_ANEW)
 
     def fail(wrong: NDArray[np.bool_], says: Callable[[int], str]) -> None:
         if wrong.any():
             row = int(wrong.argmax())
-            raise FormatError(f"{urls[row]}: {says(row)}")
+            raise FormatError(f"{urls[row]}: {says(row)}", remedy=WRITE_ANEW)
 
     fail(
         episodes != np.arange(len(episodes)),
@@ -197,14 +202,20 @@ def check_episodes(
         stops - starts != lengths,
         lambda row: f"episode {row} has frames [{starts[row]}, {stops[row]}), which isn't its length {lengths[row]}",
     )
-    expected = np.cumsum(lengths) - lengths
-    fail(
-        starts != expected,
-        lambda row: f"episode {row} begins at frame {starts[row]}, but the episodes before it have {expected[row]}",
-    )
-    if (frames := int(lengths.sum())) != info.total_frames:
+    fail(starts < 0, lambda row: f"episode {row} begins at frame {starts[row]}")
+    rows = np.argsort(starts, kind="stable")
+    rows = rows[lengths[rows] > 0]
+    for place in np.flatnonzero(starts[rows[1:]] < stops[rows[:-1]])[:1]:
+        one, other = sorted(rows[place : place + 2].tolist())
+        raise FormatError(
+            f"{urls[other]}: episode {other} has frames [{starts[other]}, {stops[other]}), and episode {one} "
+            f"[{starts[one]}, {stops[one]})",
+            remedy=WRITE_ANEW,
+        )
+    frames, last = int(lengths.sum()), int(stops.max(initial=0))
+    if info.total_frames not in {frames, last}:  # either way of counting frames that no episode has
         message = f"the lengths in meta/episodes add up to {frames} frames"
-        raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_frames}")
+        raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_frames}", remedy=WRITE_ANEW)
 
 
 def _integers(tables: Sequence[tuple[str, pa.Table]], name: str, *, missing: int | None) -> NDArray[np.int64]:
@@ -306,7 +317,8 @@ def _encode_lists(lists: Any, url: str) -> tuple[list[str], NDArray[np.int32], N
     """The distinct strings in a column of lists, the number of each one in turn, and the length of each list."""
     pa = require_pyarrow()
     if not is_list(lists.type) or not is_text(lists.type.value_type):
-        raise FormatError(f"column {_TASKS} of {redact_url(url)} must hold lists of strings, not {lists.type}")
+        message = f"column {_TASKS} of {redact_url(url)} must hold lists of strings, not {lists.type}"
+        raise FormatError(message, remedy=WRITE_ANEW)
     sizes = pa.compute.list_value_length(lists).fill_null(0).cast("int32")
     words = lists.flatten().cast(pa.string()).fill_null("").dictionary_encode()
     return words.dictionary.to_pylist(), words.indices.to_numpy(), sizes.to_numpy(zero_copy_only=False)

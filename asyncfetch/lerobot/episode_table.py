@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.errors import DatasetError, EpisodeNotFound, redact_url
+from asyncfetch.errors import LEAVE_OUT_EPISODE, DatasetError, EpisodeNotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class VideoSpan:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode: its frames are [from_index, to_index) of the dataset."""
+    """One episode: its rows are those whose ``index`` is in [from_index, to_index)."""
 
     index: int
     length: int
@@ -98,6 +98,7 @@ class EpisodeTable:
         info: DatasetInfo,
         *,
         lengths: NDArray[np.int32],
+        starts: NDArray[np.int64],
         tasks: TaskLists,
         data: FilePlaces,
         videos: Mapping[str, VideoPlaces],
@@ -105,7 +106,7 @@ class EpisodeTable:
         self._root = root
         self._info = info
         self._lengths = lengths
-        self._starts = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        self._starts = starts
         self._tasks = tasks
         self._data = data
         self._videos = videos
@@ -136,13 +137,13 @@ class EpisodeTable:
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """First frame of each episode in the dataset, and ``num_frames`` at the end; ascending, read-only."""
+        """The ``index`` of each episode's first row, read-only; between episodes there may be rows of none."""
         return self._starts
 
     @property
     def num_frames(self) -> int:
         """Frames of all episodes."""
-        return int(self._starts[-1])
+        return int(self._lengths.sum(dtype=np.int64))
 
     def __getitem__(self, index: int) -> Episode:
         """The episode with this episode_index.
@@ -152,8 +153,7 @@ class EpisodeTable:
             DatasetError: The table doesn't say where the episode's files are, or contradicts itself about it.
         """
         if index not in self:
-            have = f"it has 0 to {len(self) - 1}" if len(self) else "it has none"
-            raise EpisodeNotFound(f"{redact_url(self._root)} has no episode {index!r}; {have}")
+            raise self.not_found(index)
         index = operator.index(index)
         length = int(self._lengths[index])
         return Episode(
@@ -162,9 +162,14 @@ class EpisodeTable:
             tasks=self._tasks[index],
             data_url=self._url(index, self._data, "data"),
             from_index=int(self._starts[index]),
-            to_index=int(self._starts[index + 1]),
+            to_index=int(self._starts[index]) + length,
             videos={camera: self._span(index, camera) for camera in self._videos},
         )
+
+    def not_found(self, index: object) -> EpisodeNotFound:
+        """The error for an episode that isn't there."""
+        have = f"it has 0 to {len(self) - 1}" if len(self) else "it has none"
+        return EpisodeNotFound(f"{redact_url(self._root)} has no episode {index!r}; {have}")
 
     def sharing_data_file(self, index: int) -> int:
         """How many episodes have their rows in the same file as this one, itself included."""
@@ -181,6 +186,8 @@ class EpisodeTable:
         """Hash over lengths and places; equal for equal tables wherever they lie."""
         digest = hashlib.sha256()
         arrays: list[NDArray[Any]] = [self._lengths, self._data.chunk, self._data.file]
+        if (self._starts != np.cumsum(self._lengths, dtype=np.int64) - self._lengths).any():
+            arrays.append(self._starts)  # elsewhere they follow from the lengths
         for _, places in sorted(self._videos.items()):
             arrays += [places.files.chunk, places.files.file, places.first_frame]
         for array in arrays:
@@ -192,7 +199,7 @@ class EpisodeTable:
         url = self._url(index, places.files, f"videos/{camera}", camera)
         first_frame, length = int(places.first_frame[index]), int(self._lengths[index])
         if length and index in places.contradictions:
-            raise DatasetError(f"{places.contradictions[index]}; leave it out with episodes=")
+            raise DatasetError(places.contradictions[index], remedy=LEAVE_OUT_EPISODE)
         if first_frame == ABSENT and length:
             raise self._absent(index, f"videos/{camera}/from_timestamp")
         return VideoSpan(url, max(first_frame, 0), length)
@@ -203,12 +210,12 @@ class EpisodeTable:
             raise self._absent(index, f"{column}/{'chunk' if chunk == ABSENT else 'file'}_index")
         template = self._info.video_path if camera else self._info.data_path
         if template is None:
-            message = f"info.json of {redact_url(self._root)} has no video_path, but {camera} is a video feature"
-            raise DatasetError(message)
+            message = f"info.json of {redact_url(self._root)} doesn't say by video_path where the files of {camera} are"
+            raise DatasetError(message, remedy="write it there, or leave the camera out with features=")
         # An episode without frames needs no file, so it may lack the numbers.
         path = template.format(chunk_index=max(chunk, 0), file_index=max(file, 0), video_key=camera)
         return join_url(self._root, path)
 
     def _absent(self, index: int, column: str) -> DatasetError:
         message = f"meta/episodes of {redact_url(self._root)} has no value in {column} for episode {index}"
-        return DatasetError(f"{message} of {self._lengths[index]} frames; leave it out with episodes=")
+        return DatasetError(f"{message}, which has {self._lengths[index]} frames", remedy=LEAVE_OUT_EPISODE)

@@ -9,13 +9,23 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from asyncfetch.errors import DatasetError, FormatError, redact_url
+from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, DatasetError, FormatError, redact_url
 from asyncfetch.lerobot.layout import PathTemplate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["DEFAULT_FEATURES", "DatasetInfo", "Feature", "FeatureKind", "as_v3", "is_v2", "parse_info", "parse_json"]
+__all__ = [
+    "DEFAULT_FEATURES",
+    "INDEX_FEATURES",
+    "DatasetInfo",
+    "Feature",
+    "FeatureKind",
+    "as_v3",
+    "is_v2",
+    "parse_info",
+    "parse_json",
+]
 
 MAX_FPS = 1_000_000
 """More is no camera's."""
@@ -23,6 +33,9 @@ DEFAULT_FEATURES = ("timestamp", "frame_index", "episode_index", "index", "task_
 """Features that every LeRobot dataset has."""
 
 FeatureKind = Literal["value", "string", "image", "language", "video", "depth", "audio", "other"]
+
+INDEX_FEATURES = ("frame_index", "episode_index", "index", "task_index")
+"""Those of them that number a row."""
 
 _NUMERIC = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 _KINDS: Mapping[str, FeatureKind] = {
@@ -73,6 +86,11 @@ class Feature:
         return _is_depth(self.info)
 
     @property
+    def row_dtype(self) -> str:
+        """Of its values in a row: what numbers a row is an int64, however it is declared."""
+        return "int64" if self.key in INDEX_FEATURES else self.dtype
+
+    @property
     def has_column(self) -> bool:
         """Whether its values are a column of the data files."""
         return not self.is_camera and self.kind != "audio"
@@ -118,7 +136,8 @@ def parse_json(data: memoryview | bytes, url: str) -> dict[str, Any]:
         value = json.loads(bytes(data))
     except (ValueError, RecursionError) as error:
         begin = bytes(data[:40]).decode("utf-8", "replace")
-        raise FormatError(f"{redact_url(url)} isn't JSON ({error}); its {len(data)} bytes begin {begin!r}") from error
+        message = f"{redact_url(url)} isn't JSON ({error}); its {len(data)} bytes begin {begin!r}"
+        raise FormatError(message, remedy=COPY_ANEW) from error
     if not isinstance(value, dict):
         raise FormatError(f"{redact_url(url)} must hold a JSON object, not {type(value).__name__}")
     return value
@@ -199,7 +218,7 @@ def _features(raw: Mapping[str, Any], url: str) -> dict[str, Feature]:
     missing = [key for key in DEFAULT_FEATURES if key not in features]
     if missing:
         message = f"features of {redact_url(url)} lack {', '.join(missing)}, which every LeRobot dataset has"
-        raise DatasetError(f"{message}; present are {', '.join(features) or 'none'}")
+        raise DatasetError(f"{message}; present are {', '.join(features) or 'none'}", remedy=WRITE_ANEW)
     for key in DEFAULT_FEATURES:
         if features[key].kind != "value":
             raise FormatError(f"feature {key!r} of {redact_url(url)} is {features[key].dtype!r}; it must be numbers")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from asyncfetch.errors import AccessDenied, ConfigError, FormatError, NotFound, redact_url
+from asyncfetch.errors import WRITE_ANEW, AccessDenied, ConfigError, FormatError, NotFound, anew, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes
@@ -49,11 +50,22 @@ class Metadata:
     """The chosen features whose frames are in MP4 files, in the order of info.json. Kind "depth" marks depth maps."""
     tasks: Mapping[int, str]
     """Task strings by task_index."""
-    stats: Mapping[str, Any] | None
-    """As in stats.json; None where there is none. Its image counts are of sampled frames or pixels."""
+    statistics: Mapping[str, Any] | FormatError | None
+    """What ``stats`` gives or raises."""
     episodes: EpisodeTable
     fingerprint: str
     """Hash of what defines the samples: chosen features, fps, tasks, lengths and places, but not the url."""
+
+    @property
+    def stats(self) -> Mapping[str, Any] | None:
+        """As in stats.json; None where there is none. Its image counts are of sampled frames or pixels.
+
+        Raises:
+            FormatError: It is damaged.
+        """
+        if isinstance(self.statistics, FormatError):
+            raise anew(self.statistics)
+        return self.statistics
 
 
 async def load_metadata(
@@ -70,6 +82,8 @@ async def load_metadata(
         url: The directory that holds ``meta/``.
         features: Keys of the features that will be used; None means all. The default features are always among them.
         run: Runs the blocking parts.
+
+    A damaged stats.json is no matter before somebody asks for ``stats``.
 
     Raises:
         ConfigError: ``features`` has a key that the dataset hasn't.
@@ -114,21 +128,28 @@ async def _load_tasks(reader: RangeReader, url: str, run: RunSync) -> dict[int, 
 def _parse_tasks(table: pa.Table, task: str, url: str) -> dict[int, str]:
     indices = to_integers(table["task_index"], "task_index", url).tolist()
     words = table[task].to_pylist()
-    if not all(isinstance(word, str) for word in words):
-        raise FormatError(f"column {task} of {redact_url(url)} must hold strings, not {table[task].type} with nulls")
+    for row, word in enumerate(words):
+        if not isinstance(word, str):
+            message = f"column {task} of {redact_url(url)} must hold the text of each task; row {row} is {word!r:.80}"
+            raise FormatError(message, remedy=WRITE_ANEW)
     # By the number in the row: LeRobot itself goes by the row's position, and rows may be permuted.
     tasks = dict(zip(indices, words, strict=True))
     if len(tasks) != len(indices):
-        raise FormatError(f"task_index of {redact_url(url)} numbers {len(indices)} tasks with {len(tasks)} numbers")
+        number, count = Counter(indices).most_common(1)[0]
+        message = f"{redact_url(url)} has {count} tasks of task_index {number}; each needs a number of its own"
+        raise FormatError(message, remedy=WRITE_ANEW)
     return dict(sorted(tasks.items()))
 
 
-async def _load_stats(reader: RangeReader, url: str, run: RunSync) -> dict[str, Any] | None:
+async def _load_stats(reader: RangeReader, url: str, run: RunSync) -> dict[str, Any] | FormatError | None:
     try:
         data = await reader.fetch(url)
     except (AccessDenied, NotFound):
         return None  # S3 denies access to what isn't there to those who may not list.
-    return await run(partial(parse_json, data, url))
+    try:
+        return await run(partial(parse_json, data, url))
+    except FormatError as error:
+        return error
 
 
 def _choose(info: DatasetInfo, features: Collection[str] | None, url: str) -> dict[str, Feature]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncfetch.errors import FormatError, MissingDependency, redact_url
+from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, FormatError, MissingDependency, redact_url
 from asyncfetch.ranges import HEADERS_BYTES, ByteRange
 from asyncfetch.runtime.fork import forks_wait
 
@@ -114,7 +114,8 @@ class TableFile:
         missing = [column for column in columns if column not in self.leaves]
         if missing:
             present = ", ".join(column for column in self.leaves if not column.startswith("stats/"))
-            raise FormatError(f"{redact_url(self.url)} has no column {', '.join(missing)}; present are {present}")
+            message = f"{redact_url(self.url)} has no column {', '.join(missing)}; present are {present}"
+            raise FormatError(message, remedy=WRITE_ANEW)
 
     def chunks(self, groups: Sequence[int], columns: Collection[str]) -> list[tuple[int, int]]:
         """The byte ranges [start, stop) of these columns in these row groups, ascending, near ones joined.
@@ -128,7 +129,7 @@ class TableFile:
             row_group = self.metadata.row_group(group)
             if not 0 <= row_group.num_rows <= _MAX_GROUP_ROWS:
                 message = f"row group {group} of {redact_url(self.url)} says it has {row_group.num_rows} rows"
-                raise FormatError(f"{message}; at most {_MAX_GROUP_ROWS} are possible")
+                raise FormatError(f"{message}; at most {_MAX_GROUP_ROWS} are possible", remedy=COPY_ANEW)
             for column in columns:
                 spans += [self._chunk(group, row_group.column(leaf)) for leaf in self.leaves[column]]
         return _join_near(spans)
@@ -141,9 +142,8 @@ class TableFile:
         stop = start + chunk.total_compressed_size
         if not len(_MAGIC) <= start <= stop <= self.data_stop or chunk.num_values < 0:
             message = f"{redact_url(self.url)} says column {chunk.path_in_schema!r} of row group {group} is its bytes"
-            raise FormatError(
-                f"{message} [{start}, {stop}), but its data ends at {self.data_stop}: the file is damaged"
-            )
+            message += f" [{start}, {stop}), but its data ends at {self.data_stop}: the file is damaged"
+            raise FormatError(message, remedy=COPY_ANEW)
         return start, stop
 
 
@@ -255,7 +255,7 @@ class FetchedColumns:
             expected = sum(file.metadata.row_group(group).num_rows for group in groups)
         if table.num_rows != expected:
             message = f"{redact_url(file.url)} says its row groups {groups} have {expected} rows"
-            raise FormatError(f"{message}, but they hold {table.num_rows}")
+            raise FormatError(f"{message}, but they hold {table.num_rows}", remedy=COPY_ANEW)
         return table
 
 
@@ -269,13 +269,12 @@ def _footer_bytes(tail: memoryview, url: str, size: int) -> int:
     """Length of the footer, by the file's last eight bytes."""
     if len(tail) < _TRAILER_BYTES + len(_MAGIC) or tail[-4:] != _MAGIC:
         end = bytes(tail[-16:])
-        raise FormatError(
-            f"{redact_url(url)} isn't a whole parquet file: its {size} bytes end with {end!r}, not {_MAGIC!r}"
-        )
+        message = f"{redact_url(url)} isn't a whole parquet file: its {size} bytes end with {end!r}, not {_MAGIC!r}"
+        raise FormatError(message, remedy=COPY_ANEW)
     footer_bytes = int.from_bytes(tail[-8:-4], "little")
     if footer_bytes > min(size - _TRAILER_BYTES - len(_MAGIC), _MAX_FOOTER_BYTES):
         message = f"{redact_url(url)} says that {footer_bytes} of its {size} bytes are its footer: the file is damaged"
-        raise FormatError(message)
+        raise FormatError(message, remedy=COPY_ANEW)
     return footer_bytes
 
 
@@ -293,7 +292,7 @@ def _parse(url: str, footer: Sequence[memoryview], tail: memoryview, tail_start:
             leaves[field.name] = range(next_leaf, next_leaf := next_leaf + _count_leaves(field.type))
     if next_leaf != metadata.num_columns:
         message = f"schema of {redact_url(url)} has {next_leaf} columns, its row groups {metadata.num_columns}"
-        raise FormatError(message)
+        raise FormatError(message, remedy=COPY_ANEW)
     own = memoryview(bytes(tail))  # a slice would keep the footer's bytes, too
     return TableFile(url, metadata, leaves, own, tail_start, data_stop)
 
@@ -346,7 +345,7 @@ class _SparseFile(io.RawIOBase):
         parts = list(self._cut(start, stop))
         if sum(map(len, parts)) != max(0, stop - start):
             message = f"{redact_url(self._url)} refers to its bytes [{start}, {stop}), outside the columns that its"
-            raise FormatError(f"{message} footer places there: the file is damaged")
+            raise FormatError(f"{message} footer places there: the file is damaged", remedy=COPY_ANEW)
         self._position = max(start, stop)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -366,4 +365,6 @@ def _border(url: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:
-        raise FormatError(f"{redact_url(url)} can't be read as parquet: {error}") from error
+        raise FormatError(
+            f"{redact_url(url)} can't be read as parquet: {str(error).strip()}", remedy=COPY_ANEW
+        ) from error

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 import numpy as np
 
-from asyncfetch.errors import ConfigError, DatasetError, redact_url
+from asyncfetch.errors import LEAVE_OUT_EPISODE, ConfigError, DatasetError, redact_url
 from asyncfetch.lerobot.columns import empty_column, to_column, to_integers
-from asyncfetch.lerobot.info import DEFAULT_FEATURES
+from asyncfetch.lerobot.info import DEFAULT_FEATURES, INDEX_FEATURES
 from asyncfetch.lerobot.parquet import MAX_TAIL_BYTES, FetchedColumns, fetch_columns, open_table, require_pyarrow
 from asyncfetch.lerobot.row_groups import IndexedTable, index_table
 from asyncfetch.runtime.concurrently import gather
@@ -40,7 +40,6 @@ __all__ = ["EpisodeRows", "RowCache", "RowReader"]
 
 _Key = str | tuple[str, int]
 """Of what is kept: a file's url, or that and the number of a row group."""
-_INDEX_COLUMNS = ("frame_index", "episode_index", "index", "task_index")
 _FOOTER_BYTES = 16 * 1024
 """Asked for beside what each column chunk takes: the schema, and the whole of a file that is hardly larger."""
 _CHUNK_FOOTER_BYTES = 150
@@ -53,7 +52,7 @@ _LIST_ITEM_BYTES = 64
 class EpisodeRows(Mapping[str, "Column"]):
     """The rows of one episode by feature, in frame order; row k of each column is frame k.
 
-    A column is an NDArray of the stored dtype, (length, *shape) or (length,) for shape (1,), that nobody else holds;
+    A column is an NDArray of the feature's dtype, (length, *shape) or (length,) for shape (1,), that nobody else holds;
     or a list: str, pictures as the bytes of their file, anything else as Python objects. ``index``, ``frame_index``,
     ``episode_index`` and ``task_index`` are int64, however they are stored.
     """
@@ -239,7 +238,7 @@ def _select(
     if found != episode.length:
         message = f"{where}: {found} rows have its episode_index and an index in"
         message += f" [{episode.from_index}, {episode.to_index}), but its length is {episode.length}"
-        raise DatasetError(message)
+        raise DatasetError(message, remedy=LEAVE_OUT_EPISODE)
     rows = require_pyarrow().concat_tables(parts) if len(parts) > 1 else parts[0]
     frames = to_integers(rows["frame_index"], "frame_index", url)
     if (frames[1:] < frames[:-1]).any():
@@ -247,7 +246,7 @@ def _select(
     columns: dict[str, Any] = {}
     nbytes = 0
     for key, feature in features.items():
-        if key in _INDEX_COLUMNS:
+        if key in INDEX_FEATURES:
             columns[key] = np.array(to_integers(rows[key], key, url))
         else:
             columns[key] = to_column(rows[key], feature, url)
@@ -261,11 +260,13 @@ def _check_rows(columns: Mapping[str, Column], episode: Episode, tasks: Mapping[
         wrong = columns[key] != np.arange(first, first + episode.length)
         if wrong.any():
             row = int(wrong.argmax())
-            raise DatasetError(f"{where}: {key} of row {row} is {columns[key][row]}, it should be {first + row}")
+            message = f"{where}: {key} of row {row} is {columns[key][row]}, it should be {first + row}"
+            raise DatasetError(message, remedy=LEAVE_OUT_EPISODE)
     unknown = sorted(set(np.unique(columns["task_index"]).tolist()) - set(tasks))
     if unknown:
         message = f"{where}: its rows have task_index {', '.join(map(str, unknown))}"
-        raise DatasetError(f"{message}, meta/tasks.parquet has {', '.join(map(str, tasks)) or 'none'}")
+        message += f", meta/tasks.parquet has {', '.join(map(str, tasks)) or 'none'}"
+        raise DatasetError(message, remedy=LEAVE_OUT_EPISODE)
 
 
 def _nbytes(column: Column, stored: pa.ChunkedArray[Any]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from asyncfetch.decode import decode_image, stack_frames
 from asyncfetch.decode.backends import import_torch
-from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.errors import LEAVE_OUT_FEATURE, FormatError, redact_url
 from asyncfetch.lerobot.windows import clamp
 from asyncfetch.runtime.fork import forks_wait
 
@@ -69,8 +69,8 @@ class SampleBuilder:
     """Makes the samples of one choice of features and windows. Immutable and thread-safe.
 
     A camera is (C, H, W); with a window (T, C, H, W), also where T is 1. A value of shape (1,) is a 0-d tensor, one of
-    shape (n,) a tensor of the stored dtype, each with T in front under a window; then ``<key>_is_pad`` (T,) bool tells
-    which places lie outside of the episode and repeat its first or last frame.
+    shape (n,) a tensor of the feature's dtype, each with T in front under a window; then ``<key>_is_pad`` (T,) bool
+    tells which places lie outside of the episode and repeat its first or last frame.
     """
 
     def __init__(
@@ -112,11 +112,13 @@ class SampleBuilder:
         return fields
 
     def _field(self, feature: Feature) -> Field:
+        if feature.kind == "image" and feature.is_depth:
+            return Field("uint16", _channels_first(feature))  # as stored; what LeRobot and most others store
         if feature.kind in _PICTURES:
             is_float = feature.is_depth or self._image_dtype == "float32"
             return Field("float32" if is_float else "uint8", _channels_first(feature))
         if feature.kind == "value":
-            return Field(feature.dtype, () if feature.shape == (1,) else feature.shape)
+            return Field(feature.row_dtype, () if feature.shape == (1,) else feature.shape)
         return Field(feature.dtype)
 
     def build(self, asked: Sequence[Asked]) -> list[Sample]:
@@ -206,11 +208,13 @@ def _decode_images(
         if not feature.has_sizes(*image.shape):
             raise FormatError(
                 f"{where}, frame {frame}: the picture is {tuple(image.shape)}, channels first; info.json says "
-                f"{feature.shape}"
+                f"{feature.shape}",
+                remedy=LEAVE_OUT_FEATURE,
             )
     shapes = {tuple(image.shape) for image in images.values()}
     if len(shapes) > 1:
-        raise FormatError(f"{where}: frames {list(frames)} have images of different shapes: {sorted(shapes)}")
+        message = f"{where}: frames {list(frames)} have images of different shapes: {sorted(shapes)}"
+        raise FormatError(message, remedy=LEAVE_OUT_FEATURE)
     return [images[frame] for frame in frames]
 
 

@@ -121,6 +121,7 @@ def _episode_table(
         url,
         info,
         lengths=lengths.astype(np.int32),
+        starts=stops - lengths,
         tasks=TaskLists(
             tuple(words),
             np.array([code for own in codes for code in own], np.int32),

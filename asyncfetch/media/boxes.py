@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.errors import COPY_ANEW, FormatError, redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,12 +67,14 @@ def _read_extent(view: memoryview, start: int, limit: int) -> _Extent | None:
 def _check_extent(box: _Extent, limit: int, where: str) -> None:
     if box.stop < box.body:
         raise FormatError(
-            f"{where}: box {_name(box.kind)} at byte {box.start} says that it is {box.stop - box.start} bytes long"
+            f"{where}: box {_name(box.kind)} at byte {box.start} says that it is {box.stop - box.start} bytes long",
+            remedy=COPY_ANEW,
         )
     if box.stop > limit:
         raise FormatError(
             f"{where}: truncated, or not an MP4: box {_name(box.kind)} at byte {box.start} runs to byte {box.stop}, "
-            f"but there are only {limit}"
+            f"but there are only {limit}",
+            remedy=COPY_ANEW,
         )
 
 
@@ -92,7 +94,7 @@ class Box:
 
     def error(self, problem: str) -> FormatError:
         """An error about this box, to raise."""
-        return FormatError(f"{self.where}: box {self.kind!r}: {problem}")
+        return FormatError(f"{self.where}: box {self.kind!r}: {problem}", remedy=COPY_ANEW)
 
     def children(self, offset: int = 0) -> Iterator[Box]:
         """The boxes in the body from ``offset`` on, in file order. Fewer than 8 bytes behind the last are padding."""
@@ -156,7 +158,8 @@ def find(data: Buffer, kind: str, *, url: str) -> Box:
             return box
         seen.append(repr(box.kind))
     found = ", ".join(seen[:8]) or "nothing"
-    raise FormatError(f"{where}: no {kind!r} box in the {len(data)} bytes where it has to be; found {found}")
+    message = f"{where}: no {kind!r} box in the {len(data)} bytes where it has to be; found {found}"
+    raise FormatError(message, remedy=COPY_ANEW)
 
 
 def locate_moov(piece: Buffer, *, size: int, url: str, start: int = 0) -> tuple[int, int]:
@@ -182,7 +185,7 @@ def locate_moov(piece: Buffer, *, size: int, url: str, start: int = 0) -> tuple[
     """
     where = redact_url(url)
     if size == 0:
-        raise FormatError(f"{where}: the file is empty (0 bytes), not an MP4")
+        raise FormatError(f"{where}: the file is empty (0 bytes), not an MP4", remedy=COPY_ANEW)
     view = memoryview(piece).cast("B")[: size - start]
     behind_media_data = False
     offset = 0
@@ -191,11 +194,13 @@ def locate_moov(piece: Buffer, *, size: int, url: str, start: int = 0) -> tuple[
         if box is None:
             if start + offset + HEADER.size > size or start + len(view) == size:
                 raise FormatError(
-                    f"{where}: truncated: the file of {size} bytes ends in the box header at byte {start + offset}"
+                    f"{where}: truncated: the file of {size} bytes ends in the box header at byte {start + offset}",
+                    remedy=COPY_ANEW,
                 )
             return _next_read(start + offset, size, behind_media_data=behind_media_data)
         if start + offset == 0 and box.kind not in LEADING_KINDS:
-            raise FormatError(f"{where}: not an MP4: the file of {size} bytes starts with {bytes(view[:8])!r}")
+            message = f"{where}: not an MP4: the file of {size} bytes starts with {bytes(view[:8])!r}"
+            raise FormatError(message, remedy=COPY_ANEW)
         box = box.moved(start)
         _check_extent(box, size, where)
         if box.kind == b"moov":

@@ -203,7 +203,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         *(partial(video_file, camera, *item) for camera, of_file in spans.items() for item in of_file.items()),
     )
     if len(episodes) < len(metadata.episodes):
-        metadata = replace(metadata, stats=None)
+        metadata = replace(metadata, statistics=None)
         is_chosen = np.zeros(len(metadata.episodes), np.bool_)
         is_chosen[[episode.index for episode in episodes]] = True
         for columns in statistics.values():
@@ -273,7 +273,9 @@ async def _load_metadata(
     if is_v2(raw):
         old = await load_version2(reader, url, run=run)
         return old.metadata, old.raw_info, old
-    return await load_metadata(reader, url, run=run), raw, None
+    metadata = await load_metadata(reader, url, run=run)
+    _ = metadata.stats  # a damaged one is to fail now, not when all is written
+    return metadata, raw, None
 
 
 def _statistics_of_version2(old: Version2) -> _PictureStatistics:

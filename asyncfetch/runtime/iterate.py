@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from asyncfetch.runtime.channel import HandOver
 from asyncfetch.runtime.fork import ForkGuard
-from asyncfetch.runtime.loop_thread import STOP_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Generator, Iterable
@@ -25,6 +24,7 @@ def iterate(
     factory: Callable[[], AbstractAsyncContextManager[AsyncIterable[Iterable[T]]]],
     *,
     max_batches: int = 2,
+    ends_thread: bool = False,
     times: Histogram | None = None,
 ) -> Generator[T, None, None]:
     """Yield the items of ``async with factory() as batches: async for batch in batches``, run on the loop thread.
@@ -32,7 +32,7 @@ def iterate(
     All of it runs in one task, from the first ``next`` on, at most ``max_batches`` ahead of the one that the consumer
     is at. What is raised there, by leaving the context too, is raised here after the items before it. Closing the
     generator (an early ``break``, ``close``, collection) cancels the task and waits for its end, but no longer than
-    STOP_SECONDS. ``times`` is HandOver's.
+    STOP_SECONDS; with ``ends_thread``, for that of the loop thread, which is closed then. ``times`` is HandOver's.
 
     Raises:
         ClosedError: The loop thread was closed meanwhile.
@@ -49,8 +49,10 @@ def iterate(
                 guard.check()
     finally:
         hand_over.close()
-        call.cancel()
-        call.wait(STOP_SECONDS)
+        if ends_thread:
+            loop_thread.close()
+        else:
+            call.end()
         del call  # else error -> traceback -> this frame -> call -> error is a cycle
 
 

@@ -40,7 +40,9 @@ T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 0.8
-"""How long a close, an interrupt or an early exit waits for coroutines to end; Ctrl-C is to act within a second."""
+"""How long a close, an interrupt or an early exit waits for coroutines to end; Ctrl-C is to act within a second.
+What was waited for in vain isn't waited for again: an interrupt is often followed by a close, and that by the
+interpreter's exit."""
 
 
 class LoopCall(Generic[T]):
@@ -52,6 +54,8 @@ class LoopCall(Generic[T]):
         self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._scope: anyio.CancelScope | None = None
         self._cancelled = False
+        self.given_up = False
+        """Whether somebody has waited for its end in vain."""
 
     def result(self) -> T:
         """Wait for the coroutine and return or raise what it did, whatever the exception's type.
@@ -66,8 +70,7 @@ class LoopCall(Generic[T]):
         try:
             error = self._future.exception()
         except BaseException:  # it is the wait that was interrupted
-            self.cancel()
-            self.wait(STOP_SECONDS)
+            self.end()
             raise
         if error is None:
             return self._future.result()
@@ -80,6 +83,11 @@ class LoopCall(Generic[T]):
         """Ask for the coroutine's cancellation, without waiting for it. Harmless when it is done."""
         if not self._engine.guard.in_child and not self._future.done():
             self._engine.call_soon(self._cancel_on_loop)
+
+    def end(self) -> None:
+        """Cancel the coroutine and wait for its end, but no longer than STOP_SECONDS."""
+        self.cancel()
+        self.given_up = not self.wait(STOP_SECONDS)
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait for the coroutine's end, at most so long, and tell whether it came.
@@ -144,6 +152,7 @@ class _Engine:
         self.guard = ForkGuard("this LoopThread")
         self.calls: set[LoopCall[Any]] = set()
         self.ended = False
+        self._given_up = False
         self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
@@ -171,9 +180,14 @@ class _Engine:
             self.call_soon(self._on_stop)
 
     def join(self, timeout_seconds: float) -> bool:
-        """Wait for the thread's end, at most so long, and tell whether it came."""
-        self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
+        """Wait for the thread's end, at most so long, and tell whether it came.
+
+        Without a wait where somebody waited in vain before: for this, or for a call that is still running.
+        """
+        given_up = self._given_up or any(call.given_up for call in list(self.calls))
+        self._thread.join(0 if given_up else timeout_seconds)
+        self._given_up = self._thread.is_alive()
+        return not self._given_up
 
     def _main(self) -> None:
         try:

@@ -13,6 +13,7 @@ from asyncfetch.lerobot import Engine, EpisodeCacheStatistics, LeRobotDataset
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.building import Failed, transformed
 from asyncfetch.stream.order import Step
+from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.source import Origin
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.mixed_rest import MixedRest
     from asyncfetch.stream.mixing import MixedEpoch
     from asyncfetch.stream.order import Order, Visits
-    from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.seating import Seating
     from asyncfetch.stream.shapes import Shape
 
@@ -75,6 +75,7 @@ class MixedOrder:
         first = [of(0)[0] for of, length in zip(orders, lengths, strict=True) if length]
         self.group_frames = max((order.group_frames for order in first), default=1)
         self._seats = sum(min(order.seats, len(order.lengths)) for order in first)
+        self._first_orders = first
 
     def __len__(self) -> int:
         return self._epoch.total
@@ -82,6 +83,11 @@ class MixedOrder:
     def open_episodes(self, placement: Placement) -> int:
         """How many episodes a consumer draws from at a time."""
         return self._seats
+
+    def pool(self, placement: Placement) -> tuple[int, int]:
+        """See EpisodeOrder. A consumer may draw from all seats of each member."""
+        each = [order.pool(Placement()) for order in self._first_orders]
+        return sum(episodes for episodes, _ in each), sum(frames for _, frames in each)
 
     def is_far(self, position: int) -> bool:
         """Whether its seating there takes long to find."""

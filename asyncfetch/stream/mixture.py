@@ -128,7 +128,8 @@ class Mixture(SampleSource[OpenMixture]):
     def stats(self) -> list[Mapping[str, Any] | None]:
         """meta/stats.json of each member, by the mixture's keys, for normalising: ``stats[int(sample["dataset"])]``.
 
-        None for a member without. Opens the datasets where no synchronous pass has, and waits for that.
+        None for a member without, FormatError where one's is damaged. Opens the datasets where no synchronous pass has,
+        and waits for that.
         """
         stats = [dataset.stats for dataset in self._open_session().opened().datasets]
         return [

@@ -147,6 +147,11 @@ class Order:
         """How many episodes a consumer draws from at a time, while every seat has one."""
         return self.seats // placement.consumers if self.lanes % placement.period == 0 else self.seats
 
+    def pool(self, placement: Placement) -> tuple[int, int]:
+        """How many different episodes those are at most, and how many frames they have if they are the longest."""
+        longest = np.sort(self.lengths[self.lengths > 0])[-self.open_episodes(placement) :]
+        return len(longest), int(longest.sum())
+
     def is_far(self, position: int) -> bool:
         """Whether the seating there takes long to find."""
         return position > 0

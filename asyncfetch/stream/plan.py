@@ -32,6 +32,10 @@ class EpisodeOrder(Protocol):
         """How many episodes a consumer draws from at a time."""
         ...
 
+    def pool(self, placement: Placement) -> tuple[int, int]:
+        """How many different episodes those are at most, and how many frames they have if they are the longest."""
+        ...
+
     def is_far(self, position: int) -> bool:
         """Whether its seating there takes long to find."""
         ...
@@ -99,6 +103,10 @@ class PassPlan:
     def find(self) -> None:
         """Find the first step, some microseconds for each episode in front of it."""
         self._seating = self.order.seating(self._first())
+
+    def pool(self) -> tuple[int, int]:
+        """See EpisodeOrder."""
+        return self.order.pool(self.progress.placement)
 
     def steps(self) -> Iterator[Step]:
         """All of them, in order; it may be called again."""

@@ -151,7 +151,7 @@ class SamplePass:
                 self._plan.first_uses(),
                 self._group,
                 prefetch_episodes=self._prefetch_episodes,
-                open_episodes=self._max_episodes - self._prefetch_episodes,
+                pool=self._plan.pool,
                 on_full=self._fail_if_stuck,
             )
             self._group.start_soon(self._produce, name="produce samples")

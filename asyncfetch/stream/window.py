@@ -8,6 +8,7 @@ and no decoding reads it any more.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ class EpisodeWindow:
         group: Owner of the fetching tasks; cancel it before ``close``.
         prefetch_episodes: Admitted ahead of the announcement of their first use. Those that come long after it would
             only take the network and the processor from the first ones.
-        open_episodes: That the order draws from at a time.
+        pool: Of the order: see EpisodeOrder.
         on_full: Called when the next episode has to wait for room.
     """
 
@@ -78,7 +79,7 @@ class EpisodeWindow:
         group: TaskGroup,
         *,
         prefetch_episodes: int,
-        open_episodes: int,
+        pool: Callable[[], tuple[int, int]],
         on_full: Callable[[], None],
     ) -> None:
         self._dataset = dataset
@@ -86,9 +87,9 @@ class EpisodeWindow:
         self._episodes = iter(episodes)
         self._group = group
         self._prefetch_episodes = prefetch_episodes
-        self._pool_episodes = open_episodes
+        self._pool = functools.cache(pool)
         self._on_full = on_full
-        self._weighed = self._weighed_bytes = self._largest_bytes = 0
+        self._weighed = self._weighed_bytes = self._weighed_frames = self._largest_bytes = 0
         self._paid = dataset.clip_budget.share(self._grant)
         self._slots: dict[int, _Slot] = {}
         self._ahead = 0  # of these
@@ -175,16 +176,17 @@ class EpisodeWindow:
         others_bytes = budget.used_bytes - self._paid.used_bytes
         needed_bytes = budget.used_bytes + size_bytes
         max_bytes, origin = self._dataset.config.max_bytes, self._origin(episode)
-        # Clips have a fixed part of max_bytes. The next full pool may weigh more than those weighed so far, and beside
-        # it one may be needed before another is through: so a quarter more, and the largest again.
-        pool_bytes = self._pool_episodes * self._weighed_bytes * 5 // (4 * self._weighed) + self._largest_bytes
+        # Clips have a fixed part of max_bytes. The longest may have more bytes a frame than those weighed so far, and
+        # beside a full pool one may be needed before another is through: so a quarter more, and the largest again.
+        pool_episodes, pool_frames = self._pool()
+        pool_bytes = pool_frames * self._weighed_bytes * 5 // (4 * self._weighed_frames) + self._largest_bytes
         least_bytes = math.ceil(max(needed_bytes, others_bytes + pool_bytes) * max_bytes / budget.max_bytes)
         return CacheError(
             f"the clips of {in_use} episodes in the pool take {self._paid.used_bytes} bytes, "
             + (f"other passes over this dataset hold {others_bytes}, " if others_bytes else "")
             + f"and episode {origin.episode} of {redact_url(origin.dataset.url)} needs {size_bytes} more: "
             f"{needed_bytes} in all, but {max_bytes=} leaves {budget.max_bytes} for clips. By the {self._weighed} "
-            f"episodes seen so far, a pool of {self._pool_episodes} needs about StreamConfig(max_bytes={least_bytes}), "
+            f"episodes seen so far, a pool of {pool_episodes} needs about StreamConfig(max_bytes={least_bytes}), "
             "times the number of loader workers; or lower pool_episodes and lanes"
         )
 
@@ -222,10 +224,9 @@ class EpisodeWindow:
     async def _load(self, slot: _Slot) -> None:
         try:
             with calling(slot.caller):
-                slot.size_bytes = await self._dataset.clip_bytes(slot.episode)
-                self._weighed += 1
-                self._weighed_bytes += slot.size_bytes
-                self._largest_bytes = max(self._largest_bytes, slot.size_bytes)
+                size_bytes = await self._dataset.clip_bytes(slot.episode)
+                self._weigh(slot.episode, size_bytes)
+                slot.size_bytes = size_bytes
                 self._grant()
                 await slot.granted.wait()
                 slot.held = await self._dataset.hold(slot.episode)
@@ -235,6 +236,15 @@ class EpisodeWindow:
             self._grant()
         slot.done.set()
         self._let_go(slot)
+
+    def _weigh(self, episode: int, size_bytes: int) -> None:
+        origin = self._origin(episode)
+        self._weighed += 1
+        self._weighed_bytes += size_bytes
+        self._weighed_frames += int(origin.dataset.episodes.lengths[origin.episode])
+        self._largest_bytes = max(self._largest_bytes, size_bytes)
+        if size_bytes > self._paid.budget.max_bytes:
+            raise self._no_room(episode, size_bytes)
 
     def _grant(self) -> None:
         while self._unpaid and (first := self._unpaid[0]).size_bytes is not None:

@@ -47,8 +47,8 @@ class AsyncIterableDataset(IterableDataset[T], Generic[T]):
         self.max_ahead = max_ahead
 
     def __iter__(self) -> Iterator[T]:
-        with LoopThread(name="asyncfetch bridge") as thread:
-            yield from iterate(thread, lambda: _Batches(self.factory), max_batches=self.max_ahead)
+        thread = LoopThread(name="asyncfetch bridge")
+        yield from iterate(thread, lambda: _Batches(self.factory), max_batches=self.max_ahead, ends_thread=True)
 
 
 class _Batches(Generic[T]):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import DatasetStatistics, ImageDtype, LeRobotDataset, Sample, Windows
+    from asyncfetch.lerobot import DatasetStatistics, DepthUnit, ImageDtype, LeRobotDataset, Sample, Windows
     from asyncfetch.stream import StreamIterator
 
 __all__ = ["FrameDataset", "StreamDataset"]
@@ -242,7 +242,7 @@ class FrameDataset(Dataset["Sample"]):
 
     Args:
         source: URL or path of a LeRobot v3 dataset.
-        windows, episodes, features, image_dtype, config: As in ``Stream``.
+        windows, episodes, features, image_dtype, depth_unit, config: As in ``Stream``.
 
     Raises:
         IndexError: ``i`` is out of range.
@@ -257,13 +257,20 @@ class FrameDataset(Dataset["Sample"]):
         episodes: Sequence[int] | None = None,
         features: Collection[str] | None = None,
         image_dtype: ImageDtype = "uint8",
+        depth_unit: DepthUnit = "mm",
         config: StreamConfig | None = None,
     ) -> None:
         self.source = source = PrivateUrl(source)
         self.windows = windows
         self.episodes = None if episodes is None else distinct_episodes(episodes)
         self.config = stream_config(config)
-        self._open = partial(open_dataset, source, features=chosen_features(features), image_dtype=image_dtype)
+        self._open = partial(
+            open_dataset,
+            source,
+            features=chosen_features(features),
+            image_dtype=image_dtype,
+            depth_unit=depth_unit,
+        )
         self._session: Session[LeRobotDataset] | None = None
         self._ends: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
@@ -288,15 +295,17 @@ class FrameDataset(Dataset["Sample"]):
         ends = self._episode_ends()
         number = int(np.searchsorted(ends, index, side="right"))
         start = int(ends[number - 1]) if number else 0
-        return int(self._selection()[number]), index - start
-
-    def _selection(self) -> Any:  # noqa: ANN401
-        return self._opened().opened().episodes.indices if self.episodes is None else self.episodes
+        return number if self.episodes is None else self.episodes[number], index - start
 
     def _episode_ends(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         if self._ends is None:
             table = self._opened().opened().episodes
-            self._ends = np.cumsum([table[int(episode)].length for episode in self._selection()], dtype=np.int64)
+            lengths = table.lengths
+            if self.episodes is not None:
+                for unknown in (episode for episode in self.episodes if episode not in table):
+                    raise table.not_found(unknown)
+                lengths = lengths[np.array(self.episodes, np.int64)]
+            self._ends = np.cumsum(lengths, dtype=np.int64)
         return self._ends
 
     def _opened(self) -> Session[LeRobotDataset]:

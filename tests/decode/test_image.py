@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 import subprocess
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,29 @@ def test_a_png_in_rgb_is_the_same_without_torchcodec(monkeypatch: pytest.MonkeyP
 )
 def test_what_is_no_image_is_refused(data: bytes) -> None:
     with pytest.raises(DecodeError, match=f"row 7: .* {len(data)} bytes"):
+        decode_image(data, name="row 7")
+
+
+def float_tiff(order: str, channels: int) -> bytes:
+    """As Pillow writes it: the pixels, then the directory, then what is too long for that."""
+    pixels = np.zeros((4, 6, channels), order + "f4").tobytes()
+    formats = struct.pack(f"{order}{channels}H", *[3] * channels)
+    where_formats = 8 + len(pixels) + 2 + 10 * 12 + 4
+    tags = {256: 6, 257: 4, 258: 32, 259: 1, 262: 1, 273: 8, 277: channels, 278: 4, 279: len(pixels)}
+    directory = struct.pack(f"{order}H", 10) + b"".join(
+        struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items()
+    )
+    inline = formats.ljust(4, b"\0") if channels < 3 else struct.pack(f"{order}I", where_formats)
+    directory += struct.pack(f"{order}HHI", 339, 3, channels) + inline + bytes(4)
+    start = {"<": b"II*\0", ">": b"MM\0*"}[order]
+    return start + struct.pack(f"{order}I", 8 + len(pixels)) + pixels + directory + formats
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_tiff_of_floats_is_refused_by_name(order: str, channels: int) -> None:
+    data = float_tiff(order, channels)
+    with pytest.raises(DecodeError, match=f"row 7: .* {len(data)} bytes are a TIFF of floats.* leave the feature out"):
         decode_image(data, name="row 7")
 
 

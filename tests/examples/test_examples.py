@@ -46,9 +46,22 @@ def test_quickstart_writes_serves_and_streams_a_dataset(tmp_path: Path) -> None:
     assert [path.name.split("-")[0] for path in tmp_path.iterdir()] == ["quickstart"]  # kept for the next time, whole
 
 
-def test_quickstart_says_in_a_line_what_is_wrong(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere"),
+        (
+            ["--cache-directory", "file/cache"],
+            r"written to file/cache \(.*directory.*\); name another --cache-directory",
+        ),
+    ],
+    ids=["dataset", "cache"],
+)
+def test_quickstart_says_in_a_line_what_is_wrong(tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "file").touch()
     ended = subprocess.run(
-        [sys.executable, EXAMPLES / "quickstart.py", tmp_path / "nowhere"],
+        [sys.executable, EXAMPLES / "quickstart.py", *arguments],
+        cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
         capture_output=True,
         text=True,
@@ -57,7 +70,7 @@ def test_quickstart_says_in_a_line_what_is_wrong(tmp_path: Path) -> None:
     assert ended.returncode == 1
     [line] = ended.stderr.splitlines()
     assert line.startswith("quickstart: ")
-    assert "nowhere" in line
+    assert re.search(message, line), line
 
 
 def test_quickstart_sums_up_what_its_workers_did(served: tuple[str, ...], small_dataset: DatasetTruth) -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import json
+import pickle
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from asyncfetch.errors import (
     EpisodeNotFound,
     FormatError,
     NotFound,
+    anew,
 )
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import open_table
@@ -147,20 +150,26 @@ async def test_tasks_go_by_their_index(
 
 
 @pytest.mark.parametrize(
-    "tasks",
+    ("tasks", "message"),
     [
-        {"task_index": [0, 0], "task": ["pick", "place"]},
-        {"task_index": [0, None], "task": ["pick", "place"]},
-        {"task_index": [0, 1], "task": ["pick", None]},
-        {"task_index": [0, 1], "name": ["pick", "place"]},
-        {"task_index": ["a", "b"], "task": ["pick", "place"]},
+        (
+            {"task_index": [0, 0], "task": ["pick", "place"]},
+            "has 2 tasks of task_index 0; each needs a number of its own; write",
+        ),
+        ({"task_index": [0, None], "task": ["pick", "place"]}, "has no value in 1 of 2 rows, first in row 1; write"),
+        (
+            {"task_index": [0, 1], "task": ["pick", None]},
+            "must hold the text of each task; row 1 is None; write the dataset anew",
+        ),
+        ({"task_index": [0, 1], "name": ["pick", "place"]}, "has no column task; present are task_index, name; write"),
+        ({"task_index": ["a", "b"], "task": ["pick", "place"]}, "must hold numbers, not string; write"),
     ],
 )
 async def test_tasks_that_cannot_be_told_apart(
-    reader: LocalReader, tables: Tables, tmp_path: Path, tasks: dict[str, Any]
+    reader: LocalReader, tables: Tables, tmp_path: Path, tasks: dict[str, Any], message: str
 ) -> None:
     tables.tasks = tasks
-    with pytest.raises(FormatError, match=r"tasks\.parquet"):
+    with pytest.raises(FormatError, match=rf"tasks\.parquet {message}"):
         await load_metadata(reader, tables.write(tmp_path))
 
 
@@ -300,11 +309,36 @@ async def test_contradictions_name_file_and_numbers(
         await load_metadata(reader, tables.write(tmp_path))
 
 
-async def test_frame_ranges_must_follow_on_each_other(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+def shifted(tables: Tables, frames: int) -> None:
+    """The last episode, in the table of episodes."""
     for name in ("dataset_from_index", "dataset_to_index"):
-        set_value(name, 2, int(tables.episodes[name][2]) + 1)(tables)
-    with pytest.raises(FormatError, match=r"episode 2 begins at frame 8, but the episodes before it have 7"):
+        set_value(name, 2, int(tables.episodes[name][2]) + frames)(tables)
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [(-1, r"episode 2 has frames \[6, 11\), and episode 1 \[3, 7\)"), (-8, "episode 2 begins at frame -1")],
+)
+async def test_frame_ranges_must_not_overlap(
+    reader: LocalReader, tables: Tables, tmp_path: Path, frames: int, message: str
+) -> None:
+    shifted(tables, frames)
+    with pytest.raises(FormatError, match=rf"{EPISODES}: {message}"):
         await load_metadata(reader, tables.write(tmp_path))
+
+
+@pytest.mark.parametrize("total_frames", [12, 112])
+async def test_there_may_be_frames_between_episodes(
+    reader: LocalReader, tables: Tables, tmp_path: Path, total_frames: int
+) -> None:
+    regular = await load_metadata(reader, tables.write(tmp_path))
+    shifted(tables, 100)
+    tables.info["total_frames"] = total_frames  # with or without those between
+    metadata = await load_metadata(reader, tables.write(tmp_path))
+    episodes = metadata.episodes
+    assert (episodes.num_frames, episodes.starts.tolist()) == (12, [0, 3, 107])
+    assert (episodes[2].from_index, episodes[2].to_index) == (107, 112)
+    assert metadata.fingerprint != regular.fingerprint
 
 
 @pytest.mark.parametrize("name", ["data/chunk_index", "data/file_index", f"videos/{TOP}/from_timestamp"])
@@ -314,7 +348,9 @@ async def test_an_episode_without_a_place_fails_when_it_is_used(
     set_value(name, 1, None)(tables)
     episodes = (await load_metadata(reader, tables.write(tmp_path))).episodes
     assert [episodes[0].length, episodes[2].length] == [3, 5]
-    with pytest.raises(DatasetError, match=f"no value in {name} for episode 1 of 4 frames"):
+    with pytest.raises(
+        DatasetError, match=f"no value in {name} for episode 1, which has 4 frames; leave the episode out"
+    ):
         episodes[1]
 
 
@@ -419,16 +455,29 @@ async def test_templates_are_honoured(reader: LocalReader, tables: Tables, tmp_p
     assert episode.videos[TOP].url == f"{root}/v/00001/{TOP}.mp4"
 
 
-@pytest.mark.parametrize("file", ["info.json", "tasks.parquet", "stats.json", "episodes/chunk-000/file-000.parquet"])
+@pytest.mark.parametrize("file", ["info.json", "tasks.parquet", "episodes/chunk-000/file-000.parquet"])
 @pytest.mark.parametrize("content", [b"", b"<html>not found</html>" * 9, b"PAR1\x00\x00\x00\x00PAR1", None])
 async def test_broken_files_are_errors_of_ours_that_name_them(
     reader: LocalReader, tables: Tables, tmp_path: Path, file: str, content: bytes | None
 ) -> None:
     root = tables.write(tmp_path)
     path = tmp_path / "meta" / file
-    path.write_bytes(content if content is not None else (path.read_bytes()[:-9] if path.exists() else b'{"a": '))
-    with pytest.raises(AsyncFetchError, match=file):
+    path.write_bytes(content if content is not None else path.read_bytes()[:-9])
+    with pytest.raises(AsyncFetchError, match=rf"{file}.*; copy the file anew"):
         await load_metadata(reader, root)
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>not found</html>", b'{"a": ', b"[1]"])
+async def test_broken_statistics_are_no_matter_before_they_are_asked_for(
+    reader: LocalReader, tables: Tables, tmp_path: Path, content: bytes
+) -> None:
+    root = tables.write(tmp_path)
+    (tmp_path / "meta/stats.json").write_bytes(content)
+    metadata = await load_metadata(reader, root)
+    assert metadata.episodes.num_frames == 12
+    for _ in range(2):
+        with pytest.raises(FormatError, match=r"meta/stats\.json"):
+            _ = metadata.stats
 
 
 @pytest.mark.parametrize("episodes_per_file", [500, 250])
@@ -463,3 +512,11 @@ async def test_a_footer_goes_with_its_table(reader: LocalReader) -> None:
 
 def footers() -> list[pq.FileMetaData]:
     return [thing for thing in gc.get_objects() if type(thing) is pq.FileMetaData]  # isinstance would wake lazy proxies
+
+
+def test_an_error_ends_with_its_remedy_once_wherever_it_goes() -> None:
+    error = FormatError("x.parquet is cut off", remedy="copy the file anew")
+    for same in (error, copy(error), pickle.loads(pickle.dumps(error)), anew(error)):
+        assert isinstance(same, FormatError)
+        assert (str(same), same.remedy) == ("x.parquet is cut off; copy the file anew", "copy the file anew")
+    assert (str(EpisodeNotFound("no episode 3")), EpisodeNotFound("no episode 3").remedy) == ("no episode 3", "")

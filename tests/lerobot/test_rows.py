@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,39 @@ async def test_irregular_files_read_the_same(
         assert_same(left, right)
 
 
+@pytest.mark.parametrize("group_rows", [None, 5, 100])
+async def test_rows_of_no_episode_between_episodes(
+    reader: LocalReader, tables: Tables, tmp_path: Path, group_rows: int | None
+) -> None:
+    """Whose numbers count: episode 1 was deleted, and the one behind it left where it was."""
+    full = await all_rows(await open_rows(reader, tables.write(tmp_path, group_rows=group_rows or 4)))
+    kept = [0, 2]
+    rows = np.asarray(tables.rows["episode_index"])
+    tables.rows["episode_index"] = np.select([rows == 1, rows == 2], [77, 1], rows)
+    tables.episodes = {name: [values[row] for row in kept] for name, values in tables.episodes.items()}
+    tables.episodes["episode_index"] = [0, 1]
+    tables.info |= {"total_episodes": 2, "total_frames": 8}
+    rows_left = await open_rows(reader, tables.write(tmp_path, group_rows=group_rows or 4))
+    for left, right in zip(await all_rows(rows_left, 2), (full[0], full[2]), strict=True):
+        np.testing.assert_array_equal(left["index"], right["index"])
+        np.testing.assert_array_equal(left["action"], right["action"])
+
+
+@pytest.mark.parametrize("of", ["table", "rows"])
+async def test_a_gap_that_only_one_of_them_knows_of_is_refused(
+    reader: LocalReader, tables: Tables, tmp_path: Path, of: str
+) -> None:
+    if of == "table":
+        for name in ("dataset_from_index", "dataset_to_index"):
+            tables.episodes[name] = np.add(tables.episodes[name], [0, 0, 100])
+    else:
+        tables.rows["index"] = np.asarray(tables.rows["index"]) + 100 * (np.asarray(tables.rows["episode_index"]) == 2)
+    rows = await open_rows(reader, tables.write(tmp_path))
+    await rows.rows(rows.metadata.episodes[1])
+    with pytest.raises(DatasetError, match=r"episode 2: 0 rows have its episode_index and an index in"):
+        await rows.rows(rows.metadata.episodes[2])
+
+
 VALUES: dict[str, tuple[str, list[int], Any]] = {
     "int8": ("int8", [1], np.arange(12, dtype=np.int8)),
     "float64": ("float64", [1], np.arange(12) / 3),
@@ -150,6 +184,48 @@ async def test_values_keep_their_stored_type(
     assert joined.shape == ((12,) if shape == [1] else (12, *shape))
     stored = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
     assert joined.ravel().tolist() == np.array(stored).ravel().tolist()
+
+
+STORED_OTHERWISE: dict[str, tuple[str, list[int], Any]] = {
+    "double": ("float32", [1], np.arange(12) / 3),
+    "half": ("float64", [1], np.arange(12, dtype=np.float16) / 4),
+    "whole doubles": ("int64", [1], np.arange(12.0)),
+    "narrow": ("int64", [1], np.arange(12, dtype=np.int8)),
+    "wide": ("uint8", [1], np.arange(12)),
+    "integers": ("float32", [1], np.arange(12)),
+    "numbers": ("bool", [1], np.arange(12) % 2),
+    "infinities and NaN": ("float32", [1], np.array([np.inf, -np.inf, np.nan] * 4)),
+    "flat": ("float32", [2, 3], np.arange(72).reshape(12, 6).tolist()),
+    "nested": ("float32", [3], np.arange(36).reshape(12, 3, 1).tolist()),
+}
+
+
+@pytest.mark.parametrize(("dtype", "shape", "values"), STORED_OTHERWISE.values(), ids=list(STORED_OTHERWISE))
+async def test_values_stored_otherwise_are_those_that_are_declared(
+    reader: LocalReader,
+    tables: Tables,
+    tmp_path: Path,
+    dtype: str,
+    shape: list[int],
+    values: Any,  # noqa: ANN401
+) -> None:
+    tables.features["x"] = {"dtype": dtype, "shape": shape, "names": None}
+    tables.rows["x"] = values
+    rows = await all_rows(await open_rows(reader, tables.write(tmp_path)))
+    joined = np.concatenate([part["x"] for part in rows])
+    expected = np.asarray(values).astype(dtype).reshape(12, *([] if shape == [1] else shape))
+    assert joined.dtype == dtype
+    np.testing.assert_array_equal(joined, expected)
+
+
+async def test_an_index_is_an_int64_whatever_is_declared(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    tables.lengths = (3, 0, 5)
+    tables.__post_init__()
+    tables.features["frame_index"] = {"dtype": "int32", "shape": [1], "names": None}
+    info = tables.describe()["features"]
+    tables.info["features"] = {**info, "frame_index": tables.features["frame_index"]}
+    rows = await open_rows(reader, tables.write(tmp_path))
+    assert {part["frame_index"].dtype for part in await all_rows(rows)} == {np.dtype(np.int64)}
 
 
 async def test_strings_pictures_and_language(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
@@ -389,6 +465,26 @@ def add(key: str, dtype: str, shape: list[int], values: Any) -> Change:  # noqa:
         (add("x", "int64", [1], [1, None] * 6), r"feature x .* nulls among its 5 values of type int64"),
         (add("x", "float32", [3], [[1.0, 2.0]] * 12), r"feature x .* shape \(2,\) a row; info.json says \(3,\)"),
         (add("x", "float32", [1], ["a"] * 12), r"feature x .* must hold float32, not string"),
+        *(
+            (
+                add("x", dtype, [1], [*[1] * 8, wrong, *[1] * 3]),
+                rf"x of .*{DATA_FILE} is {dtype} by info.json, but stored as {stored}, .* {re.escape(str(wrong))},",
+            )
+            for dtype, stored, wrong in [
+                ("int64", "double", 0.5),
+                ("int64", "double", float("inf")),
+                ("bool", "int64", 2),
+                ("uint8", "int64", 256),
+                ("uint64", "int64", -1),
+                ("float32", "int64", 2**24 + 1),
+                ("float32", "double", 1e300),
+            ]
+        ),
+        (add("x", "int64", [1], [1.0, float("nan")] * 6), r"stored as double, among others nan"),
+        (
+            add("x", "float32", [3, 2], [[[1.0, 2.0, 3.0]] * 2] * 12),
+            r"feature x .* has shape \(2, 3\) a row; info.json says \(3, 2\)",
+        ),
         (add("x", "string", [1], [1] * 12), r"feature x .* must hold strings, not int64"),
         (add("x", "image", [1], [1] * 12), r"feature x .* must hold pictures .* not int64"),
         (add("x", "image", [1], [{"bytes": None, "path": "a.png"}] * 12), r"feature x .* pictures must be embedded"),

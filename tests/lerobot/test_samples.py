@@ -13,7 +13,9 @@ from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
 from asyncfetch.decode.torchcodec_decoder import TorchcodecDecoder
 from asyncfetch.errors import ConfigError, EpisodeNotFound, FormatError, FrameMissing
-from asyncfetch.lerobot import frames
+from asyncfetch.lerobot import Field, frames
+from asyncfetch.lerobot.info import Feature
+from asyncfetch.lerobot.samples import SampleBuilder
 from asyncfetch.testing import read_identity
 from tests.lerobot.serving import DEFAULTS, DEPTH, SNAPSHOT, TOP, WRIST, check_sample, in_memory, serve, video_path
 
@@ -295,3 +297,12 @@ async def test_the_metadata(truth: DatasetTruth) -> None:
         assert dataset.tasks == dict(enumerate(truth.tasks))
         assert dataset.stats is not None
         assert video_path(TOP) in dataset.episodes[0].videos[TOP].url
+
+
+def test_a_depth_map_in_a_table_is_laid_out_as_it_is_stored() -> None:
+    features = {
+        key: Feature(key, "image", (4, 6, 1), None, "image", {"is_depth_map": is_depth})
+        for key, is_depth in (("depth", True), ("gray", False))
+    }
+    builder = SampleBuilder(features=features, tasks={}, windows={}, image_dtype="float32")
+    assert [builder.layout()[key] for key in features] == [Field("uint16", (1, 4, 6)), Field("float32", (1, 4, 6))]

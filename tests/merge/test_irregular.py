@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 import pytest
 from anyio import to_thread
@@ -91,6 +92,34 @@ async def test_rows_are_found_by_their_numbers_wherever_they_lie(library: Librar
     pq.write_table(mixed, path, row_group_size=5)
     await merge_datasets([tmp_path / "source", truth.root], tmp_path / "out")
     await check_merged(tmp_path / "out", [truth, truth])
+
+
+async def test_numbers_that_no_episode_has_are_closed_up(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=(4, 5))
+
+    def shift(table: pa.Table, *names: str) -> pa.Table:
+        for name in names:
+            shifted = pa.compute.add(table[name], pa.compute.multiply(table["episode_index"], 100))
+            table = table.set_column(table.column_names.index(name), name, shifted)
+        return table
+
+    source = with_episodes(
+        truth.root, tmp_path / "source", lambda table: shift(table, "dataset_from_index", "dataset_to_index")
+    )
+    (path,) = (source / "data").rglob("*.parquet")
+    pq.write_table(shift(pq.read_table(path), "index"), path)
+    await merge_datasets([source, truth.root], tmp_path / "out")
+    await check_merged(tmp_path / "out", [truth, truth])
+
+
+async def test_a_source_with_broken_statistics_is_refused_before_anything_is_written(
+    library: Library, tmp_path: Path
+) -> None:
+    source = with_episodes(library(episodes=(4,)).root, tmp_path / "source", lambda table: table)
+    (source / "meta/stats.json").write_text("{")
+    with pytest.raises(MergeError, match=r"source/meta/stats\.json isn't JSON"):
+        await merge_datasets([source], tmp_path / "out")
+    assert names(tmp_path) == {"source"}
 
 
 async def test_a_source_without_a_default_feature_is_refused(library: Library, tmp_path: Path) -> None:

@@ -152,6 +152,29 @@ def test_a_coroutine_that_blocks_bounds_the_close(caplog: pytest.LogCaptureFixtu
     assert call.wait(5)
 
 
+@pytest.mark.alone
+@pytest.mark.parametrize("late", [False, True], ids=["never", "late"])
+def test_what_was_waited_for_in_vain_is_not_waited_for_again(late: bool) -> None:
+    loop_thread = LoopThread()
+    ident = loop_thread.run(_thread_ident)
+    release = threading.Event()
+
+    async def block() -> None:  # the fault under test
+        release.wait()
+
+    call = loop_thread.start(block)
+    call.end()
+    if late:
+        release.set()
+        assert call.wait(5)
+    began = time.monotonic()
+    loop_thread.close()
+    assert time.monotonic() - began < 0.2
+    if late:  # it has ended after all, so the close waited for the thread
+        assert ident not in {thread.ident for thread in threading.enumerate()}
+    release.set()
+
+
 def test_collection_ends_the_thread() -> None:
     loop_thread = LoopThread()
     ident = loop_thread.run(_thread_ident)

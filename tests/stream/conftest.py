@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import asyncfetch.stream  # noqa: F401 - imported by the first test, on its loop, it would be found to block that
 from asyncfetch.testing import DatasetTruth, write_dataset
 
 FRONT, TOP = "observation.images.front", "observation.images.top"

@@ -14,8 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asyncfetch as af
+from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from asyncfetch.testing import DatasetTruth
 
 
@@ -124,13 +127,49 @@ async def test_the_figure_of_a_pool_that_does_not_fit_holds_for_every_epoch(
             await read(af.Stream(str(truth.root), seed=seed, config=chosen))
         except af.CacheError as error:
             failures += 1
-            said = re.search(rf"a pool of {pool_episodes} needs about StreamConfig\(max_bytes=(\d+)\)", str(error))
-            assert said is not None
-            enough = replace(chosen, max_bytes=int(said[1]))
+            there = min(pool_episodes, sum(length > 0 for length in truth.lengths))
+            enough = replace(chosen, max_bytes=advised(error, pool_episodes=there))
             for epoch in range(3):
                 async with af.Stream(str(truth.root), seed=seed, config=enough).samples(epoch=epoch) as samples:
                     assert len([sample async for sample in samples]) == truth.num_frames
     assert failures or pool_episodes < 4
+
+
+def advised(error: af.CacheError, *, pool_episodes: int) -> int:
+    said = re.search(rf"a pool of {pool_episodes} needs about StreamConfig\(max_bytes=(\d+)\)", str(error))
+    assert said is not None, error
+    return int(said[1])
+
+
+@pytest.mark.parametrize("max_bytes", [2000, 20_000])
+@pytest.mark.parametrize("seed", range(3))
+async def test_the_figure_is_for_the_episodes_that_there_are(tmp_path: Path, max_bytes: int, seed: int) -> None:
+    """Also where the first ones are no measure for the others, and where one of them doesn't fit by itself."""
+    lengths = (3, 3, 0, 3, 3, 60)
+    truth = write_dataset(tmp_path, episodes=lengths, width=64, height=64)
+    chosen = af.StreamConfig(max_bytes=max_bytes)
+    with pytest.raises(af.CacheError, match="episodes seen so far") as caught:
+        await read(af.Stream(str(truth.root), seed=seed, config=chosen))
+    enough = replace(chosen, max_bytes=advised(caught.value, pool_episodes=5))
+    async with af.open_dataset(str(truth.root), config=enough) as dataset:
+        sizes = [await dataset.clip_bytes(episode) for episode, length in enumerate(lengths) if length]
+        assert enough.max_bytes < 8 * sum(sizes)
+        for epoch in range(3):
+            assert len(await read(af.Stream(dataset, seed=epoch))) == truth.num_frames
+
+
+async def test_the_figure_of_a_mixture_is_for_the_pools_of_all_its_members(truths: list[DatasetTruth]) -> None:
+    def mixture(max_bytes: int) -> af.Mixture:
+        streams = [af.Stream(str(truth.root)) for truth in truths]
+        config = af.StreamConfig(max_bytes=max_bytes)
+        return af.Mixture(streams, weights=[1, 1, 1], stop_on=60, missing="drop", config=config)
+
+    with pytest.raises(af.CacheError) as caught:
+        async with mixture(2000).samples() as samples:
+            await anext(samples)
+    enough = advised(caught.value, pool_episodes=sum(length > 0 for truth in truths for length in truth.lengths))
+    async with mixture(enough).samples() as samples:
+        assert len([sample async for sample in samples]) == 60
 
 
 @pytest.mark.timeout(60)
@@ -302,14 +341,13 @@ async def test_a_sample_joins_what_a_pass_is_fetching(truth: DatasetTruth, clip_
 
 
 @pytest.mark.parametrize("max_bytes", [1, 7, 1000])
-async def test_a_tiny_bound_says_what_it_is_and_the_least_that_would_do(truth: DatasetTruth, max_bytes: int) -> None:
+async def test_a_tiny_bound_says_what_it_is_and_what_would_do(truth: DatasetTruth, max_bytes: int) -> None:
     async def first(max_bytes: int) -> int:
         stream = af.Stream(str(truth.root), shuffle=False, episodes=[3], config=af.StreamConfig(max_bytes=max_bytes))
         async with stream.samples() as samples:
             return int((await anext(samples))["episode_index"])
 
-    with pytest.raises(af.CacheError, match=rf"clips of episode 3 take .* max_bytes={max_bytes} leaves") as caught:
+    with pytest.raises(af.CacheError, match=rf"episode 3 of .* needs \d+ more: .* {max_bytes=} leaves") as caught:
         await first(max_bytes)
-    least = re.search(r"at least (\d+), times the number of loader workers", str(caught.value))
-    assert least is not None
-    assert await first(int(least[1])) == 3
+    assert "times the number of loader workers" in str(caught.value)
+    assert await first(advised(caught.value, pool_episodes=1)) == 3

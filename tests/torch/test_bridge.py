@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import textwrap
 import threading
-from contextlib import asynccontextmanager
+import time
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -192,6 +194,30 @@ def test_leaving_early_ends_the_iterator_and_its_thread(end: str) -> None:
     del iterator
     assert log == ["ended"]
     assert threading.active_count() == threads
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("swallows", ["cancellation", "the loop", "a thread"])
+def test_leaving_early_waits_no_longer_than_a_second_for_what_does_not_end(swallows: str) -> None:
+    end = threading.Event()
+
+    async def stubborn() -> AsyncIterator[int]:
+        yield 1
+        if swallows == "the loop":
+            end.wait()
+        if swallows == "a thread":
+            await asyncio.to_thread(end.wait)
+        while not end.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+    iterator = iter(Dataset(stubborn))
+    assert next(iterator) == 1
+    started_at = time.perf_counter()
+    iterator.close()  # type: ignore[attr-defined]
+    seconds = time.perf_counter() - started_at
+    end.set()
+    assert seconds < 1
 
 
 def shares(stop: int) -> AsyncIterator[int]:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
-from asyncfetch.testing import read_identity
+from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
+from asyncfetch.testing import read_identity, write_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from asyncfetch.testing import DatasetTruth
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 TOP = "observation.images.top"
+DEPTH = "observation.images.depth"
 
 
 @pytest.fixture
@@ -87,10 +91,39 @@ def test_chosen_episodes_are_counted_alone(truth: DatasetTruth) -> None:
     dataset.close()
 
 
-def test_an_unknown_episode_is_refused(truth: DatasetTruth) -> None:
-    dataset = af.torch.FrameDataset(str(truth.root), episodes=[6])
-    with pytest.raises(af.EpisodeNotFound, match="6"):
+@pytest.mark.parametrize("episode", [6, -1, 10**30])
+def test_an_unknown_episode_is_refused(truth: DatasetTruth, episode: int) -> None:
+    dataset = af.torch.FrameDataset(str(truth.root), episodes=[3, episode])
+    with pytest.raises(af.EpisodeNotFound, match=f"no episode {episode}; it has 0 to 5"):
         len(dataset)
+    dataset.close()
+
+
+def test_frames_are_counted_without_a_look_at_each_episode(
+    truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be a million of them."""
+    looked_at = []
+    look = EpisodeTable.__getitem__
+
+    def note(table: EpisodeTable, index: int) -> Episode:
+        looked_at.append(index)
+        return look(table, index)
+
+    monkeypatch.setattr(EpisodeTable, "__getitem__", note)
+    for episodes, frames in ((None, 30), ([3, 0], 17)):
+        dataset = af.torch.FrameDataset(str(truth.root), episodes=episodes)
+        assert len(dataset) == frames
+        dataset.close()
+    assert not looked_at
+
+
+@pytest.mark.parametrize("unit", ["m", "mm"])
+def test_depth_comes_in_the_unit_that_is_asked_for(tmp_path: Path, unit: Any) -> None:  # noqa: ANN401
+    truth = write_dataset(tmp_path, episodes=(3,), cameras=[], extras=[DEPTH], width=96, height=64)
+    dataset = af.torch.FrameDataset(str(truth.root), depth_unit=unit)
+    expected = truth.depth_metres(0, 1) * (1000 if unit == "mm" else 1)
+    np.testing.assert_allclose(dataset[1][DEPTH][0], expected, atol=0.51 if unit == "mm" else 1e-5)
     dataset.close()
 
 
