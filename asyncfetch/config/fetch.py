@@ -199,8 +199,8 @@ class FetchConfig:
     another loop than the caller's isn't asked for a second time where it is late."""
     max_idle_buffer_bytes: int = 128 * MIB
     """Memory of bodies that nobody refers to any more, kept for the next ones; blocks below 64 KiB are not. Fresh pages
-    cost 0.8 ms a MiB where this was measured, more than all the rest of a fetch over plain HTTP. A fetcher's own, beside
-    the bound of a ByteCache over it; streams and datasets keep none, so ``StreamConfig.max_bytes`` is all they hold."""
+    cost 0.8 ms a MiB where this was measured, more than all the rest of a fetch over plain HTTP. It comes beside the
+    bound of a ByteCache over the fetcher. Streams and datasets keep none: ``StreamConfig.max_bytes`` is all of it."""
     s3: S3Config = field(default_factory=S3Config)
     """For s3:// urls."""
     hub_endpoint: str | None = None

@@ -202,8 +202,9 @@ class Fetcher:
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory or prefix, sorted by name, not its sub-directories'.
 
-        A sub-directory has size 0 and a url that ends in "/". What is neither file nor directory is left out. All entries
-        are held: FetchError where there are more than ``max_listed_entries``. Plain web servers list none: ConfigError.
+        A sub-directory has size 0 and a url that ends in "/". What is neither file nor directory is left out. All
+        entries are held: FetchError where there are more than ``max_listed_entries``. Plain web servers have no
+        listings: ConfigError.
         """
         self._check()
         return await self._call(url, self._transports.of(url).listdir(url))

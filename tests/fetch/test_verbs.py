@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,7 +19,7 @@ from asyncfetch.fetch.transports.file import READ_STEP_BYTES
 from asyncfetch.ranges import ByteRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from asyncfetch.fetch import Fetcher
@@ -281,6 +282,86 @@ async def test_as_many_entries_as_may_be_listed(
                 await fetcher.listdir(url)
             assert (caught.value.url, caught.value.attempts) == (url, 1)
         assert (fetcher.statistics().in_flight, fetcher.statistics().waiting) == (0, 0)
+
+
+async def test_a_listing_leaves_out_what_is_neither_file_nor_directory(
+    fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link to itself, one to nothing, and a file that goes while the directory is read."""
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "gone").write_bytes(b"1")
+    for name, target in [("loop", "loop"), ("nowhere", "none")]:
+        (tmp_path / name).symlink_to(target)
+    scan = os.scandir
+
+    class Going:
+        """Its entries, of which one goes as they come."""
+
+        def __init__(self, path: Path) -> None:
+            self._scan = scan(path)
+
+        def __enter__(self) -> Iterator[os.DirEntry[str]]:
+            entries = [*self._scan]
+            (tmp_path / "gone").unlink()
+            return iter(entries)
+
+        def __exit__(self, *exc_info: object) -> None:
+            self._scan.close()
+
+    monkeypatch.setattr(os, "scandir", Going)
+    assert [info.url for info in await fetcher.listdir(str(tmp_path))] == [f"{tmp_path}/a"]
+
+
+async def test_names_that_are_no_text_can_be_listed_and_read(fetcher: Fetcher, tmp_path: Path) -> None:
+    with open(os.fsencode(tmp_path) + b"/\xff#", "wb") as file:  # noqa: ASYNC230
+        file.write(b"123")
+    for directory in (str(tmp_path), tmp_path.as_uri()):
+        (info,) = await fetcher.listdir(directory)
+        assert await fetcher.fetch(info.url) == b"123"
+
+
+@pytest.mark.parametrize("url", ["file://[x/y", "file://\u2100/x", "file:///a\ud800", "\ud800"])
+async def test_a_local_url_that_is_none(fetcher: Fetcher, url: str) -> None:
+    for verb in (fetcher.fetch, fetcher.listdir, fetcher.delete):
+        with pytest.raises(ConfigError, match="is no path"):
+            await verb(url)
+
+
+@pytest.mark.parametrize("how", ["task", "scope"])
+async def test_a_cancelled_listing_ends_after_an_entry(
+    fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """As that of a large directory on a slow network disk."""
+    began, go_on, seen = threading.Event(), threading.Event(), 0
+    (tmp_path / "a").write_bytes(b"1")
+    (entry,) = os.scandir(tmp_path)
+
+    @contextmanager
+    def slow(_: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        def entries() -> Iterator[os.DirEntry[str]]:
+            nonlocal seen
+            for _ in range(1000):
+                seen += 1
+                began.set()
+                go_on.wait(5)
+                yield entry
+
+        yield entries()
+
+    monkeypatch.setattr(os, "scandir", slow)
+    scope = anyio.CancelScope()
+
+    async def listing() -> None:
+        with scope:
+            await fetcher.listdir(str(tmp_path))
+
+    task = asyncio.ensure_future(listing())
+    await anyio.to_thread.run_sync(began.wait)
+    scope.cancel() if how == "scope" else task.cancel()
+    await anyio.sleep(0.05)
+    go_on.set()
+    await asyncio.wait([task])
+    assert seen == 1
 
 
 async def test_listdir_errors(fetcher: Fetcher, tmp_path: Path) -> None:

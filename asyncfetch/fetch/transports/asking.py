@@ -59,7 +59,7 @@ class Reply:
 
     @contextmanager
     def is_judged(self) -> Iterator[None]:
-        """An attempt that fails in this block does so for what the answer says: its host and status are the answer's."""
+        """An attempt that fails in this block fails for what the answer says: host and status are the answer's."""
         try:
             yield
         except AttemptFailed as failure:

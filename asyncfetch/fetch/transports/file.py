@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
+from abc import ABC, abstractmethod
 from concurrent.futures import CancelledError
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote, urlsplit
+from typing import TYPE_CHECKING, Generic, TypeVar
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 import anyio
 from anyio import from_thread, to_thread
@@ -35,6 +36,8 @@ __all__ = ["FileTransport", "local_path"]
 
 READ_STEP_BYTES = 1024 * 1024
 """Between two of these a read can be cancelled; about 1 ms on a local disk, and 10 ms on a slow one."""
+
+T = TypeVar("T")
 
 
 class FileTransport:
@@ -68,13 +71,13 @@ class FileTransport:
             host.times.body.record(host.now() - since)
             host.counts.bytes += download.landed_bytes
 
-    async def _run(self, read: _FileRead) -> None:
-        call = ThreadCall(read.run)
+    async def _run(self, work: _InThread[T]) -> T:
+        call = ThreadCall(work.run)
         try:
-            await to_thread.run_sync(call.run, limiter=self.limiter)
+            return await to_thread.run_sync(call.run, limiter=self.limiter)
         except asyncio.CancelledError:
             # Task.cancel() goes through anyio's shield; the thread must not write into a buffer that was given back.
-            read.stop()
+            work.stop()
             await call.ended()
             raise
 
@@ -107,42 +110,62 @@ class FileTransport:
         FetchError where there are more than ``max_listed_entries``.
         """
         try:
-            return await to_thread.run_sync(_list, url, self._max_entries, limiter=self.limiter)
+            return await self._run(_FileListing(url, self._max_entries))
         except AttemptFailed as failure:
             raise failure.error(url=url, start=None, stop=None, attempts=1) from failure.__cause__
 
 
 def local_path(url: str) -> Path:
     """The path that a ``file://`` url or a plain path names; ConfigError for what can't be one."""
-    path = url
-    if "://" in url:
-        parts = urlsplit(url)
-        if parts.netloc not in {"", "localhost"}:
-            host = parts.netloc.rpartition("@")[2]
-            message = f"{redact_url(url)!r} names a file of the host {host!r}: write file:///path for a local one"
-            raise ConfigError(message)
-        path = unquote(parts.path)
     try:
-        is_possible = path != "" and b"\0" not in os.fsencode(path)
-    except UnicodeEncodeError:
-        is_possible = False
-    if not is_possible:
+        path = _path_in(url) if "://" in url else os.fsencode(url)
+    except ConfigError:
+        raise
+    except ValueError:  # of urlsplit, or a UnicodeEncodeError
+        path = b""
+    if not path or b"\0" in path:
         message = f"{redact_url(url)!r} is no path: it is empty, or holds a zero byte or what no file's name can hold"
         raise ConfigError(message)
-    return Path(path)
+    return Path(os.fsdecode(path))
 
 
-class _FileRead:
+def _path_in(url: str) -> bytes:
+    """What a ``file://`` url names; ConfigError where that is another host's, ValueError where it is no url."""
+    parts = urlsplit(url)
+    if parts.netloc not in {"", "localhost"}:
+        host = parts.netloc.rpartition("@")[2]
+        message = f"{redact_url(url)!r} names a file of the host {host!r}: write file:///path for a local one"
+        raise ConfigError(message)
+    return unquote_to_bytes(os.fsencode(parts.path))
+
+
+class _InThread(ABC, Generic[T]):
+    """Work in a thread that ends after its step when it is cancelled, whichever way."""
+
+    def __init__(self) -> None:
+        self._stopped = False
+
+    @abstractmethod
+    def run(self) -> T:
+        """In the thread."""
+
+    def stop(self) -> None:
+        """Makes the thread give up at its next step. On the loop, where nobody wants what comes of it any more."""
+        self._stopped = True
+
+    def _next_step(self) -> None:
+        from_thread.check_cancelled()  # an anyio scope's; a task's sets the flag
+        if self._stopped:
+            raise CancelledError  # to nobody: the task has its own
+
+
+class _FileRead(_InThread[None]):
     """One range of a file: read in a thread, stopped from the loop."""
 
     def __init__(self, download: Download, known: ObjectInfo | None) -> None:
+        super().__init__()
         self._download = download
         self._known = known
-        self._stopped = False
-
-    def stop(self) -> None:
-        """Makes the thread give up at its next step. On the loop, where nobody wants the bytes any more."""
-        self._stopped = True
 
     def run(self) -> None:
         """In the thread."""
@@ -166,15 +189,51 @@ class _FileRead:
     def _read_exactly(self, descriptor: int, start: int, view: Views) -> None:
         download = self._download
         while download.landed_bytes < len(view):
-            from_thread.check_cancelled()  # an anyio scope's; a task's sets the flag
-            if self._stopped:
-                raise CancelledError  # to nobody: the task has its own
+            self._next_step()
             landed = download.landed_bytes
             step = view[landed : landed + READ_STEP_BYTES]
             count = os.preadv(descriptor, step.views if isinstance(step, Places) else [step], start + landed)
             if count == 0:
                 raise AttemptFailed(ObjectChanged, "the file was truncated while it was being read", Verdict.FATAL)
             download.landed_bytes += count
+
+
+class _FileListing(_InThread[list[ObjectInfo]]):
+    """A local directory's entries."""
+
+    def __init__(self, url: str, max_entries: int) -> None:
+        super().__init__()
+        self._url = url
+        self._base = url if url.endswith("/") else f"{url}/"
+        self._max_entries = max_entries
+
+    def run(self) -> list[ObjectInfo]:
+        """In the thread."""
+        entries: list[os.DirEntry[str]] = []
+        try:
+            with os.scandir(local_path(self._url)) as found:
+                for entry in found:
+                    self._next_step()
+                    entries.append(entry)
+                    check_length(len(entries), self._max_entries)
+            entries.sort(key=lambda entry: entry.name)
+            infos = [self._info_of(entry) for entry in entries]
+        except OSError as error:
+            raise _as_failure(error) from error
+        return [info for info in infos if info is not None]
+
+    def _info_of(self, entry: os.DirEntry[str]) -> ObjectInfo | None:
+        """None for what is neither file nor directory."""
+        self._next_step()
+        name = quote(os.fsencode(entry.name)) if "://" in self._url else entry.name
+        try:
+            if entry.is_dir():
+                return ObjectInfo(f"{self._base}{name}/", 0)
+            return _info(self._base + name, entry.stat()) if entry.is_file() else None
+        except OSError as error:
+            if error.errno in {errno.ENOENT, errno.ELOOP}:  # gone meanwhile; a link that leads to itself
+                return None
+            raise
 
 
 def _check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
@@ -188,25 +247,6 @@ def _info(url: str, status: os.stat_result) -> ObjectInfo:
     if not stat.S_ISREG(status.st_mode):
         raise AttemptFailed(NotFound, "there is something, but it is no regular file", Verdict.FATAL)
     return ObjectInfo(url, status.st_size, f'"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"')
-
-
-def _list(url: str, max_entries: int) -> list[ObjectInfo]:
-    """Runs in a thread."""
-    base = url if url.endswith("/") else f"{url}/"
-    infos = []
-    try:
-        with os.scandir(local_path(url)) as found:
-            entries = [*islice(found, max_entries + 1)]
-        check_length(len(entries), max_entries)
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            name = quote(entry.name) if "://" in url else entry.name
-            if entry.is_dir():
-                infos.append(ObjectInfo(f"{base}{name}/", 0))
-            elif entry.is_file():
-                infos.append(_info(base + name, entry.stat()))
-    except OSError as error:
-        raise _as_failure(error) from error
-    return infos
 
 
 def _delete(path: Path) -> None:
