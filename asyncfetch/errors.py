@@ -40,10 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
-    "COPY_ANEW",
-    "LEAVE_OUT_EPISODE",
-    "LEAVE_OUT_FEATURE",
-    "WRITE_ANEW",
     "AccessDenied",
     "AsyncFetchError",
     "CacheError",
