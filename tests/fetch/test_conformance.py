@@ -114,26 +114,26 @@ async def memory() -> AsyncIterator[Store]:
 
 
 @pytest.fixture(scope="module")
-def moto() -> Iterator[Any]:
-    """botocore's client of a server of moto that has a bucket."""
+def moto() -> Iterator[tuple[Any, str]]:
+    """botocore's client of a server of moto, and a bucket there: a new one, for all servers of a process share them."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     keys = {"aws_access_key_id": Keys().access_key, "aws_secret_access_key": Keys().secret_key}
     client = get_session().create_client("s3", region_name="us-east-1", endpoint_url=f"http://{host}:{port}", **keys)
-    client.create_bucket(Bucket="bucket")
-    yield client
+    client.create_bucket(Bucket=f"bucket-{port}")
+    yield client, f"bucket-{port}"
     client.close()
     server.stop()
 
 
 @asynccontextmanager
-async def s3_of_moto(client: Any) -> AsyncIterator[Store]:  # noqa: ANN401 - botocore makes the class
+async def s3_of_moto(client: Any, bucket: str) -> AsyncIterator[Store]:  # noqa: ANN401 - botocore makes the class
     """Objects that botocore itself puts there."""
 
     def write(name: str, content: bytes) -> str:
-        client.put_object(Bucket="bucket", Key=name, Body=content)
-        return f"s3://bucket/{name}"
+        client.put_object(Bucket=bucket, Key=name, Body=content)
+        return f"s3://{bucket}/{name}"
 
     async with Fetcher(FetchConfig(s3=S3Config(endpoint_url=client.meta.endpoint_url))) as fetcher:
         yield Store(fetcher, write)
@@ -172,11 +172,11 @@ async def test_conformance(
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
-async def test_conformance_of_what_motos_server_serves(moto: Any, check: Check, aws_keys: None) -> None:  # noqa: ANN401
+async def test_conformance_of_what_motos_server_serves(moto: tuple[Any, str], check: Check, aws_keys: None) -> None:
     """The API as others understand it, all checks of it. What moto doesn't do is to look at signatures, or at the time
     when they expire: S3Server does, above.
     """
-    async with s3_of_moto(moto) as store:
+    async with s3_of_moto(*moto) as store:
         await check(store)
 
 
