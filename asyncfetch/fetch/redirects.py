@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "REDIRECTS", "basic_auth", "host_name", "is_permanent", "next_url", "origin_of", "parse_url", "static_headers",
-    "userinfo",
+    "REDIRECTS", "basic_auth", "host_name", "is_permanent", "next_url", "origin_of", "parse_url", "read_url",
+    "static_headers", "userinfo",
 ]  # fmt: skip
 
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -141,8 +141,16 @@ def static_headers(
     return own
 
 
+def read_url(text: str, *, encoded: bool = False) -> URL:
+    """The url as yarl reads it; ValueError where it is none."""
+    try:
+        return URL(text, encoded=encoded)
+    except IndexError as error:  # of "//[]@"
+        raise ValueError("Invalid URL") from error
+
+
 def _url(text: str) -> URL:
-    return URL(text, encoded=_EXACT.fullmatch(text) is not None)
+    return read_url(text, encoded=_EXACT.fullmatch(text) is not None)
 
 
 def _bare_host(url: URL) -> str:

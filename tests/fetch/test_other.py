@@ -41,6 +41,20 @@ if TYPE_CHECKING:
     from tests.fetch.odd_files import OddFileSystem
 
 
+async def test_a_directory_is_no_entry_of_its_own(odd: type[OddFileSystem], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a bucket of GCS in which a console made the folder."""
+    odd().pipe_file("/d/y", CONTENT)
+    ls = odd.ls
+
+    def ls_with_itself(files: OddFileSystem, path: str, **options: object) -> list[dict[str, object]]:
+        return [{"name": "/d/", "size": 0, "type": "file"}, *ls(files, path, **options)]
+
+    monkeypatch.setattr(odd, "ls", ls_with_itself)
+    async with Fetcher() as fetcher:
+        for url in ("odd://d", "odd://d/"):
+            assert [info.url for info in await fetcher.listdir(url)] == ["odd://d/y"]
+
+
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x", lambda _: CONTENT, lambda _: b""])
 async def test_a_wrong_number_of_bytes_is_an_error(odd: type[OddFileSystem], change: Callable[[bytes], bytes]) -> None:
     odd.read = change

@@ -347,14 +347,14 @@ def test_redirect_target(location: str, target: str) -> None:
     assert str(next_url(URL("https://a.org/p/x"), location)) == target
 
 
-@pytest.mark.parametrize("location", [None, "", "http://a.org/x", "ftp://a.org/x", "https://a:99999/"])
+@pytest.mark.parametrize("location", [None, "", "http://a.org/x", "ftp://a.org/x", "https://a:99999/", "//[]@/x"])
 def test_bad_redirects_are_refused(location: str | None) -> None:
     with pytest.raises(AttemptFailed) as caught:
         next_url(URL("https://a.org/p/x"), location)
     assert caught.value.kind is InvalidResponse
 
 
-@pytest.mark.parametrize("text", ["http://", "http:///x", "http://a:99999/", "https://a:b/"])
+@pytest.mark.parametrize("text", ["http://", "http:///x", "http://a:99999/", "https://a:b/", "http://[]@/x"])
 def test_bad_urls_are_config_errors(text: str) -> None:
     with pytest.raises(ConfigError, match="no http url"):
         parse_url(text)

@@ -317,7 +317,7 @@ async def test_names_that_are_no_text_can_be_listed_and_read(fetcher: Fetcher, t
         file.write(b"123")
     for directory in (str(tmp_path), tmp_path.as_uri()):
         (info,) = await fetcher.listdir(directory)
-        assert await fetcher.fetch(info.url) == b"123"
+        assert bytes(await fetcher.fetch(info.url)) == b"123"
 
 
 @pytest.mark.parametrize("url", ["file://[x/y", "file://\u2100/x", "file:///a\ud800", "\ud800"])

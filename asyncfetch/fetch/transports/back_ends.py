@@ -124,7 +124,10 @@ def list_directory(
         base = url if url.endswith("/") else f"{url}/"
         infos = []
         for entry in entries:
-            name = str(entry["name"]).rstrip("/").rpartition("/")[2]
+            found = str(entry["name"]).strip("/")
+            if found == path.strip("/"):
+                continue  # what consoles put into a bucket to show an empty folder
+            name = found.rpartition("/")[2]
             is_directory = entry.get("type") == "directory"
             infos.append(ObjectInfo(f"{base}{name}/" if is_directory else f"{base}{name}", entry.get("size") or 0))
     return sorted(infos, key=lambda info: info.url)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
 
-from yarl import URL
-
 from asyncfetch.errors import ConfigError
-from asyncfetch.fetch.redirects import userinfo
+from asyncfetch.fetch.redirects import read_url, userinfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from yarl import URL
 
 __all__ = ["Environment", "Proxy", "read_environment"]
 
@@ -64,7 +64,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
 
 def _proxy(text: str) -> Proxy:
     try:
-        url = URL(text if "://" in text else f"http://{text}")
+        url = read_url(text if "://" in text else f"http://{text}")
         credentials = userinfo(url)
         return Proxy(url.with_user(None), {} if credentials is None else {"Proxy-Authorization": credentials})
     except ValueError as error:
