@@ -167,10 +167,14 @@ class Mixture(SampleSource[OpenMixture]):
         if dealt is not None:
             known, identity = self._deal_anew(identity, mixed, *dealt)
         progress = Progress(identity, epoch, known.total, Rest(), placement, ends).resumed(loaded)
-        if batching is None or (known.suits(batching) and progress.goes_on_between_batches(loaded)):
+        needed = batching
+        if needed is None and isinstance(known, MixedRest) and progress.is_known_of_all(loaded):
+            # What others left out of it, and the empty positions of their batches, are no matter of single samples.
+            needed = Batching(1, placement.world_size, drop_last=False, ends=ends)
+        if needed is None or (known.suits(needed) and progress.goes_on_between_batches(loaded)):
             return self._plan(opened, known, progress, batching)
         rests = left_of_members(known, progress.left_of(loaded))
-        rest, identity = self._deal_anew(identity, mixed, rests, batching)
+        rest, identity = self._deal_anew(identity, mixed, rests, needed)
         return self._plan(opened, rest, Progress(identity, epoch, rest.total, Rest(), placement, ends), batching)
 
     def _deal_anew(

@@ -145,7 +145,8 @@ class StreamIterator(Generic[R]):
     def put_back(self) -> None:
         """The sample that came last comes once more, as if it hadn't."""
         self._back = self._latest
-        self._plans[0].progress.delivered = self._latest.number
+        plan = self._plans[0]
+        plan.progress.delivered = plan.batch_start(self._latest.number)
 
     @property
     def batches(self) -> tuple[int, int]:

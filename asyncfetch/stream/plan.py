@@ -78,6 +78,7 @@ class PassPlan:
         self.order = order
         self.selection = selection
         self.progress = progress
+        self.parts_batches = parts_batches
         self._batch_size = progress.placement.batch_size if parts_batches else None
         self.begun = progress.delivered
         """Samples that the consumer was given before."""
@@ -126,6 +127,13 @@ class PassPlan:
     def batch_of(self, number: int) -> int:
         """Which batch the consumer's ``number``-th sample is in; 0 for all where any samples make a batch."""
         return 0 if self._batch_size is None else number // self._batch_size
+
+    def batch_start(self, number: int) -> int:
+        """Number of the first sample of the batch that this one opens.
+
+        Those between them were left out, and who goes on from there leaves them out again.
+        """
+        return number if self._batch_size is None else number - number % self._batch_size
 
     def first_uses(self) -> Iterator[int | None]:
         """The episodes in the order of their first use; None now and then where they are far apart."""

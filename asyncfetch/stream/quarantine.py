@@ -215,6 +215,10 @@ class Substitutes:
         self._fresh.add(member)
         return [*(copy.deepcopy(sample) for _ in range(waiting)), sample]
 
+    def has_of(self, member: int) -> bool:
+        """Whether a sample of the member itself would come in place of a bad one."""
+        return member in self._last
+
     def bad(self, member: int) -> list[Any]:
         """What to deliver where it isn't; nothing yet, as long as none was good."""
         if not self._last:

@@ -191,7 +191,7 @@ class SamplePass:
 
     def put_back(self) -> None:
         """The sample that came last comes once more, as if it hadn't."""
-        self._plan.progress.delivered = self._latest.number
+        self._plan.progress.delivered = self._plan.batch_start(self._latest.number)
         self._current.appendleft(self._latest)
 
     @property
@@ -261,8 +261,10 @@ class SamplePass:
                 origin = self._origin_of(step)
                 self._quarantine.add(origin, result.error)
                 self._first_bad = self._first_bad or result.error
-                given = self._substitutes.bad(origin.member) if replaces else []
-                self._given += not replaces
+                # Another member's sample would not go into this one's batch.
+                is_replaced = replaces and (not self._plan.parts_batches or self._substitutes.has_of(origin.member))
+                given = self._substitutes.bad(origin.member) if is_replaced else []
+                self._given += not is_replaced
             for sample in given:
                 samples.append(Delivery(self._given, self._given + 1, sample))
                 self._given += 1

@@ -121,6 +121,12 @@ class Progress:
             )
         return Rest.of_json(state["rest"], self.total).after(delivered, self.total)
 
+    @staticmethod
+    def is_known_of_all(state: Mapping[str, Any]) -> bool:
+        """Whether the state tells of everybody who shared what was left."""
+        delivered = _delivered(state["shares"])
+        return len(delivered) == next(iter(delivered)).consumers
+
     def goes_on_between_batches(self, state: Mapping[str, Any]) -> bool:
         """Whether batches that follow begin where they would if all had been read in those: the same for every rank.
 
@@ -206,6 +212,11 @@ def dealt_anew_in(identity: Mapping[str, Any], stops: Sequence[int]) -> tuple[li
     return rests, Batching(**{name: given[name] for name in _BATCHING})
 
 
+def _is_dealt_anew(state: Mapping[str, Any]) -> bool:
+    """Whether some of its positions may be empty, so that ranks of equally many have unequally many samples."""
+    return _is_of_mixture(state) and _DEALT_ANEW in state["order"]
+
+
 def is_beginning(state: Mapping[str, Any]) -> bool:
     """Whether it is what ``beginning`` gave."""
     return "rest" not in state and "shares" not in state
@@ -223,7 +234,8 @@ def is_finished(state: Mapping[str, Any], ends: Ends, least_samples: int = 1) ->
     one = next(iter(delivered))
     if len(delivered) < one.consumers:
         most, least = (rest.shared(total, replace(one, rank=rank), ends)[0] for rank in (0, one.world_size - 1))
-        if most // least_samples > least // least_samples or one.workers > 1:
+        is_even = most // least_samples == least // least_samples and (ends != "uneven" or not _is_dealt_anew(state))
+        if not is_even or one.workers > 1:
             return False
     return has_given_all(state, ends, least_samples)
 

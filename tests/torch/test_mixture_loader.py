@@ -11,9 +11,12 @@ from torch.utils.data import DataLoader
 
 import asyncfetch as af
 from asyncfetch.errors import ConfigError
+from asyncfetch.stream import Placement
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from asyncfetch.testing import DatasetTruth
 
 SIZE = 4
@@ -123,4 +126,82 @@ def test_the_batches_of_others_over_the_same_mixture_change_nothing(
     batches = iter(dataset)
     assert rows(next(batches) for _ in alone[1:]) == alone[:-1]
     assert rows(dataset) == alone  # not finished by them: a batch of less than theirs was left
+    mixed.close()
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two datasets of other sizes, of whose episodes the second is no video."""
+    roots = []
+    for height in (64, 96):
+        root = tmp_path_factory.mktemp("data") / str(height)
+        cameras = ["observation.images.top"]
+        write_dataset(root, episodes=(8, 8, 8), cameras=cameras, width=64, height=height, episodes_per_video_file=1)
+        for video in root.rglob("file-001.mp4"):
+            video.write_bytes(b"x" * video.stat().st_size)
+        roots.append(root)
+    return roots
+
+
+def with_bad(broken: list[Path], seed: int, **options: Any) -> af.torch.StreamDataset:  # noqa: ANN401
+    config = af.StreamConfig(lanes=1, pool_episodes=3, **options)
+    streams = [af.Stream(str(root), seed=seed + number, config=config) for number, root in enumerate(broken)]
+    return af.torch.StreamDataset(af.Mixture(streams, [1, 1], stop_on=40, seed=seed), batch_size=SIZE)
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_bad_samples_neither_mix_members_nor_spoil_a_state(
+    broken: list[Path],
+    on_error: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What comes in place of one fits its batch; and a rank goes on from its own state behind any batch."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    for seed in range(4):
+        dataset = with_bad(broken, seed, on_error=on_error)
+        given, states = [], []
+        for batch in dataset:
+            given += rows([batch])
+            states.append(json.loads(json.dumps(dataset.state_dict())))
+        assert given
+        assert all(len({member for member, _ in batch}) == 1 for batch in given)
+        for number in range(0, len(states) - 1, 2):
+            dataset.load_state_dict(states[number])
+            rest = rows(dataset)
+            if on_error == "skip":
+                assert rest == given[number + 1 :]
+            else:  # what stands for a bad sample right behind a stop may be another one, or none
+                assert all(len({member for member, _ in batch}) == 1 for batch in rest)
+        dataset.stream.close()
+
+
+@pytest.mark.parametrize("ends", ["uneven", "drop", "pad"])
+def test_who_makes_no_batches_is_given_all_that_is_left(
+    truth: DatasetTruth,
+    wide: DatasetTruth,
+    ends: Any,  # noqa: ANN401
+) -> None:
+    """Of what was dealt out anew for those who leave some of it out, and as evenly as asked."""
+    config = af.StreamConfig(lanes=4, pool_episodes=8, uneven_ends=ends)
+    streams = [af.Stream(str(truth.root), features=["action"]), af.Stream(str(wide.root), features=[])]
+    mixed = af.Mixture(streams, [2, 1], stop_on="all", config=config)
+    everything = mixed.iterate(Placement(batch_size=SIZE))
+    whole = sorted((int(sample["dataset"]), int(sample["index"])) for sample in everything)
+    mixed.set_epoch(0)
+    given: list[tuple[int, int]] = []
+    for size in (SIZE, SIZE + 1):
+        dataset = af.torch.StreamDataset(mixed, size, drop_last=True)
+        given += rows([next(iter(dataset))])[0]
+        mixed.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
+    state = mixed.state_dict()
+    counts = []
+    for rank in range(3):
+        mixed.load_state_dict(state)
+        samples = list(mixed.iterate(Placement(rank, 3)))
+        counts.append(len(samples))
+        given += [(int(one["dataset"]), int(one["index"])) for one in samples if not one.get("is_padding", False)]
+    assert max(counts) - min(counts) <= (2 if ends == "uneven" else 0)
+    lost = len(whole) - len(given)
+    assert sorted(given) == whole if ends != "drop" else 0 <= lost < 2 * 3
     mixed.close()
