@@ -25,6 +25,8 @@ __all__ = ["Ends", "Rest"]
 
 Ends = Literal["uneven", "drop", "pad"]
 """What becomes of the last samples of an epoch, fewer than there are ranks."""
+MAX_MISSING = 1 << 24
+"""That a state may tell of: so far behind no consumer is, and they take 0.7 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,13 @@ class Rest:
     def positions(self, total: int, placement: Placement, ends: Ends, *, skip: int = 0) -> Iterator[int]:
         """The positions of one consumer, ascending, without those of its padding and its first ``skip``."""
         taken, padded = self.shared(total, placement, ends)
-        known = len(self.missing)
         for number in range(skip, taken - padded):
-            index = placement.index(number)
-            yield self.missing[index] if index < known else self.position + index - known
+            yield self.position_of(placement.index(number))
+
+    def position_of(self, index: int) -> int:
+        """Where the sample of this index is."""
+        known = len(self.missing)
+        return self.missing[index] if index < known else self.position + index - known
 
     def after(self, delivered: Mapping[Placement, int], total: int) -> Rest:
         """What is left when its consumers, all of them, were given so many samples each."""
@@ -72,10 +77,9 @@ class Rest:
                 if placement.index(number) < high:
                     lacking[placement.index(number) - low] = False
         indices = itertools.chain((np.flatnonzero(lacking) + low).tolist(), range(max(low, high), len(self.missing)))
-        known = len(self.missing)
-        missing = tuple(self.missing[index] if index < known else self.position + index - known for index in indices)
+        missing = tuple(map(self.position_of, indices))
         stride = max(placement.period for placement in delivered)
-        return Rest(self.position + max(0, max(low, high) - known), missing, stride)
+        return Rest(self.position + max(0, max(low, high) - len(self.missing)), missing, stride)
 
     def as_json(self) -> dict[str, Any]:
         """For a state. ``missing`` as [start, stop, step], of which a slow consumer takes one or a few."""
@@ -87,7 +91,7 @@ class Rest:
         try:
             position = int(state["position"])
             runs = [range(*run) for run in state["missing"]]
-            if not sum(map(len, runs)) <= position <= total:  # before they take room
+            if not sum(map(len, runs)) <= min(position, MAX_MISSING) or position > total:  # before they take room
                 raise ValueError(f"more than the {position} samples in front, or than {total}")  # noqa: TRY301
             missing = tuple(sorted(itertools.chain.from_iterable(runs)))
             stride = max((run.step for run in runs), default=1)

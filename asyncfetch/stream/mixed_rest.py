@@ -54,8 +54,8 @@ class MixedRest:
     """
 
     def __init__(self, epoch: MixedEpoch, rests: Sequence[Rest], batching: Batching, seed: int) -> None:
-        self.rests = tuple(rests)
-        self.batching = batching
+        self._rests = tuple(rests)
+        self._batching = batching
         size = self.block_samples = batching.round_samples
         ends = epoch.ends()
         stages: list[Stage] = []
@@ -80,27 +80,33 @@ class MixedRest:
     def left(self, position: int) -> list[Rest]:
         """See MixedEpoch."""
         whole = min(position, self._whole.total)
-        given = [rest.position for rest in self._whole.left(whole)] if self._whole.stages else [0] * len(self.rests)
+        given = [rest.position for rest in self._whole.left(whole)] if self._whole.stages else [0] * len(self._rests)
         blocks, inside = divmod(position - whole, self.block_samples)
         for number, (member, left) in enumerate(self._short[: blocks + 1]):
             given[member] += left if number < blocks else min(inside, left)
         return [
             Rest(rest.position + max(0, count - len(rest.missing)), rest.missing[count:], rest.stride)
-            for rest, count in zip(self.rests, given, strict=True)
+            for rest, count in zip(self._rests, given, strict=True)
         ]
+
+    def is_empty(self, position: int) -> bool:
+        """Whether nothing is there."""
+        if position < self._whole.total:
+            return False
+        block, inside = divmod(position - self._whole.total, self.block_samples)
+        _, left = self._short[block]
+        return inside >= left + (-left % self._batching.world_size if self._batching.ends == "pad" else 0)
 
     def suits(self, batching: Batching) -> bool:
         """Whether it was dealt out for these."""
-        return batching == self.batching
+        return batching == self._batching
 
     def walk(self, position: int = 0) -> Walk:
         """The way through it from this position on."""
         return _RestWalk(self, position)
 
     def _number(self, member: int, index: int) -> int:
-        rest = self.rests[member]
-        known = len(rest.missing)
-        return rest.missing[index] if index < known else rest.position + index - known
+        return self._rests[member].position_of(index)
 
 
 class _RestWalk:
@@ -120,11 +126,10 @@ class _RestWalk:
             found = self._walk.at(position)
             assert found is not None
             return Given(found.member, rest._number(found.member, found.number))
+        if rest.is_empty(position):
+            return None
         block, inside = divmod(position - rest._whole.total, rest.block_samples)
         member, left = rest._short[block]
-        padded = left + (-left % rest.batching.world_size if rest.batching.ends == "pad" else 0)
-        if inside >= padded:
-            return None
         index = rest._given[member] * rest.block_samples + min(inside, left - 1)
         return Given(member, rest._number(member, index), is_padding=inside >= left)
 

@@ -158,10 +158,12 @@ class Mixture(SampleSource[OpenMixture]):
         """See SampleSource."""
         identity, mixed = self._epoch(opened, placement, epoch)
         batching, ends = self._batching(opened, placement), self.config.uneven_ends
+        progress = Progress(identity, epoch, mixed.total, Rest(), placement, ends)
         loaded = self._loaded_of(epoch)
+        if loaded is not None:
+            progress.check(loaded)
         if loaded is None or is_beginning(loaded):
-            progress = Progress(identity, epoch, mixed.total, Rest(), placement, ends)
-            return self._plan(opened, mixed, progress if loaded is None else progress.resumed(loaded), batching)
+            return self._plan(opened, mixed, progress, batching)
         known: MixedEpoch | MixedRest = mixed
         dealt = dealt_anew_in(loaded, mixed.ends()[-1])
         if dealt is not None:
@@ -194,7 +196,7 @@ class Mixture(SampleSource[OpenMixture]):
             AsNamed(),
             progress,
             parts_batches=batching is not None,
-            is_rest=isinstance(mixed, MixedRest),
+            is_empty=mixed.is_empty if isinstance(mixed, MixedRest) else None,
         )
 
     def builder(self, opened: OpenMixture) -> MixedBuilder:

@@ -9,7 +9,7 @@ from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.placement import Placement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from asyncfetch.stream.order import Step
     from asyncfetch.stream.state import Progress
@@ -63,7 +63,7 @@ class PassPlan:
         selection: What the order speaks of.
         progress: Where the pass begins; counts on from there.
         parts_batches: Whether those samples alone can be stacked that the order means for one batch.
-        is_rest: Whether the order is only of what is left of an epoch.
+        is_empty: Whether a position holds nothing, where the order is only of what is left of an epoch.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PassPlan:
         progress: Progress,
         *,
         parts_batches: bool = False,
-        is_rest: bool = False,
+        is_empty: Callable[[int], bool] | None = None,
     ) -> None:
         self.order = order
         self.selection = selection
@@ -82,19 +82,25 @@ class PassPlan:
         self._batch_size = progress.placement.batch_size if parts_batches else None
         self.begun = progress.delivered
         """Samples that the consumer was given before."""
-        self.is_resumed = is_rest or self.begun > 0 or progress.rest != Rest()
+        self.is_resumed = is_empty is not None or self.begun > 0 or progress.rest != Rest()
         """Whether something of the epoch was delivered before."""
         self._seating: Any = None
+        taken, _ = progress.rest.shared(progress.total, progress.placement, progress.ends)
+        self.end = max(self.begun, taken)
+        """What has been delivered behind the pass's end."""
+        self._full = self.end
+        """The same, without what is empty there."""
+        while is_empty is not None and self._full > self.begun and is_empty(self._position(self._full - 1)):
+            self._full -= 1
 
     def __len__(self) -> int:
-        """Samples that the pass gives, padding and empty positions included."""
-        progress = self.progress
-        return max(0, progress.rest.shared(progress.total, progress.placement, progress.ends)[0] - self.begun)
+        """Samples that the pass gives, padding included, and what is empty between them."""
+        return self._full - self.begun
 
     @property
     def left(self) -> int:
         """Samples that the pass hasn't given yet, at most."""
-        return len(self) - (self.progress.delivered - self.begun)
+        return max(0, self._full - self.progress.delivered)
 
     @property
     def is_far(self) -> bool:
@@ -145,6 +151,9 @@ class PassPlan:
                 used.add(step.episode)
                 yield self.selection[step.episode]
             used.difference_update(step.finished)
+
+    def _position(self, number: int) -> int:
+        return self.progress.rest.position_of(self.progress.placement.index(number))
 
     def _positions(self, skip: int) -> Iterator[int]:
         progress = self.progress

@@ -281,7 +281,7 @@ class SampleSource(ABC, Generic[R]):
 
     def finish(self, turn: Turn, plan: PassPlan) -> None:
         """A pass came to its end."""
-        plan.progress.delivered = plan.begun + len(plan)  # with what is left out, or empty, behind the last sample
+        plan.progress.delivered = plan.end  # with what is left out, or empty, behind the last sample
         if turn.is_share:  # where others have something left of theirs, all read the epoch again from where it began
             turn.finish()
         else:

@@ -95,7 +95,10 @@ class Progress:
         Raises:
             StateMismatch: It is of another dataset or order, or doesn't know enough.
         """
-        self._check(state)
+        self.check(state)
+        total = state.get("total", self.total)
+        if total != self.total:
+            raise StateMismatch(f"the state is of an epoch of {total} samples, and this one has {self.total}")
         if is_beginning(state):
             return self
         delivered = _delivered(state["shares"])
@@ -140,7 +143,8 @@ class Progress:
             return False
         return not left.missing and left.position % (size * self.placement.world_size) == 0
 
-    def _check(self, state: Mapping[str, Any]) -> None:
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raises StateMismatch where it is of another dataset or order."""
         given, own = run_of(identity_of(state)), run_of(self.identity)
         if given and _kind(given) != _kind(own):
             raise StateMismatch(
@@ -155,9 +159,6 @@ class Progress:
                     f"the state's {name} is {given[name]}, and that of this is {own[name]}: load it where "
                     f"{_SEVERAL if _is_of_mixture(own) else _ONE_STREAM} are the same{instead}"
                 )
-        total = state.get("total", self.total)
-        if total != self.total:
-            raise StateMismatch(f"the state is of an epoch of {total} samples, and this one has {self.total}")
 
 
 def _is_of_mixture(identity: Mapping[str, Any]) -> bool:

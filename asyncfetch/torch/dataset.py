@@ -186,7 +186,7 @@ class StreamDataset(IterableDataset[Any]):
             given[turn % workers] += 1
             turn += 1
         for plan, count in zip(progresses, given, strict=True):
-            plan.progress.delivered += min(count * size, len(plan))
+            plan.progress.delivered = plan.begun + count * size if count * size < len(plan) else plan.end
         return merge_shares([plan.progress.state() for plan in progresses])
 
     def statistics(self) -> DatasetStatistics | None:

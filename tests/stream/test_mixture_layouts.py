@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import asyncfetch as af
-from asyncfetch.errors import StateMismatch
+from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
 from asyncfetch.stream.mixing import Mixing
 from asyncfetch.stream.state import beginning
@@ -153,6 +153,77 @@ def test_one_rank_does_not_deal_out_anew_what_it_does_not_know(truths: list[Data
     mixed.load_state_dict(state)
     assert len(list(mixed.iterate(Placement(1, 2, batch_size=2)))) > 8
     mixed.close()
+
+
+def test_a_rest_of_other_members_is_refused_with_both(truths: list[DatasetTruth]) -> None:
+    """Whatever it says of what was dealt out anew."""
+    mixed = parted(truths)
+    next(iter(af.torch.StreamDataset(mixed, 4)))
+    mixed.load_state_dict(saved(mixed.state_dict()))
+    next(iter(af.torch.StreamDataset(mixed, 3)))
+    state = saved(mixed.state_dict())
+    mixed.close()
+    assert "dealt_anew" in state["order"]
+    fewer = af.Mixture(mixed.streams[:2], [1, 1], stop_on="all")
+    fewer.load_state_dict(state)
+    with pytest.raises(StateMismatch, match=r"a mixture of 3 members, .* can't be loaded into a mixture of 2 members"):
+        next(iter(fewer))
+    fewer.close()
+
+
+@pytest.fixture
+def odd_rest(truths: list[DatasetTruth], monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
+    """The dataset of one of two ranks, and how many batches of 3 each has of a rest where the first has more."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    mixed = parted(truths, stop_on=21)
+    next(iter(mixed.iterate(Placement(batch_size=4))))
+    state = saved(mixed.state_dict())
+    dataset = af.torch.StreamDataset(mixed, 3)
+
+    def rest_of(rank: int) -> list[list[Key]]:
+        monkeypatch.setenv("RANK", str(rank))
+        dataset.load_state_dict(state)
+        return [keys_of(batch) for batch in dataset]
+
+    counts = [len(rest_of(rank)) for rank in (0, 1)]
+    assert counts[0] > counts[1]
+
+    def begin(rank: int) -> Any:  # noqa: ANN401
+        monkeypatch.setenv("RANK", str(rank))
+        dataset.load_state_dict(state)
+        return dataset
+
+    yield begin, counts
+    mixed.close()
+
+
+def test_a_rank_without_the_last_batches_does_not_end_the_epoch_for_all(odd_rest: Any) -> None:  # noqa: ANN401
+    begin, counts = odd_rest
+    dataset = begin(1)
+    assert len(list(itertools.islice(dataset, counts[1]))) == counts[1]
+    own = saved(dataset.state_dict())
+    dataset = begin(0)
+    assert len(list(itertools.islice(dataset, counts[1]))) == counts[1]
+    state = saved(merge_states([dataset.state_dict(), own]))
+    dataset.load_state_dict(own)
+    assert dataset.stream.epoch == 0
+    dataset.load_state_dict(state)
+    assert dataset.stream.epoch == 0
+    assert len(list(dataset)) == counts[0] - counts[1]
+
+
+def test_batches_are_counted_as_they_are_given(odd_rest: Any) -> None:  # noqa: ANN401
+    """None is counted that a rank doesn't get, and behind the last one nothing is left."""
+    begin, counts = odd_rest
+    states = []
+    for rank in (0, 1):
+        dataset = begin(rank)
+        states.append(dataset.state_after(counts[rank]))
+        assert len(dataset.state_after(counts[rank] - 1)["shares"]["delivered"]) == 1
+        with pytest.raises(ConfigError, match=f"isn't among the {counts[rank]} of"):
+            dataset.state_after(counts[rank] + 1)
+    dataset.load_state_dict(saved(merge_states(states)))
+    assert dataset.stream.epoch == 1
 
 
 def sizes(batches: Iterable[dict[str, Any]]) -> list[int]:
