@@ -1,9 +1,9 @@
-"""What a pass has begun to decode and hasn't delivered yet."""
+"""What a pass has begun to decode and hasn't delivered yet, and what it delivers."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.building import Failed
     from asyncfetch.stream.jobs import Job, Parcel
 
-__all__ = ["Coming", "Decoding"]
+__all__ = ["Coming", "Decoding", "Delivery"]
 
 
 class Decoding:
@@ -55,3 +55,13 @@ class Coming:
     def is_ready(self) -> bool:
         """Whether all of it is decoded."""
         return all(decoding.is_ready for decoding in self.decodings)
+
+
+class Delivery(NamedTuple):
+    """A sample that a consumer gets."""
+
+    number: int
+    """Which one of its part of the epoch."""
+    delivered: int
+    """How many it has been given with it; one more, but for what is empty."""
+    sample: Sample

@@ -72,21 +72,19 @@ class MixedOrder:
         self._epoch = epoch
         self._lengths = lengths
         self._orders = orders
-        first = [of(0)[0] for of, length in zip(orders, lengths, strict=True) if length]
-        self.group_frames = max((order.group_frames for order in first), default=1)
-        self._seats = sum(min(order.seats, len(order.lengths)) for order in first)
-        self._first_orders = first
+        self._firsts = [of(0)[0] for of, length in zip(orders, lengths, strict=True) if length]
+        self.group_frames = max((order.group_frames for order in self._firsts), default=1)
 
     def __len__(self) -> int:
         return self._epoch.total
 
     def open_episodes(self, placement: Placement) -> int:
         """How many episodes a consumer draws from at a time."""
-        return self._seats
+        return sum(min(order.seats, len(order.lengths)) for order in self._firsts)
 
     def pool(self, placement: Placement) -> tuple[int, int]:
         """See EpisodeOrder. A consumer may draw from all seats of each member."""
-        each = [order.pool(Placement()) for order in self._first_orders]
+        each = [order.pool(Placement()) for order in self._firsts]
         return sum(episodes for episodes, _ in each), sum(frames for _, frames in each)
 
     def is_far(self, position: int) -> bool:

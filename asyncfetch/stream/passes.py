@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from asyncfetch.runtime import iterate
+from asyncfetch.stream.coming import Delivery
 from asyncfetch.stream.jobs import Sizes
-from asyncfetch.stream.samples import Delivery, SamplePass
+from asyncfetch.stream.samples import SamplePass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

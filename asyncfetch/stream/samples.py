@@ -7,7 +7,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -18,7 +18,7 @@ from asyncfetch.errors import CacheError, ClosedError, DatasetError, anew
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.stream.building import Failed
-from asyncfetch.stream.coming import Coming, Decoding
+from asyncfetch.stream.coming import Coming, Decoding, Delivery
 from asyncfetch.stream.jobs import Sizes, parcels
 from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes
 from asyncfetch.stream.window import EpisodeWindow
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.source import Origin, Readable
     from asyncfetch.stream.state import State
 
-__all__ = ["Delivery", "PassStatistics", "SamplePass"]
+__all__ = ["PassStatistics", "SamplePass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,6 @@ class PassStatistics:
     """From the start of the pass to its first sample; None before that."""
     open_episodes: int
     """Episodes in memory or on their way."""
-
-
-class Delivery(NamedTuple):
-    """A sample that a consumer gets."""
-
-    number: int
-    """Which one of its part of the epoch."""
-    delivered: int
-    """How many it has been given with it; one more, but for what is empty."""
-    sample: Sample
 
 
 class SamplePass:

@@ -2,8 +2,8 @@
 
 A state names the dataset and the order by what they depend on, the epoch, what was left of it when the pass began, who
 shared that, and how many samples each of them was given, as far as the process that wrote it knows. That of an epoch's
-beginning ends behind the epoch; before the first pass it doesn't name the dataset either. ``merge_states`` puts
-together what several know.
+beginning ends behind the epoch; before the first pass it doesn't name the dataset either. What several know is put
+together by ``merged_states``.
 
 The order of a mixture says besides where an epoch lies in the run, which is of no layout's making alone: the state's
 epoch or, at an epoch's beginning, the one read before it.
@@ -12,7 +12,7 @@ epoch or, at an epoch's beginning, the one read before it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
 from asyncfetch.errors import StateMismatch
@@ -24,6 +24,9 @@ from asyncfetch.stream.mixing import Place
 from asyncfetch.stream.placement import Placement
 
 __all__ = [
+    "FORMAT",
+    "IDENTITY",
+    "LAYOUT",
     "MIXTURE_VERSION",
     "Progress",
     "State",
@@ -31,14 +34,14 @@ __all__ = [
     "check_state",
     "dealt_anew",
     "dealt_anew_in",
+    "delivered_in",
     "has_given_all",
     "identity_of",
     "is_beginning",
     "is_finished",
-    "merge_shares",
-    "merge_states",
     "place_of",
     "run_of",
+    "shares_of",
 ]
 
 FORMAT = "asyncfetch stream state"
@@ -46,13 +49,15 @@ VERSION = 1
 MIXTURE_VERSION = 2
 """Of a mixture's order. 1 didn't say where an epoch lies in the run."""
 
-_IDENTITY = ("dataset", "order")
+IDENTITY = ("dataset", "order")
+"""What a state says of what its order depends on."""
 _PLACE = ("epoch", "block_samples", "taken")
 """In a mixture's order: see Place."""
 _DEALT_ANEW = "dealt_anew"
 """There, too, where the order is a MixedRest: for whose batches, and of what."""
-_BATCHING = ("batch_size", "world_size", "drop_last", "ends")
-_LAYOUT = ("world_size", "workers", "block_samples")
+_BATCHING = tuple(field.name for field in fields(Batching))
+LAYOUT = ("world_size", "workers", "block_samples")
+"""Of a Placement, what all who share something have in common."""
 _ONE_STREAM = "source, episodes, features, shuffle, seed, lanes, pool_episodes, group_frames and version of the order"
 """What makes its identity."""
 _SEVERAL = f"weights, stop_on, seed, the streams and, of each of them, {_ONE_STREAM}"
@@ -86,7 +91,7 @@ class Progress:
             "epoch": self.epoch,
             "total": self.total,
             "rest": self.rest.as_json(),
-            "shares": _shares({self.placement: self.delivered}),
+            "shares": shares_of({self.placement: self.delivered}),
         }
 
     def resumed(self, state: Mapping[str, Any]) -> Progress:
@@ -101,7 +106,7 @@ class Progress:
             raise StateMismatch(f"the state is of an epoch of {total} samples, and this one has {self.total}")
         if is_beginning(state):
             return self
-        delivered = _delivered(state["shares"])
+        delivered = delivered_in(state["shares"])
         if self.placement in delivered:
             rest = Rest.of_json(state["rest"], self.total)
             return replace(self, rest=rest, delivered=delivered[self.placement])
@@ -113,7 +118,7 @@ class Progress:
         Raises:
             StateMismatch: It doesn't know enough.
         """
-        delivered = _delivered(state["shares"])
+        delivered = delivered_in(state["shares"])
         known = next(iter(delivered))
         if len(delivered) < known.consumers:
             others = "" if self.placement in delivered else f", and not of {self.placement}"
@@ -127,7 +132,7 @@ class Progress:
     @staticmethod
     def is_known_of_all(state: Mapping[str, Any]) -> bool:
         """Whether the state tells of everybody who shared what was left."""
-        delivered = _delivered(state["shares"])
+        delivered = delivered_in(state["shares"])
         return len(delivered) == next(iter(delivered)).consumers
 
     def goes_on_between_batches(self, state: Mapping[str, Any]) -> bool:
@@ -136,7 +141,7 @@ class Progress:
         This was ``resumed`` from the state.
         """
         size, left = self.placement.batch_size or 1, self.rest
-        delivered = _delivered(state["shares"])
+        delivered = delivered_in(state["shares"])
         if self.placement in delivered and any(
             count % size and count < left.shared(self.total, one, self.ends)[0] for one, count in delivered.items()
         ):
@@ -177,7 +182,7 @@ def beginning(epoch: int, identity: Mapping[str, Any] | None = None) -> State:
 
 def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """What its order depends on: see Progress. Empty where it doesn't say."""
-    return {name: state[name] for name in _IDENTITY if name in state}
+    return {name: state[name] for name in IDENTITY if name in state}
 
 
 def run_of(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,8 +205,7 @@ def place_of(identity: Mapping[str, Any]) -> Place:
 
 def dealt_anew(rests: Sequence[Rest], batching: Batching) -> dict[str, Any]:
     """What a mixture's order says besides where it is a MixedRest."""
-    of = {name: getattr(batching, name) for name in _BATCHING}
-    return {_DEALT_ANEW: of | {"members": [rest.as_json() for rest in rests]}}
+    return {_DEALT_ANEW: asdict(batching) | {"members": [rest.as_json() for rest in rests]}}
 
 
 def dealt_anew_in(identity: Mapping[str, Any], stops: Sequence[int]) -> tuple[list[Rest], Batching] | None:
@@ -231,7 +235,7 @@ def is_finished(state: Mapping[str, Any], ends: Ends, least_samples: int = 1) ->
     """
     if is_beginning(state):
         return False
-    total, rest, delivered = state["total"], Rest.of_json(state["rest"], state["total"]), _delivered(state["shares"])
+    total, rest, delivered = state["total"], Rest.of_json(state["rest"], state["total"]), delivered_in(state["shares"])
     one = next(iter(delivered))
     if len(delivered) < one.consumers:
         most, least = (rest.shared(total, replace(one, rank=rank), ends)[0] for rank in (0, one.world_size - 1))
@@ -246,7 +250,7 @@ def has_given_all(state: Mapping[str, Any], ends: Ends, least_samples: int) -> b
     total, rest = state["total"], Rest.of_json(state["rest"], state["total"])
     return all(
         rest.shared(total, placement, ends)[0] - count < least_samples
-        for placement, count in _delivered(state["shares"]).items()
+        for placement, count in delivered_in(state["shares"]).items()
     )
 
 
@@ -262,14 +266,14 @@ def check_state(state: object) -> State:
     if _is_of_mixture(state):
         _check_place(state)
     if not is_beginning(state):
-        lacking = {*_IDENTITY, "total", "rest", "shares"} - state.keys()
+        lacking = {*IDENTITY, "total", "rest", "shares"} - state.keys()
         if lacking:
             raise StateMismatch(f"the state lacks {', '.join(sorted(lacking))}")
         total = state["total"]
         if not is_whole_number(total):
             raise StateMismatch(f"the state's total must be a whole number, not {total!r}")
         rest = Rest.of_json(state["rest"], total)
-        for placement, count in _delivered(state["shares"]).items():
+        for placement, count in delivered_in(state["shares"]).items():
             share = rest.shared(total, placement, "pad")[0]
             if count > share:
                 raise StateMismatch(f"the state's shares can't be: {count} samples of {placement}, who takes {share}")
@@ -310,131 +314,8 @@ def _check_dealt_anew(order: Mapping[str, Any]) -> None:
         Rest.of_json(member, MAX_EPOCH)
 
 
-def merge_states(states: Sequence[Any]) -> State:
-    """One state of the whole epoch, of one state from each rank, to go on with however many ranks and workers.
-
-    Args:
-        states: What ``state_dict`` gave on each rank: of a stream, a StreamDataset, or of a StatefulDataLoader, in
-            which those of its workers are looked for.
-
-    Returns:
-        A state that every rank can load. What follows is just what was left; the order of the samples is that of an
-        uninterrupted epoch where all consumers had been given equally many.
-
-    Raises:
-        StateMismatch: There is none, they are of different passes or numbers of ranks and workers, or a rank's is
-            missing, which can't be known where all are of an epoch's beginning. With uneven ends ranks that keep step
-            may be in two epochs for a moment: one has begun the next when another still has a sample left of this. What
-            they share then is no one epoch's rest, so take the states a step earlier or later, or have all ranks end
-            together by ``uneven_ends="drop"`` or ``"pad"``.
-    """
-    ranks = [_told_by(each) for each in states]
-    without = sum(not told for told in ranks)
-    if without or not ranks:
-        raise StateMismatch(f"give one state of each rank in a list: of these {len(ranks)} {without} hold no state")
-    found = [state for told in ranks for state in told]
-    begun = [state for state in found if not is_beginning(state)]
-    epochs = sorted({state["epoch"] for state in found})
-    # A rank whose part of an epoch has ended is at the next one's beginning, others may have a sample left.
-    ended = [state for state in found if state["epoch"] > epochs[0]]
-    if ended and (epochs[-1] > epochs[0] + 1 or not begun or not all(map(is_beginning, ended))):
-        raise StateMismatch(
-            f"the states are of different epochs, {epochs}, and tell of no rest that all ranks share: take them where "
-            'all are in one epoch; with uneven_ends="drop" or "pad" they begin each together'
-        )
-    known = [identity_of(state) for state in found if identity_of(state)]
-    # Those that have begun an epoch know another place in the run than those that haven't.
-    compared = [run_of(identity) for identity in known] if begun else known
-    for identity in compared:
-        for name in _IDENTITY:
-            _check_same(name, compared[0].get(name), identity.get(name))
-    if not begun:
-        return beginning(epochs[0], known[0] if known else None)
-    merged = merge_shares(begun)
-    delivered = _delivered(merged["shares"])
-    _check_told_once(ranks, delivered)
-    everyone = _everyone_of(delivered, ranks)
-    others = [placement for placement in everyone if placement.rank not in {one.rank for one in delivered}]
-    if ended:
-        unbegun = sum(is_beginning(state) for state in found) - len(ended)
-        if unbegun:
-            raise StateMismatch(
-                f"{len(ended)} of the states are of the beginning of epoch {epochs[1]} and {unbegun} of that of "
-                f"{epochs[0]}, and which ranks' they are isn't known: take them where each was given something"
-            )
-        total, rest = merged["total"], Rest.of_json(merged["rest"], merged["total"])
-        delivered |= {placement: rest.shared(total, placement, "uneven")[0] for placement in others}
-    else:
-        delivered |= dict.fromkeys(others, 0)
-    lacking = [str(placement) for placement in everyone if placement not in delivered]
-    if lacking:
-        raise StateMismatch(f"the states don't tell of {', '.join(lacking)}: give those of all workers of a rank")
-    return merged | {"shares": _shares(delivered)}
-
-
-def _told_by(value: Any) -> list[State]:  # noqa: ANN401
-    """The states that a rank gave: of those of its consumers that had a share in an epoch, or of where they begin."""
-    found = [check_state(state) for state in _states_in(value)]
-    return [state for state in found if not is_beginning(state)] or found
-
-
-def _check_told_once(ranks: Sequence[Sequence[State]], delivered: Mapping[Placement, int]) -> None:
-    """Several may tell of all ranks, as what was merged before does, but not each another thing."""
-    for told in ranks:
-        if is_beginning(told[0]):
-            continue
-        for placement, count in _delivered(merge_shares(told)["shares"]).items():
-            if count != delivered[placement]:
-                raise StateMismatch(
-                    f"{placement} comes twice, with {count} samples and with {delivered[placement]}: give one state of "
-                    "each rank of one pass"
-                )
-
-
-def _everyone_of(delivered: Mapping[Placement, int], ranks: Sequence[Sequence[State]]) -> list[Placement]:
-    """All consumers of the pass, if there is a state of each rank: who was given nothing doesn't say which it is."""
-    one = next(iter(delivered))
-    told = sorted({placement.rank for placement in delivered})
-    unnamed = sum(is_beginning(states[0]) for states in ranks)
-    if len(told) + unnamed != one.world_size:
-        raise StateMismatch(
-            f"{one.world_size} ranks shared the epoch, and of these {len(ranks)} states {len(ranks) - unnamed} tell of "
-            f"ranks {told}, {unnamed} of an epoch's beginning: give one state of each rank"
-        )
-    return [replace(one, rank=rank, worker=worker) for rank in range(one.world_size) for worker in range(one.workers)]
-
-
-def merge_shares(states: Sequence[State]) -> State:
-    """One state of several consumers of one pass, not of all."""
-    first = states[0]
-    delivered: dict[Placement, int] = {}
-    for state in states:
-        for name in ("dataset", "order", "rest"):
-            _check_same(name, first[name], state[name])
-        for name in _LAYOUT:
-            _check_same(name, first["shares"][name], state["shares"][name])
-        for placement, count in _delivered(state["shares"]).items():
-            delivered[placement] = max(count, delivered.get(placement, 0))
-    return first | {"shares": _shares(delivered)}
-
-
-def _check_same(name: str, one: object, other: object) -> None:
-    if one != other:
-        raise StateMismatch(f"the states differ in {name}, {one} and {other}: give one of each rank of one pass")
-
-
-def _states_in(value: Any) -> list[Mapping[str, Any]]:  # noqa: ANN401
-    """Those anywhere inside of nested dicts and lists."""
-    if isinstance(value, Mapping):
-        if value.get("format") == FORMAT:
-            return [value]
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [state for each in value for state in _states_in(each)]
-    return []
-
-
-def _shares(delivered: Mapping[Placement, int]) -> State:
+def shares_of(delivered: Mapping[Placement, int]) -> State:
+    """Who shares what is left, and how many samples each of those that are known was given."""
     one = next(iter(delivered))
     given = sorted([placement.rank, placement.worker, count] for placement, count in delivered.items())
     return {
@@ -445,9 +326,10 @@ def _shares(delivered: Mapping[Placement, int]) -> State:
     }
 
 
-def _delivered(shares: Mapping[str, Any]) -> dict[Placement, int]:
+def delivered_in(shares: Mapping[str, Any]) -> dict[Placement, int]:
+    """What ``shares_of`` was made of; StateMismatch where that can't be read."""
     try:
-        world_size, workers, block_samples = (_whole(shares[name]) for name in _LAYOUT)
+        world_size, workers, block_samples = (_whole(shares[name]) for name in LAYOUT)
         delivered = {
             Placement(_whole(rank), world_size, _whole(worker), workers, block_samples): _whole(count)
             for rank, worker, count in shares["delivered"]

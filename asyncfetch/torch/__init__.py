@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise MissingDependency('asyncfetch.torch needs torch: pip install "asyncfetch[lerobot]"') from error
 
-from asyncfetch.stream.state import merge_states
+from asyncfetch.stream.merged_states import merge_states
 from asyncfetch.torch.bridge import AsyncIterableDataset
 from asyncfetch.torch.collate import collate
 from asyncfetch.torch.dataset import FrameDataset, StreamDataset

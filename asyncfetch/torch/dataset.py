@@ -18,8 +18,9 @@ from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Placement, SampleSource, Session
 from asyncfetch.stream.epochs import MAX_WORKERS
+from asyncfetch.stream.merged_states import merge_shares
 from asyncfetch.stream.quarantine import BOARD_BYTES, Board, Quarantine
-from asyncfetch.stream.state import State, check_state, merge_shares
+from asyncfetch.stream.state import State, check_state
 from asyncfetch.stream.stream import distinct_episodes
 from asyncfetch.torch.collate import collate
 

@@ -19,6 +19,8 @@ from asyncfetch.lerobot.rows import EpisodeRows, RowCache, RowReader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from tests.lerobot.conftest import LocalReader, Tables, WriteTable
 
     Change = Callable[[Tables], object]
@@ -167,6 +169,21 @@ VALUES: dict[str, tuple[str, list[int], Any]] = {
 }
 
 
+async def read_values(
+    reader: LocalReader,
+    tables: Tables,
+    root: Path,
+    dtype: str,
+    shape: list[int],
+    values: Any,  # noqa: ANN401
+) -> NDArray[Any]:
+    """All values of a feature that is declared and stored like this."""
+    tables.features["x"] = {"dtype": dtype, "shape": shape, "names": None}
+    tables.rows["x"] = values
+    rows = await all_rows(await open_rows(reader, tables.write(root)))
+    return np.concatenate([part["x"] for part in rows])
+
+
 @pytest.mark.parametrize(("dtype", "shape", "values"), VALUES.values(), ids=list(VALUES))
 async def test_values_keep_their_stored_type(
     reader: LocalReader,
@@ -176,10 +193,7 @@ async def test_values_keep_their_stored_type(
     shape: list[int],
     values: Any,  # noqa: ANN401
 ) -> None:
-    tables.features["x"] = {"dtype": dtype, "shape": shape, "names": None}
-    tables.rows["x"] = values
-    rows = await all_rows(await open_rows(reader, tables.write(tmp_path)))
-    joined = np.concatenate([part["x"] for part in rows])
+    joined = await read_values(reader, tables, tmp_path, dtype, shape, values)
     assert joined.dtype == dtype
     assert joined.shape == ((12,) if shape == [1] else (12, *shape))
     stored = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
@@ -209,10 +223,7 @@ async def test_values_stored_otherwise_are_those_that_are_declared(
     shape: list[int],
     values: Any,  # noqa: ANN401
 ) -> None:
-    tables.features["x"] = {"dtype": dtype, "shape": shape, "names": None}
-    tables.rows["x"] = values
-    rows = await all_rows(await open_rows(reader, tables.write(tmp_path)))
-    joined = np.concatenate([part["x"] for part in rows])
+    joined = await read_values(reader, tables, tmp_path, dtype, shape, values)
     expected = np.asarray(values).astype(dtype).reshape(12, *([] if shape == [1] else shape))
     assert joined.dtype == dtype
     np.testing.assert_array_equal(joined, expected)

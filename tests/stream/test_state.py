@@ -10,7 +10,8 @@ import pytest
 import asyncfetch as af
 from asyncfetch.errors import StateMismatch
 from asyncfetch.stream import Placement
-from asyncfetch.stream.state import beginning, merge_states
+from asyncfetch.stream.merged_states import merge_states
+from asyncfetch.stream.state import beginning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
