@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import pickle
@@ -272,3 +273,15 @@ def test_scripts_can_be_run() -> None:
         path = ROOT / ".ci" / script
         assert os.access(path, os.X_OK)
         subprocess.run(["bash", "-n", path], check=True)
+
+
+def test_no_task_is_made_but_in_a_task_group() -> None:
+    """Ruff bans asyncio's functions; this, what a loop has for it."""
+    names = ("create_task", "ensure_future", "run_coroutine_threadsafe")
+    calls = [
+        f"{path}:{node.lineno}"
+        for path in Path("asyncfetch").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names
+    ]
+    assert calls == []

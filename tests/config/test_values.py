@@ -63,3 +63,9 @@ def test_numbers_of_numpy_and_paths_are_as_good() -> None:
     assert config(keepalive_seconds=3, ca_file=Path("ca.pem")).ca_file == Path("ca.pem")
     assert af.TimeoutConfig(stall_seconds=math.inf).stall_seconds == math.inf
     assert af.StreamConfig(disk_cache_dir=Path("/scratch")).disk_cache_dir == Path("/scratch")
+
+
+@pytest.mark.parametrize("lanes", [0, 3, 48])
+def test_lanes_are_a_power_of_two(lanes: int) -> None:
+    with pytest.raises(af.ConfigError, match=f"lanes must be a power of two, not {lanes}"):
+        af.StreamConfig(lanes=lanes, pool_episodes=64)

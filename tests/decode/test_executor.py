@@ -10,6 +10,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from asyncfetch.config import usable_cpus
 from asyncfetch.decode import DecodePool
 from asyncfetch.errors import ClosedError, ConfigError
 
@@ -244,3 +245,9 @@ threading.Thread(target=anyio.run, args=(work,)).start()
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert (ended.stdout, ended.stderr) == ("True 21\n", "")
+
+
+def test_there_are_as_many_threads_as_cores_where_no_number_is_given() -> None:
+    pool = DecodePool()
+    assert pool.threads == usable_cpus()
+    pool.close()

@@ -127,6 +127,20 @@ LEAVES = {
         try: list(stream)
         except af.DatasetError: pass
     """,
+    **{
+        name: f"""
+        try: list(af.Stream({source}))
+        except af.{error}: pass
+    """
+        for name, source, error in (
+            ("a damaged video", "damaged, config=config", "FormatError"),
+            ("a video of no bytes", "empty, config=config", "FormatError"),
+            ("rows cut short", "cut, config=config", "FormatError"),
+            ("a wrong scheme", "'gopher://host/data', config=config", "AsyncFetchError"),
+            ("nobody listens", "'https://127.0.0.1:1/data', config=config", "ConnectionFailed"),
+            ("a certificate of nobody known", "url", "ConnectionFailed"),
+        )
+    },
     "a mixture with a missing file": """
         mixture = af.Mixture([stream, af.Stream(missing, config=config)], weights=[1, 1])
         try: list(mixture)
@@ -144,11 +158,16 @@ def test_nothing_is_left_open(served: Served, tmp_path: Path, end: str) -> None:
 
     The collector of cycles, for which a program may wait for long, isn't asked for help.
     """
-    missing, broken = (Path(shutil.copytree(served.truth.root, tmp_path / name)) for name in ("missing", "broken"))
-    next(missing.rglob("*.mp4")).unlink()
-    next((broken / "data").rglob("*.parquet")).write_bytes(bytes(10_000))
+    names = ("missing", "broken", "damaged", "empty", "cut")
+    copies = {name: Path(shutil.copytree(served.truth.root, tmp_path / name)) for name in names}
+    next(copies["missing"].rglob("*.mp4")).unlink()
+    next(copies["damaged"].rglob("*.mp4")).write_bytes(b"\x17" * 20_000)
+    next(copies["empty"].rglob("*.mp4")).write_bytes(b"")
+    next((copies["broken"] / "data").rglob("*.parquet")).write_bytes(bytes(10_000))
+    rows = next((copies["cut"] / "data").rglob("*.parquet"))
+    rows.write_bytes(rows.read_bytes()[:-100])
     body = (
-        f"missing, broken = {str(missing)!r}, {str(broken)!r}\ngc.collect(); gc.disable()\n"
+        "".join(f"{name} = {str(path)!r}\n" for name, path in copies.items()) + "gc.collect(); gc.disable()\n"
         "stream = make(); list(stream); list(loader_of(stream)); stream.close(); del stream; before = open_things()\n"
     )
     for name, leave in LEAVES.items():

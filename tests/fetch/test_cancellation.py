@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 import psutil
 import pytest
 
@@ -259,6 +260,20 @@ async def test_closing_waits_for_no_server(
             began = asyncio.get_running_loop().time()
         assert asyncio.get_running_loop().time() - began < 1.0
     assert connections_to(any_server.port) == 0
+
+
+async def test_closing_waits_for_no_handshake(fetcher_with: Callable[..., Fetcher]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        port = deaf.getsockname()[1]
+        async with anyio.create_task_group() as group:
+            async with fetcher_with(timeouts=PATIENT) as fetcher:
+                group.start_soon(_closed, fetcher, f"https://127.0.0.1:{port}/x")
+                accepted, _ = await anyio.to_thread.run_sync(deaf.accept)
+                await anyio.wait_all_tasks_blocked()
+                began = asyncio.get_running_loop().time()
+            assert asyncio.get_running_loop().time() - began < 1.0
+        accepted.close()
+        assert connections_to(port) == 0
 
 
 async def _closed(fetcher: Fetcher, url: str) -> None:

@@ -273,6 +273,23 @@ async def test_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> No
                 await fetcher.fetch("s3://b/x")
 
 
+@pytest.mark.parametrize("said_by", ["environment", "profile"])
+async def test_the_region_is_resolved_where_none_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said_by: str
+) -> None:
+    profile = None
+    if said_by == "environment":
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-3")
+    else:
+        keys = f"aws_access_key_id={Keys().access_key}\naws_secret_access_key={Keys().secret_key}\n"
+        (tmp_path / "config").write_text(f"[profile me]\nregion=eu-west-3\n{keys}")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+        profile = "me"
+    async with S3Server({"b/x": CONTENT}) as server, s3_fetcher(server, profile=profile) as fetcher:
+        assert await fetcher.fetch("s3://b/x") == CONTENT
+    assert "eu-west-3" in repr(server.requests)
+
+
 async def test_no_credentials_is_an_error_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

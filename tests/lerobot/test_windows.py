@@ -24,6 +24,10 @@ def test_seconds_on_the_grid_are_its_frames_in_their_order(offsets: list[int], f
     assert resolve(frames(*offsets), fps) == offsets
 
 
+def test_a_bare_number_is_always_seconds() -> None:
+    assert resolve([1, -2]) == [30, -60]
+
+
 @pytest.mark.parametrize("seconds", [0.01, -0.05, 1 / 30 + 2e-4])
 def test_seconds_off_the_grid_are_refused_with_the_nearest(seconds: float) -> None:
     nearest = round(seconds * 30)

@@ -146,3 +146,12 @@ def test_the_pool_goes_with_its_last_block() -> None:
     del block
     gc.collect()
     assert gone() is None
+
+
+def test_memory_that_is_used_again_is_not_zero_filled() -> None:
+    """Which would cost as much as what is written there."""
+    pool = MemoryPool(8 * MIB)
+    block = pool.take(MIB)
+    block[:] = 7
+    del block
+    assert (pool.take(MIB) == 7).all()

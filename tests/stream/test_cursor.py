@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream.cursor import Ends, Rest
+from asyncfetch.stream.order import Order
 from asyncfetch.stream.placement import Placement, find_rank
 
 ends_strategy = st.sampled_from(["uneven", "drop", "pad"])
@@ -45,6 +47,38 @@ def test_after_any_number_of_samples_in_any_layouts_the_rest_is_just_what_was_le
             left.difference_update(positions[:count])
         rest = Rest.of_json(json.loads(json.dumps(rest.after(delivered, total).as_json())), total)
         assert left_of(rest, total) == sorted(left)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 20), max_size=12),
+    seed=st.integers(0, 1 << 40),
+    shuffle=st.booleans(),
+    group=st.integers(1, 4),
+    restarts=st.lists(layouts(), max_size=4),
+    data=st.data(),
+)
+def test_a_dataset_read_by_any_ranks_and_workers_stopped_anywhere_is_read_once_and_in_order(
+    lengths: list[int], seed: int, shuffle: bool, group: int, restarts: list[list[Placement]], data: st.DataObject
+) -> None:
+    """The union exact, nothing twice; each gets its part of the one order, and one alone all of it in order."""
+    order = Order(np.array(lengths, np.int64), shuffle, seed, 0, lanes=4, pool_episodes=8, group_frames=group)
+    whole = [(step.episode, step.frame) for step in order.steps(range(len(order)))]
+    assert sorted(whole) == [(episode, frame) for episode, length in enumerate(lengths) for frame in range(length)]
+    rest, read = Rest(), list[tuple[int, int]]()
+    for layout in [*restarts, [Placement()]]:
+        delivered: dict[Placement, int] = {}
+        for placement in layout:
+            taken, _ = rest.shared(len(order), placement, "uneven")
+            count = delivered[placement] = taken if layout == [Placement()] else data.draw(st.integers(0, taken))
+            positions = list(rest.positions(len(order), placement, "uneven"))[:count]
+            given = [(step.episode, step.frame) for step in order.steps(positions)]
+            assert given == [whole[position] for position in positions]
+            read += given
+        rest = Rest.of_json(json.loads(json.dumps(rest.after(delivered, len(order)).as_json())), len(order))
+    assert len(read) == len(whole)
+    assert sorted(read) == sorted(whole)
+    if not restarts:
+        assert read == whole
 
 
 @given(total=st.integers(0, 100), layout=layouts(), ends=ends_strategy)
