@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -424,6 +428,45 @@ def test_after_batches_of_a_plain_loader_just_what_was_left_comes(
     assert sorted(first + rest) == [(e, f) for e, length in enumerate(truth.lengths) for f in range(length)]
     with pytest.raises(ConfigError, match="batches=99"):
         dataset.state_after(99, batch_size=4, num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_plain_loaders_of_several_ranks_have_left_is_put_together(
+    truth: DatasetTruth, stream: af.Stream, other: af.Stream, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    first: list[Key] = []
+    states = []
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        stream.load_state_dict(beginning(0))
+        dataset = af.torch.StreamDataset(stream)
+        loader = iter(DataLoader(dataset, batch_size=3, num_workers=workers, collate_fn=af.torch.collate))
+        first += itertools.chain(*keys_of_batches(itertools.islice(loader, 1 + rank)))
+        states.append(saved(dataset.state_after(1 + rank, batch_size=3, num_workers=workers)))
+        del loader
+    monkeypatch.delenv("WORLD_SIZE")
+    other.load_state_dict(saved(af.torch.merge_states(states)))
+    assert sorted(first + keys_of(other)) == [(e, f) for e, length in enumerate(truth.lengths) for f in range(length)]
+
+
+def test_a_state_of_a_dataset_that_has_changed_is_refused_with_both_fingerprints(
+    truth: DatasetTruth, stream: af.Stream, tmp_path: Path
+) -> None:
+    """Here by a task that is called another thing."""
+    next(iter(stream))
+    state = saved(stream.state_dict())
+    changed = Path(shutil.copytree(truth.root, tmp_path / "changed"))
+    tasks = changed / "meta/tasks.parquet"
+    table = pq.read_table(tasks)
+    (name,) = (name for name in table.column_names if name != "task_index")
+    words = pa.array([f"{word}, again" for word in table[name].to_pylist()])
+    pq.write_table(table.set_column(table.column_names.index(name), name, words), tasks)
+    later = af.Stream(str(changed), features=[], config=stream.config)
+    later.load_state_dict(state)
+    with pytest.raises(StateMismatch, match=f"dataset is {state['dataset']}, and that of this is [0-9a-f]+"):
+        next(iter(later))
+    later.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

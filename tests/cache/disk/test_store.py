@@ -289,6 +289,7 @@ def test_a_failed_read_is_a_miss(tier: Tier, monkeypatch: pytest.MonkeyPatch) ->
 AS_NOBODY = """
 import os, sys
 sys.path[:0] = {path!r}
+import xxhash
 from asyncfetch.cache.disk import DiskStore, DiskTier
 from tests.cache.disk.conftest import VERSION, CONTENT
 os.setgid(65534); os.setuid(65534)  # who may not be allowed to read what is imported
