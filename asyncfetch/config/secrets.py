@@ -98,8 +98,8 @@ class PrivateUrl(str):
     __slots__ = ()
 
     def __new__(cls, url: str | os.PathLike[str]) -> Self:
-        """ConfigError where it is neither a string nor a path."""
-        require(isinstance(url, str | os.PathLike), f"a url or a path is needed, not {url!r}")
+        """ConfigError where it is neither a string nor a path, or empty."""
+        require(isinstance(url, str | os.PathLike) and url != "", f"a url or a path is needed, not {url!r}")
         return super().__new__(cls, os.fspath(url))
 
     @property

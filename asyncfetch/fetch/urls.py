@@ -19,9 +19,11 @@ def join_url(root: str, path: str) -> str:
         path: Relative, parts separated by slashes, never quoted. It is percent-quoted where the root is a URL; plain
             paths and the addresses of stores (s3://, hf://, fsspec's) take it as it is.
     """
-    scheme, separator, _ = root.partition("://")
-    if not separator or scheme.lower() not in _QUOTED_SCHEMES:
+    scheme, separator, place = root.partition("://")
+    if not separator:
         return f"{root.rstrip('/')}/{path}" if root else path
+    if scheme.lower() not in _QUOTED_SCHEMES:
+        return f"{scheme}://{place.rstrip('/')}/{path}"
     try:
         parts = urlsplit(root)
     except ValueError as error:

@@ -144,6 +144,8 @@ def test_any_json_is_read_or_refused_by_an_error_of_ours(value: Any) -> None:  #
         ("/data/set/", "x#1", "/data/set/x#1"),
         ("", "m", "m"),
         ("s3://bucket/set", "x#1", "s3://bucket/set/x#1"),
+        ("s3://", "meta/info.json", "s3:///meta/info.json"),
+        ("s3://b/", "x", "s3://b/x"),
     ],
 )
 def test_join_url(root: str, path: str, url: str) -> None:

@@ -148,7 +148,7 @@ def test_arguments_that_can_not_be_meant(truth: DatasetTruth, options: dict[str,
         stream_of(truth, **options)
 
 
-@pytest.mark.parametrize("source", [5, None, ["a"], b"/data"], ids=str)
+@pytest.mark.parametrize("source", [5, None, ["a"], b"/data", ""], ids=repr)
 def test_a_source_is_a_url_or_a_path(source: Any) -> None:  # noqa: ANN401 - what a user may mistake for one
     with pytest.raises(af.ConfigError, match="a url or a path is needed"):
         af.Stream(source)
