@@ -99,7 +99,8 @@ class PrivateUrl(str):
 
     def __new__(cls, url: str | os.PathLike[str]) -> Self:
         """ConfigError where it is neither a string nor a path, or empty."""
-        require(isinstance(url, str | os.PathLike) and url != "", f"a url or a path is needed, not {url!r}")
+        is_one = isinstance(url, str | os.PathLike)
+        require(is_one and url != "", f"a url or a path is needed, not {url!r}")
         return super().__new__(cls, os.fspath(url))
 
     @property
