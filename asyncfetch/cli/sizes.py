@@ -21,7 +21,9 @@ def format_bytes(number: int) -> str:
     value = number / 1024**power
     if value >= 1000 and power < len(_PREFIXES):
         value, power = value / 1024, power + 1
-    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f} {_PREFIXES[power - 1]}iB"
+    written = (f"{value:.{decimals}f}" for decimals in (2, 1, 0))  # 9.996 is 10.0
+    digits = next((each for each in written if len(each) <= len("1.00")), f"{value:.0f}")
+    return f"{digits} {_PREFIXES[power - 1]}iB"
 
 
 def parse_bytes(text: str) -> int:

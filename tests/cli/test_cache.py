@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -154,6 +154,8 @@ def test_what_takes_long_shows_how_far_it_is(store: DiskStore) -> None:
 
 
 @given(st.integers(0, 2**62))
+@example(10_235)
+@example(102_395)
 def test_a_size_shown_is_the_size_within_a_percent(number: int) -> None:
     shown = format_bytes(number)
     assert len(shown) <= 8
