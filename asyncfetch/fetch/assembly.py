@@ -14,7 +14,7 @@ from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, for_each, plan_batch
 from asyncfetch.fetch.download import memory_for
 from asyncfetch.fetch.joining import MAX_SHARED_BYTES, Joining
 from asyncfetch.fetch.objects import strong_etag
-from asyncfetch.fetch.parts import PartSizes
+from asyncfetch.fetch.parts import ALONE, Company, PartSizes
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.fetch.scatter import Scatter
@@ -107,33 +107,31 @@ class Assembly:
     async def fetch_apart(self, request: Request) -> dict[ByteRange, memoryview]:
         """The same by requests of their own, side by side: an error is then about one range."""
         views: dict[ByteRange, memoryview] = {}
-        company = len(request.serves)
+        requests = len(request.serves)
 
-        async def work(one: ByteRange) -> None:
-            _, views[one] = await self.fetch_alone(one, company=company)
+        async def work(item: tuple[int, ByteRange]) -> None:
+            ahead, one = item
+            _, views[one] = await self.fetch_alone(one, company=Company(requests, ahead))
 
         self._apart += 1
         try:
             # A batch has as many workers, each of which may get here: all together they have about as many again.
             workers = max(1, self._workers // self._apart)
-            await for_each(request.serves, work, key=lambda one: one.url, workers=workers)
+            await for_each(enumerate(request.serves), work, key=lambda item: item[1].url, workers=workers)
         finally:
             self._apart -= 1
         return views
 
-    async def _fetch_shared(self, request: Request, company: int) -> tuple[ObjectInfo, Scatter]:
+    async def _fetch_shared(self, request: Request, company: Company) -> tuple[ObjectInfo, Scatter]:
         """What a request for several calls brings."""
         scatter = Scatter(request, self._memory)
         info, _ = await self.fetch_alone(request.range, scatter, company=company)
         return info, scatter
 
     async def fetch_alone(
-        self, wanted: ByteRange, buffer: Target | None = None, *, company: int = 1
+        self, wanted: ByteRange, buffer: Target | None = None, *, company: Company = ALONE
     ) -> tuple[ObjectInfo, memoryview]:
-        """A range that isn't empty, by requests of its own: several where that is sooner.
-
-        ``company`` is the number of requests that are about to be made, this one included.
-        """
+        """A range that isn't empty, by requests of its own: several where that is sooner."""
         if wanted.stop is not None:
             length = wanted.stop - wanted.start
             part_bytes = self._parts.choose(wanted.url, length, company)
@@ -151,7 +149,7 @@ class Assembly:
         """A closed range of just this version of its object into ``buffer``."""
         length = len(buffer)
         whole = self._objects.comes_whole(wanted.url)
-        part_bytes = length if whole else self._parts.choose(wanted.url, length, 1)
+        part_bytes = length if whole else self._parts.choose(wanted.url, length, ALONE)
         await self._fetch_parts(wanted, version, buffer, part_bytes)
 
     async def _divisible(self, wanted: ByteRange) -> ObjectInfo | None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from asyncfetch.fetch.gate import Caller, calling, current_caller
+from asyncfetch.fetch.parts import Company
 from asyncfetch.runtime.relay import Relay
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ MAX_PLANNED = 1000
 class Read(Protocol):
     """Reads what a request serves."""
 
-    def __call__(self, request: Request, company: int) -> Awaitable[tuple[ObjectInfo, Scatter]]:
+    def __call__(self, request: Request, company: Company) -> Awaitable[tuple[ObjectInfo, Scatter]]:
         """The object, and what came of it."""
         ...
 
@@ -58,8 +59,8 @@ class Ask:
     def __init__(self, one: ByteRange) -> None:
         self.range = one
         self.caller = current_caller()
-        self.company = 0
-        """Requests that bring all that was asked for in the turn, this one included; 0 before its end."""
+        self.company: Company | None = None
+        """The requests that bring all that was asked for in the turn; None before its end."""
         self.shared: Shared | None = None
         """What brings it; None where that is a request of its own."""
 
@@ -69,7 +70,7 @@ class Joining:
 
     Args:
         plan: Gives the requests that bring all of some ranges.
-        read: Reads what a request serves; also told how many requests are about to be made, as ``company``.
+        read: Reads what a request serves; also told which requests are about to be made, as ``company``.
     """
 
     def __init__(self, plan: Callable[[Sequence[ByteRange]], list[Request]], read: Read) -> None:
@@ -77,7 +78,7 @@ class Joining:
         self._read = read
         self._asks: dict[Ask, None] = {}
 
-    async def ask(self, one: ByteRange) -> tuple[Shared | None, int]:
+    async def ask(self, one: ByteRange) -> tuple[Shared | None, Company]:
         """What a closed range is brought by, at the end of the running turn: see Ask.shared and Ask.company."""
         if len(self._asks) >= MAX_PLANNED:
             self._end()
@@ -88,44 +89,49 @@ class Joining:
         except BaseException:
             self._asks.pop(ask, None)
             raise
-        if not ask.company:
+        if ask.company is None:
             self._end()
+        assert ask.company is not None
         return ask.shared, ask.company
 
     def _end(self) -> None:
         asks, self._asks = self._asks, {}
         # What holds where planning fails: only the current caller hears of that, the others make requests of their own.
-        for ask in asks:
-            ask.company = len(asks)
+        for place, ask in enumerate(asks):
+            ask.company = Company(len(asks), place)
         if len(asks) == 1:
             return
         urgent = [ask for ask in asks if ask.caller.urgent]
         ahead = [ask for ask in asks if not ask.caller.urgent]
         plans = [(group, self._requests(group)) for group in (urgent, ahead)]
-        company = sum(len(requests) or len(group) for group, requests in plans)
-        for ask in asks:
-            ask.company = company
+        total, before = sum(len(requests) or len(group) for group, requests in plans), 0
         for group, requests in plans:
+            for place, ask in enumerate(group, before):
+                ask.company = Company(total, place)
             if len(requests) < len(group) > 1:
-                self._share(group, requests, company)
+                self._share(group, requests, total, before)
+            before += len(requests) or len(group)
 
     def _requests(self, asks: Sequence[Ask]) -> list[Request]:
         """What brings all of them; none where one is by itself."""
         return self._plan([ask.range for ask in asks]) if len(asks) > 1 else []
 
-    def _share(self, asks: Iterable[Ask], requests: Sequence[Request], company: int) -> None:
+    def _share(self, asks: Iterable[Ask], requests: Sequence[Request], total: int, before: int) -> None:
         by_range: dict[ByteRange, list[Ask]] = {}
         for ask in asks:
             by_range.setdefault(ask.range, []).append(ask)
-        for request in requests:
+        for place, request in enumerate(requests, before):
             served = [ask for one in request.serves for ask in by_range[one]]
+            company = Company(total, place)
+            for ask in served:
+                ask.company = company
             if len(served) > 1:
                 read = partial(self._bring, request, _caller_for(served), company)
                 shared = Shared(request, Relay(read))
                 for ask in served:
                     ask.shared = shared
 
-    async def _bring(self, request: Request, caller: Caller, company: int) -> tuple[ObjectInfo, Scatter]:
+    async def _bring(self, request: Request, caller: Caller, company: Company) -> tuple[ObjectInfo, Scatter]:
         with calling(caller):
             return await self._read(request, company)
 

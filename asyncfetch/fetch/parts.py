@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncfetch.fetch.batch import server_of
 from asyncfetch.fetch.gate import current_caller
@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.hosts import Host
 
-__all__ = ["PartSizes", "StreamRate"]
+__all__ = ["ALONE", "Company", "PartSizes", "StreamRate"]
 
 MIN_TELLING_BYTES = 256 * 1024
 """Shorter bodies say nothing of a rate: they come with the head, or at the pace of a connection that warms up."""
 REMEMBERED_BODIES = 16
 """Enough that a stalled one and one that had come while the loop was busy don't matter; few enough to see a change."""
 UNKNOWN_RATE_PARTS = 2
-"""Where a far host had no telling body yet: half of what a slow stream would take, for one request more. Not only
-where they fit beside each other: what is needed first then comes early, and what is needed last hardly later."""
+"""Where a far host had no telling body yet: half of what a slow stream would take, for one request more. Of what is
+asked for in one turn those that come first are cut, about as many as can be in flight at once: what is needed first
+then comes early, and what is needed last hardly later."""
 FAR_SECONDS = 0.02
 """To the first byte. So far away TCP takes several rounds until a stream has its rate, which a cold start waits for."""
 SOON_FACTOR = 1.1
@@ -31,6 +32,18 @@ AHEAD_FACTOR = 4.0
 """What is read ahead likewise: it has the time that the episodes in front of it take, and a request costs CPU."""
 MAX_SERVERS = 256
 """Servers whose hosts are remembered, about 200 bytes each."""
+
+
+class Company(NamedTuple):
+    """The requests that are about to be made in one turn of the loop, as one of them sees them."""
+
+    requests: int = 1
+    """All of them, this one included: they share what is free."""
+    ahead: int = 0
+    """Those that were asked for before this one, or are more urgent."""
+
+
+ALONE = Company()
 
 
 class StreamRate:
@@ -75,14 +88,8 @@ class PartSizes:
         if len(self._hosts) > MAX_SERVERS:
             self._hosts.popitem(last=False)
 
-    def choose(self, url: str, length: int, company: int) -> int:
-        """The longest part that a range of ``length`` bytes is to be fetched in, ``part_bytes`` at most.
-
-        Args:
-            url: The object.
-            length: At least 1.
-            company: Requests that are about to be made, this range's included: they share what is free.
-        """
+    def choose(self, url: str, length: int, company: Company) -> int:
+        """The longest part that a range of ``length`` bytes, at least 1, is fetched in: at most ``part_bytes``."""
         config = self._config
         host = self._hosts.get(server_of(url)) if length >= 2 * config.min_part_bytes else None
         if host is None:
@@ -90,13 +97,14 @@ class PartSizes:
         rate = host.rate.bytes_per_second
         first_byte_seconds = host.times.first_byte.median_seconds
         if rate is None:
-            is_cut = first_byte_seconds >= FAR_SECONDS and host.waiting + UNKNOWN_RATE_PARTS * company <= host.limit
+            in_front = host.waiting + company.ahead
+            is_cut = first_byte_seconds >= FAR_SECONDS and in_front + UNKNOWN_RATE_PARTS <= host.limit
             return min(config.part_bytes, -(-length // UNKNOWN_RATE_PARTS) if is_cut else length)
         return choose_part_bytes(
             length,
             bytes_per_second=rate,
             first_byte_seconds=first_byte_seconds,
-            free=host.free // company,
+            free=host.free // company.requests,
             in_flight=host.in_flight,
             part_bytes=config.part_bytes,
             min_part_bytes=min(config.min_part_bytes, config.part_bytes),

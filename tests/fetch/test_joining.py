@@ -30,8 +30,10 @@ from asyncfetch.errors import (
     RangeNotSatisfiable,
 )
 from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.batch import plan_batch
 from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.fetch.joining import MAX_PLANNED, MAX_SHARED_BYTES, Joining
+from asyncfetch.fetch.parts import Company
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import RangeServer
@@ -373,6 +375,10 @@ async def test_an_argument_that_cannot_be_meant_is_its_own_callers_error(fetcher
     assert isinstance(refused, ConfigError)
 
 
+async def _unread(request: Request, company: Company) -> NoReturn:
+    raise NotImplementedError
+
+
 @pytest.mark.parametrize("number", [3, MAX_PLANNED + 1])
 async def test_where_planning_fails_one_caller_hears_of_it_and_the_others_have_requests_of_their_own(
     number: int,
@@ -380,11 +386,8 @@ async def test_where_planning_fails_one_caller_hears_of_it_and_the_others_have_r
     def plan(_: Sequence[ByteRange]) -> NoReturn:
         raise MemoryError
 
-    async def read(request: Request, company: int) -> NoReturn:
-        raise NotImplementedError
-
-    joining = Joining(plan, read)
-    answers: list[tuple[Shared | None, int] | None] = []
+    joining = Joining(plan, _unread)
+    answers: list[tuple[Shared | None, Company] | None] = []
 
     async def ask(at: int) -> None:
         try:
@@ -393,10 +396,30 @@ async def test_where_planning_fails_one_caller_hears_of_it_and_the_others_have_r
             answers.append(None)
 
     await gather(*(partial(ask, at) for at in range(number)))
-    assert sorted(answers, key=lambda answer: answer is not None) == [
-        None,
-        *[(None, min(number, MAX_PLANNED))] * (number - 1),
-    ]
+    planned = min(number, MAX_PLANNED)
+    places = [(None, Company(planned, ahead)) for ahead in range(planned)]
+    assert [answer for answer in answers if answer is not None] == places[-(number - 1) :]
+    assert answers.count(None) == 1
+
+
+async def test_each_range_of_a_turn_knows_the_requests_that_go_before_its_own() -> None:
+    joining = Joining(partial(plan_batch, config=FetchConfig(max_gap_bytes=10)), _unread)
+    read_ahead = Caller(urgent=False)
+    companies: dict[int, Company] = {}
+
+    async def ask(start: int, caller: Caller) -> None:
+        with calling(caller):
+            _, companies[start] = await joining.ask(ByteRange("http://h/x", start, start + 10))
+
+    asks = [(5_000, read_ahead), (100, Caller()), (300, Caller()), (115, Caller()), (7_000, read_ahead)]
+    await gather(*(partial(ask, start, caller) for start, caller in asks))
+    assert companies == {
+        100: Company(4, 0),
+        115: Company(4, 0),  # by the same request
+        300: Company(4, 1),
+        5_000: Company(4, 2),
+        7_000: Company(4, 3),
+    }
 
 
 async def test_what_is_asked_for_after_planning_failed_is_planned(

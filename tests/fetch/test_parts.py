@@ -18,10 +18,12 @@ from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.fetch.hosts import Host, Hosts, Route
 from asyncfetch.fetch.parts import (
     AHEAD_FACTOR,
+    ALONE,
     MAX_SERVERS,
     MIN_TELLING_BYTES,
     REMEMBERED_BODIES,
     SOON_FACTOR,
+    Company,
     PartSizes,
     StreamRate,
 )
@@ -164,7 +166,10 @@ def make_host(limit: int = 64) -> Host:
 def test_requests_that_are_about_to_be_made_share_what_is_free() -> None:
     sizes = PartSizes(FetchConfig())
     sizes.came_from(URL, make_host(limit=64), MIB)
-    counts = [count_of(4 * MIB, sizes.choose("http://h/another", 4 * MIB, company)) for company in (1, 16, 64)]
+    counts = [
+        count_of(4 * MIB, sizes.choose("http://h/another", 4 * MIB, Company(all_of_them)))
+        for all_of_them in (1, 16, 64)
+    ]
     assert counts == [11, 4, 1]
 
 
@@ -172,9 +177,9 @@ def test_what_is_read_ahead_comes_in_fewer_parts_until_somebody_waits() -> None:
     sizes, caller = PartSizes(FetchConfig()), Caller(urgent=False)
     sizes.came_from(URL, make_host(limit=64), MIB)
     with calling(caller):
-        ahead = sizes.choose(URL, 4 * MIB, 1)
+        ahead = sizes.choose(URL, 4 * MIB, ALONE)
         caller.promote()
-        assert [count_of(4 * MIB, size) for size in (ahead, sizes.choose(URL, 4 * MIB, 1))] == [3, 11]
+        assert [count_of(4 * MIB, size) for size in (ahead, sizes.choose(URL, 4 * MIB, ALONE))] == [3, 11]
 
 
 def test_what_is_read_ahead_is_not_cut_for_the_sake_of_reserved_requests() -> None:
@@ -183,35 +188,39 @@ def test_what_is_read_ahead_is_not_cut_for_the_sake_of_reserved_requests() -> No
     with calling(Caller(urgent=False)):
         for _ in range(6):
             assert host.turn().enter_nowait()
-        assert sizes.choose(URL, 4 * MIB, 1) == 8 * MIB  # one request is free, and one that it can't have
-    assert count_of(4 * MIB, sizes.choose(URL, 4 * MIB, 1)) == 2
+        assert sizes.choose(URL, 4 * MIB, ALONE) == 8 * MIB  # one request is free, and one that it can't have
+    assert count_of(4 * MIB, sizes.choose(URL, 4 * MIB, ALONE)) == 2
 
 
 def test_a_server_that_nothing_is_known_of_has_parts_of_the_configured_length() -> None:
     sizes = PartSizes(FetchConfig(part_bytes=MIB))
-    assert sizes.choose(URL, 16 * MIB, 1) == MIB
+    assert sizes.choose(URL, 16 * MIB, ALONE) == MIB
 
 
-async def test_a_range_of_a_far_host_whose_rate_is_unknown_comes_in_two_while_few_wait() -> None:
+async def test_ranges_of_a_far_host_whose_rate_is_unknown_come_in_two_the_first_ones_while_few_wait() -> None:
     sizes, host = PartSizes(FetchConfig()), Hosts(FetchConfig(max_requests_per_host=8)).get("http://h:80", Route)
     sizes.came_from(URL, host, 100)
     host.times.first_byte.record(0.01)
-    assert sizes.choose(URL, MIB, 1) == MIB
+    assert sizes.choose(URL, MIB, ALONE) == MIB
     for _ in range(2):
         host.times.first_byte.record(0.05)
-    assert [sizes.choose(URL, length, 1) for length in (MIB, MIB // 2, MIB // 2 - 1)] == [MIB // 2, MIB // 4, 8 * MIB]
-    assert [sizes.choose(URL, MIB + 1, company) for company in (4, 5, 9)] == [MIB // 2 + 1, MIB + 1, MIB + 1]
-    assert sizes.choose(URL, 64 * MIB, 1) == 8 * MIB
+    assert [sizes.choose(URL, length, ALONE) for length in (MIB, MIB // 2, MIB // 2 - 1)] == [
+        MIB // 2,
+        MIB // 4,
+        8 * MIB,
+    ]
+    assert [sizes.choose(URL, MIB + 1, Company(9, ahead)) for ahead in (0, 6, 7)] == [*[MIB // 2 + 1] * 2, MIB + 1]
+    assert sizes.choose(URL, 64 * MIB, ALONE) == 8 * MIB
     for _ in range(8):
         assert host.turn().enter_nowait()
     async with anyio.create_task_group() as tasks:
         for _ in range(6):
             tasks.start_soon(host.turn().__aenter__)
         await anyio.wait_all_tasks_blocked()
-        assert sizes.choose(URL, MIB, 1) == MIB // 2
+        assert sizes.choose(URL, MIB, ALONE) == MIB // 2
         tasks.start_soon(host.turn().__aenter__)
         await anyio.wait_all_tasks_blocked()
-        assert sizes.choose(URL, MIB, 1) == MIB
+        assert sizes.choose(URL, MIB, ALONE) == MIB
         tasks.cancel_scope.cancel()
 
 
@@ -219,7 +228,7 @@ def test_short_bodies_from_elsewhere_do_not_change_where_the_long_ones_come_from
     sizes, host = PartSizes(FetchConfig()), make_host()
     sizes.came_from(URL, host, MIN_TELLING_BYTES)
     sizes.came_from(URL, Hosts(FetchConfig()).get("http://other:80", Route), MIN_TELLING_BYTES - 1)
-    assert count_of(4 * MIB, sizes.choose(URL, 4 * MIB, 1)) == 11
+    assert count_of(4 * MIB, sizes.choose(URL, 4 * MIB, ALONE)) == 11
 
 
 def test_servers_are_forgotten_in_the_end() -> None:
@@ -227,8 +236,8 @@ def test_servers_are_forgotten_in_the_end() -> None:
     host = make_host()
     for number in range(MAX_SERVERS + 1):
         sizes.came_from(f"http://h{number}/x", host, MIB)
-    assert sizes.choose("http://h0/x", 16 * MIB, 1) == 8 * MIB
-    assert sizes.choose(f"http://h{MAX_SERVERS}/x", 16 * MIB, 1) < 8 * MIB
+    assert sizes.choose("http://h0/x", 16 * MIB, ALONE) == 8 * MIB
+    assert sizes.choose(f"http://h{MAX_SERVERS}/x", 16 * MIB, ALONE) < 8 * MIB
 
 
 def test_parts_have_at_least_one_byte() -> None:
