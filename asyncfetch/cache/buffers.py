@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from asyncfetch.errors import CacheError, ConfigError
+from asyncfetch.runtime.memory_pool import HUGE_BYTES, fresh_memory
 
 if TYPE_CHECKING:
     from asyncfetch.fetch.reader import WritableBuffer
@@ -18,7 +19,7 @@ __all__ = ["allocate", "writable_bytes"]
 def allocate(size_bytes: int) -> memoryview:
     """Writable bytes with undefined content; CacheError where there is no memory for so many."""
     try:
-        return np.empty(size_bytes, dtype=np.uint8).data
+        return (np.empty(size_bytes, np.uint8) if size_bytes < HUGE_BYTES else fresh_memory(size_bytes)).data
     except (MemoryError, OverflowError, ValueError) as error:  # numpy has a limit of its own on sizes
         raise CacheError(f"no memory for a range of {size_bytes} bytes: ask for a smaller one") from error
 

@@ -4,21 +4,50 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.runtime.memory_pool import SMALL_BYTES, MemoryPool, block_bytes
+from asyncfetch.cache.buffers import allocate
+from asyncfetch.runtime.memory_pool import HUGE_BYTES, SMALL_BYTES, MemoryPool, block_bytes, fresh_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MIB = 1024 * 1024
 
 
 def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
+
+
+def flags_of(array: np.ndarray) -> list[str]:
+    """What Linux was told of the mapping that has the array."""
+    is_its = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            start, stop = (int(edge, 16) for edge in match.groups())
+            is_its = start <= address(array) < stop
+        elif is_its and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise LookupError(hex(address(array)))
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no huge pages")
+@pytest.mark.parametrize(
+    "take",
+    [fresh_memory, MemoryPool(MIB).take, lambda nbytes: np.frombuffer(allocate(nbytes), np.uint8)],
+    ids=["fresh", "pool", "cache"],
+)
+def test_large_memory_may_come_in_huge_pages(take: Callable[[int], np.ndarray]) -> None:
+    assert "hg" in flags_of(take(HUGE_BYTES))
 
 
 @given(st.integers(0, 1 << 40))
