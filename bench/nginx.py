@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import psutil
+
 from asyncfetch.errors import ClosedError, ConfigError, MissingDependency
 from asyncfetch.testing.server.certificates import certificate_for
 
@@ -107,6 +109,7 @@ class NginxServer:
         self._bytes_per_second, self._first_byte_seconds = bytes_per_second, first_byte_seconds
         self._directory: Path | None = None
         self._port = 0
+        self._child: psutil.Process | None = None
         self._running = ExitStack()
 
     @property
@@ -123,6 +126,14 @@ class NginxServer:
         """PEM file of the authority to trust, there as long as the server runs; None without TLS and outside of it."""
         return os.fspath(self._directory / "ca.pem") if self._tls and self._directory else None
 
+    @property
+    def cpu_seconds(self) -> float:
+        """What all of its processes have used of the cores since its start, to a hundredth of a second."""
+        if self._child is None:
+            raise ClosedError("this NginxServer has used nothing before it is entered")
+        processes = [self._child, *self._child.children()]
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
     def __enter__(self) -> Self:
         if self._directory is not None:
             raise ConfigError(f"the NginxServer at {self.url} runs already; make another one")
@@ -132,6 +143,8 @@ class NginxServer:
             stack.callback(setattr, self, "_directory", None)
             child = self._start(executable, self._directory)
             stack.callback(_stop, child)
+            self._child = psutil.Process(child.pid)
+            stack.callback(setattr, self, "_child", None)
             self._wait_until_ready(self._directory)
             self._running = stack.pop_all()
         return self

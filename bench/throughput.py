@@ -35,7 +35,7 @@ from asyncfetch.stream import Placement
 from bench.baselines import decode_bare, read_by_file, runs_of
 from bench.data import bench_dataset
 from bench.nginx import NginxServer
-from bench.parts import hand_over_microseconds, header_milliseconds
+from bench.parts import clip_milliseconds, hand_over_microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,6 +58,8 @@ class Setting:
     ca_file: str | None
     seconds: float
     config: af.StreamConfig
+    server: NginxServer | None = None
+    """Where it runs on the same cores."""
 
     def steps(self, dataset: af.LeRobotDataset) -> Iterator[Step]:
         """The order of the first epoch of a stream of this setting."""
@@ -76,6 +78,8 @@ class Streamed:
     first_sample_seconds: float
     mib_per_second: float
     requests: int
+    server_milliseconds: float
+    """Of a core, a frame, that the server took of the same machine; 0 where it is another one."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +110,13 @@ class Row:
     first_sample_seconds: float
     requests: float
     decode_milliseconds: float
+    server_milliseconds: float
 
 
 async def stream_cold(setting: Setting, cameras: int) -> Streamed:
     """Read a fresh stream the way it is read over clips in memory."""
     gc.collect()  # else one run or another pays 0.2 s for the 300,000 objects of torch and what earlier runs left
+    server_seconds = setting.server.cpu_seconds if setting.server else 0.0
     started = time.perf_counter()
     first = ended = 0.0
     samples = 0
@@ -125,6 +131,7 @@ async def stream_cold(setting: Setting, cameras: int) -> Streamed:
         figures = dataset.statistics()
     if not samples:
         raise SystemExit(f"{setting.url} has no samples to measure")
+    server_seconds = setting.server.cpu_seconds - server_seconds if setting.server else 0.0
     return Streamed(
         samples=samples,
         frames_per_second=samples * cameras / ended,
@@ -132,6 +139,7 @@ async def stream_cold(setting: Setting, cameras: int) -> Streamed:
         first_sample_seconds=first,
         mib_per_second=figures.fetch.bytes / ended / MIB,
         requests=figures.fetch.requests,
+        server_milliseconds=1e3 * server_seconds / (samples * cameras),
     )
 
 
@@ -205,6 +213,7 @@ def measure(setting: Setting, concurrency: int, cameras: int, repeats: int) -> R
         first_sample_seconds=statistics.median(cold.first_sample_seconds for cold, _ in pairs),
         requests=statistics.median(cold.requests for cold, _ in pairs),
         decode_milliseconds=statistics.median(r.decode_milliseconds for _, r in pairs),
+        server_milliseconds=statistics.median(cold.server_milliseconds for cold, _ in pairs),
     )
 
 
@@ -232,8 +241,8 @@ def measure_workers(setting: Setting, workers: int) -> float:
     return count / (time.perf_counter() - started)
 
 
-async def look(setting: Setting, seconds: float) -> tuple[int, float, float]:
-    """(cameras, milliseconds a header, frames a second of one frame at a time through a file)."""
+async def look(setting: Setting, seconds: float) -> tuple[int, tuple[float, float], float]:
+    """(cameras, milliseconds a header and a clip's plan, frames a second of one frame at a time through a file)."""
     async with (
         af.open_dataset(setting.url, config=setting.config) as dataset,
         af.Fetcher(setting.config.fetch) as fetcher,
@@ -241,9 +250,9 @@ async def look(setting: Setting, seconds: float) -> tuple[int, float, float]:
         if not (dataset.cameras and dataset.num_frames):
             count = f"{len(dataset.cameras)} cameras and {dataset.num_frames} frames"
             raise SystemExit(f"{setting.url} has {count}: there is nothing to decode, and so nothing to measure")
-        header = await header_milliseconds(dataset, fetcher)
+        milliseconds = await clip_milliseconds(dataset, fetcher)
         by_file = partial(read_by_file, dataset, setting.steps(dataset), ca_file=setting.ca_file, seconds=seconds)
-        return len(dataset.cameras), header, await anyio.to_thread.run_sync(by_file) if seconds else 0.0
+        return len(dataset.cameras), milliseconds, await anyio.to_thread.run_sync(by_file) if seconds else 0.0
 
 
 def show(console: Console, rows: list[Row], parts: dict[str, float], by_file: float) -> None:
@@ -294,7 +303,7 @@ def main() -> None:
     arguments = parse_arguments()
     console = Console(stderr=arguments.json)
     with ExitStack() as stack:
-        url, ca_file = arguments.url, arguments.ca_file
+        url, ca_file, server = arguments.url, arguments.ca_file, None
         if arguments.epoch and url is not None:
             raise SystemExit("--epoch is for the made dataset, whose files it looks at: give no url")
         if url is None:
@@ -307,9 +316,9 @@ def main() -> None:
         config = af.StreamConfig(
             fetch=af.FetchConfig(ca_file=ca_file), lanes=arguments.pool_episodes, pool_episodes=arguments.pool_episodes
         )
-        setting = Setting(url, ca_file, arguments.seconds, config)
+        setting = Setting(url, ca_file, arguments.seconds, config, server)
         remote = url.startswith("http")
-        cameras, header, by_file = anyio.run(look, setting, arguments.seconds if remote else 0.0)
+        cameras, (header, plan), by_file = anyio.run(look, setting, arguments.seconds if remote else 0.0)
         concurrencies = [int(part) for part in arguments.concurrency.split(",")]
         rows = [
             measure(setting, concurrency, cameras, arguments.repeats)
@@ -318,7 +327,9 @@ def main() -> None:
         parts = {
             "fetch: seconds to the first sample": rows[-1].first_sample_seconds,
             "header: ms a clip": header,
+            "plan of a clip from its file's index, header included: ms": plan,
             "decode: ms of a thread a frame": rows[-1].decode_milliseconds,
+            "server, on the same cores: ms of a core a frame": rows[-1].server_milliseconds,
             "hand-over: us a sample": hand_over_microseconds(),
         }
         if arguments.epoch:

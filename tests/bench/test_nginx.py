@@ -140,3 +140,16 @@ async def test_plain_answers_are_not_held_back(root: Path) -> None:
                 seconds.append(time.perf_counter() - started)
     # At first the system acknowledges at once. On a busy machine some take long, but not each of the last.
     assert min(seconds[-50:]) < 0.02
+
+
+def test_what_it_uses_of_the_cores_is_told_while_it_runs(root: Path) -> None:
+    server = NginxServer(root)
+    with pytest.raises(ClosedError, match="entered"):
+        _ = server.cpu_seconds
+    with server:
+        before = server.cpu_seconds
+        for _ in range(1000):
+            ask(server, "/a.bin")
+            if server.cpu_seconds > before:
+                break
+        assert server.cpu_seconds > before
