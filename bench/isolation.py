@@ -27,7 +27,7 @@ from rich.progress import track
 import asyncfetch as af
 from asyncfetch.testing import Fault, RangeServer
 from bench.data import bench_dataset
-from bench.throughput import Setting, preload, time_pipeline
+from bench.throughput import Setting, preload, time_samples
 
 RANGES, RANGE_BYTES = 40, 4 * 1024
 AT_ONCE = 4
@@ -109,7 +109,7 @@ async def measure_loop_lag(setting: Setting) -> list[float]:
 
         async with anyio.create_task_group() as group:
             group.start_soon(watch)
-            await time_pipeline(dataset, LAG_SAMPLES)
+            await time_samples(dataset, LAG_SAMPLES)
             group.cancel_scope.cancel()
     return sorted(lags)
 

@@ -27,7 +27,7 @@ from asyncfetch.stream import Placement
 from asyncfetch.stream.order import Step
 from bench.baselines import decode_bare
 from bench.data import bench_dataset
-from bench.throughput import preload, time_pipeline
+from bench.throughput import preload, time_samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +83,8 @@ async def time_epoch(
     """Frames a second of so many samples of an epoch of some episodes, which were brought into memory before."""
     async with af.open_dataset(str(path), config=config) as dataset:
         await preload(dataset, set(episodes))
-        return await time_pipeline(dataset, samples, episodes=episodes, shuffle=shuffle)
+        seconds = await time_samples(dataset, samples, episodes=episodes, shuffle=shuffle)
+        return samples * len(dataset.cameras) / seconds[-1]
 
 
 async def measure(path: Path, video: str, num_episodes: int, repeats: int) -> Row:

@@ -20,6 +20,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -34,12 +35,12 @@ from asyncfetch.config import usable_cpus
 from asyncfetch.stream import Placement
 from bench.baselines import decode_bare, read_by_file, runs_of
 from bench.data import bench_dataset
+from bench.keep_up_plot import Curves, plot_keep_up
 from bench.nginx import NginxServer
 from bench.parts import clip_milliseconds, hand_over_microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from asyncfetch.stream.order import Step
 
@@ -80,6 +81,8 @@ class Streamed:
     requests: int
     server_milliseconds: float
     """Of a core, a frame, that the server took of the same machine; 0 where it is another one."""
+    sample_seconds: Sequence[float]
+    """From the start to each sample."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class Resident:
     bare_frames_per_second: float
     decode_milliseconds: float
     """Of a thread, a frame: waiting for a core included."""
+    sample_seconds: Sequence[float]
+    """From the start to each sample."""
 
 
 @dataclass(frozen=True)
@@ -118,19 +123,17 @@ async def stream_cold(setting: Setting, cameras: int) -> Streamed:
     gc.collect()  # else one run or another pays 0.2 s for the 300,000 objects of torch and what earlier runs left
     server_seconds = setting.server.cpu_seconds if setting.server else 0.0
     started = time.perf_counter()
-    first = ended = 0.0
-    samples = 0
+    seconds: list[float] = []
     async with af.open_dataset(setting.url, config=setting.config) as dataset:
         async with af.Stream(dataset).samples() as stream:
             async for _ in stream:
-                samples += 1
-                ended = time.perf_counter() - started
-                first = first or ended
-                if ended >= setting.seconds:
+                seconds.append(time.perf_counter() - started)
+                if seconds[-1] >= setting.seconds:
                     break
         figures = dataset.statistics()
-    if not samples:
+    if not seconds:
         raise SystemExit(f"{setting.url} has no samples to measure")
+    samples, first, ended = len(seconds), seconds[0], seconds[-1]
     server_seconds = setting.server.cpu_seconds - server_seconds if setting.server else 0.0
     return Streamed(
         samples=samples,
@@ -140,6 +143,7 @@ async def stream_cold(setting: Setting, cameras: int) -> Streamed:
         mib_per_second=figures.fetch.bytes / ended / MIB,
         requests=figures.fetch.requests,
         server_milliseconds=1e3 * server_seconds / (samples * cameras),
+        sample_seconds=seconds,
     )
 
 
@@ -150,7 +154,8 @@ async def read_resident(setting: Setting, samples: int) -> Resident:
             dataset, {step.episode for step in itertools.islice(setting.steps(dataset), samples + LOOK_AHEAD)}
         )
         busy = dataset.statistics().decode.busy_seconds
-        pipeline = await time_pipeline(dataset, samples)
+        seconds = await time_samples(dataset, samples)
+        pipeline = samples * len(dataset.cameras) / seconds[-1]
         busy = dataset.statistics().decode.busy_seconds - busy
         steps = list(itertools.islice(setting.steps(dataset), samples))
         with ExitStack() as stack:
@@ -162,7 +167,7 @@ async def read_resident(setting: Setting, samples: int) -> Resident:
             threads = dataset.decode_pool.statistics().threads
             runs = runs_of(steps, dataset.group_frames)
             bare = await anyio.to_thread.run_sync(decode_bare, clips, runs, threads)
-    return Resident(pipeline, bare, 1e3 * busy / (samples * len(clips[steps[0].episode])))
+    return Resident(pipeline, bare, 1e3 * busy / (samples * len(clips[steps[0].episode])), seconds)
 
 
 async def preload(dataset: af.LeRobotDataset, episodes: set[int]) -> None:
@@ -175,24 +180,25 @@ async def preload(dataset: af.LeRobotDataset, episodes: set[int]) -> None:
             await dataset.ready(episode)
 
 
-async def time_pipeline(
+async def time_samples(
     dataset: af.LeRobotDataset, samples: int, *, episodes: Sequence[int] | None = None, shuffle: bool = True
-) -> float:
-    """Frames a second of the first samples of a stream of an open dataset, or of some episodes of it."""
+) -> list[float]:
+    """Seconds to each of the first samples of a stream of an open dataset, or of some episodes of it."""
     gc.collect()
+    seconds: list[float] = []
     started = time.perf_counter()
     async with af.Stream(dataset, episodes=episodes, shuffle=shuffle).samples() as stream:
-        remaining = samples
         async for _ in stream:
-            remaining -= 1
-            if not remaining:
+            seconds.append(time.perf_counter() - started)
+            if len(seconds) == samples:
                 break
-        ended = time.perf_counter()
-    return samples * len(dataset.cameras) / (ended - started)
+    return seconds
 
 
-def measure(setting: Setting, concurrency: int, cameras: int, repeats: int) -> Row:
-    """Cold and resident by turns."""
+def measure(
+    setting: Setting, concurrency: int, cameras: int, repeats: int
+) -> tuple[Row, list[tuple[Streamed, Resident]]]:
+    """Cold and resident by turns: the row, and what it is made of."""
     fetch = replace(setting.config.fetch, max_requests_per_host=concurrency, learn_limit=False)
     setting = replace(setting, config=replace(setting.config, fetch=fetch))
     pairs = []
@@ -200,7 +206,7 @@ def measure(setting: Setting, concurrency: int, cameras: int, repeats: int) -> R
         cold = anyio.run(stream_cold, setting, cameras)
         pairs.append((cold, anyio.run(read_resident, setting, cold.samples)))
     keep_ups = [cold.frames_per_second / resident.frames_per_second for cold, resident in pairs]
-    return Row(
+    row = Row(
         concurrency=concurrency,
         samples_per_second=statistics.median(cold.frames_per_second for cold, _ in pairs) / cameras,
         frames_per_second=statistics.median(cold.frames_per_second for cold, _ in pairs),
@@ -215,6 +221,14 @@ def measure(setting: Setting, concurrency: int, cameras: int, repeats: int) -> R
         decode_milliseconds=statistics.median(r.decode_milliseconds for _, r in pairs),
         server_milliseconds=statistics.median(cold.server_milliseconds for cold, _ in pairs),
     )
+    return row, pairs
+
+
+def curves_of(pairs: list[tuple[Streamed, Resident]], cameras: int, by_file: float, title: str) -> Curves:
+    """Those of the repeat whose keep-up is the median, the lower one of two."""
+    ordered = sorted(pairs, key=lambda pair: pair[0].frames_per_second / pair[1].frames_per_second)
+    streamed, resident = ordered[(len(pairs) - 1) // 2]
+    return Curves(streamed.sample_seconds, resident.sample_seconds, cameras, by_file, title)
 
 
 async def traffic(setting: Setting, path: Path) -> float:
@@ -294,6 +308,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=4.0, help="MiB/s of a stream of the made link (default: 4)")
     parser.add_argument("--first-byte", type=float, default=0.05, help="its seconds to the first byte (default: 0.05)")
     parser.add_argument("--pool-episodes", type=int, default=64, help="and lanes (default: 64)")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="frames over time, at the last concurrency")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser.parse_args()
 
@@ -320,10 +335,14 @@ def main() -> None:
         remote = url.startswith("http")
         cameras, (header, plan), by_file = anyio.run(look, setting, arguments.seconds if remote else 0.0)
         concurrencies = [int(part) for part in arguments.concurrency.split(",")]
-        rows = [
+        measured = [
             measure(setting, concurrency, cameras, arguments.repeats)
             for concurrency in track(concurrencies, "measuring", console=Console(stderr=True), transient=True)
         ]
+        rows = [row for row, _ in measured]
+        if arguments.plot is not None:
+            title = f"{concurrencies[-1]} requests at a time, {usable_cpus()} cores, order shuffled"
+            plot_keep_up(curves_of(measured[-1][1], cameras, by_file, title), arguments.plot)
         parts = {
             "fetch: seconds to the first sample": rows[-1].first_sample_seconds,
             "header: ms a clip": header,

@@ -9,7 +9,8 @@ import pytest
 
 import asyncfetch as af
 from asyncfetch.testing import RangeServer, write_dataset
-from bench.throughput import Setting, look, measure, traffic
+from bench.keep_up_plot import plot_keep_up
+from bench.throughput import Setting, curves_of, look, measure, traffic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,11 +26,13 @@ def test_a_row_is_measured(tmp_path: Path) -> None:
         cameras, (header_milliseconds, plan_milliseconds), by_file = anyio.run(look, setting, 0.0)
         assert (cameras, by_file) == (len(truth.cameras), 0.0)
         assert 0 < header_milliseconds < plan_milliseconds
-        row = measure(setting, 4, cameras, 1)
+        row, pairs = measure(setting, 4, cameras, 1)
         assert server.statistics().peak_in_flight <= 4
     assert row.keep_up_spread == (row.keep_up, row.keep_up)
     assert 0 < row.keep_up <= row.steady_keep_up
     assert row.frames_per_second == cameras * row.samples_per_second
+    plot_keep_up(curves_of(pairs, cameras, 1.0, "tiny"), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     assert 0 < row.first_sample_seconds < EPISODES * LENGTH / row.samples_per_second
 
 
