@@ -99,11 +99,25 @@ def test_a_block_runs(block: str, host: RangeServer, stores: dict[str, str]) -> 
         assert shown in printed.splitlines()
 
 
+LINKS = re.findall(r"\]\(([^)]+)\)", README)
+
+
 def test_every_file_that_it_links_is_there() -> None:
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    links = [link for link in LINKS if "://" not in link and link[0] != "#"]
     assert links
     for link in links:
         assert (ROOT / link).exists(), link
+
+
+def test_every_section_that_it_links_is_there_and_all_main_ones_are_linked() -> None:
+    text = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^(##+) (.*)$", text, re.MULTILINE)
+    # As GitHub makes them: letters, digits, hyphens, and a hyphen for each space.
+    anchors = {"#" + re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"): level for level, title in headings}
+    assert len(anchors) == len(headings)
+    linked = {link for link in LINKS if link[0] == "#"}
+    assert linked <= anchors.keys()
+    assert {anchor for anchor, level in anchors.items() if level == "##"} <= linked
 
 
 def test_every_example_is_mentioned() -> None:
