@@ -36,14 +36,17 @@ DEFAULT_SIZE = 100
 DEFAULT_BYTES = 512 * MIB
 """A quarter of the memory that a stream may use."""
 
-TRIM_BYTES = 16 * MIB
-"""Of decoders let go of between two trims of the heap: about what they left behind.
+TRIM_SHARE = 8
+"""Of the bound on bytes, what may be let go of between two trims of the heap: about what it left behind.
 
-A trim takes 3-6 ms of a decode thread; five decoders at 640x480, a second and more of decoding 150-frame clips. While
-a stream fills its pool nothing is let go of, and a trim would only take away pages that are about to be used."""
-TRIM_DECODERS = 8
-"""Likewise: what a small one takes beside its pictures isn't in its estimate. With 160x128 AV1 resident memory goes up
-and down by 7 MiB; with a trim every 32 decoders it was 28."""
+A trim takes 3-6 ms of a decode thread and, behind it, as much again or more: of decoded frames that were freed some 70
+MiB of a stream's default bound go, too, and their pages are asked for anew. In a stream of 320x240 a trim every 8
+decoders took a twentieth of all decoding. While a stream fills its pool nothing is let go of."""
+TRIM_LEAST_BYTES = 16 * MIB
+"""Of a share: workers that divide a bound are to trim no more often than this."""
+DECODER_LEAST_BYTES = 2 * MIB
+"""That each counts for: what a small one takes beside its pictures isn't in its estimate. With 160x128 AV1 resident
+memory goes up and down by 7 MiB with a trim every 8 decoders, by 28 with one every 32."""
 
 
 class _Unset(Enum):
@@ -83,17 +86,15 @@ class _State(Generic[DecoderT]):
     """With their bytes; the least recently used comes first."""
     opening: dict[Hashable, Future[DecoderT]] = field(default_factory=dict)
     nbytes: int = 0
-    let_go: int = 0
-    """Since the heap was trimmed, like the next."""
     let_go_bytes: int = 0
+    """Since the heap was trimmed."""
     hits: int = 0
     misses: int = 0
     evictions: int = 0
 
     def count_let_go(self, nbytes: int) -> None:
         """One decoder less, as far as the cache has a say."""
-        self.let_go += 1
-        self.let_go_bytes += nbytes
+        self.let_go_bytes += max(nbytes, DECODER_LEAST_BYTES)
 
 
 class DecoderCache(Generic[DecoderT]):
@@ -121,6 +122,7 @@ class DecoderCache(Generic[DecoderT]):
         for name, bound in (("max_size", self._max_size), ("max_bytes", max_bytes)):
             if bound is not None and bound < 1:
                 raise ConfigError(f"{name} of a decoder cache must be at least 1, or None for no bound, not {bound}")
+        self._trim_bytes = max(TRIM_LEAST_BYTES, (DEFAULT_BYTES if max_bytes is None else max_bytes) // TRIM_SHARE)
         self._closed = False
         # By process, so that a child finds nothing of its parent's, a lock held at the fork included; adding to a
         # dictionary is atomic.
@@ -180,9 +182,9 @@ class DecoderCache(Generic[DecoderT]):
             else:
                 evicted = []
                 state.count_let_go(nbytes)
-            trims = state.let_go >= TRIM_DECODERS or state.let_go_bytes >= TRIM_BYTES
+            trims = state.let_go_bytes >= self._trim_bytes
             if trims:  # here and not in discard, because that is called on loops, too
-                state.let_go = state.let_go_bytes = 0
+                state.let_go_bytes = 0
         flight.set_result(decoder)
         del evicted  # here, outside the lock, they are freed
         if trims:
@@ -227,8 +229,8 @@ class DecoderCache(Generic[DecoderT]):
         with state.lock:
             state.opening.clear()
             held, state.held = state.held, OrderedDict()
-            state.let_go += len(held)
-            state.let_go_bytes += state.nbytes
+            for _, nbytes in held.values():
+                state.count_let_go(nbytes)
             state.nbytes = 0
         del held
 

@@ -3,6 +3,10 @@
 Frames of one group of pictures are decoded together, by one pass over it, and delivered as the order says: one of each
 episode in turn. So a *job*, which a thread does in one call, is made of *runs*: what the next steps take of one group.
 Jobs are made in the order of their first use; a *parcel*, the next few samples in order, takes from several of them.
+
+Who decodes whole groups needs no decoder that goes on where it stopped, so all seats of an episode share one. But two
+jobs in a row are decoded at a time, and where both read an episode, as nearly all do in an order that isn't shuffled,
+they would wait for each other: so such jobs take its readers in turns, each of which has a decoder of its own.
 """
 
 from __future__ import annotations
@@ -32,6 +36,13 @@ class Sizes:
     """Decoded by one call; it takes whole runs, so it may be a few more. And delivered together."""
     open_episodes: int
     """That the order goes round: as many steps lie between two frames of a run."""
+    readers: int = 1
+    """Of an episode that jobs in a row take in turns, where they decode whole groups: as many as threads decode."""
+
+    @property
+    def are_whole_groups(self) -> bool:
+        """Whether a run is all of a group that comes in a row."""
+        return self.run_frames >= self.group_frames
 
     @property
     def waiting_samples(self) -> int:
@@ -40,7 +51,14 @@ class Sizes:
 
     @classmethod
     def within(
-        cls, max_samples: int, *, group_frames: int, open_episodes: int, jobs: int, max_job_samples: int
+        cls,
+        max_samples: int,
+        *,
+        group_frames: int,
+        open_episodes: int,
+        jobs: int,
+        max_job_samples: int,
+        readers: int = 1,
     ) -> Sizes:
         """The longest runs, then the largest jobs, of which ``jobs`` fit ``max_samples`` beside what waits.
 
@@ -49,7 +67,8 @@ class Sizes:
         longest = 1 + max(0, max_samples - jobs) // (open_episodes + jobs)
         run_frames = ceil(group_frames / ceil(group_frames / longest))
         job_samples = (max_samples - (run_frames - 1) * open_episodes) // jobs
-        return cls(group_frames, run_frames, max(run_frames, min(job_samples, max_job_samples)), open_episodes)
+        job_samples = max(run_frames, min(job_samples, max_job_samples))
+        return cls(group_frames, run_frames, job_samples, open_episodes, readers)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -113,6 +132,7 @@ class _Ahead:
         self._read = 0
         self._open: dict[tuple[int, int, int], _Run] = {}
         self._runs: deque[_Run] = deque()  # without a job, in the order of their first steps
+        self._latest: tuple[set[int], int] = set(), 0  # episodes and reader of the latest job
         self._ends: deque[int] = deque()  # numbers of the steps behind which an episode isn't used any more
 
     def __iter__(self) -> Iterator[tuple[Step, _Run, int]]:
@@ -138,14 +158,23 @@ class _Ahead:
             key = self._key(run.steps[0])
             if self._open.get(key) is run:
                 del self._open[key]
+        if self._sizes.are_whole_groups:
+            self._take_reader(job)
         return job
+
+    def _take_reader(self, job: Job) -> None:
+        episodes, (latest_episodes, latest) = {step.episode for step in job.steps}, self._latest
+        reader = 0 if episodes.isdisjoint(latest_episodes) else (latest + 1) % self._sizes.readers
+        if reader:
+            job.steps = [step._replace(reader=reader) for step in job.steps]
+        self._latest = episodes, reader
 
     def _read_one(self) -> bool:
         step = next(self._steps, None)
         if step is None:
             return False
-        if step.reader and self._sizes.run_frames >= self._sizes.group_frames:
-            step = step._replace(reader=0)  # who decodes whole groups needs no decoder that goes on where it stopped
+        if step.reader and self._sizes.are_whole_groups:
+            step = step._replace(reader=0)
         key = self._key(step)
         run = self._open.get(key)
         if run is None or len(run.steps) >= self._sizes.run_frames:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from asyncfetch.decode import DecoderCache, open_decoder
+from asyncfetch.decode import cache as cache_module
 from asyncfetch.errors import ClosedError, ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 KEYS, SIZES = st.integers(0, 7), st.integers(0, 25)
 ERRORS = st.sampled_from([OSError, asyncio.CancelledError]).map(lambda kind: kind("no such video"))
 LIMIT_SECONDS = 10.0
+MIB = 1024 * 1024
 
 
 class Decoder:
@@ -203,6 +205,26 @@ def test_none_lifts_each_bound() -> None:
         cache.get(key, lambda: Decoder(1 << 40))
     assert cache.statistics().size == 300
     assert cache.statistics().evictions == 0
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "nbytes", "between"),
+    [
+        (512 * MIB, 4 * MIB, 16),  # an eighth of the bound
+        (512 * MIB, 0, 32),  # none counts for less than 2 MiB
+        (None, 4 * MIB, 16),
+        (32 * MIB, 4 * MIB, 4),  # no more often than every 16 MiB
+    ],
+)
+def test_the_heap_is_trimmed_when_a_share_of_the_bound_was_let_go_of(
+    max_bytes: int | None, nbytes: int, between: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[int] = []
+    cache: DecoderCache[Decoder] = DecoderCache(1, max_bytes)
+    monkeypatch.setattr(cache_module, "trim_heap", lambda: trims.append(cache.statistics().evictions))
+    for key in range(3 * between + 1):
+        cache.get(key, lambda: Decoder(nbytes))
+    assert trims == [between, 2 * between, 3 * between]
 
 
 def test_more_can_be_allowed_and_not_less() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -97,6 +98,25 @@ def test_frames_of_a_group_are_decoded_by_one_job() -> None:
         groups.setdefault((episode, frame // 5), set()).add(job)
     # But for those in which an episode is cut that several seats share.
     assert sum(len(jobs) > 1 for jobs in groups.values()) <= 8 // 2
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_jobs_in_a_row_that_share_an_episode_take_its_readers_in_turns(shuffle: bool) -> None:
+    lengths = np.full(4, 90)
+    order = Order(lengths, shuffle=shuffle, seed=0, epoch=0, lanes=2, pool_episodes=2, group_frames=5)
+    cut = parcels(order.steps(range(len(order))), Sizes(5, 5, 10, 2 if shuffle else 1, readers=2))
+    jobs = [job.steps for parcel in cut for job in parcel.starts]
+    assert all(len({step.reader for step in steps}) == 1 for steps in jobs)
+    assert {step.reader for steps in jobs for step in steps} == {0, 1}
+    for former, latter in itertools.pairwise(jobs):
+        shares = {step.episode for step in former} & {step.episode for step in latter}
+        assert latter[0].reader == (1 - former[0].reader if shares else 0)
+
+
+def test_parts_of_a_group_stay_with_the_decoder_that_goes_on_with_it() -> None:
+    order = Order(np.full(4, 90), shuffle=False, seed=0, epoch=0, lanes=1, pool_episodes=1, group_frames=30)
+    cut = parcels(order.steps(range(len(order))), Sizes(30, 10, 10, 1, readers=2))
+    assert {step.reader for parcel in cut for job in parcel.starts for step in job.steps} == {0}
 
 
 @pytest.mark.parametrize(
