@@ -95,7 +95,7 @@ def test_a_stream_makes_up_for_what_its_server_was_late(root: Path) -> None:
             assert connection.recv(1) == b"H"
             if held_up:
                 os.killpg(group, signal.SIGSTOP)
-                select.select([], [], [], 0.08)
+                select.select([], [], [], 0.12)
                 os.killpg(group, signal.SIGCONT)
             while connection.recv(65_536):
                 pass
