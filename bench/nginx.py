@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import resource
 import shutil
@@ -59,11 +60,12 @@ http {{
     server {{
         listen {host}:{port}{ssl};
         {certificate}
+        {records}
         location = {ready} {{ return 204; }}
         location / {{
             root content;
-            {rate}
             {delay}
+            {pace}
         }}
     }}
 }}
@@ -74,6 +76,26 @@ CERTIFICATE = """
         ssl_session_cache shared:tls:10m;
         ssl_session_timeout 1h;
 """
+# limit_rate alone counts each wait from when a piece was sent, so that whatever delays one delays all behind it. This
+# sets it anew for each piece, to the wait that brings the next one when it is due: when it should come at the earliest
+# by the request's arrival and the rate. nginx asks for a piece as soon as the one before it is on its way, hence
+# "going". No wait is longer than a step, so that the rate never falls below what nginx holds a whole answer to.
+PACE = """
+            sendfile off;
+            output_buffers 1 {piece_bytes};
+            body_filter_by_lua_block {{
+                ngx.update_time()
+                local now, pace = ngx.now(), ngx.ctx
+                pace.due = math.max(pace.due or ngx.req.start_time() + {delay}, now - {catch_up}) + {step_ms} / 1000
+                local going = now + (pace.wait_ms or 0) / 1000
+                pace.wait_ms = math.max(0, math.min({step_ms}, math.floor(1000 * (pace.due - going) + 0.5)))
+                ngx.var.limit_rate = pace.wait_ms > 0 and math.floor({piece_bytes} * 1000 / pace.wait_ms) or 0
+            }}
+"""
+MIN_PIECE_BYTES = 32 * 1024
+"""Sent at once at a rate, or as much more as it takes for whole milliseconds, which are what nginx can wait."""
+CATCH_UP_SECONDS = 0.1
+"""What a stream may make up for. A link doesn't save what it didn't carry."""
 
 
 class NginxServer:
@@ -85,8 +107,9 @@ class NginxServer:
     Args:
         root: The directory to serve.
         tls: Whether to speak TLS; needs the extra ``testing``.
-        bytes_per_second: Rate of each response, from its first byte on, in whole bytes; None for no limit. nginx waits
-            after each 64 KiB, so a busy machine makes it slower than that (RangeServer makes up for lost time).
+        bytes_per_second: Rate of each response from when its first byte is due, in whole bytes; None for no limit. It
+            comes in pieces of at least 32 KiB, the first one at once, and what a busy machine delays by up to 0.1 s
+            is made up for, so that a piece that is late makes no later one late. Needs the lua module.
         first_byte_seconds: From a request's arrival to its status line, to the millisecond; needs the lua module.
         workers: nginx processes. One fills one core, about 1 GB/s of TLS.
 
@@ -108,8 +131,8 @@ class NginxServer:
         self._tls, self._workers = tls, workers
         self._bytes_per_second, self._first_byte_seconds = bytes_per_second, first_byte_seconds
         self._directory: Path | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._port = 0
-        self._child: psutil.Process | None = None
         self._running = ExitStack()
 
     @property
@@ -122,6 +145,13 @@ class NginxServer:
         return f"{'https' if self._tls else 'http'}://{HOST}:{self._port}"
 
     @property
+    def process_group(self) -> int:
+        """Of nginx and its workers."""
+        if self._child is None:
+            raise ClosedError("this NginxServer doesn't run: use `with NginxServer(...) as server:`")
+        return self._child.pid
+
+    @property
     def ca_file(self) -> str | None:
         """PEM file of the authority to trust, there as long as the server runs; None without TLS and outside of it."""
         return os.fspath(self._directory / "ca.pem") if self._tls and self._directory else None
@@ -131,7 +161,8 @@ class NginxServer:
         """What all of its processes have used of the cores since its start, to a hundredth of a second."""
         if self._child is None:
             raise ClosedError("this NginxServer has used nothing before it is entered")
-        processes = [self._child, *self._child.children()]
+        main = psutil.Process(self._child.pid)
+        processes = [main, *main.children()]
         return sum(sum(process.cpu_times()[:2]) for process in processes)
 
     def __enter__(self) -> Self:
@@ -141,10 +172,9 @@ class NginxServer:
         with ExitStack() as stack:
             self._directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncfetch-nginx-")))
             stack.callback(setattr, self, "_directory", None)
-            child = self._start(executable, self._directory)
-            stack.callback(_stop, child)
-            self._child = psutil.Process(child.pid)
+            self._child = self._start(executable, self._directory)
             stack.callback(setattr, self, "_child", None)
+            stack.callback(_stop, self._child)
             self._wait_until_ready(self._directory)
             self._running = stack.pop_all()
         return self
@@ -159,8 +189,10 @@ class NginxServer:
         executable = shutil.which("nginx", path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin")
         if executable is None:
             raise MissingDependency(f"nginx isn't installed: {INSTALL}")
-        if self._first_byte_seconds and not all(map(os.path.exists, LUA_MODULES)):
-            raise MissingDependency(f"nginx delays a first byte by its lua module, which isn't installed: {INSTALL}")
+        if self._needs_lua and not all(map(os.path.exists, LUA_MODULES)):
+            raise MissingDependency(
+                f"nginx delays a first byte, and holds a rate, by its lua module, which isn't installed: {INSTALL}"
+            )
         if not self._root.is_dir():
             raise ConfigError(f"NginxServer serves a directory; {os.fspath(self._root)!r} isn't one")
         if self._bytes_per_second is not None and self._bytes_per_second < 1:
@@ -192,11 +224,15 @@ class NginxServer:
                 start_new_session=True,  # a group of its own, to be ended with its workers
             )
 
+    @property
+    def _needs_lua(self) -> bool:
+        return bool(self._first_byte_seconds or self._bytes_per_second)
+
     def _config(self) -> str:
         open_files = min(MAX_OPEN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         delay = self._first_byte_seconds
         return CONFIG.format(
-            modules="\n".join(f"load_module {module};" for module in LUA_MODULES) if delay else "",
+            modules="\n".join(f"load_module {module};" for module in LUA_MODULES) if self._needs_lua else "",
             user="user root root;" if os.geteuid() == 0 else "",  # else root's workers are nobody, and may not read
             workers=self._workers,
             open_files=open_files,
@@ -206,9 +242,21 @@ class NginxServer:
             ssl=" ssl" if self._tls else "",
             certificate=CERTIFICATE if self._tls else "",
             ready=READY_PATH,
-            rate=f"limit_rate {int(self._bytes_per_second)};" if self._bytes_per_second else "",
             delay=f"access_by_lua_block {{ ngx.sleep({delay:.3f}) }}" if delay else "",
+            **self._pace(),
         )
+
+    def _pace(self) -> dict[str, str]:
+        if self._bytes_per_second is None:
+            return {"records": "", "pace": ""}
+        step_ms = math.ceil(1000 * MIN_PIECE_BYTES / self._bytes_per_second)
+        piece_bytes = math.ceil(self._bytes_per_second * step_ms / 1000)
+        delay = f"{self._first_byte_seconds:.3f}"
+        return {
+            # Else nginx keeps what a piece has beyond full records of 16 KiB for the next one, which waits less then.
+            "records": f"ssl_buffer_size {piece_bytes};" if self._tls else "",
+            "pace": PACE.format(step_ms=step_ms, piece_bytes=piece_bytes, delay=delay, catch_up=CATCH_UP_SECONDS),
+        }
 
     def _wait_until_ready(self, directory: Path) -> None:
         # One request, which waits in the socket's queue. Where nginx dies, so does the queue, and the request fails.

@@ -3,14 +3,14 @@
     python -m bench.slow_link               1,000 ranges of 256 KiB, 128 at a time, 4 MiB/s after 100 ms; half a minute
     python -m bench.slow_link --mib-per-second 1        the same where a turn's bytes come over a quarter of a second
 
-The ideal is that no range takes longer than one that comes alone: ceil(ranges / concurrency) times that. A machine that
-serves and fetches on the same few cores doesn't allow it, whoever fetches: all ranges of a turn come at the same
-moment, and nginx, which waits after each piece it sends and never makes up for what such a wait took too long, falls
-behind its rate. So a bare client is measured beside the engine, which knows one server, one path and one length and
-checks nothing: connections that ask, and put what comes into memory that is theirs. Where that one misses the ideal as
-well, so much of what is missing isn't the engine's: what the engine itself makes of the link is the bare client's time
-over its own. The cores are looked at every 50 ms meanwhile, to see whether it is they that don't allow more. All take
-turns at one nginx, over connections that are there before.
+The ideal is that no range takes longer than one that comes alone: ceil(ranges / concurrency) times that. Server and
+client share the machine's cores, and all ranges of a turn come at the same moment: at 512 MiB/s, most of two cores with
+TLS. So the server is one that makes up for what it is late (bench/nginx.py); with nginx's own limit_rate, where each
+delay puts off all that comes behind it, no client came above 0.85. And a bare client is measured beside the engine,
+which knows one server, one path and one length and checks nothing: connections that ask, and put what comes into memory
+that is theirs. Where that one misses the ideal, so much of what is missing isn't the engine's: what the engine itself
+makes of the link is the bare client's time over its own. The cores are looked at every 50 ms meanwhile, to see whether
+it is they that don't allow more. All take turns at one nginx, over connections that are there before.
 """
 
 from __future__ import annotations
@@ -183,7 +183,6 @@ def measure_slow_link(
         first_byte_seconds: From a request's arrival to its answer.
         bytes_per_second: Of each answer.
     """
-    # Over TLS: of plain bodies nginx lets a second's worth through before it first waits.
     starts = range(0, ranges * STEP_BYTES, STEP_BYTES)
     (directory / "link").write_bytes(bytes(starts[-1] + range_bytes))
     with NginxServer(

@@ -37,7 +37,7 @@ class Sizes:
     open_episodes: int
     """That the order goes round: as many steps lie between two frames of a run."""
     readers: int = 1
-    """Of an episode that jobs in a row take in turns, where they decode whole groups: as many as threads decode."""
+    """Of an episode that jobs in a row take in turns, where they decode whole groups."""
 
     @property
     def are_whole_groups(self) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import os
+import select
 import shutil
+import signal
+import socket
 import ssl
 import time
 from typing import TYPE_CHECKING
@@ -39,6 +42,11 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
+def needs_lua() -> None:
+    if not all(map(os.path.exists, nginx.LUA_MODULES)):
+        pytest.skip("nginx's lua module isn't installed")
+
+
 def ask(server: NginxServer, asked: str) -> tuple[int, bytes]:
     parts = urlsplit(server.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
@@ -66,16 +74,40 @@ def test_two_servers_with_two_workers_each(root: Path) -> None:
         assert ask(one, "bytes=0-9") == ask(other, "bytes=0-9") == (206, CONTENT[:10])
 
 
-def test_the_rate_of_a_stream(root: Path) -> None:
-    with NginxServer(root, bytes_per_second=1_000_000) as server:
+@pytest.mark.parametrize("tls", [True, False])
+def test_the_rate_of_a_stream(root: Path, tls: bool) -> None:
+    needs_lua()
+    with NginxServer(root, tls=tls, bytes_per_second=1_000_000, first_byte_seconds=0.1) as server:
         started = time.monotonic()
         assert ask(server, "bytes=0-299999") == (206, CONTENT[:300_000])
-        assert time.monotonic() - started > 0.15
+        assert time.monotonic() - started > 0.1 + 0.297 - 0.002  # nine pieces of 33 ms before the last one; two clocks
+        assert ask(server, "bytes=1000-1009") == (206, CONTENT[1000:1010])
+
+
+def test_a_stream_makes_up_for_what_its_server_was_late(root: Path) -> None:
+    """The worker is held up within a body, which ends when it would have without."""
+    needs_lua()
+
+    def seconds(*, held_up: bool) -> float:
+        started = time.monotonic()
+        with socket.create_connection((parts.hostname or "", parts.port or 0)) as connection:
+            connection.sendall(b"GET /a.bin HTTP/1.1\r\nHost: a\r\nRange: bytes=0-399999\r\nConnection: close\r\n\r\n")
+            assert connection.recv(1) == b"H"
+            if held_up:
+                os.killpg(group, signal.SIGSTOP)
+                select.select([], [], [], 0.12)
+                os.killpg(group, signal.SIGCONT)
+            while connection.recv(65_536):
+                pass
+        return time.monotonic() - started
+
+    with NginxServer(root, tls=False, bytes_per_second=1_000_000) as server:
+        parts, group = urlsplit(server.url), server.process_group
+        assert min(seconds(held_up=True) for _ in range(5)) < min(seconds(held_up=False) for _ in range(3)) + 0.04
 
 
 def test_the_first_byte_waits(root: Path) -> None:
-    if not all(map(os.path.exists, nginx.LUA_MODULES)):
-        pytest.skip("nginx's lua module isn't installed")
+    needs_lua()
     with NginxServer(root, first_byte_seconds=0.2) as server:
         started = time.monotonic()
         assert ask(server, "bytes=0-0") == (206, CONTENT[:1])
@@ -83,6 +115,7 @@ def test_the_first_byte_waits(root: Path) -> None:
 
 
 def test_leaving_ends_it_and_its_workers_and_removes_its_files(root: Path) -> None:
+    needs_lua()
     server = NginxServer(root, bytes_per_second=1000, workers=2)
     with server:
         ca_file = server.ca_file
