@@ -29,7 +29,7 @@ __all__ = ["Asked", "Field", "ImageDtype", "Sample", "SampleBuilder"]
 
 ImageDtype = Literal["uint8", "float32"]
 """uint8 in [0, 255], or float32 in [0, 1]. Depth cameras are float32 in their unit either way; depth maps in a table
-stay as they are stored."""
+keep their stored numbers, as uint16. Pictures of 16 bits in a feature that isn't marked as depth need float32."""
 
 Sample = dict[str, Any]
 """Feature key to tensor (or str), beside ``<key>_is_pad`` for windows and ``task``. It is the receiver's own: no value
@@ -113,7 +113,7 @@ class SampleBuilder:
 
     def _field(self, feature: Feature) -> Field:
         if feature.kind == "image" and feature.is_depth:
-            return Field("uint16", _channels_first(feature))  # as stored; what LeRobot and most others store
+            return Field("uint16", _channels_first(feature))  # what LeRobot and most others store
         if feature.kind in _PICTURES:
             is_float = feature.is_depth or self._image_dtype == "float32"
             return Field("float32" if is_float else "uint8", _channels_first(feature))
@@ -151,7 +151,7 @@ class SampleBuilder:
     def _singles(self, held: HeldEpisode, reader: int, feature: Feature, frames: Sequence[int]) -> list[Any]:
         """The feature's value at each of the frames."""
         if feature.kind in _PICTURES:
-            return self._as_image_dtype(_unshared(_pictures(held, reader, feature, frames)), feature)
+            return self._as_image_dtype(_unshared(self._pictures(held, reader, feature, frames)), feature)
         column = held.rows[feature.key]
         if isinstance(column, list):
             return [_own(column[frame]) for frame in frames]
@@ -162,7 +162,7 @@ class SampleBuilder:
         if feature.is_camera and len(spans) == 1 and len(spans[0]) > 1:  # nothing to share: no copy to make one of it
             return self._as_image_dtype([held.frames(feature.key, spans[0].tolist(), reader=reader)], feature)
         if feature.kind in _PICTURES:
-            pictures = _pictures(held, reader, feature, np.concatenate(spans).tolist())
+            pictures = self._pictures(held, reader, feature, np.concatenate(spans).tolist())
             parts = iter(pictures if len(spans[0]) > 1 else _unshared(pictures))
             stacks = [stack_frames(list(itertools.islice(parts, len(span)))) for span in spans]
             return self._as_image_dtype(stacks, feature)
@@ -170,6 +170,13 @@ class SampleBuilder:
         if isinstance(column, list):
             return [[_own(column[frame]) for frame in span.tolist()] for span in spans]
         return _tensors(column[span] for span in spans)
+
+    def _pictures(self, held: HeldEpisode, reader: int, feature: Feature, frames: Sequence[int]) -> list[torch.Tensor]:
+        """A (C, H, W) for each of the frames; duplicates are one tensor."""
+        if feature.is_camera:
+            return held.each(feature.key, frames, reader=reader)
+        dtype = self._field(feature).dtype
+        return _decode_images(held.episode, feature, dtype, held.rows[feature.key], frames)
 
     def _as_image_dtype(self, images: list[torch.Tensor], feature: Feature) -> list[torch.Tensor]:
         if self._image_dtype == "uint8" or feature.is_depth:
@@ -185,13 +192,6 @@ def _channels_first(feature: Feature) -> tuple[int, ...]:
     return (shape[2], *shape[:2])
 
 
-def _pictures(held: HeldEpisode, reader: int, feature: Feature, frames: Sequence[int]) -> list[torch.Tensor]:
-    """A (C, H, W) for each of the frames; duplicates are one tensor."""
-    if feature.is_camera:
-        return held.each(feature.key, frames, reader=reader)
-    return _decode_images(held.episode, feature, held.rows[feature.key], frames)
-
-
 def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The same, copies in place of those that came before."""
     firsts = {id(picture): place for place, picture in reversed(list(enumerate(pictures)))}
@@ -199,9 +199,10 @@ def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _decode_images(
-    episode: Episode, feature: Feature, column: Sequence[bytes], frames: Sequence[int]
+    episode: Episode, feature: Feature, dtype: str, column: Sequence[bytes], frames: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Windows repeat frames at the ends of an episode: each is decoded once."""
+    """As stored, of depth maps as uint16. Windows repeat frames at the ends of an episode: each is decoded once."""
+    torch = import_torch()
     where = f"{feature.key} of episode {episode.index} in {redact_url(episode.data_url)}"
     images = {frame: decode_image(column[frame], name=f"{where}, frame {frame}") for frame in dict.fromkeys(frames)}
     for frame, image in images.items():
@@ -211,6 +212,14 @@ def _decode_images(
                 f"{feature.shape}",
                 remedy=LEAVE_OUT_FEATURE,
             )
+        if image.dtype != torch.uint8 and dtype == "uint8":
+            raise FormatError(
+                f"{where}, frame {frame}: the picture has 16 bits a sample, which uint8 can't hold, and info.json "
+                "doesn't mark the feature as depth",
+                remedy='ask for image_dtype="float32", in [0, 1], or mark it there: "info": {"is_depth_map": true}',
+            )
+        if dtype == "uint16":
+            images[frame] = image.to(torch.uint16)  # of 8 bits is little depth, and yet a sample's layout is one
     shapes = {tuple(image.shape) for image in images.values()}
     if len(shapes) > 1:
         message = f"{where}: frames {list(frames)} have images of different shapes: {sorted(shapes)}"

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from asyncfetch.errors import StateMismatch
+from asyncfetch.ranges import is_whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from asyncfetch.stream.placement import Placement
 
-__all__ = ["Ends", "Rest"]
+__all__ = ["Ends", "Rest", "rest_in"]
 
 Ends = Literal["uneven", "drop", "pad"]
 """What becomes of the last samples of an epoch, fewer than there are ranks."""
@@ -71,11 +72,15 @@ class Rest:
         low = min(placement.index(count) for placement, count in delivered.items())
         high = 1 + max(placement.index(count - 1) if count else -1 for placement, count in delivered.items())
         low, high = min(low, left), min(high, left)
+        if high - low > MAX_MISSING:  # before they take room
+            raise StateMismatch(
+                f"of those who shared an epoch some have come {high - low} samples further than others, and up to "
+                f"{MAX_MISSING} can be told of"
+            )
         lacking = np.ones(max(0, high - low), dtype=bool)
         for placement, count in delivered.items():
-            for number in range(placement.count(low), count):
-                if placement.index(number) < high:
-                    lacking[placement.index(number) - low] = False
+            numbers = range(placement.count(low), min(count, placement.count(high)))
+            lacking[[placement.index(number) - low for number in numbers]] = False
         indices = itertools.chain((np.flatnonzero(lacking) + low).tolist(), range(max(low, high), len(self.missing)))
         missing = tuple(map(self.position_of, indices))
         stride = max(placement.period for placement in delivered)
@@ -88,19 +93,32 @@ class Rest:
     @classmethod
     def of_json(cls, state: Mapping[str, Any], total: int) -> Rest:
         """What ``as_json`` gave, of an epoch of ``total`` samples."""
-        try:
-            position = int(state["position"])
-            runs = [range(*run) for run in state["missing"]]
-            if not sum(map(len, runs)) <= min(position, MAX_MISSING) or position > total:  # before they take room
-                raise ValueError(f"more than the {position} samples in front, or than {total}")  # noqa: TRY301
-            missing = tuple(sorted(itertools.chain.from_iterable(runs)))
-            stride = max((run.step for run in runs), default=1)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise StateMismatch(f"a state's rest of an epoch must have position and missing, not {state!r}") from error
-        within = 0 <= position <= total and missing[:1] >= (0,) * bool(missing) and missing[-1:] < (position,)
-        if not within or len(set(missing)) != len(missing):
-            raise StateMismatch(f"position={position} and missing={state['missing']} are none of {total} samples")
-        return cls(position, missing, max(1, stride))
+        position, runs = rest_in(state, total)
+        missing = tuple(sorted(itertools.chain.from_iterable(runs)))
+        if len(set(missing)) != len(missing):
+            raise StateMismatch(f"missing={state['missing']} names positions twice")
+        return cls(position, missing, max((1, *(run.step for run in runs))))
+
+
+def rest_in(state: Mapping[str, Any], total: int) -> tuple[int, list[range]]:
+    """The position and the runs of missing ones that a Rest's JSON tells of, however many those are.
+
+    Raises:
+        StateMismatch: They can't be, or are none of an epoch of ``total`` samples.
+    """
+    try:
+        position = state["position"]
+        runs = [range(*run) for run in state["missing"]]
+        if not is_whole_number(position):
+            raise TypeError(f"position is {position!r}")  # noqa: TRY301
+        if not sum(map(len, runs)) <= min(position, MAX_MISSING) or position > total:  # before they take room
+            raise ValueError(f"more than the {position} samples in front, or than {total}")  # noqa: TRY301
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise StateMismatch(f"a state's rest of an epoch must have position and missing, not {state!r}") from error
+    ends = [end for run in runs if run for end in (run[0], run[-1])]
+    if not 0 <= min(ends, default=0) <= max(ends, default=0) < max(1, position):
+        raise StateMismatch(f"position={position} and missing={state['missing']} are none of {total} samples")
+    return position, runs
 
 
 def _runs(numbers: Sequence[int], stride: int) -> list[list[int]]:

@@ -104,17 +104,14 @@ class MixedOrder:
     def steps(
         self, positions: Iterable[int], seating: Mapping[int, tuple[int, Seating]] | None = None
     ) -> Iterator[Step]:
-        """What comes at these positions, which must ascend; see ``Order.steps``."""
+        """What comes at these positions, which must ascend and hold something; see ``Order.steps``."""
         walk = members = None
         open_members: dict[int, _OpenMember] = {}
         step: Step | None = None
-        empty = 0
         for position in positions:
             walk = self._epoch.walk(position) if walk is None else walk
             given = walk.at(position)
-            if given is None:
-                empty += 1
-                continue
+            assert given is not None
             member, number, is_padding = given
             cycle, place = divmod(number, self._lengths[member])
             finished: list[int] = []
@@ -129,11 +126,10 @@ class MixedOrder:
             left, episode, frame, reader = opened.visits.at(place)
             finished += map(opened.name, left)
             if step is not None:
-                yield step._replace(finished=tuple(finished), empty=empty)
-                empty = 0
+                yield step._replace(finished=tuple(finished))
             step = Step(opened.name(episode), frame, reader, is_padding=is_padding)
         if step is not None:
-            yield step._replace(empty=empty)
+            yield step
 
     def _enter(self, member: int, number: int, seating: Mapping[int, tuple[int, Seating]]) -> _OpenMember:
         length = self._lengths[member]

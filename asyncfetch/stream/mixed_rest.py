@@ -89,13 +89,16 @@ class MixedRest:
             for rest, count in zip(self._rests, given, strict=True)
         ]
 
-    def is_empty(self, position: int) -> bool:
-        """Whether nothing is there."""
-        if position < self._whole.total:
-            return False
-        block, inside = divmod(position - self._whole.total, self.block_samples)
-        _, left = self._short[block]
-        return inside >= left + (-left % self._batching.world_size if self._batching.ends == "pad" else 0)
+    def empty_at(self, position: int) -> range:
+        """The positions around this one that hold nothing; none where this one does hold something."""
+        if position >= self._whole.total:
+            block, inside = divmod(position - self._whole.total, self.block_samples)
+            _, left = self._short[block]
+            full = left + (-left % self._batching.world_size if self._batching.ends == "pad" else 0)
+            if inside >= full:
+                start = position - inside
+                return range(start + full, start + self.block_samples)
+        return range(0)
 
     def suits(self, batching: Batching) -> bool:
         """Whether it was dealt out for these."""
@@ -126,7 +129,7 @@ class _RestWalk:
             found = self._walk.at(position)
             assert found is not None
             return Given(found.member, rest._number(found.member, found.number))
-        if rest.is_empty(position):
+        if rest.empty_at(position):
             return None
         block, inside = divmod(position - rest._whole.total, rest.block_samples)
         member, left = rest._short[block]

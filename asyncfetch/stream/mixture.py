@@ -165,7 +165,7 @@ class Mixture(SampleSource[OpenMixture]):
         if loaded is None or is_beginning(loaded):
             return self._plan(opened, mixed, progress, batching)
         known: MixedEpoch | MixedRest = mixed
-        dealt = dealt_anew_in(loaded, mixed.ends()[-1])
+        dealt = dealt_anew_in(loaded, mixed.taken, mixed.ends()[-1])
         if dealt is not None:
             known, identity = self._deal_anew(identity, mixed, *dealt)
         progress = Progress(identity, epoch, known.total, Rest(), placement, ends).resumed(loaded)
@@ -196,7 +196,7 @@ class Mixture(SampleSource[OpenMixture]):
             AsNamed(),
             progress,
             parts_batches=batching is not None,
-            is_empty=mixed.is_empty if isinstance(mixed, MixedRest) else None,
+            empty_at=mixed.empty_at if isinstance(mixed, MixedRest) else None,
         )
 
     def builder(self, opened: OpenMixture) -> MixedBuilder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -63,7 +65,8 @@ class PassPlan:
         selection: What the order speaks of.
         progress: Where the pass begins; counts on from there.
         parts_batches: Whether those samples alone can be stacked that the order means for one batch.
-        is_empty: Whether a position holds nothing, where the order is only of what is left of an epoch.
+        empty_at: The positions around one that hold nothing, none where that one does hold something; where the order
+            is only of what is left of an epoch.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class PassPlan:
         progress: Progress,
         *,
         parts_batches: bool = False,
-        is_empty: Callable[[int], bool] | None = None,
+        empty_at: Callable[[int], range] | None = None,
     ) -> None:
         self.order = order
         self.selection = selection
@@ -82,7 +85,7 @@ class PassPlan:
         self._batch_size = progress.placement.batch_size if parts_batches else None
         self.begun = progress.delivered
         """Samples that the consumer was given before."""
-        self.is_resumed = is_empty is not None or self.begun > 0 or progress.rest != Rest()
+        self.is_resumed = empty_at is not None or self.begun > 0 or progress.rest != Rest()
         """Whether something of the epoch was delivered before."""
         self._seating: Any = None
         taken, _ = progress.rest.shared(progress.total, progress.placement, progress.ends)
@@ -90,8 +93,9 @@ class PassPlan:
         """What has been delivered behind the pass's end."""
         self._full = self.end
         """The same, without what is empty there."""
-        while is_empty is not None and self._full > self.begun and is_empty(self._position(self._full - 1)):
-            self._full -= 1
+        self._empty_at = empty_at
+        while empty_at is not None and self._full > self.begun and (empty := empty_at(self._position(self._full - 1))):
+            self._full = self._number_from(empty.start, self.begun, self._full)
 
     def __len__(self) -> int:
         """Samples that the pass gives, padding included, and what is empty between them."""
@@ -118,7 +122,8 @@ class PassPlan:
     def steps(self) -> Iterator[Step]:
         """All of them, in order; it may be called again."""
         last: Step | None = None
-        for step in self.order.steps(self._positions(self.begun), self._seating):
+        steps = self.order.steps(self._positions(self.begun), self._seating)
+        for step in steps if self._empty_at is None else self._steps_between_empty(self._empty_at):
             last = step
             yield step
         progress = self.progress
@@ -129,6 +134,35 @@ class PassPlan:
         if last is not None:
             for _ in range(padding):
                 yield last._replace(finished=(), is_padding=True, empty=0)
+
+    def _steps_between_empty(self, empty_at: Callable[[int], range]) -> Iterator[Step]:
+        """What there is at the consumer's positions, most of which may hold nothing: a batch may be of any size."""
+        progress = self.progress
+        taken, padded = progress.rest.shared(progress.total, progress.placement, progress.ends)
+        end = taken - padded
+        numbers: deque[int] = deque()  # of what was asked for and not given yet
+
+        def filled() -> Iterator[int]:
+            number = self.begun
+            while number < end:
+                position = self._position(number)
+                if empty := empty_at(position):
+                    number = self._number_from(empty.stop, number, end)
+                    continue
+                numbers.append(number)
+                yield position
+                number += 1
+            numbers.append(end)
+
+        counted = self.begun
+        for step in self.order.steps(filled(), self._seating):
+            numbers.popleft()
+            yield step._replace(empty=numbers[0] - counted - 1)
+            counted = numbers[0]
+
+    def _number_from(self, position: int, low: int, high: int) -> int:
+        """The consumer's first sample from ``low`` and below ``high`` that isn't in front of the position."""
+        return low + bisect_left(range(low, high), position, key=self._position)
 
     def batch_of(self, number: int) -> int:
         """Which batch the consumer's ``number``-th sample is in; 0 for all where any samples make a batch."""

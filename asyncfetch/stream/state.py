@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from asyncfetch.errors import StateMismatch
 from asyncfetch.ranges import is_whole_number
-from asyncfetch.stream.cursor import Ends, Rest
+from asyncfetch.stream.cursor import Ends, Rest, rest_in
 from asyncfetch.stream.epochs import MAX_EPOCH, MAX_WORKERS
 from asyncfetch.stream.mixed_rest import Batching
 from asyncfetch.stream.mixing import Place
@@ -208,12 +208,21 @@ def dealt_anew(rests: Sequence[Rest], batching: Batching) -> dict[str, Any]:
     return {_DEALT_ANEW: asdict(batching) | {"members": [rest.as_json() for rest in rests]}}
 
 
-def dealt_anew_in(identity: Mapping[str, Any], stops: Sequence[int]) -> tuple[list[Rest], Batching] | None:
-    """What ``dealt_anew`` told, if it did. Each member's run goes up to its stop."""
+def dealt_anew_in(
+    identity: Mapping[str, Any], starts: Sequence[int], stops: Sequence[int]
+) -> tuple[list[Rest], Batching] | None:
+    """What ``dealt_anew`` told, if it did. Each member's run goes from its start up to its stop.
+
+    Raises:
+        StateMismatch: It tells of something else.
+    """
     given = identity.get("order", {}).get(_DEALT_ANEW)
     if given is None:
         return None
     rests = [Rest.of_json(rest, stop) for rest, stop in zip(given["members"], stops, strict=True)]
+    for start, rest in zip(starts, rests, strict=True):
+        if min((rest.position, *rest.missing)) < start:
+            raise StateMismatch(f"{rest.as_json()} is left of samples of a member that come from {start} on")
     return rests, Batching(**{name: given[name] for name in _BATCHING})
 
 
@@ -311,7 +320,7 @@ def _check_dealt_anew(order: Mapping[str, Any]) -> None:
     if not is_whole:
         raise StateMismatch(f"the state's order must say what was dealt out anew of each member, not {given}")
     for member in members:
-        Rest.of_json(member, MAX_EPOCH)
+        rest_in(member, MAX_EPOCH)
 
 
 def shares_of(delivered: Mapping[Placement, int]) -> State:

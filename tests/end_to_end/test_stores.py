@@ -6,12 +6,14 @@ import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
-from asyncfetch.testing import HubServer, Keys, S3Server
+from asyncfetch.testing import DatasetTruth, HubServer, Keys, S3Server, write_dataset
+from asyncfetch.testing.truth import DEPTH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,11 +23,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
+def files_of(truth: DatasetTruth) -> dict[str, bytes]:
+    """By path."""
+    root = truth.root
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
 @pytest.fixture
 def files(served: Served) -> dict[str, bytes]:
     """The dataset's, by path."""
-    root = served.truth.root
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return files_of(served.truth)
 
 
 @pytest.fixture(params=["s3", "hf", "memory"])
@@ -72,3 +79,44 @@ async def test_every_frame_by_the_async_iterator(served: Served, stream: af.Stre
 def test_every_frame_by_a_loader_with_workers(served: Served, stream: af.Stream) -> None:
     loader = DataLoader(af.torch.StreamDataset(stream), batch_size=8, num_workers=2, multiprocessing_context="fork")
     assert sorted(served.check_batches(loader)) == served.keys
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with HubServer(token="t", lfs_bytes=1000) as hub:
+        monkeypatch.setenv("HF_TOKEN", "t")
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
+    """A dataset whose one camera is of depth."""
+    root = tmp_path_factory.mktemp("deep") / "data"
+    return write_dataset(root, episodes=(3, 4), cameras=[], width=64, height=64, extras=[DEPTH])
+
+
+async def test_a_depth_camera_of_the_hub(hub: HubServer, deep: DatasetTruth) -> None:
+    hub.push("datasets/org/deep", files_of(deep), "v3.0")
+    config = af.StreamConfig(fetch=af.FetchConfig(ca_file=hub.ca_file))
+    count = 0
+    async with af.Stream("hf://datasets/org/deep@v3.0", depth_unit="m", config=config).samples() as samples:
+        async for sample in samples:
+            metres = deep.depth_metres(int(sample["episode_index"]), int(sample["frame_index"]))
+            np.testing.assert_allclose(sample[DEPTH][0], metres, rtol=0, atol=1e-3)
+            count += 1
+    assert count == deep.num_frames
+
+
+async def test_videos_and_tables_come_of_the_revision_that_was_opened(
+    hub: HubServer, served: Served, deep: DatasetTruth
+) -> None:
+    """Though its name means another one from the middle of the pass on."""
+    hub.push("datasets/org/name", files_of(served.truth), "mine")
+    hub.push("datasets/org/name", files_of(deep), "main")
+    config = af.StreamConfig(fetch=af.FetchConfig(ca_file=hub.ca_file), lanes=1, pool_episodes=1, prefetch_episodes=1)
+    async with af.Stream("hf://datasets/org/name@mine", config=config).samples() as samples:
+        keys = served.check([await anext(samples)])
+        hub.push("datasets/org/name", files_of(deep), "mine")
+        keys += served.check([sample async for sample in samples])
+    assert sorted(keys) == served.keys

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import struct
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -297,6 +300,55 @@ async def test_the_metadata(truth: DatasetTruth) -> None:
         assert dataset.tasks == dict(enumerate(truth.tasks))
         assert dataset.stats is not None
         assert video_path(TOP) in dataset.episodes[0].videos[TOP].url
+
+
+def of_gray(truth: DatasetTruth, bits: int, *, is_depth: bool) -> dict[str, bytes]:
+    """The dataset with gray pictures, whose numbers are those of their rows, in place of the snapshots."""
+    content = in_memory(truth)
+    info = json.loads(content["meta/info.json"])
+    old = info["features"].pop(SNAPSHOT)
+    info["features"]["gray"] = old | {"shape": [2, 3, 1], "info": {"is_depth_map": is_depth}}
+    content["meta/info.json"] = json.dumps(info).encode()
+    for path in [path for path in content if path.startswith("data/")]:
+        table = pq.read_table(pa.BufferReader(content[path]))
+        cells = [{"bytes": gray_png(row, bits), "path": None} for row in range(len(table))]
+        stored = pa.array(cells, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+        written = pa.BufferOutputStream()
+        pq.write_table(table.append_column("gray", stored), written)
+        content[path] = written.getvalue().to_pybytes()
+    return content
+
+
+def gray_png(value: int, bits: int) -> bytes:
+    """2 x 3 pixels of this value."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    row = b"\0" + 3 * value.to_bytes(bits // 8, "big")
+    header = struct.pack(">IIBBBBB", 3, 2, bits, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(2 * row)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("image_dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("is_depth", [False, True])
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("windows", [None, {"gray": frames(0, 0)}], ids=["alone", "in a window"])
+async def test_gray_pictures_are_what_the_layout_says_or_refused_by_name(
+    truth: DatasetTruth, bits: int, is_depth: bool, image_dtype: str, windows: dict[str, Any] | None
+) -> None:
+    async with serve(of_gray(truth, bits, is_depth=is_depth), features=["gray"], image_dtype=image_dtype) as served:
+        dataset = served.dataset
+        if bits == 16 and not is_depth and image_dtype == "uint8":
+            with pytest.raises(FormatError, match=r"gray of episode 0 .* frame 5: .* 16 bits .* image_dtype=\"float32"):
+                await dataset.sample(0, 5, windows=windows)
+            return
+        sample = await dataset.sample(0, 5, windows=windows)
+        field = dataset.sample_builder(windows).layout()["gray"]
+        given = sample["gray"]
+        assert Field(str(given.dtype).removeprefix("torch."), tuple(given.shape)) == field
+        scale = 1 if is_depth or image_dtype == "uint8" else 2**bits - 1
+        assert given.flatten().tolist() == pytest.approx([5 / scale] * given.numel())
 
 
 def test_a_depth_map_in_a_table_is_laid_out_as_it_is_stored() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import random
+import sys
 from typing import TYPE_CHECKING, Any
 
 import av
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.media.clip import ClipTables, Timing, TrackFormat, build_header
+from asyncfetch.media.samples import ByteRuns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -163,6 +166,27 @@ def test_half_the_rate_takes_the_nearer_of_two_samples(make_video: Callable[[str
 def test_twice_the_rate_leaves_every_other_frame_missing(make_video: Callable[[str], Video]) -> None:
     plan = make_video("h264-all-key").index().clip(0, 10, fps=FPS * 2)
     assert (plan.pts == -1).tolist() == [False, True] * 5
+
+
+def test_a_header_takes_no_more_calls_for_more_frames() -> None:
+    """Of Python's functions: the tables, in which every frame has its place, are numpy's work."""
+
+    def calls(frames: int) -> int:
+        numbers = np.arange(frames, dtype=np.int64)
+        track = TrackFormat("av01", 64, 64, 15360, b"", b"")
+        timing = Timing(512 + numbers % 3, 512 * (numbers % 2), 512, hides=False)  # nothing to tell by runs
+        runs = ByteRuns(numbers * 200, numbers * 0 + 100, numbers * 0 + 1, numbers * 0 + 1)
+        tables = ClipTables(numbers + 100, timing, numbers[::2], runs)
+        called: list[str] = []
+        sys.setprofile(lambda frame, event, _: called.append(event) if event.endswith("call") else None)
+        try:
+            header = build_header(track, tables, start=0, stop=frames * 200)
+        finally:
+            sys.setprofile(None)
+        assert len(header) > 16 * frames
+        return len(called)
+
+    assert calls(10_000) == calls(100)
 
 
 def test_the_header_goes_in_front_and_nowhere_else(make_video: Callable[[str], Video]) -> None:

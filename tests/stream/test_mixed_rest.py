@@ -78,7 +78,7 @@ def test_what_is_left_is_dealt_out_anew_again_and_again(mixing: Mixing, data: st
             assert numbers_of(epoch, members) == expected
         expected = numbers_of(epoch, members)
         told = json.loads(json.dumps(dealt_anew(members, batching)))
-        assert dealt_anew_in({"order": told}, epoch.ends()[-1]) == (members, batching)
+        assert dealt_anew_in({"order": told}, epoch.taken, epoch.ends()[-1]) == (members, batching)
         order = MixedRest(epoch, members, batching, mixing.seed)
         dealt = counted(order, Rest())
         left_out = expected - dealt
