@@ -8,7 +8,9 @@ import os
 import shutil
 import threading
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from asyncfetch.testing import DatasetTruth
+    from asyncfetch.testing import DatasetTruth, ServedRequest
 
 Key = tuple[int, int, int]
 WEIGHTS = [0.6, 0.3, 0.1]
@@ -363,6 +365,40 @@ def test_hundreds_of_members_share_one_engine(tmp_path: Path) -> None:
     assert statistics is not None
     assert statistics.clips.used_bytes <= statistics.clips.max_bytes < 64 * 2**20
     mixed.close()
+
+
+def test_hundreds_of_members_of_a_host_share_its_few_connections(tmp_path: Path) -> None:
+    """By the system's count of both ends, again and again: as many as may be asked for at a time, and no more."""
+    members, at_once = 300, 8
+    tiny = write_dataset(tmp_path, episodes=(2,), cameras=[TOP], width=64, height=64)
+    files = {
+        path.relative_to(tiny.root).as_posix(): path.read_bytes() for path in tiny.root.rglob("*") if path.is_file()
+    }
+    content = {f"/{number}/{path}": data for number in range(members) for path, data in files.items()}
+    process = psutil.Process()
+    counts: list[tuple[int, int]] = []
+
+    numbers = itertools.count()
+
+    def count(_: ServedRequest) -> None:
+        if next(numbers) % 32:
+            return  # reading the system's tables takes longer than an answer
+        open_sockets = [one for one in process.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED]
+        servers = sum(one.laddr.port == port for one in open_sockets)
+        counts.append((servers, sum(bool(one.raddr) and one.raddr.port == port for one in open_sockets)))
+
+    with RangeServer(content, fault=count) as server:
+        port = urlsplit(server.url).port
+        fetch = af.FetchConfig(ca_file=server.ca_file, max_requests_per_host=at_once, hedge=None)
+        streams = [af.Stream(f"{server.url}/{number}", seed=number, features=[]) for number in range(members)]
+        mixed = af.Mixture(streams, [1] * members, stop_on="all", config=af.StreamConfig(fetch=fetch))
+        seen = keys(mixed)
+        assert server.statistics().requests > 4 * members
+        mixed.close()
+    assert sorted(set(seen)) == [(number, 0, frame) for number in range(members) for frame in (0, 1)]
+    assert len(counts) > members / 10
+    assert max(servers for servers, _ in counts) == at_once
+    assert max(clients for _, clients in counts) == at_once
 
 
 def test_a_dataset_may_be_several_members(truths: list[DatasetTruth]) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -262,10 +263,21 @@ def test_a_lane_gives_its_episodes_in_a_changing_order() -> None:
 
 
 def test_ten_million_episodes_take_no_memory_of_their_own() -> None:
+    """Beside their lengths: neither at the beginning nor on the way to a far place, and behind that."""
     lengths = np.full(10_000_000, 150, dtype=np.int32)
-    whole = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=64, pool_episodes=64, group_frames=2)
-    steps = list(itertools.islice(whole.steps(range(len(whole))), 1000))
-    assert len({(step.episode, step.frame) for step in steps}) == 1000
+    far = 20_000 * 150
+    tracemalloc.start()
+    try:
+        whole = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=64, pool_episodes=64, group_frames=2)
+        seen = set()
+        for start, seating in ((0, None), (far, whole.seating(far))):
+            for step in itertools.islice(whole.steps(range(start, len(whole)), seating), 1000):
+                seen.add((step.episode, step.frame))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(seen) == 2000
+    assert peak_bytes < 2**20 < lengths.nbytes / 30
 
 
 @pytest.mark.parametrize(("lanes", "pool"), [(0, 1), (4, 3)])
