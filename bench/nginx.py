@@ -92,7 +92,7 @@ PACE = """
                 ngx.var.limit_rate = pace.wait_ms > 0 and math.floor({piece_bytes} * 1000 / pace.wait_ms) or 0
             }}
 """
-MIN_PIECE_BYTES = 32 * 1024
+PIECE_BYTES = 64 * 1024
 """Sent at once at a rate, or as much more as it takes for whole milliseconds, which are what nginx can wait."""
 CATCH_UP_SECONDS = 0.1
 """What a stream may make up for. A link doesn't save what it didn't carry."""
@@ -108,9 +108,10 @@ class NginxServer:
         root: The directory to serve.
         tls: Whether to speak TLS; needs the extra ``testing``.
         bytes_per_second: Rate of each response from when its first byte is due, in whole bytes; None for no limit. It
-            comes in pieces of at least 32 KiB, the first one at once, and what a busy machine delays by up to 0.1 s
+            comes in pieces, the first one at once, and what a busy machine delays by up to 0.1 s
             is made up for, so that a piece that is late makes no later one late. Needs the lua module.
         first_byte_seconds: From a request's arrival to its status line, to the millisecond; needs the lua module.
+        piece_bytes: Sent at a time where there is a rate. Smaller ones are more even, and cost either side more CPU.
         workers: nginx processes. One fills one core, about 1 GB/s of TLS.
 
     Raises:
@@ -125,11 +126,13 @@ class NginxServer:
         tls: bool = True,
         bytes_per_second: float | None = None,
         first_byte_seconds: float = 0.0,
+        piece_bytes: int = PIECE_BYTES,
         workers: int = 1,
     ) -> None:
         self._root = Path(root)
         self._tls, self._workers = tls, workers
         self._bytes_per_second, self._first_byte_seconds = bytes_per_second, first_byte_seconds
+        self._piece_bytes = piece_bytes
         self._directory: Path | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._port = 0
@@ -199,6 +202,8 @@ class NginxServer:
             raise ConfigError(f"bytes_per_second must be at least 1, or None, not {self._bytes_per_second}")
         if self._first_byte_seconds < 0:
             raise ConfigError(f"first_byte_seconds must not be negative, not {self._first_byte_seconds}")
+        if self._piece_bytes < 1:
+            raise ConfigError(f"piece_bytes must be at least 1, not {self._piece_bytes}")
         if self._workers < 1:
             raise ConfigError(f"workers must be at least 1, not {self._workers}")
         return executable
@@ -249,7 +254,7 @@ class NginxServer:
     def _pace(self) -> dict[str, str]:
         if self._bytes_per_second is None:
             return {"records": "", "pace": ""}
-        step_ms = math.ceil(1000 * MIN_PIECE_BYTES / self._bytes_per_second)
+        step_ms = math.ceil(1000 * self._piece_bytes / self._bytes_per_second)
         piece_bytes = math.ceil(self._bytes_per_second * step_ms / 1000)
         delay = f"{self._first_byte_seconds:.3f}"
         return {

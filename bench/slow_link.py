@@ -43,6 +43,8 @@ __all__ = ["BareClient", "SlowLink", "measure_slow_link"]
 KIB, MIB = 1024, 1024**2
 STEP_BYTES = 4 * KIB
 """From one range's start to the next one's: they overlap, so that a small object holds them all."""
+PIECE_BYTES = 32 * KIB
+"""That the server sends at a time: a range of 256 KiB is to come evenly."""
 BARE = "bare asyncio"
 LOOK_SECONDS = 0.05
 MAX_HEAD_BYTES = 4 * KIB
@@ -186,7 +188,11 @@ def measure_slow_link(
     starts = range(0, ranges * STEP_BYTES, STEP_BYTES)
     (directory / "link").write_bytes(bytes(starts[-1] + range_bytes))
     with NginxServer(
-        directory, tls=True, first_byte_seconds=first_byte_seconds, bytes_per_second=bytes_per_second
+        directory,
+        tls=True,
+        first_byte_seconds=first_byte_seconds,
+        bytes_per_second=bytes_per_second,
+        piece_bytes=PIECE_BYTES,
     ) as server:
         by_default = af.FetchConfig(ca_file=server.ca_file, max_requests_per_host=concurrency, trust_env=False)
         fixed = af.FetchConfig(

@@ -77,7 +77,7 @@ def test_two_servers_with_two_workers_each(root: Path) -> None:
 @pytest.mark.parametrize("tls", [True, False])
 def test_the_rate_of_a_stream(root: Path, tls: bool) -> None:
     needs_lua()
-    with NginxServer(root, tls=tls, bytes_per_second=1_000_000, first_byte_seconds=0.1) as server:
+    with NginxServer(root, tls=tls, bytes_per_second=1_000_000, first_byte_seconds=0.1, piece_bytes=32_768) as server:
         started = time.monotonic()
         assert ask(server, "bytes=0-299999") == (206, CONTENT[:300_000])
         assert time.monotonic() - started > 0.1 + 0.297 - 0.002  # nine pieces of 33 ms before the last one; two clocks
