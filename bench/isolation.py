@@ -1,11 +1,13 @@
 """What one bad host costs the others, and how late the event loop is while all decode threads are busy.
 
-    python -m bench.isolation
+    python -m bench.isolation                   a few requests at a time
+    python -m bench.isolation --at-once 128     512 requests in flight
 
-Four HTTPS servers; the time of 120 ranges from three of them while the fourth stalls, or says 503, over the time right
-before or behind that while nobody asks the fourth anything. The ranges are small and few at a time, so that hardly
-anything but the servers' first bytes takes time: a quarter of a core. Medians of the ratios. Then the delay of a
-callback on the loop during a pass over clips in memory.
+Four HTTPS servers in a process of their own; the time of some ranges from three of them while the fourth stalls, or
+says 503, over the time right before or behind that while nobody asks the fourth anything. The ranges are small, and the
+servers' first bytes take the longer the more are asked for at a time, so that hardly anything else takes time: a
+quarter of a core. Medians of the ratios. Then the delay of a callback on the loop during a pass over clips in memory,
+alone and while the four servers are asked for as many ranges at a time.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
 import statistics
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import anyio
 from rich.console import Console
@@ -29,76 +33,128 @@ from asyncfetch.testing import Fault, RangeServer
 from bench.data import bench_dataset
 from bench.throughput import Setting, preload, time_samples
 
-RANGES, RANGE_BYTES = 40, 4 * 1024
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+
 AT_ONCE = 4
-"""Of a host."""
-FIRST_BYTE_SECONDS = 0.05
+"""Requests of a host, where nothing else is asked for."""
+RANGE_BYTES = 4 * 1024
+FIRST_BYTE_SECONDS = 0.0125
+"""For each request that a host is asked at a time."""
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
 BAD = {"stalls": Fault.stall(after_bytes=0), "says 503": Fault.status(503)}
 LAG_SAMPLES = 1_500
 
 
-async def time_good_hosts(config: af.FetchConfig, good: list[str], bad: str | None) -> float:
-    """Seconds that the good hosts' ranges take, while the bad host is asked for as many."""
-    async with af.Fetcher(config) as fetcher, anyio.create_task_group() as group:
+def serve(first_byte_seconds: float, connection: Connection) -> None:
+    """Serve on all hosts until the other end closes: sends their (url, authority), takes what the last one does."""
+    fault: Fault | None = None
+    content = {"/x": bytes(1 << 20)}
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(RangeServer(content, host=host, first_byte_seconds=first_byte_seconds))
+            for host in HOSTS[:-1]
+        ]
+        servers.append(
+            stack.enter_context(
+                RangeServer(content, host=HOSTS[-1], first_byte_seconds=first_byte_seconds, fault=lambda _: fault)
+            )
+        )
+        connection.send([(f"{server.url}/x", Path(server.ca_file or "").read_text()) for server in servers])
+        with suppress(EOFError):
+            while True:
+                fault = BAD.get(connection.recv())
+                connection.send(None)
 
-        async def ask_in_vain(url: str) -> None:
+
+class Hosts:
+    """Four hosts that run in a process of their own, so that they take no time of the client's loop."""
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            context = multiprocessing.get_context("spawn")
+            self._connection, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(FIRST_BYTE_SECONDS * self._at_once, theirs))
+            process.start()
+            stack.callback(process.join)
+            stack.callback(self._connection.close)
+            theirs.close()
+            self.urls, authorities = zip(*self._connection.recv(), strict=True)
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            ca_file = directory / "all.pem"
+            ca_file.write_text("".join(authorities))
+            self.config = af.FetchConfig(
+                ca_file=str(ca_file), max_requests_per_host=self._at_once, learn_limit=False, max_span_bytes=0
+            )
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def let_last(self, fault: str | None) -> None:
+        """What becomes of requests of the last host: one of BAD, or nothing."""
+        self._connection.send(fault)
+        self._connection.recv()
+
+
+async def time_good_hosts(hosts: Hosts, fault: str | None, ranges: int) -> float:
+    """Seconds that so many ranges of each of the first three take, while the last is asked for as many and is bad."""
+    good, bad = hosts.urls[:-1], hosts.urls[-1]
+    hosts.let_last(None)
+    async with af.Fetcher(hosts.config) as fetcher, anyio.create_task_group() as group:
+
+        async def ask_in_vain() -> None:
             with suppress(af.FetchError):
-                await fetcher.fetch_many(ranges_of(url))
+                await fetcher.fetch_many(ranges_of([bad], ranges))
 
-        for url in good:  # connections are opened by all alike
-            await fetcher.fetch(url, 0, 1)
-        if bad is not None:
-            group.start_soon(ask_in_vain, bad)
+        # Connections are opened by all alike.
+        await fetcher.fetch_many(ranges_of(hosts.urls, hosts.config.max_requests_per_host))
+        if fault is not None:
+            hosts.let_last(fault)
+            group.start_soon(ask_in_vain)
         started = time.perf_counter()
-        await fetcher.fetch_many([one for ranges in zip(*map(ranges_of, good), strict=True) for one in ranges])
+        await fetcher.fetch_many(ranges_of(good, ranges))
         seconds = time.perf_counter() - started
         group.cancel_scope.cancel()
     return seconds
 
 
-def ranges_of(url: str) -> list[af.ByteRange]:
-    """Distinct ranges of one object."""
-    return [af.ByteRange(url, at, at + RANGE_BYTES) for at in range(RANGES)]
+def ranges_of(urls: Sequence[str], count: int) -> list[af.ByteRange]:
+    """So many distinct ranges of each object, of all in turns."""
+    return [af.ByteRange(url, at, at + RANGE_BYTES) for at in range(count) for url in urls]
 
 
-def measure_isolation(repeats: int) -> dict[str, list[float]]:
+def measure_isolation(hosts: Hosts, ranges: int, repeats: int) -> dict[str, list[float]]:
     """Times with a bad host over those without, in ascending order, by what is bad about it."""
-    faults: dict[str, Fault | None] = {"fault": None}
-    content = {"/x": bytes(RANGES + RANGE_BYTES)}
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = [
-            stack.enter_context(RangeServer(content, host=host, first_byte_seconds=FIRST_BYTE_SECONDS))
-            for host in HOSTS[:-1]
-        ]
-        bad = stack.enter_context(RangeServer(content, host=HOSTS[-1], fault=lambda _: faults["fault"]))
-        authorities = directory / "all.pem"
-        authorities.write_text("".join(Path(server.ca_file or "").read_text() for server in [*servers, bad]))
-        config = af.FetchConfig(
-            ca_file=str(authorities), max_requests_per_host=AT_ONCE, learn_limit=False, max_span_bytes=0
-        )
-        good = [f"{server.url}/x" for server in servers]
-
-        def seconds(url: str | None) -> float:
-            return anyio.run(time_good_hosts, config, good, url)
-
-        ratios: dict[str, list[float]] = {name: [] for name in BAD}
-        for _ in track(range(repeats), "hosts", console=Console(stderr=True), transient=True):
-            for name in random.sample(list(BAD), len(BAD)):
-                faults["fault"] = BAD[name]
-                pair = [f"{bad.url}/x", None]
-                random.shuffle(pair)  # neither always comes first
-                times = {url: seconds(url) for url in pair}
-                ratios[name].append(times[f"{bad.url}/x"] / times[None])
+    ratios: dict[str, list[float]] = {name: [] for name in BAD}
+    for _ in track(range(repeats), "hosts", console=Console(stderr=True), transient=True):
+        for name in random.sample(list(BAD), len(BAD)):
+            pair = [name, None]
+            random.shuffle(pair)  # neither always comes first
+            times = {fault: anyio.run(time_good_hosts, hosts, fault, ranges) for fault in pair}
+            ratios[name].append(times[name] / times[None])
     return {name: sorted(values) for name, values in ratios.items()}
 
 
-async def measure_loop_lag(setting: Setting) -> list[float]:
-    """Milliseconds that callbacks came late on the loop, during a pass over clips in memory."""
+async def measure_loop_lag(setting: Setting, hosts: Hosts | None = None) -> list[float]:
+    """Milliseconds that callbacks came late on the loop, during a pass over clips in memory.
+
+    With hosts, while all that these may be asked for at a time is in flight.
+    """
     lags: list[float] = []
-    async with af.open_dataset(setting.url, config=setting.config) as dataset:
+    async with AsyncExitStack() as stack:
+        dataset = await stack.enter_async_context(af.open_dataset(setting.url, config=setting.config))
         await preload(dataset, set(range(len(dataset.episodes))))
+
+        async def ask(fetcher: af.Fetcher, urls: Sequence[str], at_once: int) -> None:
+            while True:
+                await fetcher.fetch_many(ranges_of(urls, 4 * at_once))
 
         async def watch() -> None:
             loop = asyncio.get_running_loop()
@@ -108,6 +164,12 @@ async def measure_loop_lag(setting: Setting) -> list[float]:
                 lags.append(1e3 * (loop.time() - due))
 
         async with anyio.create_task_group() as group:
+            if hosts is not None:
+                fetcher = await stack.enter_async_context(af.Fetcher(hosts.config))
+                at_once = hosts.config.max_requests_per_host
+                hosts.let_last(None)
+                await fetcher.fetch_many(ranges_of(hosts.urls, at_once))  # opens the connections
+                group.start_soon(ask, fetcher, hosts.urls, at_once)
             group.start_soon(watch)
             await time_samples(dataset, LAG_SAMPLES)
             group.cancel_scope.cancel()
@@ -118,19 +180,29 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="requests of each host (default: 4)")
+    parser.add_argument("--waves", type=int, default=10, help="of requests of each run (default: 10)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     arguments = parser.parse_args()
-    isolation = measure_isolation(arguments.repeats)
-    config = af.StreamConfig(lanes=16, pool_episodes=16)
-    lags = anyio.run(measure_loop_lag, Setting(str(bench_dataset()), None, 0.0, config))
-    p50, p99 = (lags[int(share * (len(lags) - 1))] for share in (0.5, 0.99))
+    setting = Setting(str(bench_dataset()), None, 0.0, af.StreamConfig(lanes=16, pool_episodes=16))
+    with Hosts(arguments.at_once) as hosts:
+        isolation = measure_isolation(hosts, arguments.waves * arguments.at_once, arguments.repeats)
+        in_flight = len(HOSTS) * arguments.at_once
+        lags = {
+            "alone": anyio.run(measure_loop_lag, setting),
+            f"beside {in_flight} ranges in flight": anyio.run(measure_loop_lag, setting, hosts),
+        }
+    lag = {
+        name: {f"p{share}": each[share * (len(each) - 1) // 100] for share in (50, 99)} for name, each in lags.items()
+    }
     if arguments.json:
-        print(json.dumps({"isolation": isolation, "loop_lag_milliseconds": {"p50": p50, "p99": p99}}))
+        print(json.dumps({"isolation": isolation, "loop_lag_milliseconds": lag}))
         return
     for name, ratios in isolation.items():
         median, low, high = statistics.median(ratios), ratios[0], ratios[-1]
         print(f"three hosts while the fourth {name}: {median:.3f} x their time alone ({low:.3f}-{high:.3f})")
-    print(f"loop lag while all decode threads are busy: p50 {p50:.2f} ms, p99 {p99:.2f} ms")
+    for name, each in lag.items():
+        print(f"loop lag while all decode threads are busy, {name}: p50 {each['p50']:.2f} ms, p99 {each['p99']:.2f} ms")
 
 
 if __name__ == "__main__":

@@ -63,6 +63,12 @@ class Sizes:
         """The longest runs, then the largest jobs, of which ``jobs`` fit ``max_samples`` beside what waits.
 
         A group that makes several runs is divided evenly: as many runs of fewer frames leave more room for jobs.
+
+        The order isn't asked, and stays as it is: where memory holds no two frames of a group, down to a few samples in
+        all, runs have one frame, and each is decoded for itself, as in a plain order of single frames. That costs what
+        a plain order costs, and samples are spread as they were. An order that became another one with less memory
+        would make a state of a large machine worthless on a small one, and ranks of unequal memory would give frames
+        twice.
         """
         longest = 1 + max(0, max_samples - jobs) // (open_episodes + jobs)
         run_frames = ceil(group_frames / ceil(group_frames / longest))

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
+import anyio
+
+import asyncfetch as af
 from bench import isolation
-
-if TYPE_CHECKING:
-    import pytest
+from bench.isolation import Hosts, ranges_of
 
 
-def test_each_kind_of_bad_host_has_its_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "RANGES", 8)
-    ratios = isolation.measure_isolation(2)
+def test_each_kind_of_bad_host_has_its_ratios() -> None:
+    with Hosts(4) as hosts:
+        ratios = isolation.measure_isolation(hosts, 8, 2)
     assert list(ratios) == list(isolation.BAD)
     # A good host that waited for the bad one would wait for its time-out, 30 s and more.
     assert all(len(values) == 2 and 0 < values[0] <= values[1] < 60 for values in ratios.values())
+
+
+def test_only_the_last_host_is_bad_and_only_while_it_is_told_to_be() -> None:
+    async def ask(host: int) -> bool:
+        async with af.Fetcher(replace(hosts.config, retry=af.RetryConfig(attempts=1))) as fetcher:
+            try:
+                return len(await fetcher.fetch_many(ranges_of([hosts.urls[host]], 2))) == 2
+            except af.FetchError:
+                return False
+
+    with Hosts(1) as hosts:
+        hosts.let_last("says 503")
+        assert [anyio.run(ask, host) for host in (0, 3)] == [True, False]
+        hosts.let_last(None)
+        assert anyio.run(ask, 3)

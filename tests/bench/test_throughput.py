@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -10,7 +12,7 @@ import pytest
 import asyncfetch as af
 from asyncfetch.testing import RangeServer, write_dataset
 from bench.keep_up_plot import plot_keep_up
-from bench.throughput import Setting, curves_of, look, measure, traffic
+from bench.throughput import Setting, curves_of, look, main, measure, traffic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,3 +54,19 @@ def test_the_bytes_of_an_epoch_are_counted(tmp_path: Path) -> None:
         needed = sum(file.stat().st_size for file in truth.root.rglob("*.*") if "meta" not in file.parts)
         assert share == server.statistics().bytes_sent / needed
     assert share >= 1
+
+
+def test_the_command_prints_rows_parts_and_workers_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth = write_dataset(tmp_path, episodes=EPISODES, length=LENGTH, width=64, height=64, codec="h264")
+    with RangeServer(truth.root) as server:
+        options = ["--concurrency", "2,4", "--num-workers", "1", "--json"]
+        options += ["--seconds", "0.3", "--repeats", "1", "--pool-episodes", "2"]
+        monkeypatch.setattr(sys, "argv", ["throughput", server.url, "--ca-file", str(server.ca_file), *options])
+        main()
+    figures = json.loads(capsys.readouterr().out)
+    assert [row["concurrency"] for row in figures["rows"]] == [2, 4]
+    assert figures["parts"]["samples/s with 1 workers"] > 0
+    assert figures["by_file_frames_per_second"] > 0
+    assert all(figures["parts"].values())

@@ -78,6 +78,22 @@ async def test_an_epoch_opens_each_decoder_once(tmp_path: Path) -> None:
         assert dataset.statistics().decoders.misses == len(readers) * cameras
 
 
+async def test_the_order_is_one_where_decoded_frames_have_room_and_where_they_have_none(truth: DatasetTruth) -> None:
+    """Though it draws by groups: a state of a large machine goes on on a small one, which decodes frame by frame."""
+    roomy = dataclasses.replace(CONFIG, group_frames=4)
+    narrow = dataclasses.replace(roomy, decoded_max_bytes=1)
+    async with stream_of(truth, config=roomy, shuffle=True).samples() as samples:
+        whole = [index(sample) async for sample in samples]
+    async with stream_of(truth, config=roomy, shuffle=True).samples() as samples:
+        first = [index(await anext(samples)) for _ in range(7)]
+        state = samples.state_dict()
+    stream = stream_of(truth, config=narrow, shuffle=True)
+    stream.load_state_dict(state)
+    async with stream.samples() as samples:
+        rest = [index(sample) async for sample in samples]
+    assert first + rest == whole
+
+
 async def test_the_episodes_that_the_consumer_waits_for_are_hurried(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
