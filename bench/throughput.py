@@ -348,9 +348,10 @@ def main() -> None:
             "header: ms a clip": header,
             "plan of a clip from its file's index, header included: ms": plan,
             "decode: ms of a thread a frame": rows[-1].decode_milliseconds,
-            "server, on the same cores: ms of a core a frame": rows[-1].server_milliseconds,
             "hand-over: us a sample": hand_over_microseconds(),
         }
+        if server is not None:
+            parts["server, on the same cores: ms of a core a frame"] = rows[-1].server_milliseconds
         if arguments.epoch:
             small = replace(setting, config=replace(config, max_bytes=EPOCH_BYTES))
             parts["bytes fetched in an epoch / needed"] = anyio.run(traffic, small, path)
