@@ -39,7 +39,7 @@ DEFAULT_BYTES = 512 * MIB
 TRIM_SHARE = 8
 """Of the bound on bytes, what may be let go of between two trims of the heap: about what it left behind.
 
-A trim takes 3-6 ms of a decode thread and, behind it, as much again or more: of decoded frames that were freed some 70
+A trim takes 6-8 ms of a decode thread and, behind it, as much again or more: of decoded frames that were freed some 70
 MiB of a stream's default bound go, too, and their pages are asked for anew. In a stream of 320x240 a trim every 8
 decoders took a twentieth of all decoding. While a stream fills its pool nothing is let go of."""
 TRIM_LEAST_BYTES = 16 * MIB
