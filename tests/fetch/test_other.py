@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import pickle
+import re
 import socket
 import ssl
 import subprocess
@@ -32,6 +33,7 @@ from asyncfetch.errors import (
     ObjectChanged,
 )
 from asyncfetch.fetch import Fetcher
+from asyncfetch.ranges import ObjectInfo
 from tests.fetch.odd_files import CONTENT, hanging
 
 if TYPE_CHECKING:
@@ -139,11 +141,27 @@ async def test_errors_of_back_ends_are_ours(
     assert (caught.value.__cause__ is error) is ("secret" not in str(error))
 
 
-async def test_a_size_that_is_not_told_is_an_error(odd: type[OddFileSystem]) -> None:
-    odd.info_of = lambda info: {**info, "size": None}
+@pytest.mark.parametrize("size", [None, -1, 1.0, float("nan"), True, "", "-1", "1e3", "12 KiB", b"1", 10**18, [1]])
+async def test_a_size_that_no_object_has_is_an_error(
+    odd: type[OddFileSystem], size: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd.info_of = lambda info: {**info, "size": size}
+    entries = [{"name": "/d/y", "size": size, "type": "file"}]
+    monkeypatch.setattr(odd, "isdir", lambda _, path: path.endswith("d"))
+    monkeypatch.setattr(odd, "ls", lambda *_, **__: entries)
     async with Fetcher() as fetcher:
-        with pytest.raises(InvalidResponse, match="how long"):
+        with pytest.raises(InvalidResponse, match=f"how long the object is, but {re.escape(repr(size))}:"):
             await fetcher.fetch("odd://x", 10, 20)
+        with pytest.raises(InvalidResponse, match=r"how long odd://d/y is"):
+            await fetcher.listdir("odd://d")
+        entries[0]["type"] = "directory"  # those have none
+        assert await fetcher.listdir("odd://d") == [ObjectInfo("odd://d/y/", 0)]
+
+
+async def test_a_size_in_digits_is_one(odd: type[OddFileSystem]) -> None:
+    odd.info_of = lambda info: {**info, "size": str(info["size"])}
+    async with Fetcher() as fetcher:
+        assert await fetcher.fetch("odd://x", 10, 20) == CONTENT[10:20]
 
 
 async def test_a_version_that_changes_without_the_size(odd: type[OddFileSystem]) -> None:

@@ -166,9 +166,13 @@ async def test_each_hop_passes_the_gate_of_its_own_host(
 
 async def test_a_loop_ends(fetcher: Fetcher, server: LyingServer, step: type[StepType]) -> None:
     server.every = lambda _: redirect(step, "/x")
-    with pytest.raises(InvalidResponse, match="max_redirects=10"):
+    with pytest.raises(InvalidResponse, match="max_redirects=10") as caught:
         await fetcher.fetch(server.url("/x"), 2, 5)
     assert len(server.requests) == 11
+    assert caught.value.status == 302
+    with pytest.raises(InvalidResponse, match="max_redirects=10") as caught:
+        await fetcher.ask("GET", server.url("/x"))
+    assert caught.value.status == 302
 
 
 async def test_https_is_never_downgraded(

@@ -26,7 +26,7 @@ from asyncfetch.errors import (
     ObjectChanged,
     redact_url,
 )
-from asyncfetch.fetch.listing import check_length
+from asyncfetch.fetch.listing import check_length, listed_size
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.responses import refusal
 from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
@@ -91,12 +91,18 @@ def look(files: Any, path: str, url: str) -> ObjectInfo:  # noqa: ANN401 - untyp
 def _info(url: str, found: Mapping[str, Any]) -> ObjectInfo:
     if found.get("type") == "directory":
         raise AttemptFailed(NotFound, "there is something, but it is a directory", Verdict.FATAL)
-    size = found.get("size")
-    if not isinstance(size, int):
-        message = "the file system doesn't say how long the object is: ranges of it can't be checked"
-        raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
+    size = _size(found, "the object")
     version = [(key, str(found[key])) for key in VERSION_KEYS if found.get(key) is not None]
     return ObjectInfo(url, size, f'"{hashlib.sha256(repr(version).encode()).hexdigest()[:32]}"' if version else None)
+
+
+def _size(found: Mapping[str, Any], what: str) -> int:
+    said = found.get("size")
+    try:
+        return listed_size(said)
+    except ValueError as error:
+        message = f"the file system doesn't say how long {what} is, but {redact_url(repr(said))[:100]}"
+        raise AttemptFailed(InvalidResponse, f"{message}: ranges of it can't be checked", Verdict.FATAL) from error
 
 
 def check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
@@ -129,7 +135,10 @@ def list_directory(
                 continue  # what consoles put into a bucket to show an empty folder
             name = found.rpartition("/")[2]
             is_directory = entry.get("type") == "directory"
-            infos.append(ObjectInfo(f"{base}{name}/" if is_directory else f"{base}{name}", entry.get("size") or 0))
+            if is_directory:
+                infos.append(ObjectInfo(f"{base}{name}/", 0))
+            else:
+                infos.append(ObjectInfo(f"{base}{name}", _size(entry, redact_url(f"{base}{name}"))))
     return sorted(infos, key=lambda info: info.url)
 
 

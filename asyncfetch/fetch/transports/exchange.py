@@ -93,6 +93,7 @@ class Exchange:
         self._scope = Interrupt()
         self._step_bytes = timeouts.min_bytes_per_second * timeouts.stall_seconds
         self._stepped_bytes = 0
+        self._status: int | None = None
 
     def __enter__(self) -> Self:
         self._token: Token[ConnectionUser] = current_user.set(self)
@@ -120,9 +121,10 @@ class Exchange:
             message = f"{self._phase} took longer than {self._seconds:g} s: is {self._host} up? Or raise the timeout"
             if self._stepped_bytes:
                 message += f", or lower min_bytes_per_second: {self._stepped_bytes} of {self._step_bytes:.0f} came"
-            raise AttemptFailed(FetchTimeout, message, verdict, address=address)
+            raise AttemptFailed(FetchTimeout, message, verdict, self._status, address=address)
         if isinstance(exc, AttemptFailed) and exc.status is None:
             exc.address = exc.address or address
+            exc.status = self._status
         return swallowed
 
     def connected(self, transport: asyncio.Transport | None, *, reused: bool) -> None:
@@ -139,7 +141,7 @@ class Exchange:
         Returns:
             The seconds that the answer took from ``connected`` on, or from the request's last byte, by ``now``.
         """
-        self.response = response
+        self.response, self._status = response, response.status
         self._patience_seconds = math.inf
         self._begin("waiting for the next bytes of the body", self._timeouts.stall_seconds)
         return self.waited()

@@ -105,7 +105,8 @@ class HttpTransport:
                     self._config.retry, self._clock, download.url, download.asked, started=started
                 )
                 delay = attempts.delay_after(failure, progressed=download.landed_bytes > before)
-                needs_new_connection = failure.status is None or failure.kind is InvalidResponse
+                broke = failure.status is None or failure.address is not None
+                needs_new_connection = broke or failure.kind is InvalidResponse
             await self._clock.sleep(delay)
 
     async def _attempt(
@@ -153,7 +154,7 @@ class HttpTransport:
             if target is None:
                 return
             url = target
-        raise self._too_many_redirects(url)
+        raise self._too_many_redirects(url, visit.redirect_status)
 
     async def ask(
         self,
@@ -184,16 +185,16 @@ class HttpTransport:
             if reply.target is None or origin_of(reply.target) != origin_of(url):
                 return reply
             url = reply.target
-        raise self._too_many_redirects(url)
+        raise self._too_many_redirects(url, reply.status)
 
     async def persist(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """What ``attempt()`` returns, over as many attempts as the policy allows, else FetchError."""
         return await persist(self._config.retry, self._clock, url, lambda _: attempt())
 
-    def _too_many_redirects(self, url: URL) -> AttemptFailed:
+    def _too_many_redirects(self, url: URL, status: int | None) -> AttemptFailed:
         limit, last = self._config.max_redirects, host_name(url)
         message = f"more than max_redirects={limit} redirects, the last one to {last}"
-        return AttemptFailed(InvalidResponse, message, Verdict.FATAL, host=last)
+        return AttemptFailed(InvalidResponse, message, Verdict.FATAL, status, host=last)
 
     def _host(self, url: URL) -> Host:
         return self._hosts.get(origin_of(url), lambda: self._route(url))

@@ -35,6 +35,8 @@ class Visit:
     """Where the permanent redirects lead that came before any other; None where none did."""
     is_moving: bool = True
     """Whether all redirects so far were permanent."""
+    redirect_status: int | None = None
+    """Of the last redirect that was followed."""
 
     def headers(self, host: Host) -> dict[str, str]:
         """What a request to the host carries, on the way to the bytes; beside the range that it asks for."""
@@ -56,6 +58,7 @@ class Visit:
 
     def redirected(self, target: URL, status: int, headers: Mapping[str, str]) -> None:
         """Takes notice of a redirect that is followed."""
+        self.redirect_status = status
         self.is_moving = self.is_moving and is_permanent(status, headers)
         if self.is_moving:
             self.moved_to = target
