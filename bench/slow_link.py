@@ -6,7 +6,7 @@
 The ideal is that no range takes longer than one that comes alone: ceil(ranges / concurrency) times that. Server and
 client share the machine's cores, and all ranges of a turn come at the same moment: at 512 MiB/s, most of two cores with
 TLS. So the server is one that makes up for what it is late (bench/nginx.py); with nginx's own limit_rate, where each
-delay puts off all that comes behind it, no client came above 0.85. And a bare client is measured beside the engine,
+delay puts off all that comes behind it, no client came above 0.88. And a bare client is measured beside the engine,
 which knows one server, one path and one length and checks nothing: connections that ask, and put what comes into memory
 that is theirs. Where that one misses the ideal, so much of what is missing isn't the engine's: what the engine itself
 makes of the link is the bare client's time over its own. The cores are looked at every 50 ms meanwhile, to see whether

@@ -24,8 +24,9 @@ __all__ = ["HUGE_BYTES", "MemoryPool", "MemoryPoolStatistics", "block_bytes", "f
 
 SMALL_BYTES = 64 * 1024
 """Below this the C library reuses memory well by itself, and a mapping would cost more than it saves."""
-HUGE_BYTES = 256 * 1024
-"""From here on memory is asked for in huge pages: shorter mappings seldom make one."""
+HUGE_BYTES = 1024 * 1024
+"""From here on memory is asked for in huge pages: shorter mappings seldom make one, and a cache would have so many that
+Linux refuses more (65,530)."""
 _HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
 STEPS = 8
 """Sizes of blocks between two powers of two, so that one is at most an eighth larger than what was asked for."""

@@ -32,8 +32,8 @@ JOB_BYTES = 16 * 1024 * 1024
 """Decoded by one call in a thread: about eight samples of two 640x480 cameras, some 40 ms. Enough that what a job costs
 on the loop (0.3 ms) doesn't count."""
 JOB_MAX_SAMPLES = 64
-READERS = 2
-"""Of an episode that jobs in a row take in turns. Where groups of pictures are longer than the dataset states, each of
+READERS_IN_TURNS = 2
+"""Of an episode, which jobs in a row take. Where groups of pictures are longer than the dataset states, each of
 them decodes all frames, so there are no more."""
 AHEAD_JOBS = 64
 """Decoded ahead at most, beside the samples that wait for their turn: small samples would fill the bound on bytes with
@@ -98,7 +98,7 @@ def _pass_maker(stream: SampleSource[R], opened: R, plan: PassPlan, *, is_follow
         open_episodes=open_episodes,
         jobs=2 * opened.decode_pool.threads + HANDED_OVER_PARCELS,  # so that every thread has work
         max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),
-        readers=min(READERS, opened.decode_pool.threads),
+        readers=min(READERS_IN_TURNS, opened.decode_pool.threads),
     )
     return partial(
         SamplePass,
