@@ -1,0 +1,187 @@
+"""How a batch is planned: over which gaps neighbours are joined, and in parts of which size a long range comes.
+
+    python -m bench.planning                over 50 ms and 4 MiB/s per stream; 100 seconds
+    python -m bench.planning --mib-per-second 32
+
+*Gaps*: 500 ranges of 4 KiB that lie so far apart, each by itself and joined over the gaps. Joined, there are fewer
+requests, and the gaps' bytes come along. *Parts*: one range of 16 MiB in parts of each size, and in those that the
+engine chooses once it has seen what a stream brings. Where joined takes less than apart, it was worth it. All settings take
+turns at one nginx, over connections that are there before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+from rich.console import Console
+from rich.table import Table
+
+import asyncfetch as af
+from bench.nginx import NginxServer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Setting", "measure_planning"]
+
+KIB, MIB = 1024, 1024**2
+GAPS = (16 * KIB, 64 * KIB, 256 * KIB, MIB)
+PARTS = (256 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
+SHORT_BYTES = 4 * KIB
+AT_ONCE = 64
+"""Requests, the config's default."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to ask for the same bytes: medians over the repeats."""
+
+    name: str
+    seconds: float
+    cpu_seconds: float
+    requests: int
+    fetched_bytes: int
+    share: float
+    """``seconds`` over those of the way that it is compared with."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    name: str
+    against: str
+    """Name of the way that it is compared with."""
+    ranges: Sequence[af.ByteRange]
+    config: af.FetchConfig
+
+
+def measure_planning(
+    directory: Path,
+    *,
+    repeats: int,
+    short_ranges: int = 500,
+    long_bytes: int = 16 * MIB,
+    first_byte_seconds: float = 0.05,
+    bytes_per_second: float = 4 * MIB,
+) -> list[Setting]:
+    """All gaps, then all sizes of parts.
+
+    Args:
+        directory: The object is written there; it has holes only.
+        repeats: Of each way.
+        short_ranges: How many with gaps between them.
+        long_bytes: Of the range that comes in parts.
+        first_byte_seconds: From a request's arrival to its answer.
+        bytes_per_second: Of each answer.
+    """
+    with (directory / "object").open("wb") as file:
+        file.truncate(max(long_bytes, short_ranges * (SHORT_BYTES + max(GAPS))))
+    with NginxServer(
+        directory, tls=True, first_byte_seconds=first_byte_seconds, bytes_per_second=bytes_per_second
+    ) as server:
+        url = f"{server.url}/object"
+        ways = [*_gaps(url, short_ranges, server.ca_file), *_parts(url, long_bytes, server.ca_file)]
+        return anyio.run(_measure, ways, repeats)
+
+
+def _gaps(url: str, count: int, ca_file: str | None) -> list[_Way]:
+    ways = []
+    for gap in GAPS:
+        step = SHORT_BYTES + gap
+        ranges = [af.ByteRange(url, start, start + SHORT_BYTES) for start in range(0, count * step, step)]
+        apart = f"gaps of {gap // KIB} KiB, apart"
+        for name, max_gap_bytes in ((apart, 0), (f"gaps of {gap // KIB} KiB, joined", gap)):
+            ways.append(_Way(name, apart, ranges, af.FetchConfig(ca_file=ca_file, max_gap_bytes=max_gap_bytes)))
+    return ways
+
+
+def _parts(url: str, length: int, ca_file: str | None) -> list[_Way]:
+    ranges = [af.ByteRange(url, 0, length)]
+    chosen = "parts as chosen"
+    ways = [_Way(chosen, chosen, ranges, af.FetchConfig(ca_file=ca_file))]
+    for part in PARTS:
+        config = af.FetchConfig(ca_file=ca_file, part_bytes=part, min_part_bytes=part)
+        ways.append(_Way(f"parts of {part // KIB} KiB", chosen, ranges, config))
+    return ways
+
+
+async def _measure(ways: Sequence[_Way], repeats: int) -> list[Setting]:
+    runs: dict[str, list[tuple[float, float, int, int]]] = {way.name: [] for way in ways}
+    for _ in range(repeats):
+        for way in ways:
+            runs[way.name].append(await _run(way))
+    medians = {
+        name: [statistics.median(figures) for figures in zip(*of_one, strict=True)] for name, of_one in runs.items()
+    }
+    return [
+        Setting(
+            way.name,
+            seconds=medians[way.name][0],
+            cpu_seconds=medians[way.name][1],
+            requests=round(medians[way.name][2]),
+            fetched_bytes=round(medians[way.name][3]),
+            share=medians[way.name][0] / medians[way.against][0],
+        )
+        for way in ways
+    ]
+
+
+async def _run(way: _Way) -> tuple[float, float, int, int]:
+    """Seconds, those of the client's CPU, requests and bytes."""
+    async with af.Fetcher(way.config) as fetcher:
+        url = way.ranges[0].url
+        apart = [af.ByteRange(url, start, start + SHORT_BYTES) for start in range(0, AT_ONCE * MIB, MIB)]
+        size = (await fetcher.stat(url)).size
+        await fetcher.fetch_many([one for one in apart if one.start + SHORT_BYTES <= size])  # makes connections
+        await fetcher.fetch_many(way.ranges)  # tells what a stream brings
+        before = fetcher.statistics()
+        started, cpu_started = time.perf_counter(), time.process_time()
+        fetched = await fetcher.fetch_many(way.ranges)
+        seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+        del fetched
+        now = fetcher.statistics()
+        return seconds, cpu_seconds, now.requests - before.requests, now.bytes - before.bytes
+
+
+def show(settings: Sequence[Setting], console: Console) -> None:
+    """Print them; "time / first" is that of the first way of its kind, apart or as chosen."""
+    table = Table("way", "seconds", "CPU-s", "requests", "MiB", "time / first")
+    for one in settings:
+        table.add_row(
+            one.name,
+            f"{one.seconds:.3f}",
+            f"{one.cpu_seconds:.3f}",
+            str(one.requests),
+            f"{one.fetched_bytes / MIB:.1f}",
+            f"{one.share:.2f}",
+        )
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--first-byte-seconds", type=float, default=0.05)
+    parser.add_argument("--mib-per-second", type=float, default=4.0, help="of each answer")
+    asked = parser.parse_args(arguments)
+    shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-", dir=shared_memory) as directory:
+        settings = measure_planning(
+            Path(directory),
+            repeats=asked.repeats,
+            first_byte_seconds=asked.first_byte_seconds,
+            bytes_per_second=asked.mib_per_second * MIB,
+        )
+    show(settings, Console())
+
+
+if __name__ == "__main__":
+    main()
