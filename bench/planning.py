@@ -4,9 +4,9 @@
     python -m bench.planning --mib-per-second 32
 
 *Gaps*: 500 ranges of 4 KiB that lie so far apart, each by itself and joined over the gaps. Joined, there are fewer
-requests, and the gaps' bytes come along. *Parts*: one range of 16 MiB in parts of each size, and in those that the
-engine chooses once it has seen what a stream brings. Where joined takes less than apart, it was worth it. All settings take
-turns at one nginx, over connections that are there before.
+requests, and the gaps' bytes come along; it was worth it where that takes less time. *Parts*: one range of 16 MiB in
+parts of each size, and in those that the engine chooses once it has seen what a stream brings. All ways take turns at
+one nginx, over connections that are there before.
 """
 
 from __future__ import annotations
