@@ -24,7 +24,7 @@ from asyncfetch.testing.server.certificates import certificate_for
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["NginxServer"]
+__all__ = ["INSTALL", "NginxServer", "find_nginx", "has_lua"]
 
 INSTALL = "apt-get install nginx libnginx-mod-http-lua"
 LUA_MODULES = ("/usr/lib/nginx/modules/ndk_http_module.so", "/usr/lib/nginx/modules/ngx_http_lua_module.so")
@@ -96,6 +96,17 @@ PIECE_BYTES = 64 * 1024
 """Sent at once at a rate, or as much more as it takes for whole milliseconds, which are what nginx can wait."""
 CATCH_UP_SECONDS = 0.1
 """What a stream may make up for. A link doesn't save what it didn't carry."""
+
+
+def find_nginx() -> str | None:
+    """Its executable; None where it isn't installed."""
+    # The directories of administrators aren't on everybody's PATH.
+    return shutil.which("nginx", path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin")
+
+
+def has_lua() -> bool:
+    """Whether its lua module is installed, by which it delays a first byte and holds a rate."""
+    return all(map(os.path.exists, LUA_MODULES))
 
 
 class NginxServer:
@@ -188,11 +199,10 @@ class NginxServer:
         self._running.close()
 
     def _check(self) -> str:
-        # The directories of administrators aren't on everybody's PATH.
-        executable = shutil.which("nginx", path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin")
+        executable = find_nginx()
         if executable is None:
             raise MissingDependency(f"nginx isn't installed: {INSTALL}")
-        if self._needs_lua and not all(map(os.path.exists, LUA_MODULES)):
+        if self._needs_lua and not has_lua():
             raise MissingDependency(
                 f"nginx delays a first byte, and holds a rate, by its lua module, which isn't installed: {INSTALL}"
             )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
-from bench import engine, nginx
+from bench import engine
 from bench.engine_client import CLIENTS, PLAIN_ONLY, Case, Measured
 from bench.engine_goals import GOALS, verdicts
 from bench.slow_link import SlowLink
@@ -20,12 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(autouse=True)
-def _installed() -> None:
-    if shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"nginx must be installed on CI: {nginx.INSTALL}")
-        pytest.skip(f"nginx isn't installed: {nginx.INSTALL}")
+pytestmark = pytest.mark.usefixtures("needs_nginx")
 
 
 @pytest.mark.timeout(60)

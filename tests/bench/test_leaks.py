@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 
 import pytest
 
-from bench import leaks, nginx
+from bench import leaks
 
-
-@pytest.fixture(autouse=True)
-def _installed() -> None:
-    if shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"nginx must be installed on CI: {nginx.INSTALL}")
-        pytest.skip(f"nginx isn't installed: {nginx.INSTALL}")
+pytestmark = pytest.mark.usefixtures("needs_nginx")
 
 
 def test_what_is_held_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,15 +23,9 @@ from bench.nginx import NginxServer
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("needs_nginx")
+
 CONTENT = bytes(range(256)) * 2048
-
-
-@pytest.fixture(autouse=True)
-def _installed() -> None:
-    if shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"nginx must be installed on CI: {nginx.INSTALL}")
-        pytest.skip(f"nginx isn't installed: {nginx.INSTALL}")
 
 
 @pytest.fixture
@@ -40,11 +34,6 @@ def root(tmp_path: Path) -> Path:
     root.mkdir()
     (root / "a.bin").write_bytes(CONTENT)
     return root
-
-
-def needs_lua() -> None:
-    if not all(map(os.path.exists, nginx.LUA_MODULES)):
-        pytest.skip("nginx's lua module isn't installed")
 
 
 def ask(server: NginxServer, asked: str) -> tuple[int, bytes]:
@@ -75,8 +64,8 @@ def test_two_servers_with_two_workers_each(root: Path) -> None:
 
 
 @pytest.mark.parametrize("tls", [True, False])
+@pytest.mark.usefixtures("needs_lua")
 def test_the_rate_of_a_stream(root: Path, tls: bool) -> None:
-    needs_lua()
     with NginxServer(root, tls=tls, bytes_per_second=1_000_000, first_byte_seconds=0.1, piece_bytes=32_768) as server:
         started = time.monotonic()
         assert ask(server, "bytes=0-299999") == (206, CONTENT[:300_000])
@@ -84,9 +73,9 @@ def test_the_rate_of_a_stream(root: Path, tls: bool) -> None:
         assert ask(server, "bytes=1000-1009") == (206, CONTENT[1000:1010])
 
 
+@pytest.mark.usefixtures("needs_lua")
 def test_a_stream_makes_up_for_what_its_server_was_late(root: Path) -> None:
     """The worker is held up within a body, which ends when it would have without."""
-    needs_lua()
 
     def seconds(*, held_up: bool) -> float:
         started = time.monotonic()
@@ -106,16 +95,16 @@ def test_a_stream_makes_up_for_what_its_server_was_late(root: Path) -> None:
         assert min(seconds(held_up=True) for _ in range(5)) < min(seconds(held_up=False) for _ in range(3)) + 0.04
 
 
+@pytest.mark.usefixtures("needs_lua")
 def test_the_first_byte_waits(root: Path) -> None:
-    needs_lua()
     with NginxServer(root, first_byte_seconds=0.2) as server:
         started = time.monotonic()
         assert ask(server, "bytes=0-0") == (206, CONTENT[:1])
         assert time.monotonic() - started >= 0.2
 
 
+@pytest.mark.usefixtures("needs_lua")
 def test_leaving_ends_it_and_its_workers_and_removes_its_files(root: Path) -> None:
-    needs_lua()
     server = NginxServer(root, bytes_per_second=1000, workers=2)
     with server:
         ca_file = server.ca_file

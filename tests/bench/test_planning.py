@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
-from bench import nginx, planning
+from bench import planning
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 KIB, MIB = 1024, 1024**2
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("nginx") is None or not all(map(os.path.exists, nginx.LUA_MODULES)),
-    reason="nginx or its lua module isn't installed",
-)
+pytestmark = pytest.mark.usefixtures("needs_lua")
 
 
 def test_ways_to_ask_differ_in_requests_and_bytes(

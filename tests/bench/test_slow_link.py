@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,12 +12,11 @@ from bench import nginx, slow_link
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx isn't installed")
+pytestmark = pytest.mark.usefixtures("needs_nginx")
 
 
+@pytest.mark.usefixtures("needs_lua")
 def test_every_client_is_measured_against_the_ideal(tmp_path: Path) -> None:
-    if not all(map(os.path.exists, nginx.LUA_MODULES)):
-        pytest.skip("nginx's lua module isn't installed")
     links = slow_link.measure_slow_link(
         tmp_path, repeats=1, ranges=10, range_bytes=1000, concurrency=4, first_byte_seconds=0.2
     )
