@@ -7,10 +7,15 @@ The ideal is that no range takes longer than one that comes alone: ceil(ranges /
 client share the machine's cores, and all ranges of a turn come at the same moment: at 512 MiB/s, most of two cores with
 TLS. So the server is one that makes up for what it is late (bench/nginx.py); with nginx's own limit_rate, where each
 delay puts off all that comes behind it, no client came above 0.88. And a bare client is measured beside the engine,
-which knows one server, one path and one length and checks nothing: connections that ask, and put what comes into memory
-that is theirs. Where that one misses the ideal, so much of what is missing isn't the engine's: what the engine itself
-makes of the link is the bare client's time over its own. The cores are looked at every 50 ms meanwhile, to see whether
-it is they that don't allow more. All take turns at one nginx, over connections that are there before.
+which knows one server, one path and one length and checks nothing. Where that one misses the ideal, so much of what is
+missing isn't the engine's: what the engine itself makes of the link is the bare client's time over its own. The cores
+are looked at every 50 ms meanwhile, to see whether it is they that don't allow more. All take turns at one nginx, over
+connections that are there before.
+
+Ranges are asked for in two ways. A consumer that takes each as it comes and lets go of it, which is what a stream of
+samples does, has ``fetch_stream``; the bare client then reads into the same memory again and again. Who keeps them all
+has ``fetch_many``, and 250 MiB of memory in the end, most of it fresh from the system; the bare client then allocates
+what each range lands in.
 """
 
 from __future__ import annotations
@@ -24,19 +29,18 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import anyio
+import numpy as np
 
 import asyncfetch as af
 from bench.nginx import NginxServer
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
 
 __all__ = ["BareClient", "SlowLink", "measure_slow_link"]
 
@@ -46,6 +50,7 @@ STEP_BYTES = 4 * KIB
 PIECE_BYTES = 32 * KIB
 """That the server sends at a time: a range of 256 KiB is to come evenly."""
 BARE = "bare asyncio"
+KEPT = ", all kept"
 LOOK_SECONDS = 0.05
 MAX_HEAD_BYTES = 4 * KIB
 """nginx's has 0.3 KiB."""
@@ -65,7 +70,7 @@ class SlowLink:
     share_of_ideal: float
     """ceil(ranges / concurrency) times the one, over the other."""
     share_of_bare: float
-    """The bare client's ``all_seconds`` over these."""
+    """``all_seconds`` of the bare client that does the same with what comes, over these."""
     full_cores_share: float
     """Of the time that all of them took: while no core had anything left, whoever used them."""
 
@@ -84,17 +89,25 @@ class _Connection(asyncio.BufferedProtocol):
     def __init__(self, path: str, range_bytes: int) -> None:
         self._request = f"GET {path} HTTP/1.1\r\nHost: bench\r\nRange: bytes={{}}-{{}}\r\n\r\n"
         self._range_bytes = range_bytes
-        self._memory = memoryview(bytearray(MAX_HEAD_BYTES + range_bytes))
+        self._memory = self._new_memory()
         self._filled = 0
         self._expected = 0  # head and body; 0 until the head is whole
         self._answered: asyncio.Future[None] | None = None
 
+    def _new_memory(self) -> memoryview:
+        return np.empty(MAX_HEAD_BYTES + self._range_bytes, np.uint8).data
+
     def ask(self, start: int) -> asyncio.Future[None]:
-        """Done when the range that begins there is in memory."""
+        """Done when the range that begins there is in memory, in place of the last one."""
         self._filled = self._expected = 0
         self._answered = asyncio.get_running_loop().create_future()
         self.transport.write(self._request.format(start, start + self._range_bytes - 1).encode())
         return self._answered
+
+    def take(self) -> memoryview:
+        """Head and body of what was asked for last. The next range gets memory of its own."""
+        taken, self._memory = self._memory[: self._expected], self._new_memory()
+        return taken
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is there."""
@@ -151,13 +164,23 @@ class BareClient:
         for connection in self._connections:
             connection.transport.abort()
 
-    async def fetch_all(self, starts: Sequence[int]) -> None:
-        """The ranges that begin there, each connection the next one as soon as it is free."""
+    async def fetch_each(self, starts: Sequence[int]) -> None:
+        """The ranges that begin there, each connection the next one as soon as it is free. None is kept."""
+        await self._ask_all(starts, lambda _: None)
+
+    async def fetch_all(self, starts: Sequence[int]) -> list[memoryview]:
+        """The same, each range in memory of its own, behind its head. In no order."""
+        fetched: list[memoryview] = []
+        await self._ask_all(starts, lambda connection: fetched.append(connection.take()))
+        return fetched
+
+    async def _ask_all(self, starts: Sequence[int], came: Callable[[_Connection], None]) -> None:
         waiting = iter(starts)
 
         async def work(connection: _Connection) -> None:
             for start in waiting:
                 await connection.ask(start)
+                came(connection)
 
         async with anyio.create_task_group() as group:
             for connection in self._connections[: len(starts)]:
@@ -174,7 +197,7 @@ def measure_slow_link(
     first_byte_seconds: float = 0.1,
     bytes_per_second: float = 4 * MIB,
 ) -> list[SlowLink]:
-    """The engine with its limit fixed, the engine as it is by default, the bare client: in turn, in each repeat.
+    """In turn, in each repeat: the engine with its limit fixed, as it is by default, the bare client; each both ways.
 
     Args:
         directory: The object is written there.
@@ -206,20 +229,22 @@ def measure_slow_link(
 
         async def measure() -> dict[str, _Measured]:
             async with AsyncExitStack() as stack:
-                clients: dict[str, Callable[[Sequence[int]], Awaitable[object]]] = {}
+                clients: dict[str, _Fetch] = {}
                 for name, config in (("asyncfetch", fixed), ("asyncfetch by default", by_default)):
                     fetcher = await stack.enter_async_context(af.Fetcher(config))
-                    clients[name] = _fetch_all(fetcher, f"{server.url}/link", range_bytes)
+                    client = _EngineClient(fetcher, f"{server.url}/link", range_bytes)
+                    clients |= {name: client.fetch_each, name + KEPT: client.fetch_all}
                 bare = BareClient(server, "link", range_bytes=range_bytes, concurrency=concurrency)
-                clients[BARE] = (await stack.enter_async_context(bare)).fetch_all
+                await stack.enter_async_context(bare)
+                clients |= {BARE: bare.fetch_each, BARE + KEPT: bare.fetch_all}
                 return await _measure(clients, starts, repeats=repeats)
 
         measured = anyio.run(measure)
     turns = math.ceil(ranges / concurrency)
     links = []
-    bare_seconds = statistics.median(measured[BARE].everything)
     for name, of_client in measured.items():
         one, all_of_them = statistics.median(of_client.alone), statistics.median(of_client.everything)
+        bare_seconds = statistics.median(measured[BARE + KEPT if name.endswith(KEPT) else BARE].everything)
         links.append(
             SlowLink(
                 client=name,
@@ -244,13 +269,30 @@ class _Measured:
     full_cores: list[float] = field(default_factory=list)
 
 
-def _fetch_all(fetcher: af.Fetcher, url: str, range_bytes: int) -> Callable[[Sequence[int]], Awaitable[object]]:
-    return lambda starts: fetcher.fetch_many([af.ByteRange(url, start, start + range_bytes) for start in starts])
+_Fetch = Callable[[Sequence[int]], Awaitable[object]]
 
 
-async def _measure(
-    clients: dict[str, Callable[[Sequence[int]], Awaitable[object]]], starts: Sequence[int], *, repeats: int
-) -> dict[str, _Measured]:
+class _EngineClient:
+    """Fetches ranges of one length from one url."""
+
+    def __init__(self, fetcher: af.Fetcher, url: str, range_bytes: int) -> None:
+        self._fetcher, self._url, self._range_bytes = fetcher, url, range_bytes
+
+    async def fetch_each(self, starts: Sequence[int]) -> None:
+        """The ranges that begin there, as they come. None is kept."""
+        async with self._fetcher.fetch_stream(self._ranges(starts)) as arriving:
+            async for _ in arriving:
+                pass
+
+    async def fetch_all(self, starts: Sequence[int]) -> list[memoryview]:
+        """The ranges that begin there."""
+        return await self._fetcher.fetch_many(self._ranges(starts))
+
+    def _ranges(self, starts: Sequence[int]) -> list[af.ByteRange]:
+        return [af.ByteRange(self._url, start, start + self._range_bytes) for start in starts]
+
+
+async def _measure(clients: dict[str, _Fetch], starts: Sequence[int], *, repeats: int) -> dict[str, _Measured]:
     """Seconds of one range and of all, by client."""
     measured: dict[str, _Measured] = {}
     for name, fetch in clients.items():
