@@ -7,6 +7,7 @@ import socket
 import threading
 import types
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +17,19 @@ import psutil
 import pytest
 
 from asyncfetch.config import FetchConfig, S3Config
+from asyncfetch.errors import NotFound
 from asyncfetch.fetch import Fetcher
 from asyncfetch.ranges import ByteRange
-from asyncfetch.testing import HubServer, S3Server
+from asyncfetch.testing import HubServer, RangeServer, S3Server
 from tests.fetch.conftest import PATIENT, Step
 from tests.fetch.fault_table import CONTENT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
+    from pathlib import Path
 
     from tests.fetch.conftest import LyingServer
+    from tests.fetch.odd_files import OddFileSystem
 
 START, STOP = 200_000, 500_000
 RANGES = [(0, 10), (500_000, 600_000), (1_900_000, 2_000_000)]
@@ -225,6 +229,105 @@ async def test_at_every_wait_of_a_read_from_s3() -> None:
                 assert fetcher.statistics().in_flight == 0
                 assert await fetcher.fetch(url, 5, 50) == CONTENT[5:50]
         assert not [thread.name for thread in threading.enumerate() if "asyncfetch s3" in thread.name]
+
+
+@dataclass
+class Place:
+    """Two objects of CONTENT in one directory, and who keeps them."""
+
+    directory: str
+    config: FetchConfig
+    port: int = 0
+    """Of their server; 0 where there is none."""
+
+    def url(self, name: str) -> str:
+        return f"{self.directory}/{name}"
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+@pytest.fixture
+async def place(
+    request: pytest.FixtureRequest, tmp_path: Path, odd: type[OddFileSystem], aws_keys: None
+) -> AsyncIterator[Place]:
+    files = dict.fromkeys("xy", CONTENT)
+    if request.param == "https":
+        async with RangeServer({f"d/{name}": data for name, data in files.items()}) as server:
+            yield Place(f"{server.url}/d", FetchConfig(ca_file=server.ca_file, trust_env=False), port_of(server.url))
+    elif request.param == "s3":
+        stored = {f"b/d/{name}": data for name, data in files.items()}
+        async with S3Server(stored, regions={"b": "eu-west-1"}, page_keys=1) as server:
+            s3 = S3Config(endpoint_url=server.url)
+            yield Place("s3://b/d", FetchConfig(ca_file=server.ca_file, trust_env=False, s3=s3), port_of(server.url))
+    elif request.param == "hub":
+        async with HubServer(token="t", page_entries=1) as hub:
+            hub.push("datasets/org/name", {f"d/{name}": data for name, data in files.items()})
+            config = FetchConfig(ca_file=hub.ca_file, hub_endpoint=hub.url, tokens={"127.0.0.1": "t"}, trust_env=False)
+            yield Place("hf://datasets/org/name/d", config, port_of(hub.url))
+    elif request.param == "file":
+        for name, data in files.items():
+            (tmp_path / name).write_bytes(data)
+        yield Place(str(tmp_path), FetchConfig())
+    else:
+        for name, data in files.items():
+            odd().pipe_file(f"/d/{name}", data)
+        yield Place("odd://d", FetchConfig())
+
+
+async def stat(fetcher: Fetcher, place: Place) -> None:
+    assert (await fetcher.stat(place.url("x"))).size == len(CONTENT)
+
+
+async def listdir(fetcher: Fetcher, place: Place) -> None:
+    assert [info.url for info in await fetcher.listdir(place.directory)] == [place.url(name) for name in "xy"]
+
+
+@pytest.mark.timeout(60)  # as above, for S3
+@pytest.mark.parametrize(
+    ("place", "verb"),
+    [
+        *((kind, stat) for kind in ("https", "s3", "hub", "file", "fsspec")),
+        *((kind, listdir) for kind in ("s3", "hub", "file", "fsspec")),
+    ],
+    indirect=["place"],
+)
+async def test_at_every_wait_of_a_question(
+    place: Place, verb: Callable[[Fetcher, Place], Coroutine[Any, Any, None]]
+) -> None:
+    """Credentials, revisions, redirects and all pages of a listing are waited for, too."""
+    waits = EveryWait()
+    for cancelled in waits:
+        async with Fetcher(place.config) as fetcher:
+            await cancelled(verb(fetcher, place))
+            assert (fetcher.statistics().in_flight, fetcher.statistics().waiting) == (0, 0)
+            await verb(fetcher, place)
+        assert not place.port or connections_to(place.port) == 0
+    assert waits.count > 1
+
+
+@pytest.mark.timeout(60)  # as above
+@pytest.mark.parametrize("place", ["s3", "file"], indirect=True)
+async def test_at_every_wait_of_a_removal(place: Place) -> None:
+    """Whether it was removed then, its fetcher sees it as it is; and it can be removed, or written anew."""
+    waits, url = EveryWait(), place.url("x")
+    for cancelled in waits:
+        async with Fetcher(place.config) as fetcher:
+            await stat(fetcher, place)
+            await cancelled(fetcher.delete(url))
+            assert (fetcher.statistics().in_flight, fetcher.statistics().waiting) == (0, 0)
+            names = [info.url for info in await fetcher.listdir(place.directory)]
+            assert names[-1] == place.url("y")
+            if url in names:
+                await stat(fetcher, place)
+            else:
+                with pytest.raises(NotFound):
+                    await stat(fetcher, place)
+            await fetcher.put(url, CONTENT)
+            await stat(fetcher, place)
+        assert not place.port or connections_to(place.port) == 0
+    assert waits.count > 1
 
 
 @pytest.mark.parametrize(
