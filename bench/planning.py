@@ -1,12 +1,12 @@
-"""How a batch is planned: over which gaps neighbours are joined, and in parts of which size a long range comes.
+"""How a batch is planned: which gaps ranges are joined over, up to which span, and in which parts a long one comes.
 
     python -m bench.planning                over 50 ms and 4 MiB/s per stream; 100 seconds
     python -m bench.planning --mib-per-second 32
 
 *Gaps*: 500 ranges of 4 KiB that lie so far apart, each by itself and joined over the gaps. Joined, there are fewer
-requests, and the gaps' bytes come along; it was worth it where that takes less time. *Parts*: one range of 16 MiB in
-parts of each size, and in those that the engine chooses once it has seen what a stream brings. All ways take turns at
-one nginx, over connections that are there before.
+requests, and the gaps' bytes come along; it was worth it where that takes less time. *Spans*: 4,096 ranges of 16 KiB
+without gaps, joined up to each length. *Parts*: one range of 16 MiB in parts of each size, and in those that the engine
+chooses once it has seen what a stream brings. All ways take turns at one nginx, over connections that are there before.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ __all__ = ["Setting", "measure_planning"]
 
 KIB, MIB = 1024, 1024**2
 GAPS = (16 * KIB, 64 * KIB, 256 * KIB, MIB)
+SPANS = (256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 PARTS = (256 * KIB, 512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
 SHORT_BYTES = 4 * KIB
+NEIGHBOUR_BYTES = 16 * KIB
 AT_ONCE = 64
 """Requests, the config's default."""
 
@@ -67,28 +69,31 @@ def measure_planning(
     *,
     repeats: int,
     short_ranges: int = 500,
+    neighbours: int = 4096,
     long_bytes: int = 16 * MIB,
     first_byte_seconds: float = 0.05,
     bytes_per_second: float = 4 * MIB,
 ) -> list[Setting]:
-    """All gaps, then all sizes of parts.
+    """All gaps, then all spans, then all sizes of parts.
 
     Args:
         directory: The object is written there; it has holes only.
         repeats: Of each way.
         short_ranges: How many with gaps between them.
+        neighbours: How many without.
         long_bytes: Of the range that comes in parts.
         first_byte_seconds: From a request's arrival to its answer.
         bytes_per_second: Of each answer.
     """
     with (directory / "object").open("wb") as file:
-        file.truncate(max(AT_ONCE * MIB, long_bytes, short_ranges * (SHORT_BYTES + max(GAPS))))
+        lengths = AT_ONCE * MIB, long_bytes, neighbours * NEIGHBOUR_BYTES, short_ranges * (SHORT_BYTES + max(GAPS))
+        file.truncate(max(lengths))
     with NginxServer(
         directory, tls=True, first_byte_seconds=first_byte_seconds, bytes_per_second=bytes_per_second
     ) as server:
         url = f"{server.url}/object"
-        ways = [*_gaps(url, short_ranges, server.ca_file), *_parts(url, long_bytes, server.ca_file)]
-        return anyio.run(_measure, ways, repeats)
+        gaps, spans = _gaps(url, short_ranges, server.ca_file), _spans(url, neighbours, server.ca_file)
+        return anyio.run(_measure, [*gaps, *spans, *_parts(url, long_bytes, server.ca_file)], repeats)
 
 
 def _gaps(url: str, count: int, ca_file: str | None) -> list[_Way]:
@@ -100,6 +105,16 @@ def _gaps(url: str, count: int, ca_file: str | None) -> list[_Way]:
         for name, max_gap_bytes in ((apart, 0), (f"gaps of {gap // KIB} KiB, joined", gap)):
             ways.append(_Way(name, apart, ranges, af.FetchConfig(ca_file=ca_file, max_gap_bytes=max_gap_bytes)))
     return ways
+
+
+def _spans(url: str, count: int, ca_file: str | None) -> list[_Way]:
+    stop = count * NEIGHBOUR_BYTES
+    ranges = [af.ByteRange(url, start, start + NEIGHBOUR_BYTES) for start in range(0, stop, NEIGHBOUR_BYTES)]
+    names = [f"spans of {span // KIB} KiB" for span in SPANS]
+    return [
+        _Way(name, names[0], ranges, af.FetchConfig(ca_file=ca_file, max_span_bytes=span))
+        for name, span in zip(names, SPANS, strict=True)
+    ]
 
 
 def _parts(url: str, length: int, ca_file: str | None) -> list[_Way]:
@@ -150,7 +165,7 @@ async def _run(way: _Way) -> tuple[float, float, int, int]:
 
 
 def show(settings: Sequence[Setting], console: Console) -> None:
-    """Print them; "time / first" is that of the first way of its kind, apart or as chosen."""
+    """Print them; "time / first" is that of the first way of its kind: apart, the shortest spans, as chosen."""
     table = Table("way", "seconds", "CPU-s", "requests", "MiB", "time / first")
     for one in settings:
         table.add_row(
