@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -19,6 +20,7 @@ from asyncfetch.lerobot.prefetches import Prefetches
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.statistics import DatasetStatistics
 from asyncfetch.lerobot.windows import Windows, resolve_windows
+from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.loop_guard import LoopGuard
 
 if TYPE_CHECKING:
@@ -240,7 +242,10 @@ class LeRobotDataset:
         held = self._episodes.hold_nowait(episode)
         if held is not None:
             return held
-        size_bytes = await self.clip_bytes(episode.index)
+        size_bytes, _ = await gather(
+            partial(self._episodes.clip_bytes, episode), partial(self._episodes.locate_rows, episode)
+        )
+        assert size_bytes is not None
         if size_bytes > self.clip_budget.max_bytes:
             raise self._no_room(f"the clips of episode {episode.index} take {size_bytes} bytes", size_bytes)
         with anyio.CancelScope() as scope:
@@ -294,8 +299,12 @@ class LeRobotDataset:
         self._episodes.hurry(self._episode(episode))
 
     async def clip_bytes(self, episode: int) -> int:
-        """Memory that the clips of an episode take; fetches its videos' indexes and its table's footer where needed."""
+        """Memory that the clips of an episode take; fetches its videos' indexes where needed."""
         return await self._episodes.clip_bytes(self._episode(episode))
+
+    async def locate_rows(self, episode: int) -> None:
+        """Fetch the footer of an episode's table where needed; for a pass, beside ``clip_bytes``."""
+        await self._episodes.locate_rows(self._episode(episode))
 
     def statistics(self) -> DatasetStatistics:
         """A snapshot of the engine, the caches and the decode threads; after closing too."""

@@ -77,7 +77,8 @@ class Engine:
         self.run = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
         """Runs parsers off the loop."""
         self.decode = DecodePool(config.decode_threads or usable_cpus())
-        self.planning = Gate(PLANNED_AT_ONCE)
+        self.planning, self.locating = Gate(PLANNED_AT_ONCE), Gate(PLANNED_AT_ONCE)
+        """For indexes of videos, and for footers of tables."""
         requests = config.fetch.max_requests_per_host
         self.fetching_clips = Gate(max(1, requests - requests // SMALL_SHARE))
         self.plans: SharedLRU[tuple[int, int], Any] = SharedLRU(small_bytes // 2)

@@ -1,7 +1,8 @@
 """Episodes in memory: all cameras and rows of an episode at once, each byte fetched once.
 
-First comes the episode's plan: the indexes of its videos, and the footer of its table, which say where everything lies.
-Then all of it is asked for at once, so that an episode takes two requests one after the other.
+First comes the episode's plan, made from the indexes of its videos, and at the same time the footer of its table: they
+say where everything lies. Then all of it is asked for at once, so that an episode takes two requests one after the
+other. In a pass the clips don't wait for the footer, which may be long.
 
 An episode is *held* while somebody reads it: its clips are leased in the byte cache, which then can't evict them. Idle,
 its rows and the plan of its clips are kept for a while, and the bytes of its clips as long as the byte cache has room:
@@ -120,7 +121,7 @@ class EpisodeCache:
         self._depth = {key: depth_scale(feature, depth_unit) for key, feature in metadata.features.items()}
         self._flights: SingleFlight[EpisodeEntry, None] = SingleFlight(engine.group)
         self._room = engine.room
-        self._planning = engine.planning
+        self._planning, self._locating = engine.planning, engine.locating
         self._fetching_clips = engine.fetching_clips
         self._small_reads = Caller()
         self._rows_are_small = all(feature.kind != "image" for feature in metadata.features.values())
@@ -133,9 +134,17 @@ class EpisodeCache:
         engine.clips.on_evict(self._drop_decoders)
 
     async def clip_bytes(self, episode: Episode) -> int:
-        """Memory that the clips of the episode take. Fetches what its plan is made from where needed."""
+        """Memory that the clips of the episode take. Fetches the indexes of its videos where needed."""
         with calling(self._caller(episode)):
             return _clip_bytes(await self._plan(episode))
+
+    async def locate_rows(self, episode: Episode) -> None:
+        """Fetches the footer of the episode's table where needed: beside ``clip_bytes``, so that ``hold`` needn't."""
+        if self._tables.get_nowait(episode.index) is not None:
+            return
+        async with self._locating.place():
+            with calling(self._small_reads):
+                await self._watch(self._rows.locate(episode))
 
     def hurry(self, episode: Episode) -> None:
         """Somebody waits for the episode now, if it is on its way: what it still has to ask for goes first."""
@@ -288,12 +297,9 @@ class EpisodeCache:
             _check_size(self._features[camera], clip)
             planned[camera] = clip
 
-        async def locate_rows() -> None:
-            await self._watch(self._rows.locate(episode))
-
         async with self._planning.place():
             with calling(self._small_reads):
-                await gather(*(partial(plan_clip, camera) for camera in episode.videos), locate_rows)
+                await gather(*(partial(plan_clip, camera) for camera in episode.videos))
         in_order = {camera: planned[camera] for camera in episode.videos}
         return _Kept(in_order, OBJECTS_BYTES + sum(clip.plan_nbytes for clip in planned.values()))
 

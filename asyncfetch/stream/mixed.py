@@ -222,6 +222,11 @@ class OpenMixture:
         dataset, number, _ = self.origin(episode)
         return await dataset.clip_bytes(number)
 
+    async def locate_rows(self, episode: int) -> None:
+        """See Readable."""
+        dataset, number, _ = self.origin(episode)
+        await dataset.locate_rows(number)
+
     async def hold(self, episode: int) -> HeldEpisode:
         """See Readable."""
         dataset, number, _ = self.origin(episode)

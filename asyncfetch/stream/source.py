@@ -68,6 +68,10 @@ class Readable(Protocol):
         """Memory that its clips take."""
         ...
 
+    async def locate_rows(self, episode: int) -> None:
+        """Bring what ``hold`` needs to know of its rows."""
+        ...
+
     async def hold(self, episode: int) -> HeldEpisode:
         """The episode in memory until it is released, for who has paid for it."""
         ...

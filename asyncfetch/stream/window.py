@@ -18,6 +18,7 @@ import anyio.lowlevel
 
 from asyncfetch.errors import CacheError, redact_url
 from asyncfetch.fetch.gate import Caller, calling
+from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -224,18 +225,25 @@ class EpisodeWindow:
     async def _load(self, slot: _Slot) -> None:
         try:
             with calling(slot.caller):
-                size_bytes = await self._dataset.clip_bytes(slot.episode)
-                self._weigh(slot.episode, size_bytes)
-                slot.size_bytes = size_bytes
-                self._grant()
-                await slot.granted.wait()
-                slot.held = await self._dataset.hold(slot.episode)
+                await gather(
+                    functools.partial(self._hold, slot),
+                    functools.partial(self._dataset.locate_rows, slot.episode),
+                )
         except Exception as error:  # noqa: BLE001  raised by get(), at the episode's place in the order
             slot.error = error
-            slot.size_bytes = slot.size_bytes or 0
-            self._grant()
+            if not slot.granted.is_set():
+                slot.size_bytes = 0
+                self._grant()
         slot.done.set()
         self._let_go(slot)
+
+    async def _hold(self, slot: _Slot) -> None:
+        size_bytes = await self._dataset.clip_bytes(slot.episode)
+        self._weigh(slot.episode, size_bytes)
+        slot.size_bytes = size_bytes
+        self._grant()
+        await slot.granted.wait()
+        slot.held = await self._dataset.hold(slot.episode)
 
     def _weigh(self, episode: int, size_bytes: int) -> None:
         origin = self._origin(episode)

@@ -24,6 +24,7 @@ from asyncfetch.errors import (
 from asyncfetch.lerobot import engine, open_dataset, prefetches
 from asyncfetch.runtime import memory_pool
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.stream import Stream
 from asyncfetch.testing import Fault, FaultOnce, read_identity
 from tests.lerobot.serving import (
     SNAPSHOT,
@@ -132,6 +133,20 @@ async def test_nothing_waits_for_what_it_does_not_depend_on(library: Library, wi
         with anyio.fail_after(10):
             await came[withheld].wait()
             await came[asked].wait()
+
+
+async def test_the_clips_of_a_pass_do_not_wait_for_where_its_rows_lie(library: Library) -> None:
+    truth = library(episodes=8, length=300, width=64, height=64, distinct_videos=1)
+    clip_was_asked_for = anyio.Event()
+
+    def withhold(request: ServedRequest) -> Fault | None:
+        if kind(request) == "clip":
+            clip_was_asked_for.set()
+        return Fault(first_byte_seconds=60.0) if kind(request) == "footer" else None
+
+    async with serve(truth, fault=withhold) as served, Stream(served.dataset).samples():
+        with anyio.fail_after(10):
+            await clip_was_asked_for.wait()
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asyncfetch as af
+from asyncfetch.stream.source import Origin
+from asyncfetch.stream.window import EpisodeWindow
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
@@ -197,6 +199,44 @@ async def test_two_passes_over_one_dataset_share_the_room_and_never_hang(
                     clips = dataset.statistics().clips
                     assert clips.used_bytes + clips.reserved_bytes <= clips.max_bytes
                 assert sorted(seen[0]) == sorted(seen[1]) == list(range(truth.num_frames))
+
+
+async def test_an_episode_that_fails_while_it_waits_for_room_takes_none(
+    truth: DatasetTruth, clip_bytes: list[int], largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it later, when whoever asked for it has let go of it and there is room."""
+    other = min(episode for episode, size in enumerate(clip_bytes) if size and episode != largest)
+    is_full, may_fail = anyio.Event(), anyio.Event()
+
+    async def fail(_: int) -> None:
+        await may_fail.wait()
+        raise af.FormatError("no footer")
+
+    async with af.open_dataset(str(truth.root), config=config(max(clip_bytes))) as dataset:
+        locate = dataset.locate_rows
+        monkeypatch.setattr(dataset, "locate_rows", lambda episode: (locate if episode == largest else fail)(episode))
+        async with anyio.create_task_group() as group:
+            window = EpisodeWindow(
+                dataset,
+                lambda episode: Origin(dataset, episode),
+                [largest, other],
+                group,
+                prefetch_episodes=2,
+                pool=lambda: (2, 24),
+                on_full=is_full.set,
+            )
+            for episode in (largest, other):
+                window.use(episode)
+            await window.get(largest)
+            await is_full.wait()
+            may_fail.set()
+            with pytest.raises(af.FormatError):
+                await window.get(other)
+            for episode in (other, largest):
+                window.done(episode)
+                window.finish(episode)
+            assert dataset.clip_budget.used_bytes == 0
+        window.close()
 
 
 async def test_two_passes_that_fit_both_get_every_frame(truth: DatasetTruth, clip_bytes: list[int]) -> None:
