@@ -340,6 +340,7 @@ def test_no_retry_after_is_too_odd_to_read(header: str) -> None:
         ("y", "https://a.org/p/y"),
         ("//b.org/y", "https://b.org/y"),
         ("https://u:p@b.org/y", "https://b.org/y"),
+        ("https://:p@b.org/y", "https://b.org/y"),
         ("https://b.org/a%2Fb?s=%7e%2b", "https://b.org/a%2Fb?s=%7e%2b"),
     ],
 )
