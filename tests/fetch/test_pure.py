@@ -153,6 +153,8 @@ def test_dates_tell_versions_apart_only_without_tags() -> None:
 
 def test_weak_tags_promise_nothing() -> None:
     assert strong_etag(ObjectInfo("u", 1, 'W/"a"')) is None
+    assert strong_etag(ObjectInfo("u", 1, '"\udce9"')) is None, "it can't be sent back"
+    assert strong_etag(ObjectInfo("u", 1, '"é"')) == '"é"'
     assert strong_etag(ObjectInfo("u", 1, '"a"')) == '"a"'
 
 
