@@ -29,7 +29,7 @@ from asyncfetch.cache.range_stream import RangeStream
 from asyncfetch.cache.space import SpaceQueue
 from asyncfetch.cache.versions import HeldVersions
 from asyncfetch.errors import CacheError, ClosedError, ConfigError, ObjectChanged
-from asyncfetch.fetch.arguments import closed_range
+from asyncfetch.fetch.arguments import byte_ranges, closed_range
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.reader import VersionedReader
 from asyncfetch.ranges import ByteRange
@@ -180,7 +180,7 @@ class ByteCache:
         Raises:
             CacheError: Together they are larger than the cache, so that they could only be had by breaking its bound.
         """
-        ranges = list(ranges)
+        ranges = byte_ranges(ranges)
         self._require_room_for(ranges)
         async with self.fetch_stream(ranges) as stream:
             views = {index: view async for index, view in stream}

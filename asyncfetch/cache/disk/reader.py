@@ -20,7 +20,7 @@ from asyncfetch.cache.disk.layout import Version, join, object_id
 from asyncfetch.cache.disk.store import DiskStore
 from asyncfetch.cache.range_stream import RangeStream
 from asyncfetch.errors import ClosedError, ConfigError
-from asyncfetch.fetch.arguments import byte_count, closed_range
+from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.reader import VersionedReader
 from asyncfetch.ranges import ByteRange, ObjectInfo
@@ -179,7 +179,7 @@ class DiskReader:
 
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
         """All ranges, in input order; equal ranges are read once. The first error cancels the rest."""
-        ranges = list(ranges)
+        ranges = byte_ranges(ranges)
         async with self.fetch_stream(ranges) as stream:
             views = {index: view async for index, view in stream}
         return [views[index] for index in range(len(ranges))]

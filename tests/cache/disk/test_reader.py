@@ -116,6 +116,13 @@ async def test_arguments_are_those_of_the_fetcher(tier: Tier, site: Site) -> Non
             await reader.fetch_into(site.url, 0, cast("int", None), buffer)
         with pytest.raises(ConfigError, match="buffer"):
             await reader.fetch_into(site.url, 0, 5, cast("Any", "12345"))
+        async with ByteCache(reader, max_bytes=MIB) as cache:
+            for ranges in (5, [("/x", 0, 1)]):
+                for one in (reader, cache):
+                    with pytest.raises(ConfigError, match="ByteRange"):
+                        await one.fetch_many(cast("Any", ranges))
+                    with pytest.raises(ConfigError, match="ByteRange"):
+                        one.fetch_stream(cast("Any", ranges))
 
 
 async def test_only_what_is_missing_is_asked_for_in_one_range_each(tier: Tier, site: Site) -> None:
