@@ -66,17 +66,24 @@ class ByteRange:
     def __post_init__(self) -> None:
         if not isinstance(self.url, str):
             raise ConfigError(f"a url or path must be a string, not of type {type(self.url).__name__}: try str(path)")
+        if type(self.start) is not int or not (self.stop is None or type(self.stop) is int):
+            self._take_numbers()
+        if self.stop is not None and not 0 <= self.start <= self.stop:
+            message = (
+                f"byte range [{self.start}, {self.stop}) of {redact_url(self.url)} must satisfy 0 <= start <= stop"
+            )
+            raise ConfigError(message)
+
+    def _take_numbers(self) -> None:
+        """Whole numbers of numpy as Python's, of which no sum or product overflows; ConfigError for what is none."""
         if not (is_whole_number(self.start) and (self.stop is None or is_whole_number(self.stop))):
             message = (
                 f"byte range [{self.start!r}, {self.stop!r}) of {redact_url(self.url)} must have whole numbers as its"
                 " ends, or None as its stop"
             )
             raise ConfigError(message)
-        if self.stop is not None and not 0 <= self.start <= self.stop:
-            message = (
-                f"byte range [{self.start}, {self.stop}) of {redact_url(self.url)} must satisfy 0 <= start <= stop"
-            )
-            raise ConfigError(message)
+        object.__setattr__(self, "start", int(self.start))
+        object.__setattr__(self, "stop", None if self.stop is None else int(self.stop))
 
     def __repr__(self) -> str:
         return f"ByteRange({redact_url(self.url)!r}, {self.start}, {self.stop})"

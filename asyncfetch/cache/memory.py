@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from asyncfetch.cache.buffers import allocate, writable_bytes
+from asyncfetch.cache.buffers import allocate
 from asyncfetch.cache.disk.reader import DiskReader
 from asyncfetch.cache.lease import CacheKey, CacheStatistics, Lease
 from asyncfetch.cache.names import object_name
@@ -29,6 +29,7 @@ from asyncfetch.cache.range_stream import RangeStream
 from asyncfetch.cache.space import SpaceQueue
 from asyncfetch.cache.versions import HeldVersions
 from asyncfetch.errors import CacheError, ClosedError, ConfigError, ObjectChanged
+from asyncfetch.fetch.arguments import byte_ranges, closed_range
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.reader import VersionedReader
 from asyncfetch.ranges import ByteRange
@@ -168,9 +169,10 @@ class ByteCache:
 
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
         """Bytes [start, stop) copied into the caller's buffer of just that length; the cache keeps its own."""
-        wanted = ByteRange(url, start, stop)
-        target = writable_bytes(buffer, wanted)
-        target[:] = await self._fetch_range(wanted)
+        wanted, target = closed_range(url, start, stop, buffer)
+        view = await self._fetch_range(wanted)
+        if view:
+            target[:] = view
 
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
         """All ranges, in input order; equal ones are fetched once. The first error cancels the rest.
@@ -178,7 +180,7 @@ class ByteCache:
         Raises:
             CacheError: Together they are larger than the cache, so that they could only be had by breaking its bound.
         """
-        ranges = list(ranges)
+        ranges = byte_ranges(ranges)
         self._require_room_for(ranges)
         async with self.fetch_stream(ranges) as stream:
             views = {index: view async for index, view in stream}

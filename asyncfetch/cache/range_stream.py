@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from asyncfetch.errors import ClosedError
+from asyncfetch.fetch.arguments import byte_ranges
 from asyncfetch.fetch.gate import one_caller
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.cancellation import end_tasks
@@ -37,7 +38,7 @@ class RangeStream:
 
     def __init__(self, ranges: Iterable[ByteRange], fetch: Callable[[ByteRange], Awaitable[memoryview]]) -> None:
         self._indices: dict[ByteRange, list[int]] = {}
-        for index, byte_range in enumerate(ranges):
+        for index, byte_range in enumerate(byte_ranges(ranges)):
             self._indices.setdefault(byte_range, []).append(index)
         self._fetch = fetch
         self._left = len(self._indices)

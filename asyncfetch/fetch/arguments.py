@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.reader import WritableBuffer
 
-__all__ = ["byte_count", "byte_ranges", "closed_range", "writable_bytes"]
+__all__ = ["byte_count", "byte_ranges", "closed_range"]
 
 
 def byte_ranges(ranges: Iterable[ByteRange]) -> list[ByteRange]:
@@ -27,31 +27,31 @@ def byte_ranges(ranges: Iterable[ByteRange]) -> list[ByteRange]:
     return wanted
 
 
-def closed_range(url: str, start: int, stop: int) -> ByteRange:
-    """The range; ConfigError where it has no end."""
+def closed_range(url: str, start: int, stop: int, buffer: WritableBuffer) -> tuple[ByteRange, memoryview]:
+    """The range, and the buffer as bytes to write to.
+
+    ConfigError where the range has no end, or where the buffer can't be written to so, or isn't of its length.
+    """
     wanted = ByteRange(url, start, stop)
     if wanted.stop is None:
         raise ConfigError("stop must be a whole number where there is a buffer: its length is stop - start")
-    return wanted
-
-
-def byte_count(max_bytes: int) -> int:
-    """It, where it is one; else ConfigError."""
-    if not is_whole_number(max_bytes) or max_bytes < 0:
-        raise ConfigError(f"max_bytes must be a whole number and not negative, not {max_bytes!r}")
-    return max_bytes
-
-
-def writable_bytes(buffer: WritableBuffer, length: int) -> memoryview:
-    """The buffer as bytes, to write to; ConfigError where it can't be, or isn't of this length."""
+    length = wanted.stop - wanted.start
     try:
         view = memoryview(buffer)
-        usable = view.c_contiguous and not view.readonly
-        view = view.cast("B") if usable else view
+        usable = view.c_contiguous and not view.readonly and view.nbytes == length
+        # A view with a zero in its shape can't be cast, and has nothing to write to.
+        target = view.cast("B") if usable and length else view
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the buffer can't be written to as bytes: {error}") from error
     if not usable:
-        raise ConfigError("the buffer must be writable and contiguous")
-    if len(view) != length:
-        raise ConfigError(f"the buffer has {len(view)} bytes and the range {length}: they must be equal")
-    return view
+        kind = f"{'read-only' if view.readonly else 'writable'}{'' if view.c_contiguous else ' with gaps'}"
+        message = f"{wanted!r} needs a writable, contiguous buffer of {length} bytes, not one of {view.nbytes}, {kind}"
+        raise ConfigError(message)
+    return wanted, target
+
+
+def byte_count(max_bytes: int) -> int:
+    """It as Python's, where it is a whole number and not negative; else ConfigError."""
+    if not is_whole_number(max_bytes) or max_bytes < 0:
+        raise ConfigError(f"max_bytes must be a whole number and not negative, not {max_bytes!r}")
+    return int(max_bytes)

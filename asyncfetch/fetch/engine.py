@@ -12,7 +12,7 @@ import anyio
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ClosedError, ConfigError, FetchError, WrongLoop, redact_url
-from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range, writable_bytes
+from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.assembly import Assembly, concerns_some
 from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, plan_batch, server_of, through
 from asyncfetch.fetch.download import Download
@@ -140,20 +140,21 @@ class Fetcher:
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its first ``min(max_bytes, size)`` bytes, in one request."""
-        if byte_count(max_bytes) == 0:
+        max_bytes = byte_count(max_bytes)
+        if max_bytes == 0:
             return await self.stat(url), _EMPTY
         return await self._read(url, Wanted(0, max_bytes, clamp=True))
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its last ``min(max_bytes, size)`` bytes, in one request."""
-        if byte_count(max_bytes) == 0:
+        max_bytes = byte_count(max_bytes)
+        if max_bytes == 0:
             return await self.stat(url), _EMPTY
         return await self._read(url, Wanted(-max_bytes, None))
 
     async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
         """Bytes [start, stop) into the caller's buffer of just that length."""
-        wanted = closed_range(url, start, stop)
-        await self._fetch(wanted, writable_bytes(buffer, stop - start))
+        await self._fetch(*closed_range(url, start, stop, buffer))
 
     def known(self, url: str) -> ObjectInfo | None:
         """What was seen first of the object and is insisted on; None where nothing was, or where it is forgotten."""
@@ -164,7 +165,7 @@ class Fetcher:
     ) -> ObjectInfo:
         """See VersionedReader."""
         self._check()
-        wanted, view = closed_range(url, start, stop), writable_bytes(buffer, stop - start)
+        wanted, view = closed_range(url, start, stop, buffer)
         if version is None:
             info, _ = await self._assembly.fetch(wanted, view)
             return info

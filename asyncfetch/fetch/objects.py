@@ -13,8 +13,11 @@ __all__ = ["ObjectMemory", "difference", "strong_etag"]
 
 
 def strong_etag(info: ObjectInfo | None) -> str | None:
-    """The entity tag that promises equal bytes; None where there is none, or only a weak one."""
-    if info is None or info.etag is None or info.etag.startswith("W/"):
+    """The entity tag that promises equal bytes; None where there is none, or only a weak one.
+
+    Nor is one that can't be sent back: RFC 9110 allows bytes in it that are no UTF-8.
+    """
+    if info is None or info.etag is None or info.etag.startswith("W/") or not info.etag.isprintable():
         return None
     return info.etag
 

@@ -72,7 +72,7 @@ def next_url(url: URL, location: str | None) -> URL:
     if url.scheme == "https" and target.scheme == "http":
         message = f"the server redirects from https to plain http at {host_name(target)}: not followed"
         raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
-    return target.with_user(None) if target.raw_user is not None else target
+    return target if userinfo(target) is None else target.with_user(None)
 
 
 def is_permanent(status: int, headers: Mapping[str, str]) -> bool:
@@ -98,7 +98,9 @@ def host_name(url: URL) -> str:
 
 def userinfo(url: URL) -> str | None:
     """The Authorization header for the url's own user and password."""
-    return None if url.raw_user is None else basic_auth(url.user or "", url.password or "")
+    if url.raw_user is None and url.raw_password is None:
+        return None
+    return basic_auth(url.user or "", url.password or "")
 
 
 def basic_auth(user: str, password: str) -> str:

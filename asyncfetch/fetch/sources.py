@@ -67,7 +67,8 @@ def _bytes_of(content: Any, what: str) -> memoryview:  # noqa: ANN401 - what it 
     try:
         view = memoryview(content)
         if view.c_contiguous:
-            return view.cast("B").toreadonly()
+            # A view with a zero in its shape can't be cast.
+            return view.cast("B").toreadonly() if view.nbytes else memoryview(b"")
     except (TypeError, ValueError) as error:
         message = f"{what} must be bytes, a path or an async iterator of bytes, not {type(content).__name__}"
         raise ConfigError(message) from error

@@ -375,6 +375,10 @@ async def test_fetch_into_copies_into_the_callers_buffer() -> None:
             await cache.fetch_into(URL, 5, 16, buffer)
         with pytest.raises(ConfigError, match="read-only"):
             await cache.fetch_into(URL, 5, 15, memoryview(bytes(10)))
+        for start, stop, target in ((5, 15, "0123456789"), (0, None, buffer)):
+            with pytest.raises(ConfigError):
+                await cache.fetch_into(URL, start, stop, target)  # type: ignore[arg-type]
+        await cache.fetch_into(URL, 5, 5, np.empty((0, 3)))  # type: ignore[arg-type]
     assert buffer == reader.objects[URL][5:15]
 
 

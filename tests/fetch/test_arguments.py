@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.ranges import ByteRange
@@ -65,6 +66,32 @@ async def test_numbers_of_numpy_are_as_good(fetcher: Fetcher, path: str) -> None
     start, stop = np.asarray([2, 5])
     assert bytes(await fetcher.fetch(path, start, stop)) == b"234"
     assert [bytes(one) for one in await fetcher.fetch_many([ByteRange(path, start, stop)])] == [b"234"]
+
+
+async def test_numbers_of_numpy_do_not_overflow(tmp_path: Path) -> None:
+    """Narrow ones in products, as those that cut a range into parts; unsigned ones in differences."""
+    content = np.random.default_rng(0).bytes(250)
+    (tmp_path / "x").write_bytes(content)
+    path = str(tmp_path / "x")
+    byte: Any = np.uint8
+    config = FetchConfig(part_bytes=50, min_part_bytes=50, max_span_bytes=100)
+    async with Fetcher(config) as fetcher:
+        for _ in range(2):  # the second time its size is known
+            assert await fetcher.fetch(path, byte(0), byte(250)) == content
+        info, tail = await fetcher.fetch_tail(path, byte(3))
+        assert (info.size, bytes(tail)) == (250, content[-3:])
+        assert (await fetcher.fetch_head(path, byte(3)))[1] == content[:3]
+        buffer = bytearray(50)
+        await fetcher.fetch_into(path, byte(200), 250, buffer)
+        assert buffer == content[200:]
+        nested = [ByteRange(path, byte(0), byte(99)), ByteRange(path, byte(10), byte(20))]
+        assert await fetcher.fetch_many(nested) == [content[:99], content[10:20]]
+
+
+async def test_nothing_needs_no_room(fetcher: Fetcher, path: str, tmp_path: Path) -> None:
+    for nothing in (np.empty(0), np.empty((0, 3), np.float32), bytearray()):
+        await fetcher.fetch_into(path, 5, 5, nothing)  # type: ignore[arg-type]
+        assert (await fetcher.put(str(tmp_path / "y"), nothing)).size == 0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("config", [5, {}, "x"], ids=repr)

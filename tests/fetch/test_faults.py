@@ -147,6 +147,24 @@ async def test_without_a_strong_etag_a_broken_body_starts_over(
     assert [request.headers["range"] for request in server.requests] == ["bytes=0-9999"] * 2
 
 
+async def test_a_tag_that_cannot_be_sent_back_still_tells_versions(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType]
+) -> None:
+    """RFC 9110 allows bytes above ASCII in it, of no encoding in particular."""
+    url = server.put("/x", CONTENT)
+
+    def answer(first: int, tag: bytes) -> StepType:
+        head = f"HTTP/1.1 206 OK\r\nContent-Length: 9\r\nContent-Range: bytes {first}-{first + 8}/{len(CONTENT)}\r\n"
+        return step(raw=head.encode() + b'ETag: "' + tag + b'"\r\n\r\n' + CONTENT[first : first + 9])
+
+    server.will(answer(0, b"\xe9"), answer(9, b"\xe9"), answer(18, b"\xe8"))
+    assert await fetcher.fetch(url, 0, 9) == CONTENT[:9]
+    assert await fetcher.fetch(url, 9, 18) == CONTENT[9:18]
+    assert "if-match" not in server.requests[1].headers
+    with pytest.raises(ObjectChanged):
+        await fetcher.fetch(url, 18, 27)
+
+
 async def test_no_object_is_joined_from_two_versions(
     fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str
 ) -> None:

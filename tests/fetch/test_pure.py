@@ -153,6 +153,8 @@ def test_dates_tell_versions_apart_only_without_tags() -> None:
 
 def test_weak_tags_promise_nothing() -> None:
     assert strong_etag(ObjectInfo("u", 1, 'W/"a"')) is None
+    assert strong_etag(ObjectInfo("u", 1, '"\udce9"')) is None, "it can't be sent back"
+    assert strong_etag(ObjectInfo("u", 1, '"é"')) == '"é"'
     assert strong_etag(ObjectInfo("u", 1, '"a"')) == '"a"'
 
 
@@ -340,6 +342,7 @@ def test_no_retry_after_is_too_odd_to_read(header: str) -> None:
         ("y", "https://a.org/p/y"),
         ("//b.org/y", "https://b.org/y"),
         ("https://u:p@b.org/y", "https://b.org/y"),
+        ("https://:p@b.org/y", "https://b.org/y"),
         ("https://b.org/a%2Fb?s=%7e%2b", "https://b.org/a%2Fb?s=%7e%2b"),
     ],
 )

@@ -390,6 +390,18 @@ async def test_listings_come_by_pages() -> None:
         assert [info.url for info in await fetcher.listdir("s3://b")] == ["s3://b/p/", "s3://b/q"]
 
 
+async def test_a_key_with_slashes_side_by_side_is_found_by_going_down() -> None:
+    keys = ["a/x", "a//y", "a///z", "/r", "//s"]
+    async with S3Server({f"b/{key}": b"1" for key in keys}) as server, s3_fetcher(server) as fetcher:
+        found: list[str] = []
+        prefixes = ["s3://b"]
+        for _ in range(6):
+            for info in await fetcher.listdir(prefixes.pop()):
+                (prefixes if info.url.endswith("/") else found).append(info.url)
+    assert prefixes == []
+    assert sorted(found) == sorted(f"s3://b/{key}" for key in keys)
+
+
 async def test_listings_are_retried_and_refused_in_words() -> None:
     async with S3Server({"b/p/x": b""}) as server, s3_fetcher(server) as fetcher:
         server._fault = FaultOnce("/b", Fault.status(503))

@@ -327,6 +327,18 @@ async def test_a_local_url_that_is_none(fetcher: Fetcher, url: str) -> None:
             await verb(url)
 
 
+async def test_a_file_url_has_nothing_behind_its_path(fetcher: Fetcher, tmp_path: Path) -> None:
+    """A name that wasn't quoted would be another file's: the one to read, to write over or to remove."""
+    (tmp_path / "x").write_bytes(b"another")
+    for name in ("x#1", "x?1", "x?", "x#"):
+        for verb in (fetcher.fetch, fetcher.stat, fetcher.delete, lambda url: fetcher.put(url, b"1")):
+            with pytest.raises(ConfigError, match="%3F for a"):
+                await verb(f"file://{tmp_path}/{name}")
+    (tmp_path / "x#1").write_bytes(b"this one")
+    assert bytes(await fetcher.fetch((tmp_path / "x#1").as_uri())) == b"this one"
+    assert (tmp_path / "x").read_bytes() == b"another"
+
+
 @pytest.mark.parametrize("how", ["task", "scope"])
 async def test_a_cancelled_listing_ends_after_an_entry(
     fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str

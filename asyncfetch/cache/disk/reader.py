@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 from anyio import to_thread
 
-from asyncfetch.cache.buffers import allocate, writable_bytes
+from asyncfetch.cache.buffers import allocate
 from asyncfetch.cache.disk.layout import Version, join, object_id
 from asyncfetch.cache.disk.store import DiskStore
 from asyncfetch.cache.range_stream import RangeStream
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.reader import VersionedReader
 from asyncfetch.ranges import ByteRange, ObjectInfo
@@ -132,7 +133,7 @@ class DiskReader:
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its first ``min(max_bytes, size)`` bytes."""
-        store = self._check()
+        store, max_bytes = self._check(), byte_count(max_bytes)
         info = await self._version_to_look_for(store, url, 0, min(max_bytes, 1))
         if info is not None:
             return info, await self._read(store, info, 0, min(max_bytes, info.size))
@@ -146,7 +147,7 @@ class DiskReader:
         Where nobody has told the size, these are only looked for on disk if something of the object's beginning is
         there: asking for the size takes as long as asking for the bytes.
         """
-        store = self._check()
+        store, max_bytes = self._check(), byte_count(max_bytes)
         info = await self._version_to_look_for(store, url, 0, min(max_bytes, 1))
         if info is not None:
             return info, await self._read(store, info, max(0, info.size - max_bytes), info.size)
@@ -166,8 +167,8 @@ class DiskReader:
     ) -> ObjectInfo:
         """See VersionedReader."""
         store = self._check()
-        wanted = ByteRange(url, start, stop)
-        view = writable_bytes(buffer, wanted)
+        wanted, view = closed_range(url, start, stop, buffer)
+        start, stop = wanted.start, wanted.start + len(view)
         info = await self._version_to_look_for(store, url, start, stop, version)
         if info is not None and stop <= info.size:
             await self._fill(store, info, start, view)
@@ -178,7 +179,7 @@ class DiskReader:
 
     async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
         """All ranges, in input order; equal ranges are read once. The first error cancels the rest."""
-        ranges = list(ranges)
+        ranges = byte_ranges(ranges)
         async with self.fetch_stream(ranges) as stream:
             views = {index: view async for index, view in stream}
         return [views[index] for index in range(len(ranges))]

@@ -136,6 +136,9 @@ def _path_in(url: str) -> bytes:
         host = parts.netloc.rpartition("@")[2]
         message = f"{redact_url(url)!r} names a file of the host {host!r}: write file:///path for a local one"
         raise ConfigError(message)
+    if "?" in url or "#" in url:  # without what stands behind them it would name another file
+        message = f"{redact_url(url)!r} has a query or a fragment: write %3F for a ? in a file's name and %23 for a #"
+        raise ConfigError(message)
     return unquote_to_bytes(os.fsencode(parts.path))
 
 

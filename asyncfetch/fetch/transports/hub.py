@@ -27,7 +27,7 @@ from yarl import URL
 from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
 from asyncfetch.fetch.listing import Listing, listed_size
-from asyncfetch.fetch.redirects import next_url, origin_of, parse_url, static_headers
+from asyncfetch.fetch.redirects import next_url, origin_of, parse_url, static_headers, userinfo
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.ranges import ObjectInfo
 
@@ -209,7 +209,7 @@ class HubTransport:
         variables = dict(os.environ) if self._config.trust_env else {}
         endpoint = (self._config.hub_endpoint or variables.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
         url = parse_url(endpoint)
-        if url.raw_user is not None:
+        if userinfo(url) is not None:
             raise ConfigError("the Hub's endpoint must not hold a password: set HF_TOKEN")
         token = await to_thread.run_sync(_token, variables) if self._config.trust_env else None
         tokens = {} if token is None else {f"{url.host}:{url.port}": token}

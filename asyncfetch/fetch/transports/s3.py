@@ -128,7 +128,7 @@ class S3Transport:
         FetchError where the pages don't lead to an end within ``max_listed_entries``.
         """
         bucket, key = _split(url)
-        prefix = f"{key.rstrip('/')}/" if key else ""
+        prefix = key if not key or key.endswith("/") else f"{key}/"
         listing: Listing[str] = Listing(self._max_entries)
         token: str | None = ""
         while token is not None:

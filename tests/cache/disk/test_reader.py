@@ -99,6 +99,32 @@ async def test_a_second_job_asks_for_the_version_and_nothing_else(tier: Tier, si
         assert site.asked() == [(0, 1)]
 
 
+async def test_arguments_are_those_of_the_fetcher(tier: Tier, site: Site) -> None:
+    async with job(tier) as reader:
+        await reader.stat(site.url)  # whose size the tail is counted from
+        _, tail = await reader.fetch_tail(site.url, cast("int", np.uint32(5)))
+        assert tail == CONTENT[-5:]
+        _, tail = await reader.fetch_tail(site.url, cast("int", np.uint32(2 * WHOLE)))
+        assert tail == CONTENT
+        buffer = bytearray(50)
+        await reader.fetch_into(site.url, cast("int", np.uint8(250)), 300, buffer)
+        assert buffer == CONTENT[250:300]
+        for number in (-1, 1.5, "1"):
+            with pytest.raises(ConfigError, match="max_bytes"):
+                await reader.fetch_tail(site.url, cast("int", number))
+        with pytest.raises(ConfigError, match="stop"):
+            await reader.fetch_into(site.url, 0, cast("int", None), buffer)
+        with pytest.raises(ConfigError, match="buffer"):
+            await reader.fetch_into(site.url, 0, 5, cast("Any", "12345"))
+        async with ByteCache(reader, max_bytes=MIB) as cache:
+            for ranges in (5, [("/x", 0, 1)]):
+                for one in (reader, cache):
+                    with pytest.raises(ConfigError, match="ByteRange"):
+                        await one.fetch_many(cast("Any", ranges))
+                    with pytest.raises(ConfigError, match="ByteRange"):
+                        one.fetch_stream(cast("Any", ranges))
+
+
 async def test_only_what_is_missing_is_asked_for_in_one_range_each(tier: Tier, site: Site) -> None:
     async with job(tier) as reader:
         await reader.fetch(site.url, MIB, 2 * MIB)
