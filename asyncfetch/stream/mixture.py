@@ -101,7 +101,7 @@ class Mixture(SampleSource[OpenMixture]):
         *,
         stop_on: StopOn = "first",
         seed: int = 0,
-        keys: Sequence[Mapping[str, str] | None] | Mapping[int, Mapping[str, str]] | None = None,
+        keys: Sequence[Mapping[str, str] | None] | Mapping[int, Mapping[str, str] | None] | None = None,
         missing: Missing = "keep",
         transform: Transform | None = None,
         block_samples: int | None = None,
@@ -332,7 +332,7 @@ def _numbers(weights: Any) -> tuple[float, ...]:  # noqa: ANN401
 
 
 def _renames(
-    keys: Sequence[Mapping[str, str] | None] | Mapping[int, Mapping[str, str]] | None, members: int
+    keys: Sequence[Mapping[str, str] | None] | Mapping[int, Mapping[str, str] | None] | None, members: int
 ) -> tuple[Mapping[str, str], ...]:
     if keys is None:
         return ({},) * members
@@ -340,8 +340,9 @@ def _renames(
         unknown = [member for member in keys if member not in range(members)]
         if unknown:
             raise ConfigError(f"keys: there are no members {unknown} among {members}")
-        return tuple(keys.get(member, {}) for member in range(members))
-    if not isinstance(keys, Sequence):
+        keys = [keys.get(member) for member in range(members)]
+    is_list = isinstance(keys, Sequence)
+    if not is_list or not all(these is None or isinstance(these, Mapping) for these in keys):
         raise ConfigError(f"keys must be a mapping or None for each stream, or {{member: mapping}}, not {keys!r}")
     if len(keys) != members:
         raise ConfigError(f"keys: {members} streams need {members} mappings, or None in their place, not {len(keys)}")

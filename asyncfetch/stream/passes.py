@@ -150,8 +150,17 @@ class StreamIterator(Generic[R]):
     def put_back(self) -> None:
         """The sample that came last comes once more, as if it hadn't."""
         self._back = self._latest
+        self.take_back(self._latest.number)
+
+    def take_back(self, number: int) -> None:
+        """For the state the samples from this one on weren't delivered, though they won't come again here."""
         plan = self._plans[0]
-        plan.progress.delivered = plan.batch_start(self._latest.number)
+        plan.progress.delivered = plan.batch_start(number)
+
+    @property
+    def latest_number(self) -> int:
+        """Which sample of the consumer's part of the epoch came last."""
+        return self._latest.number
 
     @property
     def batches(self) -> tuple[int, int]:

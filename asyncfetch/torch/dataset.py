@@ -219,19 +219,31 @@ def _shared(nbytes: int) -> torch.UntypedStorage:
 
 def _batches(samples: StreamIterator[Any], size: int, *, drop_last: bool) -> Iterator[Any]:
     for first in samples:
-        batch = [first]
-        number, following = samples.batches
-        # No more are asked for than there are: with its last batch a pass isn't finished, whatever the batch's size.
-        while number == following and len(batch) < size and samples.__length_hint__():
-            sample = next(samples, None)
-            if sample is None or samples.batches[0] != number:  # the others of this batch were left out
-                if sample is not None:
-                    samples.put_back()
-                break
-            batch.append(sample)
-            _, following = samples.batches
-        if len(batch) == size or not drop_last:
-            yield collate(batch)
+        begun = samples.latest_number
+        try:
+            batch = _batch(samples, first, size)
+            collated = collate(batch) if len(batch) == size or not drop_last else None
+        except BaseException:  # nobody was given what came before it
+            samples.take_back(begun)
+            raise
+        if collated is not None:
+            yield collated
+
+
+def _batch(samples: StreamIterator[Any], first: Any, size: int) -> list[Any]:  # noqa: ANN401
+    """The samples that go into a batch with the first one, which came last."""
+    batch = [first]
+    number, following = samples.batches
+    # No more are asked for than there are: with its last batch a pass isn't finished, whatever the batch's size.
+    while number == following and len(batch) < size and samples.__length_hint__():
+        sample = next(samples, None)
+        if sample is None or samples.batches[0] != number:  # the others of this batch were left out
+            if sample is not None:
+                samples.put_back()
+            break
+        batch.append(sample)
+        _, following = samples.batches
+    return batch
 
 
 class FrameDataset(Dataset["Sample"]):

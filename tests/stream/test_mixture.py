@@ -305,7 +305,8 @@ def keys_of(batch: dict[str, torch.Tensor]) -> list[Key]:
 
 
 def test_members_are_made_to_go_together(truths: list[DatasetTruth]) -> None:
-    padded = mixture(truths[:2], weights=[1, 1], keys={1: {FRONT: TOP}}, missing="pad", stop_on=2, block_samples=1)
+    renamed = {0: None, 1: {FRONT: TOP}}
+    padded = mixture(truths[:2], weights=[1, 1], keys=renamed, missing="pad", stop_on=2, block_samples=1)
     samples = {int(sample["dataset"]): sample for sample in padded}
     wrist = "observation.images.wrist"
     assert samples[0].keys() == samples[1].keys()
@@ -440,6 +441,8 @@ def test_a_dataset_may_be_several_members(truths: list[DatasetTruth]) -> None:
         ({"block_samples": 0}, "block_samples must be"),
         ({"block_samples": "4"}, "block_samples must be"),
         ({"keys": 5}, "keys must be a mapping"),
+        ({"keys": ["top", None, None]}, "a mapping or None for each"),
+        ({"keys": {0: "top"}}, "a mapping or None for each"),
         ({"keys": [None]}, "3 streams need 3 mappings"),
         ({"keys": {3: {}}}, "no members .3."),
     ],

@@ -272,6 +272,34 @@ def test_what_is_set_or_loaded_within_a_pass_outlasts_it(stream: af.Stream) -> N
     assert stream.epoch == 1
 
 
+@pytest.mark.parametrize("raises", [True, False])
+def test_nothing_of_a_batch_that_an_error_ended_counts_as_delivered(
+    truth: DatasetTruth,
+    other: af.Stream,
+    raises: bool,
+) -> None:
+    """Neither where a sample can't be had, nor where no batch can be made of those that came."""
+    whole = keys_of_batches(af.torch.StreamDataset(other, batch_size=4))
+    bad = whole[1][2]
+
+    def fail(sample: Any) -> Any:  # noqa: ANN401
+        if keys_of([sample]) != [bad]:
+            return sample
+        if raises:
+            raise KeyError(bad)
+        return bad
+
+    stream = make_stream(truth, transform=fail)
+    dataset = af.torch.StreamDataset(stream, batch_size=4)
+    batches = iter(dataset)
+    first = keys_of_batches([next(batches)])
+    with pytest.raises(KeyError if raises else ConfigError):
+        next(batches)
+    other.load_state_dict(saved(dataset.state_dict()))
+    assert first + keys_of_batches(af.torch.StreamDataset(other, batch_size=4)) == whole
+    stream.close()
+
+
 def test_behind_an_epoch_of_which_nothing_was_left_comes_the_next(stream: af.Stream, other: af.Stream) -> None:
     keys_of(itertools.islice(iter(stream), TOTAL))
     other.load_state_dict(saved(stream.state_dict()))
