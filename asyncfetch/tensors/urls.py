@@ -26,7 +26,8 @@ def normal_server(url: str) -> str:
     try:
         parsed = URL(url)
         is_server = parsed.scheme in {"http", "https"} and parsed.path in {"", "/"} and not parsed.query_string
-        if is_server and parsed.host and parsed.port and parsed.raw_user is None:
+        has_login = parsed.raw_user is not None or parsed.raw_password is not None
+        if is_server and parsed.host and parsed.port and not has_login:
             return server_url(parsed.host, parsed.port, tls=parsed.scheme == "https")
     except ValueError as error:
         raise ConfigError(f"{redact_url(url)!r} is no url of a tensor server: {error}") from error

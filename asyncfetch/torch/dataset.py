@@ -130,6 +130,9 @@ class StreamDataset(IterableDataset[Any]):
     def state_dict(self) -> State:
         """What this process was given of the epoch; see ``Stream.state_dict``.
 
+        Where the loader makes the batches, an error in the middle of one leaves it counted so far, though nobody was
+        given it: make the batches here, by ``StreamDataset(batch_size=)``, to go on exactly behind errors.
+
         Raises:
             StateMismatch: Workers read it, of which this process knows nothing: ask ``state_after``.
         """
