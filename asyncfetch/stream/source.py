@@ -116,6 +116,8 @@ class SampleSource(ABC, Generic[R]):
         """What the latest synchronous pass will read, and as whom, until it takes its epoch."""
         self.quarantine: Quarantine = Quarantine()
         """What ``on_error`` left out or replaced, in this process and in those that read for it."""
+        self.workers_memory: Any = None
+        """What a loader's workers share of epochs and quarantine, where there is a torch dataset of this."""
         self._passes: int = 0
 
     # What a subclass says.
@@ -392,7 +394,8 @@ class SampleSource(ABC, Generic[R]):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_session": None, "_progress": None, "_waiting": None, "_latest": None}
+        left_behind = ("_session", "_progress", "_waiting", "_latest", "workers_memory")
+        return self.__dict__ | dict.fromkeys(left_behind)
 
     def __copy__(self) -> Self:
         twin = self.__class__.__new__(self.__class__)

@@ -168,7 +168,7 @@ def join_clips(clips: Sequence[bytes], path: Path, *, fps: int) -> None:
         return
     with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as output:
         target: Any = None
-        offset_ticks = 0
+        offset_ticks = next_dts = 0
         for clip in clips:
             with av.open(io.BytesIO(clip), "r") as source:
                 stream: Any = source.streams.video[0]
@@ -179,7 +179,10 @@ def join_clips(clips: Sequence[bytes], path: Path, *, fps: int) -> None:
                     if packet.dts is None:  # the demuxer's end mark
                         continue
                     packet.pts += offset_ticks
-                    packet.dts += offset_ticks
+                    # A clip begins to decode some frames ahead of its first picture: more, maybe, than the one before
+                    # it had. Where times go back, the muxer would shift the pictures, too.
+                    packet.dts = max(packet.dts + offset_ticks, next_dts) if offset_ticks else packet.dts
+                    next_dts = packet.dts + 1
                     packet.stream = target
                     output.mux(packet)
                 offset_ticks += stream.frames * round(1 / (fps * stream.time_base))

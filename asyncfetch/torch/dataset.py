@@ -83,14 +83,10 @@ class StreamDataset(IterableDataset[Any]):
         self.stream = stream
         self.batch_size = batch_size
         self.drop_last = drop_last
-        # Workers count epochs in this memory, whether they were forked or spawned. It is shared from the beginning:
-        # share_memory_() would copy it by OpenMP's threads, which a forked child of a process that has used them lacks,
-        # and waits for without end.
-        self._epochs = torch.empty(0, dtype=torch.int64).set_(_shared(stream.epochs.memory.nbytes))
-        self._epochs.numpy()[:] = stream.epochs.memory
-        stream.epochs.share(self._epochs.numpy())
-        self._board = torch.empty(0, dtype=torch.uint8).set_(_shared(BOARD_BYTES))
-        stream.quarantine.share(Board(self._board.numpy()))
+        self._memory: _Memory = stream.workers_memory or _Memory(
+            torch.from_numpy(stream.epochs.memory), torch.zeros(BOARD_BYTES, dtype=torch.uint8)
+        )
+        self._memory.attach(stream)
         self._workers_stream: SampleSource[Any] | None = None
         self._rank: Placement | None = None  # in a spawned worker, which knows nothing of torch.distributed
 
@@ -106,7 +102,7 @@ class StreamDataset(IterableDataset[Any]):
             if self._workers_stream is None:
                 self._workers_stream = self.stream.shared_by(worker.num_workers)
                 self._workers_stream.quarantine = Quarantine()
-                self._workers_stream.quarantine.share(Board(self._board.numpy()), worker.id)
+                self._workers_stream.quarantine.share(self._memory.board, worker.id)
             # A loader draws one seed, and gives each of its workers that and the worker's number.
             loader = worker.seed - worker.id
             samples = self._workers_stream.iterate(self._placement(worker.id, worker.num_workers), loader=loader)
@@ -202,8 +198,7 @@ class StreamDataset(IterableDataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.stream.epochs.share(self._epochs.numpy())
-        self.stream.quarantine.share(Board(self._board.numpy()))
+        self._memory.attach(self.stream)
 
     def __repr__(self) -> str:
         return f"StreamDataset({self.stream!r})"
@@ -214,10 +209,42 @@ def _check_batch_size(batch_size: Any) -> None:  # noqa: ANN401 - what a user ga
         raise ConfigError(f"batch_size must be a whole number, at least 1, or None, not {batch_size!r}")
 
 
-def _shared(nbytes: int) -> torch.UntypedStorage:
-    """Zeros that forked and spawned workers share."""
-    storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
-    return storage
+class _Memory:
+    """Where a stream's epochs and bad data are counted, shared with workers, whether they were forked or spawned.
+
+    All datasets of a stream count in one, and a copy of a dataset in one of its own.
+    """
+
+    def __init__(self, epochs: torch.Tensor, board: torch.Tensor) -> None:
+        self._epochs = _shared(epochs)
+        self._board = _shared(board)
+
+    @property
+    def board(self) -> Board:
+        return Board(self._board.numpy())
+
+    def attach(self, stream: SampleSource[Any]) -> None:
+        """Have the stream count here."""
+        stream.workers_memory = self
+        stream.epochs.share(self._epochs.numpy())
+        stream.quarantine.share(self.board)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Memory, (self._epochs, self._board)
+
+
+def _shared(values: torch.Tensor) -> torch.Tensor:
+    """These values where forked and spawned workers share them; a spawned worker's are there already.
+
+    share_memory_() would copy them by OpenMP's threads, which a forked child of a process that has used them lacks, and
+    waits for without end.
+    """
+    if values.is_shared():  # type: ignore[no-untyped-call]
+        return values
+    storage = torch.UntypedStorage._new_shared(values.nbytes)  # type: ignore[no-untyped-call]
+    shared = torch.empty(0, dtype=values.dtype).set_(storage)
+    shared.numpy()[:] = values.numpy()
+    return shared
 
 
 def _batches(samples: StreamIterator[Any], size: int, *, drop_last: bool) -> Iterator[Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -85,6 +87,25 @@ def test_set_epoch_reaches_persistent_workers(stream: af.Stream) -> None:
     stream.set_epoch(1)
     assert order() == orders[1]
     assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+def test_a_copy_of_a_dataset_counts_its_own_workers_epochs(stream: af.Stream, copied: Any) -> None:  # noqa: ANN401
+    dataset = copied(af.torch.StreamDataset(stream))
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
+    orders = [[int(index) for batch in loader for index in batch["index"]] for _ in range(2)]
+    assert orders[0] != orders[1]
+    assert (dataset.stream.epoch, stream.epoch) == (2, 0)
+    dataset.set_epoch(0)
+    assert [int(index) for batch in loader for index in batch["index"]] == orders[0]
+
+
+@pytest.mark.timeout(60)
+def test_all_datasets_of_a_stream_count_in_one_place(stream: af.Stream) -> None:
+    """Though a spawned worker knows none but its own."""
+    dataset, _ = af.torch.StreamDataset(stream), af.torch.StreamDataset(stream)
+    assert list(DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn"))
+    assert stream.epoch == 1
 
 
 @pytest.mark.parametrize("persistent", [True, False])

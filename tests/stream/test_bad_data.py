@@ -193,6 +193,15 @@ def test_what_loader_workers_find_is_listed_where_the_loader_is(broken: str, tru
     stream.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_what_workers_of_any_dataset_of_a_stream_find_is_listed(broken: str) -> None:
+    stream = make(broken, "skip")
+    dataset, _ = af.torch.StreamDataset(stream), af.torch.StreamDataset(stream)
+    list(DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork"))
+    assert stream.quarantine.samples == len(BAD)
+    stream.close()
+
+
 def places(batch: Any) -> list[tuple[int, int]]:  # noqa: ANN401
     """(member, index) of its samples."""
     members = batch.get("dataset", [0] * len(batch["index"]))

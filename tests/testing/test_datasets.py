@@ -469,6 +469,18 @@ def test_other_rates_keep_every_frame_on_its_tick(tmp_path: Path) -> None:
         assert start == 3
 
 
+def test_behind_an_episode_of_one_frame_the_next_is_in_its_place(tmp_path: Path) -> None:
+    """It begins to decode two frames ahead of its first picture, where that of one frame has no lag at all."""
+    import av
+
+    truth = write_dataset(tmp_path / "data", episodes=(1, 12), gop=30, **SMALL)
+    with av.open(next(path for _, path, _ in video_rows(truth, TOP))) as container:
+        stream: Any = container.streams.video[0]
+        times = sorted(packet.pts for packet in container.demux(stream) if packet.pts is not None)
+        ticks = round(1 / (truth.fps * stream.time_base))
+    assert times == list(range(0, 13 * ticks, ticks))
+
+
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
