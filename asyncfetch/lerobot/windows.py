@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +45,11 @@ def frames(*offsets: int) -> FrameOffsets:
 
 
 def check_windows(windows: Any) -> None:  # noqa: ANN401 - what a user gave
-    """What can be said of them without a dataset: ConfigError where they are no mapping, or one of them is a string."""
+    """What can be said of them without a dataset: ConfigError where they are no mapping, or one of them is no list."""
     if windows is not None and not isinstance(windows, Mapping):
         raise ConfigError(f"windows must be a mapping of a window to each key, or None, not {windows!r}")
     for key, window in (windows or {}).items():
-        if isinstance(window, str | bytes):
+        if isinstance(window, str | bytes | Iterator):  # an iterator would be empty at its second use
             raise ConfigError(f"windows: {key!r} needs a list of seconds or frames(...), not {window!r}")
 
 
@@ -62,13 +62,17 @@ def resolve_windows(windows: Windows | None, *, fps: float, keys: Collection[str
         keys: The keys that may have a window.
 
     Raises:
-        ConfigError: An unknown key, an empty window, or seconds that aren't on the grid of frames within 0.1 ms.
+        ConfigError: An unknown key, one whose mask is another feature's name, an empty window, or seconds that aren't
+            on the grid of frames within 0.1 ms.
     """
     check_windows(windows)
     resolved = {}
     for key, window in (windows or {}).items():
         if key not in keys:
             raise ConfigError(f"windows: no feature {key!r} to put one on; there are {', '.join(sorted(keys))}")
+        if f"{key}_is_pad" in keys:
+            message = f"windows: what tells the padding of {key!r} would take the place of the feature '{key}_is_pad'"
+            raise ConfigError(f"{message}: leave that out by features=")
         offsets = window.offsets if isinstance(window, FrameOffsets) else _from_seconds(key, window, fps)
         if not len(offsets):
             raise ConfigError(f"windows: the one of {key!r} is empty; leave the key out for the asked frame alone")

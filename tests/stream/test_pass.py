@@ -164,6 +164,11 @@ def test_arguments_that_can_not_be_meant(truth: DatasetTruth, options: dict[str,
         stream_of(truth, **options)
 
 
+def test_a_window_that_can_be_read_once_is_none(truth: DatasetTruth) -> None:
+    with pytest.raises(af.ConfigError, match="'action' needs a list of seconds"):
+        stream_of(truth, windows={"action": (seconds for seconds in (0.0,))})
+
+
 @pytest.mark.parametrize("source", [5, None, ["a"], b"/data", ""], ids=repr)
 def test_a_source_is_a_url_or_a_path(source: Any) -> None:  # noqa: ANN401 - what a user may mistake for one
     with pytest.raises(af.ConfigError, match="a url or a path is needed"):
