@@ -36,8 +36,8 @@ class CacheKey:
         return cls(asked if name == asked.url else replace(asked, url=name), headroom_bytes)
 
     def __post_init__(self) -> None:
-        if self.headroom_bytes < 0:
-            raise ConfigError(f"headroom_bytes must not be negative, but is {self.headroom_bytes}")
+        if type(self.headroom_bytes) is not int or self.headroom_bytes < 0:
+            raise ConfigError(f"headroom_bytes must be an int and not negative, not {self.headroom_bytes!r}")
 
     @property
     def size_bytes(self) -> int | None:

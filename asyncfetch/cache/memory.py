@@ -32,7 +32,7 @@ from asyncfetch.errors import CacheError, ClosedError, ConfigError, ObjectChange
 from asyncfetch.fetch.arguments import byte_ranges, closed_range
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.reader import VersionedReader
-from asyncfetch.ranges import ByteRange
+from asyncfetch.ranges import ByteRange, is_whole_number
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.runtime.loop_guard import LoopGuard
@@ -100,8 +100,8 @@ class ByteCache:
     """
 
     def __init__(self, fetcher: RangeReader, *, max_bytes: int, disk: DiskTier | None = None) -> None:
-        if max_bytes < 1:
-            raise ConfigError(f"max_bytes must be at least 1, not {max_bytes}")
+        if not is_whole_number(max_bytes) or max_bytes < 1:
+            raise ConfigError(f"max_bytes must be a whole number, at least 1, not {max_bytes!r}")
         self._disk = None if disk is None else DiskReader(fetcher, disk)
         self._fetcher: RangeReader = self._disk or fetcher
         self._versioned = self._fetcher if isinstance(self._fetcher, VersionedReader) else None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import weakref
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from asyncfetch.cache.disk import DiskTier
 from asyncfetch.cache.memory import ByteCache
 from asyncfetch.errors import (
     CacheError,
@@ -382,13 +383,21 @@ async def test_fetch_into_copies_into_the_callers_buffer() -> None:
     assert buffer == reader.objects[URL][5:15]
 
 
-@pytest.mark.parametrize(("start", "stop", "headroom_bytes"), [(5, 4, 0), (-1, 4, 0), (0, 4, -1)])
+@pytest.mark.parametrize(
+    ("start", "stop", "headroom_bytes"), [(5, 4, 0), (-1, 4, 0), (0, 4, -1), (0, 4, 1.5), (0, 4, True), (0, 4, "1")]
+)
 async def test_a_range_that_cannot_be_meant_is_refused(start: int, stop: int, headroom_bytes: int) -> None:
     async with ByteCache(FakeReader(), max_bytes=100) as cache:
         with pytest.raises(ConfigError):
             cache.lease(URL, start, stop, headroom_bytes=headroom_bytes)
-    with pytest.raises(ConfigError):
-        ByteCache(FakeReader(), max_bytes=0)
+
+
+@pytest.mark.parametrize("max_bytes", [0, -1, 1.5, True, "1", None])
+def test_a_bound_that_cannot_be_meant_is_refused(max_bytes: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ConfigError, match="max_bytes must be a whole number, at least 1"):
+        ByteCache(FakeReader(), max_bytes=max_bytes)
+    with pytest.raises(ConfigError, match="max_bytes must be a whole number, at least 1"):
+        DiskTier(directory="/anywhere", max_bytes=max_bytes)
 
 
 @pytest.mark.parametrize("stop", [2**62, 2**80])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from asyncfetch.cache.directories import absolute_directory
 from asyncfetch.errors import ConfigError
+from asyncfetch.ranges import is_whole_number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,10 +46,10 @@ class DiskTier:
 
     def __post_init__(self) -> None:
         absolute_directory(self.directory)
-        if self.max_bytes < 1:
-            raise ConfigError(f"max_bytes must be at least 1, not {self.max_bytes}")
-        if self.min_free_bytes < 0:
-            raise ConfigError(f"min_free_bytes must not be negative, not {self.min_free_bytes}")
+        for name, least in (("max_bytes", 1), ("min_free_bytes", 0)):
+            value = getattr(self, name)
+            if not is_whole_number(value) or value < least:
+                raise ConfigError(f"{name} must be a whole number, at least {least}, not {value!r}")
 
     @property
     def path(self) -> Path:
