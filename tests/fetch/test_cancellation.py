@@ -285,25 +285,29 @@ async def listdir(fetcher: Fetcher, place: Place) -> None:
 
 
 @pytest.mark.timeout(60)  # as above, for S3
-@pytest.mark.parametrize(
-    ("place", "verb"),
-    [
-        *((kind, stat) for kind in ("https", "s3", "hub", "file", "fsspec")),
-        *((kind, listdir) for kind in ("s3", "hub", "file", "fsspec")),
-    ],
-    indirect=["place"],
-)
-async def test_at_every_wait_of_a_question(
-    place: Place, verb: Callable[[Fetcher, Place], Coroutine[Any, Any, None]]
-) -> None:
-    """Credentials, revisions, redirects and all pages of a listing are waited for, too."""
+@pytest.mark.parametrize("place", ["https", "s3", "hub", "file", "fsspec"], indirect=True)
+async def test_at_every_wait_of_a_question(place: Place) -> None:
+    """Credentials, revisions and redirects are waited for, too."""
     waits = EveryWait()
     for cancelled in waits:
         async with Fetcher(place.config) as fetcher:
-            await cancelled(verb(fetcher, place))
+            await cancelled(stat(fetcher, place))
             assert (fetcher.statistics().in_flight, fetcher.statistics().waiting) == (0, 0)
-            await verb(fetcher, place)
+            await stat(fetcher, place)
         assert not place.port or connections_to(place.port) == 0
+    assert waits.count > 1
+
+
+@pytest.mark.parametrize("place", ["s3", "hub", "file", "fsspec"], indirect=True)
+async def test_at_every_wait_of_a_listing(place: Place) -> None:
+    """Of all its pages, by one fetcher, as above."""
+    waits = EveryWait()
+    async with Fetcher(place.config) as fetcher:
+        for cancelled in waits:
+            await cancelled(listdir(fetcher, place))
+            assert (fetcher.statistics().in_flight, fetcher.statistics().waiting) == (0, 0)
+            await listdir(fetcher, place)
+    assert not place.port or connections_to(place.port) == 0
     assert waits.count > 1
 
 
