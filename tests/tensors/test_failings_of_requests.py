@@ -273,6 +273,7 @@ async def test_r15_ipv6_and_other_spellings_name_one_server() -> None:
         "http://",
         "host:1",
         "http://user:secret@host:1",
+        "http://:secret@host:1",
         "http://host:1/path",
         "http://host:99999",
     ):
