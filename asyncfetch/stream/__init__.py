@@ -10,6 +10,7 @@ samples.py      one pass: decoded ahead, delivered in order; coming.py: what it 
 quarantine.py   bad data
 passes.py       opening a pass, on a loop of the caller's or in a thread
 session.py      a dataset on a loop in a thread, for synchronous iteration
+readable.py     what a pass reads, and where an episode of it comes from
 source.py       what streams and mixtures have in common
 stream.py       Stream, which brings them together
 mixing.py       whose turn it is in a mixture, a pure function

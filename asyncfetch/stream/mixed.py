@@ -14,7 +14,7 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.building import Failed, transformed
 from asyncfetch.stream.order import Step
 from asyncfetch.stream.placement import Placement
-from asyncfetch.stream.source import Origin
+from asyncfetch.stream.readable import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

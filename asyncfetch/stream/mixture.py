@@ -24,7 +24,7 @@ from asyncfetch.stream.mixed_rest import Batching, MixedRest, left_of_members
 from asyncfetch.stream.mixing import MixedEpoch, Mixing, StopOn
 from asyncfetch.stream.plan import PassPlan
 from asyncfetch.stream.shapes import Missing, Shape, shapes
-from asyncfetch.stream.source import Origin, SampleSource
+from asyncfetch.stream.source import SampleSource
 from asyncfetch.stream.state import (
     MIXTURE_VERSION,
     Progress,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import Engine
     from asyncfetch.stream.building import Transform
     from asyncfetch.stream.placement import Placement
+    from asyncfetch.stream.readable import Origin
 
 __all__ = ["Mixture"]
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.plan import PassPlan
+    from asyncfetch.stream.readable import Readable
     from asyncfetch.stream.session import Session
-    from asyncfetch.stream.source import Readable, SampleSource
+    from asyncfetch.stream.source import SampleSource
     from asyncfetch.stream.state import State
 
 __all__ = ["HANDED_OVER_PARCELS", "Samples", "StreamIterator"]

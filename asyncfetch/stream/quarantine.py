@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.lerobot import LeRobotDataset
-    from asyncfetch.stream.source import Origin
+    from asyncfetch.stream.readable import Origin
 
 __all__ = ["BAD_DATA", "BOARD_BYTES", "Board", "Quarantine", "Quarantined", "Substitutes"]
 

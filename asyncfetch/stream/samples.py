@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.jobs import Job
     from asyncfetch.stream.order import Step
     from asyncfetch.stream.plan import PassPlan
-    from asyncfetch.stream.source import Origin, Readable
+    from asyncfetch.stream.readable import Origin, Readable
     from asyncfetch.stream.state import State
 
 __all__ = ["PassStatistics", "SamplePass"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from asyncfetch.lerobot import DatasetStatistics
-    from asyncfetch.stream.source import Readable
+    from asyncfetch.stream.readable import Readable
 
 __all__ = ["Session"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.ranges import is_whole_number
@@ -14,6 +14,7 @@ from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch
 from asyncfetch.stream.passes import Samples, StreamIterator
 from asyncfetch.stream.placement import Placement, find_rank
 from asyncfetch.stream.quarantine import Quarantine
+from asyncfetch.stream.readable import Readable
 from asyncfetch.stream.session import Session
 from asyncfetch.stream.state import Progress, State, beginning, check_state, has_given_all, identity_of, is_finished
 
@@ -22,63 +23,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.decode import DecodePool
-    from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, LeRobotDataset
-    from asyncfetch.runtime.budget import Budget
+    from asyncfetch.lerobot import DatasetStatistics
     from asyncfetch.stream.building import Builder, Transform
     from asyncfetch.stream.plan import PassPlan
+    from asyncfetch.stream.readable import Origin
 
-__all__ = ["Origin", "Readable", "SampleSource"]
-
-
-class Origin(NamedTuple):
-    """Where an episode of a pass comes from."""
-
-    dataset: LeRobotDataset
-    episode: int
-    """Its index there."""
-    member: int = 0
-    """Of a mixture."""
-
-
-class Readable(Protocol):
-    """What a pass reads: an open dataset, or those of a mixture. Episodes are those that its plans name."""
-
-    config: StreamConfig
-
-    @property
-    def clip_budget(self) -> Budget:
-        """What passes over it have paid for clips."""
-        ...
-
-    @property
-    def decode_pool(self) -> DecodePool:
-        """The threads that it decodes in."""
-        ...
-
-    def prefetch(self, episode: int) -> None:
-        """See LeRobotDataset, as for the others."""
-        ...
-
-    def hurry(self, episode: int) -> None:
-        """Somebody waits now for an episode that was read ahead."""
-        ...
-
-    async def clip_bytes(self, episode: int) -> int:
-        """Memory that its clips take."""
-        ...
-
-    async def locate_rows(self, episode: int) -> None:
-        """Bring what ``hold`` needs to know of its rows."""
-        ...
-
-    async def hold(self, episode: int) -> HeldEpisode:
-        """The episode in memory until it is released, for who has paid for it."""
-        ...
-
-    def statistics(self) -> DatasetStatistics:
-        """A snapshot."""
-        ...
+__all__ = ["SampleSource"]
 
 
 R = TypeVar("R", bound=Readable)

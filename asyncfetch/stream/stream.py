@@ -15,7 +15,8 @@ from asyncfetch.stream.building import JobBuilder
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.order import Order
 from asyncfetch.stream.plan import PassPlan
-from asyncfetch.stream.source import Origin, SampleSource
+from asyncfetch.stream.readable import Origin
+from asyncfetch.stream.source import SampleSource
 from asyncfetch.stream.state import Progress
 
 if TYPE_CHECKING:

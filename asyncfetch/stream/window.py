@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncfetch.lerobot import HeldEpisode
-    from asyncfetch.stream.source import Origin, Readable
+    from asyncfetch.stream.readable import Origin, Readable
 
 __all__ = ["EpisodeWindow"]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from yarl import URL
 
 from asyncfetch.errors import ConfigError, redact_url
+from asyncfetch.fetch.redirects import userinfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,8 +27,7 @@ def normal_server(url: str) -> str:
     try:
         parsed = URL(url)
         is_server = parsed.scheme in {"http", "https"} and parsed.path in {"", "/"} and not parsed.query_string
-        has_login = parsed.raw_user is not None or parsed.raw_password is not None
-        if is_server and parsed.host and parsed.port and not has_login:
+        if is_server and parsed.host and parsed.port and userinfo(parsed) is None:
             return server_url(parsed.host, parsed.port, tls=parsed.scheme == "https")
     except ValueError as error:
         raise ConfigError(f"{redact_url(url)!r} is no url of a tensor server: {error}") from error

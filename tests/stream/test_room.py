@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asyncfetch as af
-from asyncfetch.stream.source import Origin
+from asyncfetch.stream.readable import Origin
 from asyncfetch.stream.window import EpisodeWindow
 from asyncfetch.testing import write_dataset
 

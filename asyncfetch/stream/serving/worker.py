@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import Sample
     from asyncfetch.stream.passes import Samples
     from asyncfetch.stream.placement import Placement
+    from asyncfetch.stream.readable import Readable
     from asyncfetch.stream.samples import SamplePass
-    from asyncfetch.stream.source import Readable, SampleSource
+    from asyncfetch.stream.source import SampleSource
     from asyncfetch.stream.state import State
 
 __all__ = ["Plan", "serve"]

@@ -1,0 +1,63 @@
+"""What a pass reads, and where an episode of it comes from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from asyncfetch.config import StreamConfig
+    from asyncfetch.decode import DecodePool
+    from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, LeRobotDataset
+    from asyncfetch.runtime.budget import Budget
+
+__all__ = ["Origin", "Readable"]
+
+
+class Origin(NamedTuple):
+    """Where an episode of a pass comes from."""
+
+    dataset: LeRobotDataset
+    episode: int
+    """Its index there."""
+    member: int = 0
+    """Of a mixture."""
+
+
+class Readable(Protocol):
+    """What a pass reads: an open dataset, or those of a mixture. Episodes are those that its plans name."""
+
+    config: StreamConfig
+
+    @property
+    def clip_budget(self) -> Budget:
+        """What passes over it have paid for clips."""
+        ...
+
+    @property
+    def decode_pool(self) -> DecodePool:
+        """The threads that it decodes in."""
+        ...
+
+    def prefetch(self, episode: int) -> None:
+        """See LeRobotDataset, as for the others."""
+        ...
+
+    def hurry(self, episode: int) -> None:
+        """Somebody waits now for an episode that was read ahead."""
+        ...
+
+    async def clip_bytes(self, episode: int) -> int:
+        """Memory that its clips take."""
+        ...
+
+    async def locate_rows(self, episode: int) -> None:
+        """Bring what ``hold`` needs to know of its rows."""
+        ...
+
+    async def hold(self, episode: int) -> HeldEpisode:
+        """The episode in memory until it is released, for who has paid for it."""
+        ...
+
+    def statistics(self) -> DatasetStatistics:
+        """A snapshot."""
+        ...
