@@ -40,9 +40,10 @@ def iterate(
     """
     guard = ForkGuard("this iterator")
     hand_over: HandOver[T] = HandOver(max_batches, times=times)
-    call = loop_thread.start(_produce, factory, hand_over)
+    call = loop_thread.call(_produce, factory, hand_over)
     call.add_done_callback(lambda error: hand_over.finish() if error is None else hand_over.fail(error))
     try:
+        call.start()
         for items in hand_over:
             while items:  # each is let go of as it is given
                 yield items.popleft()

@@ -46,7 +46,10 @@ interpreter's exit."""
 
 
 class LoopCall(Generic[T]):
-    """One coroutine on a LoopThread, as other threads see it. Every method may be called from any thread."""
+    """One coroutine on a LoopThread, as other threads see it. Every method may be called from any thread.
+
+    Whoever has one before it starts can end it whenever Ctrl-C strikes; see ``LoopThread.call``.
+    """
 
     def __init__(self, engine: _Engine, work: Callable[[], Awaitable[T]]) -> None:
         self._engine = engine
@@ -56,6 +59,10 @@ class LoopCall(Generic[T]):
         self._cancelled = False
         self.given_up = False
         """Whether somebody has waited for its end in vain."""
+
+    def start(self) -> None:
+        """Start the coroutine, once. It is settled for sure, also when the loop ends before it starts."""
+        self._engine.start(self)
 
     def result(self) -> T:
         """Wait for the coroutine and return or raise what it did, whatever the exception's type.
@@ -85,9 +92,9 @@ class LoopCall(Generic[T]):
             self._engine.call_soon(self._cancel_on_loop)
 
     def end(self) -> None:
-        """Cancel the coroutine and wait for its end, but no longer than STOP_SECONDS."""
+        """Cancel the coroutine and wait for its end, but no longer than STOP_SECONDS, and not twice in vain."""
         self.cancel()
-        self.given_up = not self.wait(STOP_SECONDS)
+        self.given_up = not self.wait(0 if self.given_up else STOP_SECONDS)
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait for the coroutine's end, at most so long, and tell whether it came.
@@ -139,6 +146,9 @@ class LoopCall(Generic[T]):
         self._cancelled = True
         if self._scope is not None:
             self._scope.cancel()
+        else:  # it has not begun, and never will
+            self.settle(error=ClosedError("this call was cancelled before it was done"))
+            self._engine.calls.discard(self)
 
 
 class _Engine:
@@ -168,7 +178,7 @@ class _Engine:
             self._loop.call_soon_threadsafe(callback)
 
     def start(self, call: LoopCall[Any]) -> None:
-        """Start the call. It is settled for sure, also when the loop ends before it starts."""
+        """Start the call; see ``LoopCall.start``."""
         self.calls.add(call)
         self.call_soon(partial(self._spawn, call))
         if self.ended:  # looked at after the call was added; ``_main`` sets it before it looks at the calls
@@ -278,18 +288,30 @@ class LoopThread:
             WrongLoop: Called on the loop's own thread, which would wait for itself, or in a forked child.
             ClosedError: The LoopThread is closed, or was before the coroutine was done.
         """
-        return self.start(async_fn, *args).result()
+        call = self.call(async_fn, *args)
+        try:
+            call.start()
+            return call.result()
+        except BaseException:  # an interrupt may strike anywhere in there
+            call.end()
+            raise
+        finally:
+            del call  # for the same reason as in ``LoopCall.result``
 
     def start(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> LoopCall[T]:  # noqa: ANN401
         """Start ``async_fn(*args)`` on the loop; raises as ``run`` does."""
+        call = self.call(async_fn, *args)
+        call.start()
+        return call
+
+    def call(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> LoopCall[T]:  # noqa: ANN401
+        """``async_fn(*args)``, not started yet: its owner can end it from its very start on. Raises as ``run`` does."""
         self._engine.guard.check()
         if self._engine.is_current_thread:
             raise WrongLoop("called on the LoopThread's own thread, where waiting would stop its loop: await instead")
         if self._closed or self._engine.ended:
             raise ClosedError("this LoopThread is closed: make a new one")
-        call = LoopCall(self._engine, partial(async_fn, *args))
-        self._engine.start(call)
-        return call
+        return LoopCall(self._engine, partial(async_fn, *args))
 
     async def acall(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
         """Run ``async_fn(*args)`` on the loop for a coroutine of another loop.

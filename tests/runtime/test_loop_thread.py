@@ -2,16 +2,26 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
+import sys
 import threading
 import time
 import weakref
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from asyncfetch.errors import ClosedError, WrongLoop
+from asyncfetch.runtime.iterate import iterate
 from asyncfetch.runtime.loop_thread import LoopThread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from types import FrameType
 
 
 async def double(number: int) -> int:
@@ -72,6 +82,74 @@ def test_an_error_leaves_no_cycle_behind() -> None:
             assert refs[0]() is None
         finally:
             gc.enable()
+
+
+class Interruption:
+    """A Ctrl-C at the nth line that this thread runs of the modules that start and await calls."""
+
+    def __init__(self, line: int) -> None:
+        self.lines_left = line
+
+    def trace(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:  # noqa: ANN401
+        if Path(frame.f_code.co_filename).name not in ("loop_thread.py", "iterate.py"):
+            return None
+        if event == "line":
+            self.lines_left -= 1
+            if self.lines_left == 0:
+                raise KeyboardInterrupt
+        return self.trace
+
+
+class Numbers:
+    """Counts for ever, and whether it is entered."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+
+    async def __aenter__(self) -> AsyncIterator[list[int]]:
+        self.entered += 1
+        return self.batches()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.entered -= 1
+
+    async def batches(self) -> AsyncIterator[list[int]]:
+        for number in itertools.count():
+            await anyio.lowlevel.checkpoint()
+            yield [number]
+
+
+@pytest.mark.parametrize("way", ["run", "iterate"])
+def test_an_interrupt_at_any_line_of_it_leaves_nothing_running(way: str) -> None:
+    def work() -> None:
+        if way == "run":
+            loop_thread.run(forever)
+        else:
+            items = iterate(loop_thread, lambda: numbers)
+            stack.callback(items.close)
+            next(items)
+
+    async def forever() -> None:
+        try:
+            numbers.entered += 1
+            await anyio.sleep(0.2 if interruption.lines_left > 0 else 30)
+        finally:
+            numbers.entered -= 1
+
+    with LoopThread() as loop_thread:
+        for line in itertools.count(1):
+            numbers, interruption = Numbers(), Interruption(line)
+            with ExitStack() as stack, suppress(KeyboardInterrupt):
+                try:
+                    sys.settrace(interruption.trace)
+                    work()
+                finally:
+                    sys.settrace(None)  # what the stack does isn't interrupted
+            assert repr(loop_thread) == "<LoopThread 0 calls>"
+            assert numbers.entered == 0
+            if interruption.lines_left > 0:  # it was done before
+                break
+        assert line > 15
 
 
 def test_its_own_thread_is_refused() -> None:
