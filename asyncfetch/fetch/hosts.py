@@ -270,7 +270,7 @@ class Turn:
         return True
 
     def leave(self, *, succeeded: bool) -> None:
-        """Ends the turn; whether the answer was taken whole."""
+        """Ends the turn; whether the answer was taken whole. Nothing happens where that is over already."""
         host = self.host
         if succeeded and self._first_byte_seconds is not None:
             host._answered(host.now() - self._asked_at, self._first_byte_seconds, self._size_bytes)
@@ -278,6 +278,7 @@ class Turn:
             host.rate.record(*self._body)
         if self._quota is not None:
             host._pause(*self._quota)
+        self._first_byte_seconds = self._body = self._quota = None
         self.vacate()
 
     def vacate(self) -> None:
@@ -312,6 +313,14 @@ class Turn:
         """The body came whole, in so much time."""
         self.tally.times.body.record(seconds)
         self._body = size_bytes, seconds
+
+    def over(self) -> None:
+        """The answer is taken whole, and its connection free: who is next needn't wait for the end of the block.
+
+        On another loop than the host's, it must.
+        """
+        if self.tally is self.host.own_tally:
+            self.leave(succeeded=True)
 
     def failed(self, failure: AttemptFailed) -> None:
         """The attempt is over, and didn't bring what was asked."""

@@ -35,7 +35,7 @@ from tests.conftest import LOOPS
 from tests.fetch.odd_files import OddFileSystem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
     from pathlib import Path
 
     from asyncfetch.testing import S3Server
@@ -74,6 +74,8 @@ class Step:
     """Passes between any two bytes of the head."""
     raw: bytes | None = None
     """Instead of head and body."""
+    between: Callable[[], Awaitable[object]] | None = None
+    """Awaited between head and body."""
     ignore_range: bool = False
     """As if Range and If-Match had not been sent."""
 
@@ -173,6 +175,8 @@ class LyingServer:
             writer.write(head[at : at + 1])
             await asyncio.sleep(step.drip_seconds or 0)
         writer.write(head if step.drip_seconds is None else b"")
+        if step.between is not None:
+            await step.between()
         if step.head_cut is None:
             if step.body is not None:
                 body = step.body(body) if callable(step.body) else step.body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ from hypothesis import strategies as st
 
 from asyncfetch.config import RetryConfig, TimeoutConfig
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
+from asyncfetch.fetch.hosts import Turn
 from asyncfetch.fetch.transports import direct
+from asyncfetch.fetch.transports.rehearsal import is_as_expected
 from tests.fetch.conftest import cancel_after
 
 if TYPE_CHECKING:
@@ -151,6 +154,75 @@ async def test_a_cancellation_at_any_moment(
                 assert not any(buffer)
         assert await fetcher.fetch(url) == CONTENT
         assert fetcher.statistics().in_flight == 0
+
+
+@pytest.fixture
+async def bodies_are_waited_for(any_server: LyingServer, step: type[StepType], monkeypatch: pytest.MonkeyPatch) -> None:
+    """None comes before its reader waits for it, so that all are read to their ends while that waits."""
+    assert await is_as_expected()  # whose bodies aren't the server's
+    receive, waiting = direct.Channel.receive, asyncio.Semaphore(0)
+
+    async def receive_and_tell(channel: direct.Channel, *args: Any) -> None:  # noqa: ANN401 - whatever it takes
+        waiting.release()
+        await receive(channel, *args)
+
+    any_server.every = lambda _: step(between=waiting.acquire)
+    monkeypatch.setattr(direct.Channel, "receive", receive_and_tell)
+
+
+@pytest.mark.usefixtures("bodies_are_waited_for")
+async def test_the_next_request_goes_out_before_the_body_that_made_way_for_it_is_looked_at(
+    fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a body's last byte, place and connection are free: where a hundred bodies end at once, steps are long."""
+    url = any_server.put("/x", CONTENT)
+    ask, events = direct.Channel.ask, []
+
+    def ask_and_tell(channel: direct.Channel, request: bytes) -> None:
+        events.append("asked")
+        ask(channel, request)
+
+    async def read(fetcher: Fetcher, start: int) -> None:
+        assert await fetcher.fetch(url, start, len(CONTENT)) == CONTENT[start:]
+        events.append("read")
+
+    monkeypatch.setattr(direct.Channel, "ask", ask_and_tell)
+    async with (
+        fetcher_with(ca_file=ca_file, max_requests_per_host=1, max_span_bytes=0) as fetcher,
+        anyio.create_task_group() as group,
+    ):
+        for start in range(3):
+            group.start_soon(read, fetcher, start)
+    assert events == ["asked", "asked", "read", "asked", "read", "read"]
+    assert any_server.connections == 1
+
+
+@pytest.mark.usefixtures("bodies_are_waited_for")
+async def test_a_cancellation_just_behind_the_last_byte_leaves_the_connection_to_the_next(
+    fetcher_with: Callable[..., Fetcher], any_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = any_server.put("/x", CONTENT)
+    over, scopes = Turn.over, [anyio.CancelScope() for _ in range(4)]
+    ended = itertools.count()
+
+    def be_over_and_cancel(turn: Turn) -> None:
+        over(turn)
+        if (number := next(ended)) % 2 == 0:
+            scopes[number].cancel()
+
+    async def read(fetcher: Fetcher, scope: anyio.CancelScope) -> None:
+        with scope:
+            assert await fetcher.fetch(url, 0, len(CONTENT)) == CONTENT
+
+    monkeypatch.setattr(Turn, "over", be_over_and_cancel)
+    async with fetcher_with(ca_file=ca_file, max_requests_per_host=1, max_span_bytes=0) as fetcher:
+        async with anyio.create_task_group() as group:
+            for scope in scopes:
+                group.start_soon(read, fetcher, scope)
+        now = fetcher.statistics()
+        assert (now.in_flight, now.retries, now.requests) == (0, 0, len(scopes))
+    assert [scope.cancelled_caught for scope in scopes] == [True, False, True, False]
+    assert any_server.connections == 1
 
 
 @pytest.mark.parametrize("end", ["close", "reset", "half-close", "stall"])

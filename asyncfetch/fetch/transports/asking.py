@@ -241,11 +241,14 @@ class Asking:
             download.landed_bytes += count
             turn.landed(count)
 
+        def ended() -> None:
+            download.host = host
+            turn.received(len(view), host.now() - since)
+            turn.over()
+
         host = turn.host
         since = host.now()
-        await receive_body(exchange, delivery, view, landed)
-        turn.received(len(view), host.now() - since)
-        download.host = host
+        await receive_body(exchange, delivery, view, landed, ended)
         return None
 
     async def take_reply(

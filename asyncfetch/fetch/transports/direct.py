@@ -79,7 +79,7 @@ class Pace(Protocol):
 class Answer:
     """The head of an answer, and the way to its body. It has of aiohttp's ClientResponse what is used of that."""
 
-    __slots__ = ("_channel", "connection", "content_length", "headers", "status")
+    __slots__ = ("_channel", "_ended", "connection", "content_length", "headers", "status")
 
     def __init__(self, channel: Channel, connection: Connection, headers: CIMultiDict[str]) -> None:
         self.status = 206
@@ -89,7 +89,13 @@ class Answer:
         """None from the body's end on."""
         self._channel = channel
 
-    async def receive(self, view: Views, landed: Callable[[int], None], pace: Pace | None = None) -> None:
+    async def receive(
+        self,
+        view: Views,
+        landed: Callable[[int], None],
+        pace: Pace | None = None,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
         """Fills ``view`` with the body, in order; its connection goes back to the pool.
 
         After a failure or a cancellation nothing writes to ``view``, and the connection is of no use: close it.
@@ -98,19 +104,25 @@ class Answer:
             view: Writable, of the body's length.
             landed: Called with the number of bytes that were just added to ``view``.
             pace: How fast it may come; None where that has no bound.
+            ended: Called when all has landed and the connection is back in the pool. This returns a turn of the loop
+                later, and where many bodies end at once, that one is long.
 
         Raises:
             aiohttp.ClientError: The body broke or ended early.
         """
-        channel, connection = self._channel, self.connection
+        self._ended = ended
+        await self._channel.receive(view, landed, pace, self._over)
+
+    def _over(self) -> None:
+        connection, self.connection = self.connection, None
         assert connection is not None
-        await channel.receive(view, landed, pace)
-        self.connection = None
-        if channel.rests() and self.headers.get("Connection", "").lower() != "close":
+        if self._channel.rests() and self.headers.get("Connection", "").lower() != "close":
             connection.release()
         else:
-            abort(channel.transport)
+            abort(self._channel.transport)
             connection.close()
+        if self._ended is not None:
+            self._ended()
 
     def close(self) -> None:
         """Closes the connection, unless the body's end gave it back."""
@@ -137,7 +149,7 @@ class Channel(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_body", "_error", "_filled", "_has_ended", "_has_surplus", "_headers", "_landed", "_later", "_memory",
-        "_missing_bytes", "_pace", "_poll", "_state", "_view", "_waiter", "handler", "transport",
+        "_missing_bytes", "_over", "_pace", "_poll", "_state", "_view", "_waiter", "handler", "transport",
     )  # fmt: skip
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -155,6 +167,7 @@ class Channel(asyncio.BufferedProtocol):
         self._missing_bytes = 0
         self._has_surplus = False
         self._landed: Callable[[int], None] | None = None
+        self._over: Callable[[], None] | None = None
         self._pace: Pace | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._poll: select.poll | None = None
@@ -193,8 +206,10 @@ class Channel(asyncio.BufferedProtocol):
             await self._wait()
         return self._headers
 
-    async def receive(self, view: Views, landed: Callable[[int], None], pace: Pace | None) -> None:
-        """Fills ``view`` with the body; see Answer."""
+    async def receive(
+        self, view: Views, landed: Callable[[int], None], pace: Pace | None, over: Callable[[], None]
+    ) -> None:
+        """Fills ``view`` with the body; see Answer. ``over`` is called when all has landed."""
         body = self._body
         came = self._memory[body.start : min(self._filled, body.stop)]
         self._has_surplus = self._has_surplus or self._filled > body.stop
@@ -202,13 +217,14 @@ class Channel(asyncio.BufferedProtocol):
         if len(came) == len(view):
             self._state = _State.ENDED
             landed(len(came))
+            over()
             return
         if isinstance(view, Places):
             self._view, *self._later = view[len(came) :].views
             self._missing_bytes = len(self._view)
         else:
             self._view, self._missing_bytes = view, len(view) - len(came)
-        self._landed, self._pace = landed, pace
+        self._landed, self._pace, self._over = landed, pace, over
         self._state = _State.READING
         try:
             if came:
@@ -218,16 +234,12 @@ class Channel(asyncio.BufferedProtocol):
                     pace.begin(self.transport)
                 await self._wait()
         finally:
-            self._state = _State.ENDED
-            self._view, self._landed, self._pace = self._memory, None, None
-            if self._later:
-                self._missing_bytes += sum(map(len, self._later))
-                self._later = []
-            if pace is not None:
-                pace.end()
-        if self._missing_bytes:
+            broke = self._over is over  # else the connection is another request's by now
+            if broke:
+                filled = len(view) - self._missing_bytes - sum(map(len, self._later))
+                self._stop_reading()
+        if broke:
             cause = f" ({self._error})" if self._error else ""
-            filled = len(view) - self._missing_bytes
             raise aiohttp.ClientPayloadError(f"it ended after {filled} of {len(view)} bytes{cause}")
 
     def rests(self) -> bool:
@@ -276,9 +288,10 @@ class Channel(asyncio.BufferedProtocol):
                 if self._pace is not None:
                     self._pace.came()
                 return
-            if self._pace is not None:
-                self._pace.end()  # now, lest the transport be paused for what doesn't come
-            self._state = _State.ENDED
+            over = self._over
+            assert over is not None
+            self._stop_reading()
+            over()
             self._wake()
         elif state is _State.ASKED:
             self._filled = nbytes
@@ -313,6 +326,14 @@ class Channel(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """See ``pause_writing``."""
 
+    def _stop_reading(self) -> None:
+        """No more of the body is wanted, or comes."""
+        if self._pace is not None:
+            self._pace.end()
+        self._state = _State.ENDED
+        self._view, self._later = self._memory, []
+        self._landed = self._pace = self._over = None
+
     def _read_head(self) -> None:
         received = bytes(self._memory[: min(self._filled, MAX_HEAD_BYTES)])
         end = received.find(b"\r\n\r\n") + 4
@@ -333,11 +354,12 @@ class Channel(asyncio.BufferedProtocol):
         self._memory = memory
 
     async def _wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
         try:
-            await self._waiter
+            await waiter
         finally:
-            self._waiter = None
+            if self._waiter is waiter:  # else the next request waits already
+                self._waiter = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -178,20 +178,27 @@ class Exchange:
         self._came(len(chunk))
         return chunk
 
-    async def receive_directly(self, answer: Answer, view: Views, landed: Callable[[int], None]) -> None:
+    async def receive_directly(
+        self, answer: Answer, view: Views, landed: Callable[[int], None], ended: Callable[[], None]
+    ) -> None:
         """The whole body into ``view``, past aiohttp's reader. AttemptFailed where it broke."""
-        self._landed = landed  # not in closures: what is in flight costs the garbage collector's time, too
+        # Not in closures: what is in flight costs the garbage collector's time, too.
+        self._landed, self._ended = landed, ended
         try:
             pace = None if self._allowance is None else AllowedPace(self._allowance, self._pausing)
-            await answer.receive(view, self._moved_on, pace)
+            await answer.receive(view, self._moved_on, pace, self._has_ended)
         except FOREIGN as error:
             raise as_failure(error, self._host) from error
         finally:
-            del self._landed
+            del self._landed, self._ended
 
     def _moved_on(self, count: int) -> None:
         self._came(count)
         self._landed(count)
+
+    def _has_ended(self) -> None:
+        self._deadlines.leave(self)
+        self._ended()
 
     async def drain(self) -> bytes:
         """Reads a body that wasn't asked for where that is cheap, so that its connection can be used again.
@@ -279,7 +286,9 @@ class Exchange:
         self.response = self.transport = self.race = None
 
 
-async def receive_body(exchange: Exchange, delivery: Delivery, view: Views, landed: Callable[[int], None]) -> None:
+async def receive_body(
+    exchange: Exchange, delivery: Delivery, view: Views, landed: Callable[[int], None], ended: Callable[[], None]
+) -> None:
     """Brings the body's wanted bytes into ``view``, in order; returns when the body has ended as declared.
 
     Args:
@@ -287,12 +296,13 @@ async def receive_body(exchange: Exchange, delivery: Delivery, view: Views, land
         delivery: What its body holds.
         view: Writable, of just the delivery's length.
         landed: Called with the number of bytes that were just added to ``view``.
+        ended: Called when the body has ended as declared and its connection is free, which may be before this returns.
 
     Raises:
         AttemptFailed: The body broke, ended early or went on too long.
     """
     if isinstance(exchange.response, Answer):
-        await exchange.receive_directly(exchange.response, view, landed)
+        await exchange.receive_directly(exchange.response, view, landed, ended)
         return
     skip_bytes = delivery.skip_bytes
     filled = 0
@@ -312,6 +322,7 @@ async def receive_body(exchange: Exchange, delivery: Delivery, view: Views, land
             raise _surplus(view)
     if not delivery.cut and await exchange.next_chunk():
         raise _surplus(view)
+    ended()
 
 
 def _surplus(view: Views) -> AttemptFailed:
