@@ -5,6 +5,7 @@ import gc
 import io
 import os
 import random
+import struct
 import threading
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -167,6 +168,14 @@ def test_pictures_of_two_sizes_in_one_clip_are_our_error(
             decoder.each(asked)
 
 
+@each_backend
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_a_turned_picture_comes_turned(h264: Video, backend: DecoderBackend, degrees: int) -> None:
+    decoder = open_decoder(h264.clip(data=memoryview(turned(h264.data, degrees))), backend=backend)
+    expected = np.rot90(h264.frames[3:5], degrees // 90, axes=(1, 2))
+    assert np.array_equal(pixels(decoder.frames([3, 4])), expected)
+
+
 def of_two_sizes(images: list[NDArray[np.uint8]]) -> Clip:
     """Three frames, and two of another size behind them, as stream copy joins them."""
     parts = [
@@ -196,6 +205,15 @@ def of_two_sizes(images: list[NDArray[np.uint8]]) -> Clip:
         height=HEIGHT,
         name="https://data.example.org/file-000.mp4, episode 7",
     )
+
+
+def turned(data: bytes, degrees: int) -> bytes:
+    """The video with another matrix in its track header, to be shown turned to the left."""
+    sine, cosine = {90: (-1, 0), 180: (0, -1), 270: (1, 0)}[degrees]
+    matrix = struct.pack(">9i", cosine << 16, sine << 16, 0, -sine << 16, cosine << 16, 0, 0, 0, 1 << 30)
+    upright = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+    place = data.index(upright, data.index(b"tkhd"))
+    return data[:place] + matrix + data[place + len(matrix) :]
 
 
 @each_backend
