@@ -123,7 +123,7 @@ class ClipDecoder(ABC):
         if not ranks:
             return []
         with self._lock:
-            return self._decode(frames, ranks)
+            return self._of_its_size(self._decode(frames, ranks))
 
     def _ranks(self, frames: Sequence[int]) -> list[int]:
         if os.getpid() != self._pid:  # before the lock: a thread that isn't here may have held it
@@ -151,7 +151,21 @@ class ClipDecoder(ABC):
 
     def _decode_together(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
         """The same as one tensor; for a back end that can write them into one, without a copy."""
-        return stack_frames(self._decode(frames, ranks))
+        return stack_frames(self._of_its_size(self._decode(frames, ranks)))
+
+    def _of_its_size(self, pictures: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The same; DecodeError where one isn't as large as the clip, which a turned one may lie across.
+
+        A file has one size in its index, but videos of others may have been joined to it by stream copy.
+        """
+        height, width = self.clip.height, self.clip.width
+        for picture in pictures:
+            if (found := tuple(picture.shape[-2:])) not in {(height, width), (width, height)}:
+                raise DecodeError(
+                    f"{self.clip.name}: a picture is {found[0]} high and {found[1]} wide; the index of its file says "
+                    f"{height} and {width}: encode the video anew, in one size"
+                )
+        return pictures
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.clip.name!r}, {len(self.clip)} frames)"

@@ -153,7 +153,8 @@ class PyAVDecoder(ClipDecoder):
         """(height, width, channels)."""
         if self._distances is None:
             rgb: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-            return rgb
+            # Turned as its track says, by whole quarters: torchcodec does so by itself.
+            return np.ascontiguousarray(np.rot90(rgb, round(frame.rotation / 90)))
         codes = frame.to_ndarray(format="gray12le")
         distances: NDArray[np.float32] = self._distances.take(codes, mode="clip")
         return distances[..., np.newaxis]

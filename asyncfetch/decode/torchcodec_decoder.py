@@ -78,6 +78,7 @@ class TorchcodecDecoder(ClipDecoder):
         for frame, seconds in zip(frames, decoded.pts_seconds.tolist(), strict=True):
             self._check_time(frame, seconds)
         pictures: torch.Tensor = decoded.data
+        self._of_its_size([pictures])  # all of one size, as they are in one tensor
         return pictures
 
     @contextmanager

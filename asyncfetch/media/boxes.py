@@ -30,6 +30,9 @@ TAIL_BYTES = 8 * 1024 * 1024
 MAX_MOOV_BYTES = 256 * 1024 * 1024
 """Longest index that is read: four days of video at 30 frames/s and 24 bytes a frame."""
 
+MAX_CHILDREN = 1024
+"""Boxes in one box. Writers have some ten; the millions that an index has room for would be walked for minutes."""
+
 HEADER = struct.Struct(">I4s")
 LARGE_SIZE = struct.Struct(">Q")
 
@@ -98,8 +101,10 @@ class Box:
 
     def children(self, offset: int = 0) -> Iterator[Box]:
         """The boxes in the body from ``offset`` on, in file order. Fewer than 8 bytes behind the last are padding."""
-        limit = len(self.body)
+        limit, count = len(self.body), 0
         while (extent := _read_extent(self.body, offset, limit)) is not None:
+            if (count := count + 1) > MAX_CHILDREN:
+                raise self.error(f"holds more than {MAX_CHILDREN} boxes, which can't be meant")
             _check_extent(extent, limit, f"{self.where}: in box {self.kind!r}")
             kind = extent.kind.decode("latin-1")
             yield Box(kind, self.body[extent.body : extent.stop], self.where)

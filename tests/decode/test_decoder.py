@@ -5,6 +5,7 @@ import gc
 import io
 import os
 import random
+import struct
 import threading
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -16,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncfetch.config import DecoderBackend
-from asyncfetch.decode import open_decoder
+from asyncfetch.decode import Clip, open_decoder
 from asyncfetch.decode.pyav_decoder import MemoryFile, PyAVDecoder
 from asyncfetch.decode.torchcodec_decoder import TorchcodecDecoder
 from asyncfetch.errors import DecodeError, FrameMissing, WrongLoop
-from tests.decode.conftest import ENCODERS, FRAMES, encode, video_of
+from tests.decode.conftest import ENCODERS, FRAMES, HEIGHT, WIDTH, encode, video_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,6 +137,83 @@ def test_a_neighbour_is_never_given_for_a_frame(h264: Video) -> None:
     index[0] = 0
     with pytest.raises(FrameMissing, match=r"frame 9 should be shown at 0.300000 s, but .* shown at 0.266667 s"):
         open_decoder(h264.clip(frame_index=index), backend="torchcodec").frames([9])
+
+
+@each_backend
+@pytest.mark.parametrize("frames", [[0], [2, 3], [1, 0, 1], [3, 2, 3]])
+def test_a_picture_of_another_size_than_the_index_says_is_refused(
+    images: list[NDArray[np.uint8]], backend: DecoderBackend, frames: list[int]
+) -> None:
+    smaller = [image[:64, :96] for image in images[:4]]
+    video = video_of(encode("libx264", "yuv420p", {"preset": "veryfast"}, smaller), "avc1")
+    message = r"episode 7: a picture is 64 high and 96 wide; the index of its file says 120 and 160"
+    decoder = open_decoder(video.clip(height=120, width=160), backend=backend)
+    with pytest.raises(DecodeError, match=message):
+        decoder.frames(frames)
+    with pytest.raises(DecodeError, match=message):
+        decoder.each(frames)
+
+
+@each_backend
+def test_pictures_of_two_sizes_in_one_clip_are_our_error(
+    images: list[NDArray[np.uint8]], backend: DecoderBackend
+) -> None:
+    video = of_two_sizes(images)
+    decoder = open_decoder(video, backend=backend)
+    assert decoder.frames([0, 1]).shape == (2, 3, HEIGHT, WIDTH)
+    for asked in ([2, 3], [4], [4, 0]):
+        with pytest.raises(DecodeError, match="episode 7"):
+            decoder.frames(asked)
+        with pytest.raises(DecodeError, match="episode 7"):
+            decoder.each(asked)
+
+
+@each_backend
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_a_turned_picture_comes_turned(h264: Video, backend: DecoderBackend, degrees: int) -> None:
+    decoder = open_decoder(h264.clip(data=memoryview(turned(h264.data, degrees))), backend=backend)
+    expected = np.rot90(h264.frames[3:5], degrees // 90, axes=(1, 2))
+    assert np.array_equal(pixels(decoder.frames([3, 4])), expected)
+
+
+def of_two_sizes(images: list[NDArray[np.uint8]]) -> Clip:
+    """Three frames, and two of another size behind them, as stream copy joins them."""
+    parts = [
+        encode("libsvtav1", "yuv420p", {"preset": "12", "svtav1-params": "lp=1"}, part)
+        for part in (images[:3], [image[:64, :96] for image in images[3:5]])
+    ]
+    joined = io.BytesIO()
+    output: Any
+    source: Any
+    with av.open(joined, "w", format="mp4") as output:
+        stream, frames = None, 0
+        for part in parts:
+            with av.open(io.BytesIO(part)) as source:
+                stream = stream or output.add_stream_from_template(source.streams.video[0], opaque=True)
+                packets = [packet for packet in source.demux(video=0) if packet.size]
+                for packet in packets:
+                    packet.pts, packet.dts, packet.stream = packet.pts + 512 * frames, packet.dts + 512 * frames, stream
+                    output.mux(packet)
+            frames += len(packets)
+    return Clip(
+        data=memoryview(joined.getvalue()),
+        frame_index=np.arange(frames, dtype=np.int32),
+        pts=np.arange(frames) * 512,
+        timescale=15360,
+        codec="av01",
+        width=WIDTH,
+        height=HEIGHT,
+        name="https://data.example.org/file-000.mp4, episode 7",
+    )
+
+
+def turned(data: bytes, degrees: int) -> bytes:
+    """The video with another matrix in its track header, to be shown turned to the left."""
+    sine, cosine = {90: (-1, 0), 180: (0, -1), 270: (1, 0)}[degrees]
+    matrix = struct.pack(">9i", cosine << 16, sine << 16, 0, -sine << 16, cosine << 16, 0, 0, 0, 1 << 30)
+    upright = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+    place = data.index(upright, data.index(b"tkhd"))
+    return data[:place] + matrix + data[place + len(matrix) :]
 
 
 @each_backend

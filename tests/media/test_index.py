@@ -352,3 +352,9 @@ def check_clips(index: Mp4Index) -> None:
 @pytest.fixture(scope="module")
 def moovs(make_video: Callable[[str], Video]) -> list[bytes]:
     return [moov_of(make_video(name).data) for name in ("h264-g30", "hevc-open", "av1-g2", "h264-audio", "starts-late")]
+
+
+def test_an_index_of_countless_boxes_is_refused_and_not_walked(make_video: Callable[[str], Video]) -> None:
+    moov = moov_of(make_video("h264-g30").data)
+    with pytest.raises(FormatError, match="box 'moov': holds more than 1024 boxes"):
+        parse_moov(box(b"moov", box(b"free") * 2000, moov[8:]), url=URL)
