@@ -84,7 +84,7 @@ class StreamDataset(IterableDataset[Any]):
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._memory: _Memory = stream.workers_memory or _Memory(
-            torch.from_numpy(stream.epochs.memory), torch.zeros(BOARD_BYTES, dtype=torch.uint8)
+            torch.from_numpy(stream.epochs.memory), torch.from_numpy(np.zeros(BOARD_BYTES, dtype=np.uint8))
         )
         self._memory.attach(stream)
         self._workers_stream: SampleSource[Any] | None = None
@@ -236,8 +236,8 @@ class _Memory:
 def _shared(values: torch.Tensor) -> torch.Tensor:
     """These values where forked and spawned workers share them; a spawned worker's are there already.
 
-    share_memory_() would copy them by OpenMP's threads, which a forked child of a process that has used them lacks, and
-    waits for without end.
+    By numpy: share_memory_() would copy them, as torch.zeros would clear them, by OpenMP's threads, which a forked child
+    of a process that has used them lacks: it waits for them without end, or crashes.
     """
     if values.is_shared():  # type: ignore[no-untyped-call]
         return values

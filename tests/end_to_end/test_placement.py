@@ -199,6 +199,8 @@ def indices_of(samples: Any) -> list[int]:  # noqa: ANN401
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_child_of_a_process_with_a_live_loop_reads_for_itself(served: Served, method: str) -> None:
     """It begins in the middle of the parent's pass, which goes on behind it. Torch's own threads run in the parent."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # whatever tests before it have set
     torch.ones(2**20).add_(1)
     stream = served.stream(features=[])
     whole = indices_of(stream)
@@ -209,6 +211,7 @@ def test_a_child_of_a_process_with_a_live_loop_reads_for_itself(served: Served, 
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=read_in_child, args=(served.url, served.config(), stream, sender))
     child.start()
+    sender.close()  # then a child that ended is heard of at once
     try:
         given += indices_of(itertools.islice(samples, 20))
         for _ in range(3):
@@ -218,6 +221,7 @@ def test_a_child_of_a_process_with_a_live_loop_reads_for_itself(served: Served, 
         assert child.exitcode == 0
     finally:
         child.kill()
+        torch.set_num_threads(threads)
     assert given + indices_of(samples) == whole
     stream.close()
 
