@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
 from asyncfetch.cache.directories import absolute_directory
 from asyncfetch.cache.disk import DIRECTORY_VARIABLE, Folder, default_directory, verify
@@ -144,7 +145,7 @@ def _prune(folder: Folder, max_bytes: int, *, as_json: bool) -> None:
 def _print_table(rows: Mapping[str, str]) -> None:
     table = Table(show_header=False)
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value))  # a directory's name may look like rich's markup
     Console(soft_wrap=True).print(table)
 
 

@@ -157,7 +157,7 @@ def _forget() -> None:
     _pid = os.getpid()
     thread = threading.get_ident()
     _block.changed = threading.Condition()  # a thread that didn't come along may have held the other one
-    _block.inside = Counter({thread: _block.inside[thread]})
+    _block.inside = +Counter({thread: _block.inside[thread]})  # without it where it is in none
     _block.forking.clear()
     _threads.clear()
     _forked.clear()

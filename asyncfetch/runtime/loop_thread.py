@@ -154,7 +154,6 @@ class LoopCall(Generic[T]):
 class _Engine:
     """The thread, its loop and the calls on it."""
 
-    _loop: asyncio.AbstractEventLoop
     _stop: anyio.Event
     _calls_group: TaskGroup
 
@@ -162,9 +161,14 @@ class _Engine:
         self.guard = ForkGuard("this LoopThread")
         self.calls: set[LoopCall[Any]] = set()
         self.ended = False
+        self._stops = False
         self._given_up = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+
+    def run(self) -> None:
+        """Start the thread and wait for its loop. It ends by ``request_stop``, also where that comes first."""
         self._thread.start()
         self._started.result()
 
@@ -174,6 +178,7 @@ class _Engine:
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Run the callback on the loop, or never if the loop has ended."""
+        assert self._loop is not None
         with suppress(RuntimeError):  # closed; what was waiting there is settled by the thread's end
             self._loop.call_soon_threadsafe(callback)
 
@@ -186,7 +191,10 @@ class _Engine:
 
     def request_stop(self) -> None:
         """Cancel all calls and end the loop, without waiting. Does nothing in a forked child."""
-        if not self.guard.in_child:
+        if self.guard.in_child:
+            return
+        self._stops = True
+        if self._loop is not None:  # else ``_serve``, which sets it before it looks whether to stop, will see that
             self.call_soon(self._on_stop)
 
     def join(self, timeout_seconds: float) -> bool:
@@ -212,9 +220,11 @@ class _Engine:
             self._settle_calls()
 
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        stand_still_at_forks()
         self._stop = anyio.Event()
+        self._loop = asyncio.get_running_loop()
+        if self._stops:
+            self._stop.set()
+        stand_still_at_forks()
         async with anyio.create_task_group() as self._calls_group:
             self._started.set_result(None)
             await self._stop.wait()
@@ -271,15 +281,16 @@ class LoopThread:
     """
 
     def __init__(self, *, name: str = "asyncfetch loop") -> None:
+        self._engine = _Engine(name)
+        self._closed = False
+        # It may run in the middle of anything, even on the loop's own thread, so it doesn't wait. At exit our hook is
+        # earlier. From before the start on, because Ctrl-C may strike there: then nobody gets this.
+        weakref.finalize(self, self._engine.request_stop).atexit = False
         try:
-            self._engine = _Engine(name)
+            self._engine.run()
         except RuntimeError as error:  # "can't start new thread", among others at interpreter exit
             raise ClosedError(f"no thread for an event loop could be started: {error}") from error
         _engines.add(self._engine)
-        self._closed = False
-        # It may run in the middle of anything, even on the loop's own thread, so it doesn't wait. At exit our hook is
-        # earlier.
-        weakref.finalize(self, self._engine.request_stop).atexit = False
 
     def run(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401
         """Run ``async_fn(*args)`` on the loop and wait for what it returns or raises; see ``LoopCall.result``.

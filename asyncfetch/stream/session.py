@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -12,6 +11,7 @@ import anyio
 from asyncfetch.errors import ClosedError, anew
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime import LoopThread
+from asyncfetch.runtime.fork import ForkGuard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ class Session(Generic[R]):
     """
 
     def __init__(self, opener: Callable[[], AbstractAsyncContextManager[R]]) -> None:
-        self._pid = os.getpid()
+        self._guard = ForkGuard("the open dataset of this stream")
         self._opened: Future[R] = Future()
         self.hand_over = Histogram()
         """Of the samples, from this thread to its consumers."""
@@ -50,7 +50,7 @@ class Session(Generic[R]):
     @property
     def is_usable(self) -> bool:
         """False in a forked child, after ``close``, and where it could not be opened."""
-        return self._pid == os.getpid() and not (self._opened.done() and self._opened.exception() is not None)
+        return not self._guard.in_child and not (self._opened.done() and self._opened.exception() is not None)
 
     def opened(self) -> R:
         """What is open; waits for it."""
@@ -65,10 +65,12 @@ class Session(Generic[R]):
         return self._opened.result()
 
     def statistics(self) -> DatasetStatistics:
-        """Of what is open, taken on its loop, and of the way to its consumers."""
+        """Of what is open, taken on its loop, and of the way to its consumers; waits for it, and raises, as opened."""
+        self._guard.check()
+        opened = self.opened()  # waited for here: on the loop it would keep itself from being opened
 
         async def take() -> DatasetStatistics:
-            return self.opened().statistics()
+            return opened.statistics()
 
         return replace(self.thread.run(take), hand_over=self.hand_over.snapshot())
 

@@ -79,6 +79,17 @@ def test_stats_are_for_people_or_machines(store: DiskStore) -> None:
     assert told["free_bytes"] > 0
 
 
+@pytest.mark.parametrize("name", ["[red]tier", "tier[/x]"])
+def test_stats_show_a_directory_of_any_name_as_it_is(
+    store: DiskStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    directory = tmp_path / name
+    directory.parent.mkdir(exist_ok=True)
+    store.tier.path.rename(directory)
+    assert str(directory) in run("stats", "-d", directory)
+
+
 def test_verify_deletes_what_is_damaged_and_exits_with_1(store: DiskStore) -> None:
     assert "3 files, 3.00 MiB: 0 damaged" in run("verify", "-d", store.tier.path)
     damaged = next((store.tier.path / "v1/objects").glob("*/*"))

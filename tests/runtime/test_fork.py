@@ -154,6 +154,20 @@ def test_threads_that_fork_inside_of_blocks_do_not_wait_for_each_other() -> None
     assert run(body) == "[0, 0]\n"
 
 
+def test_a_forked_child_is_in_no_block_that_its_own_threads_would_wait_for() -> None:
+    body = """
+    forks.IMPORT_SECONDS = 3600
+    def in_the_child():
+        thread = threading.Thread(target=lambda: codes.append(fork()))
+        thread.start()
+        thread.join(5)
+        return 0 if codes == [0] else 1
+    codes = []
+    print(fork(in_the_child))
+    """
+    assert run(body) == "0\n"
+
+
 def test_a_block_without_an_end_delays_a_fork_for_a_while_only() -> None:
     body = """
     def hold():

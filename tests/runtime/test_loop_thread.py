@@ -152,6 +152,24 @@ def test_an_interrupt_at_any_line_of_it_leaves_nothing_running(way: str) -> None
         assert line > 15
 
 
+def test_an_interrupt_at_any_line_of_its_making_leaves_no_thread() -> None:
+    before = set(threading.enumerate())
+    for line in itertools.count(1):
+        interruption = Interruption(line)
+        with ExitStack() as stack, suppress(KeyboardInterrupt):
+            try:
+                sys.settrace(interruption.trace)
+                stack.push(LoopThread())
+            finally:
+                sys.settrace(None)
+        for thread in set(threading.enumerate()) - before:
+            thread.join(5)
+            assert not thread.is_alive(), line
+        if interruption.lines_left > 0:  # it was done before
+            break
+    assert line > 15
+
+
 def test_its_own_thread_is_refused() -> None:
     with LoopThread() as loop_thread:
 
