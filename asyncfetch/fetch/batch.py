@@ -88,8 +88,11 @@ async def for_each(
                 shared = iter(queue)
                 for _ in range(min(workers, len(queue))):
                     group.start_soon(worker, shared)
-    if failure is not None:
-        raise failure
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        failure = None  # else error -> traceback -> a worker's frame -> error is a cycle, and what it holds stays
 
 
 class RangeStream:
@@ -150,9 +153,11 @@ class RangeStream:
         try:
             return await self._receive.receive()
         except anyio.EndOfStream:
-            if self._failure is not None:
-                raise self._failure from None
-            raise StopAsyncIteration from None
+            failure, self._failure = self._failure, None
+            try:
+                raise (failure or StopAsyncIteration) from None
+            finally:
+                del failure  # see ``for_each``
         except anyio.ClosedResourceError:
             raise ClosedError("the stream of ranges was left") from None
 

@@ -236,8 +236,8 @@ class _Memory:
 def _shared(values: torch.Tensor) -> torch.Tensor:
     """These values where forked and spawned workers share them; a spawned worker's are there already.
 
-    By numpy: share_memory_() would copy them, as torch.zeros would clear them, by OpenMP's threads, which a forked child
-    of a process that has used them lacks: it waits for them without end, or crashes.
+    By numpy: share_memory_() copies and torch.zeros clears them by OpenMP's threads, which a forked child of a process
+    that has used them lacks: it waits for them without end, or crashes.
     """
     if values.is_shared():  # type: ignore[no-untyped-call]
         return values

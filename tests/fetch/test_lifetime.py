@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import socket
+import weakref
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -16,7 +17,7 @@ import pytest
 from aiohttp.client_proto import ResponseHandler
 
 from asyncfetch.config import RetryConfig
-from asyncfetch.errors import ClosedError, ConfigError, FetchTimeout, WrongLoop
+from asyncfetch.errors import ClosedError, ConfigError, FetchTimeout, NotFound, WrongLoop
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.transports.exchange import Exchange
 from asyncfetch.ranges import ByteRange
@@ -284,3 +285,27 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(fetcher: Fetche
         gc.garbage.clear()
         gc.enable()
     assert not left
+
+
+@pytest.mark.parametrize("verb", ["fetch_many", "fetch_stream"])
+async def test_an_error_leaves_nothing_to_the_garbage_collector(
+    fetcher: Fetcher, server: LyingServer, verb: str
+) -> None:
+    """What an error refers to by its traceback, bytes that have come among it, goes with it."""
+    ranges = [ByteRange(server.url("/nothing"), start, start + 1) for start in range(3)]
+    errors: list[weakref.ref[NotFound]] = []
+    gc.disable()
+    try:
+        try:
+            if verb == "fetch_many":
+                await fetcher.fetch_many(ranges)
+            else:
+                async with fetcher.fetch_stream(ranges) as arriving:
+                    async for _ in arriving:
+                        pass
+        except NotFound as error:
+            errors.append(weakref.ref(error))
+        await anyio.lowlevel.checkpoint()
+        assert [error() for error in errors] == [None]
+    finally:
+        gc.enable()
