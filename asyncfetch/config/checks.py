@@ -33,13 +33,15 @@ def require(condition: bool, message: str) -> None:
 def check_types(config: Any) -> None:  # noqa: ANN401 - a dataclass
     """ConfigError unless each field of a dataclass holds what its annotation says.
 
-    Whole numbers are numbers, and numpy's numbers are as good as Python's; booleans are neither. What a mapping holds
-    isn't looked at.
+    Whole numbers are numbers, and numpy's numbers are as good as Python's, which take their place, since numpy's may
+    overflow; booleans are neither. What a mapping holds isn't looked at.
     """
     for name, kind in _kinds(config.__class__).items():
         value = getattr(config, name)
         if not _fits(value, kind):
             raise ConfigError(f"{name} must be {_words(kind)}, not {_shown(value)}")
+        if isinstance(value, Real) and type(value) not in {bool, int, float}:
+            object.__setattr__(config, name, int(value) if isinstance(value, Integral) else float(value))
 
 
 @lru_cache

@@ -59,7 +59,9 @@ def test_the_message_says_what_can_be_meant_and_shows_no_secret(settings: dict[s
 
 def test_numbers_of_numpy_and_paths_are_as_good() -> None:
     config: Any = af.FetchConfig
-    assert config(max_requests_per_host=np.int64(3), keepalive_seconds=np.float32(2)).max_requests_per_host == 3
+    numbers = config(max_requests_per_host=np.uint8(200), keepalive_seconds=np.float32(2))
+    assert (numbers.max_requests_per_host, numbers.keepalive_seconds) == (200, 2)
+    assert (type(numbers.max_requests_per_host), type(numbers.keepalive_seconds)) == (int, float)  # none overflows
     assert config(keepalive_seconds=3, ca_file=Path("ca.pem")).ca_file == Path("ca.pem")
     assert af.TimeoutConfig(stall_seconds=math.inf).stall_seconds == math.inf
     assert af.StreamConfig(disk_cache_dir=Path("/scratch")).disk_cache_dir == Path("/scratch")
