@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["convert", "parse_episodes", "parse_share", "select", "split"]
 
+MAX_EPISODES = 10_000_000
+"""That can be named, and are held as a list: 0.4 GB of it."""
 _RANGE = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
 
 Source = Annotated[str, typer.Argument(help="The dataset, a directory or url.")]
@@ -76,14 +78,17 @@ def convert(
 
 
 def parse_episodes(text: str) -> list[int]:
-    """The indices in "0-9,12"; ConfigError where it has none."""
+    """The indices in "0-9,12"; ConfigError where it has none, or more than MAX_EPISODES."""
     episodes: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
             raise ConfigError(f"{text!r} names no episodes: write indices and ranges, such as 0-9,12")
         first = int(match[1])
-        episodes += range(first, int(match[2] or first) + 1)
+        more = range(first, int(match[2] or first) + 1)
+        if len(episodes) + len(more) > MAX_EPISODES:
+            raise ConfigError(f"{text!r} names more than {MAX_EPISODES:,} episodes: take fewer at a time")
+        episodes += more
     return episodes
 
 

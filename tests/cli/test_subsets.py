@@ -48,6 +48,9 @@ def test_episodes_and_shares_as_people_write_them() -> None:
     for text in ("", "x", "1-", "-1", "0..3"):
         with pytest.raises(ConfigError, match="such as 0-9,12"):
             parse_episodes(text)
+    for text in ("0-999999999", "0-9999999,0"):
+        with pytest.raises(ConfigError, match="more than 10,000,000 episodes"):
+            parse_episodes(text)
     with pytest.raises(ConfigError, match=r"train=0\.9"):
         parse_share("train")
 
