@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Self
 
@@ -13,39 +12,24 @@ from asyncfetch.fetch.gate import Gate
 from asyncfetch.fetch.hedge import Hedging
 from asyncfetch.fetch.limit import LearnedLimit
 from asyncfetch.fetch.parts import StreamRate
+from asyncfetch.fetch.redirects import Route
 from asyncfetch.fetch.retry import Clock, RetryBudget
 from asyncfetch.fetch.tally import FetchStatistics, HostStatistics, Tally
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from yarl import URL
+    from collections.abc import Callable
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.retry import AttemptFailed
     from asyncfetch.runtime.memory_pool import MemoryPoolStatistics
 
-__all__ = ["Host", "Hosts", "Route", "Turn"]
+__all__ = ["Host", "Hosts", "Turn"]
 
 MAX_IDLE_HOSTS = 256
 """Idle hosts that are remembered, about 17 KB each. Signed urls of a CDN name a handful; a crawler's list must not grow
 for ever."""
 PAUSE_SPREAD = 0.1
 """Share of a pause that is added to it at random, for each request anew: all ranks of a job are paused together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What all requests to one origin have in common."""
-
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent with every request to a url of the caller's, credentials included."""
-    redirected_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Sent with every request that a redirect brings here from another origin."""
-    proxy: URL | None = None
-    """The proxy to go through, without its credentials."""
-    proxy_headers: Mapping[str, str] | None = field(default=None, repr=False)
-    """Sent to the proxy alone."""
 
 
 class Host:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 import re
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "REDIRECTS", "basic_auth", "host_name", "is_permanent", "next_url", "origin_of", "parse_url", "read_url",
+    "REDIRECTS", "Route", "basic_auth", "host_name", "is_permanent", "next_url", "origin_of", "parse_url", "read_url",
     "static_headers", "userinfo",
 ]  # fmt: skip
 
@@ -34,6 +35,20 @@ _RESERVED = frozenset({"accept-encoding", "content-length", "host", "if-match", 
 
 # Printable ASCII whose percent signs all begin an escape: sent byte for byte, because a signature may cover it.
 _EXACT = re.compile(r"(?:[!-$&-~]|%[0-9A-Fa-f]{2})*")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What all requests to one origin have in common."""
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request to a url of the caller's, credentials included."""
+    redirected_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request that a redirect brings here from another origin."""
+    proxy: URL | None = None
+    """The proxy to go through, without its credentials."""
+    proxy_headers: Mapping[str, str] | None = field(default=None, repr=False)
+    """Sent to the proxy alone."""
 
 
 # Cached, since a dataset's ranges share few urls: parsing one costs as much as half a request of 64 KiB.

@@ -118,7 +118,7 @@ class LoopCall(Generic[T]):
                 if not self._cancelled:
                     self.settle(await self._work())
             if not self._future.done():
-                self.settle(error=ClosedError("this call was cancelled before it was done"))
+                self._settle_cancelled()
         except asyncio.CancelledError as error:
             if was_cancelled():
                 self.settle(error=ClosedError("the LoopThread was closed before this call was done"))
@@ -142,12 +142,15 @@ class LoopCall(Generic[T]):
         finally:
             del error
 
+    def _settle_cancelled(self) -> None:
+        self.settle(error=ClosedError("this call was cancelled before it was done"))
+
     def _cancel_on_loop(self) -> None:
         self._cancelled = True
         if self._scope is not None:
             self._scope.cancel()
         else:  # it has not begun, and never will
-            self.settle(error=ClosedError("this call was cancelled before it was done"))
+            self._settle_cancelled()
             self._engine.calls.discard(self)
 
 

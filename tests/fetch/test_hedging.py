@@ -16,7 +16,8 @@ from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, T
 from asyncfetch.errors import AccessDenied, ConfigError, FetchTimeout, NotFound
 from asyncfetch.fetch import Fetcher, scatter
 from asyncfetch.fetch.hedge import BURST, REFRESH, SHORTEST_PATIENCE_SECONDS, Hedging
-from asyncfetch.fetch.hosts import Hosts, Route
+from asyncfetch.fetch.hosts import Hosts
+from asyncfetch.fetch.redirects import Route
 from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.fetch.transports import direct
 from asyncfetch.fetch.transports.direct import Channel

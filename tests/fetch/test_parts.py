@@ -15,7 +15,7 @@ from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, InvalidResponse
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.gate import Caller, calling
-from asyncfetch.fetch.hosts import Host, Hosts, Route
+from asyncfetch.fetch.hosts import Host, Hosts
 from asyncfetch.fetch.parts import (
     AHEAD_FACTOR,
     ALONE,
@@ -27,6 +27,7 @@ from asyncfetch.fetch.parts import (
     PartSizes,
     StreamRate,
 )
+from asyncfetch.fetch.redirects import Route
 from asyncfetch.ranges import (
     LOOP_BYTES_PER_SECOND,
     SOON_SECONDS,

@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncfetch.config import FetchConfig, RetryConfig
-from asyncfetch.fetch.hosts import PAUSE_SPREAD, Hosts, Route
+from asyncfetch.fetch.hosts import PAUSE_SPREAD, Hosts
 from asyncfetch.fetch.quota import quotas, spent_quota_seconds
+from asyncfetch.fetch.redirects import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,9 @@ import pytest
 
 from asyncfetch.config import FetchConfig, RetryConfig, StreamConfig
 from asyncfetch.errors import AsyncFetchError, ConfigError, FetchError, Throttled
-from asyncfetch.fetch.hosts import PAUSE_SPREAD, Host, Hosts, Route
+from asyncfetch.fetch.hosts import PAUSE_SPREAD, Host, Hosts
 from asyncfetch.fetch.limit import BACKOFF
+from asyncfetch.fetch.redirects import Route
 from asyncfetch.fetch.retry import AttemptFailed
 
 if TYPE_CHECKING:

@@ -186,7 +186,7 @@ class Exchange:
         self._landed, self._ended = landed, ended
         try:
             pace = None if self._allowance is None else AllowedPace(self._allowance, self._pausing)
-            await answer.receive(view, self._moved_on, pace, self._has_ended)
+            await answer.receive(view, self._moved_on, pace, self._over)
         except FOREIGN as error:
             raise as_failure(error, self._host) from error
         finally:
@@ -196,7 +196,7 @@ class Exchange:
         self._came(count)
         self._landed(count)
 
-    def _has_ended(self) -> None:
+    def _over(self) -> None:
         self._deadlines.leave(self)
         self._ended()
 

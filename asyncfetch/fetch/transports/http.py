@@ -12,8 +12,7 @@ import anyio.to_thread
 from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
 from asyncfetch.fetch.addresses import WebUrls
 from asyncfetch.fetch.attempts import Attempts, persist
-from asyncfetch.fetch.hosts import Host, Route
-from asyncfetch.fetch.redirects import host_name, origin_of, static_headers
+from asyncfetch.fetch.redirects import Route, host_name, origin_of, static_headers
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.transports.asking import Asking, Question, Reply
 from asyncfetch.fetch.transports.environment import Environment, read_environment
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.addresses import Address, AddressBook
     from asyncfetch.fetch.download import Download
-    from asyncfetch.fetch.hosts import Hosts
+    from asyncfetch.fetch.hosts import Host, Hosts
     from asyncfetch.fetch.retry import Clock
     from asyncfetch.fetch.transports.asking import Body
     from asyncfetch.ranges import ObjectInfo
