@@ -79,12 +79,13 @@ CERTIFICATE = """
 # limit_rate alone counts each wait from when a piece was sent, so that whatever delays one delays all behind it. This
 # sets it anew for each piece, to the wait that brings the next one when it is due: when it should come at the earliest
 # by the request's arrival and the rate. nginx asks for a piece as soon as the one before it is on its way, hence
-# "going". No wait is longer than a step, so that the rate never falls below what nginx holds a whole answer to.
+# "going". No wait is longer than a step, so that the rate never falls below what nginx holds a whole answer to. The
+# time is that which nginx took when it woke up, as it counts its waits from there: by a later one, of a worker that was
+# held up in between, the next piece would be taken for late, and sent early.
 PACE = """
             sendfile off;
             output_buffers 1 {piece_bytes};
             body_filter_by_lua_block {{
-                ngx.update_time()
                 local now, pace = ngx.now(), ngx.ctx
                 pace.due = math.max(pace.due or ngx.req.start_time() + {delay}, now - {catch_up}) + {step_ms} / 1000
                 local going = now + (pace.wait_ms or 0) / 1000
