@@ -99,6 +99,10 @@ class Host:
         """Whether nobody is in or waits."""
         return self._gate.in_use == 0 and self._gate.waiting == 0
 
+    def pause_left_seconds(self, now: float) -> float:
+        """How long the server still wants not to be asked, at that time of the clock; 0 where it doesn't."""
+        return max(0.0, self._paused_until - now)
+
     async def _enter(self) -> bool:
         urgent = await self._gate.enter()
         if self._clock.monotonic() < self._paused_until:
@@ -350,10 +354,16 @@ class Hosts:
         return host
 
     def _forget_idle(self, keep: Host) -> None:
+        """Those used longest ago, but for one that asked for a pause: before its end, it is forgotten only after them.
+
+        Else its next request would come too early, and at a limit that it has just refused.
+        """
         surplus = len(self._hosts) - MAX_IDLE_HOSTS
         if surplus <= 0:
             return
-        for host in [host for host in self._hosts.values() if host.is_idle and host is not keep][:surplus]:
+        now = self._clock.monotonic()
+        idle = [host for host in self._hosts.values() if host.is_idle and host is not keep]
+        for host in sorted(idle, key=lambda host: host.pause_left_seconds(now))[:surplus]:
             self._forgotten.add(host.total())
             del self._hosts[host.origin]
 

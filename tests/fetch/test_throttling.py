@@ -9,10 +9,11 @@ import pytest
 
 from asyncfetch.config import FetchConfig, RetryConfig, StreamConfig
 from asyncfetch.errors import AsyncFetchError, ConfigError, FetchError, Throttled
-from asyncfetch.fetch.hosts import PAUSE_SPREAD, Host, Hosts
+from asyncfetch.fetch.hosts import MAX_IDLE_HOSTS, PAUSE_SPREAD, Host, Hosts
 from asyncfetch.fetch.limit import BACKOFF
 from asyncfetch.fetch.redirects import Route
 from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.runtime.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +63,29 @@ async def test_a_pause_that_nobody_waits_for_pauses_nobody(time: FakeTime) -> No
     await refuse(host, retry_after=3600.0)
     await take_turn(host)
     assert time.sleeps == []
+
+
+async def test_a_host_is_not_forgotten_before_its_pause_is_over(time: FakeTime) -> None:
+    hosts = Hosts(FetchConfig(), time.clock(), lambda: time.now)
+    paused = hosts.get("https://paused:443", Route)
+    await refuse(paused, retry_after=20.0)
+    for number in range(MAX_IDLE_HOSTS * 2):
+        hosts.get(f"https://{number}:443", Route)
+    assert hosts.get("https://paused:443", Route) is paused
+    time.now += 20.0
+    for number in range(MAX_IDLE_HOSTS):
+        hosts.get(f"https://{number}:443", Route)
+    assert hosts.get("https://paused:443", Route) is not paused
+
+
+async def test_of_paused_hosts_the_one_whose_pause_ends_first_is_forgotten(time: FakeTime) -> None:
+    hosts = Hosts(FetchConfig(), time.clock(), lambda: time.now)
+    paused = [hosts.get(f"https://paused{number}:443", Route) for number in range(MAX_IDLE_HOSTS)]
+    for number, host in enumerate(paused):
+        await refuse(host, retry_after=5.0 if number == 7 else 20.0)
+    hosts.get("https://new:443", Route)
+    left = hosts.statistics(MemoryPool(0).statistics()).hosts
+    assert left.keys() == {host.origin for host in paused} - {paused[7].origin} | {"https://new:443"}
 
 
 async def test_one_that_goes_away_during_a_pause_leaves_its_place(time: FakeTime) -> None:
