@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
-from asyncfetch.errors import ClosedError
+from asyncfetch.errors import ClosedError, anew
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,13 @@ class KeptOpen(Generic[T]):
 
     def value(self) -> T:
         """What entering gave; waits for it. Raises what entering raised, or ClosedError."""
-        return self._entered.result()
+        error = self._entered.exception()
+        if error is None:
+            return self._entered.result()
+        try:
+            raise anew(error)
+        finally:
+            del self, error  # else error -> traceback -> this frame -> future -> error is a cycle
 
     def leave(self) -> None:
         """Leave it and wait until that is done; raises what leaving raises. Nothing where it wasn't entered."""

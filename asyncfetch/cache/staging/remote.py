@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import anyio
 
 from asyncfetch.cache.staging.sources import SourceInfo
 from asyncfetch.cache.staging.stores import SplitStore, check_name
@@ -15,6 +13,7 @@ from asyncfetch.config import FetchConfig, PrivateUrl
 from asyncfetch.errors import ClosedError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
+from asyncfetch.runtime.kept_open import KeptOpen
 from asyncfetch.runtime.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -60,14 +59,21 @@ class ThreadFetcher:
         process = os.getpid()
         mine: Future[_Session] = Future()
         session = self._sessions.setdefault(process, mine)
-        if session is mine:  # the first of the threads starts it
-            try:
-                mine.set_result(_Session(self._config))
-            except BaseException as error:
-                self._sessions.pop(process, None)
-                mine.set_exception(error)
-                raise
-        return session.result()
+        try:
+            if session is mine:  # the first of the threads starts it
+                self._start(process, mine)
+            return session.result()
+        finally:
+            del mine, session  # else error -> traceback -> this frame -> future -> error is a cycle
+
+    def _start(self, process: int, session: Future[_Session]) -> None:
+        try:
+            session.set_result(_Session(self._config))
+        except BaseException as error:  # noqa: BLE001 - it is raised to everybody who waits for it, the caller too
+            self._sessions.pop(process, None)
+            session.set_exception(error)
+        finally:
+            del session
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._config,)
@@ -77,25 +83,12 @@ class _Session:
     """A loop and an entered fetcher on it. The fetcher is left in order when the loop ends, whatever ends it."""
 
     def __init__(self, config: FetchConfig) -> None:
-        entered: Future[Fetcher] = Future()
         self.thread = LoopThread(name="asyncfetch files")
-        self.thread.start(_serve, config, entered).add_done_callback(lambda error: _refuse(entered, error))
         try:
-            self.fetcher = entered.result()
+            self.fetcher = KeptOpen(self.thread, partial(Fetcher, config)).value()
         except BaseException:
             self.thread.close()
             raise
-
-
-async def _serve(config: FetchConfig, entered: Future[Fetcher]) -> None:
-    async with Fetcher(config) as fetcher:
-        entered.set_result(fetcher)
-        await anyio.sleep_forever()
-
-
-def _refuse(entered: Future[Fetcher], error: BaseException | None) -> None:
-    with suppress(InvalidStateError):  # it was entered
-        entered.set_exception(error or ClosedError("the loop ended before its fetcher was there"))
 
 
 class UrlStore(SplitStore[bytes]):

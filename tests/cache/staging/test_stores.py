@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pickle
 import subprocess
 import tarfile
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -90,6 +92,22 @@ def test_a_configuration_that_cannot_be_used_is_said_at_each_use() -> None:
     for _ in range(2):
         with pytest.raises(ConfigError, match="/no/such/file"):
             store["a"]
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+def test_an_error_leaves_nothing_to_the_garbage_collector(server: RangeServer, is_started: bool) -> None:
+    settings = config(server) if is_started else FetchConfig(ca_file="/no/such/file")
+    errors: list[weakref.ref[BaseException]] = []
+    gc.disable()
+    try:
+        with UrlStore(server.url, settings) as store:
+            try:
+                store["nothing.txt"]
+            except (NotFound, ConfigError) as error:
+                errors.append(weakref.ref(error))
+            assert [error() for error in errors] == [None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
