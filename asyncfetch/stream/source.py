@@ -326,8 +326,13 @@ class SampleSource(ABC, Generic[R]):
         return self._session
 
     def statistics(self) -> DatasetStatistics | None:
-        """What the synchronous iteration's engine and caches have done in this process; None before the first."""
-        return self._session.statistics() if self._session is not None else None
+        """What the synchronous iteration's engine and caches have done in this process; None before the first.
+
+        So in a forked child, and behind ``close``, until it iterates; and where what it reads couldn't be opened. While
+        that is being opened, this waits for it, and raises as iterating does.
+        """
+        session = self._session
+        return session.statistics() if session is not None and session.is_usable else None
 
     def close(self) -> None:
         """End the loop thread of the synchronous iteration, if there is one. The stream can be iterated again."""

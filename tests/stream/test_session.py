@@ -1,19 +1,20 @@
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import pytest
 
 import asyncfetch as af
 from asyncfetch.stream import session as sessions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    import pytest
+    from pathlib import Path
 
     from asyncfetch.testing import DatasetTruth
 
@@ -46,3 +47,30 @@ def test_statistics_asked_for_while_it_is_being_opened_wait_for_that_and_do_not_
     scrape.join(5)
     session.close()
     assert [statistics.fetch.requests > 0 for statistics in taken] == [True]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_that_has_not_iterated_has_no_statistics(truth: DatasetTruth) -> None:
+    """As any process that hasn't: who scrapes it for its metrics gets none."""
+    stream = af.Stream(str(truth.root))
+    assert stream.statistics() is None
+    next(iter(stream))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 0 if stream.statistics() is None else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert stream.statistics() is not None
+    stream.close()
+    assert stream.statistics() is None
+
+
+def test_a_stream_of_nothing_has_no_statistics(tmp_path: Path) -> None:
+    stream = af.Stream(str(tmp_path))
+    with pytest.raises(af.AsyncFetchError) as raised:
+        next(iter(stream))
+    assert "info.json" in str(raised.value)
+    assert stream.statistics() is None
