@@ -28,7 +28,7 @@ from asyncfetch.ranges import ObjectInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["NO_REASON", "TOKEN_CODES", "Delivery", "Wanted", "check_response", "refusal"]
+__all__ = ["MISDIRECTED", "NO_REASON", "TOKEN_CODES", "Delivery", "Wanted", "check_response", "refusal"]
 
 SLICE_LIMIT_BYTES = 1024 * 1024
 """A server that ignores Range is read and sliced up to here: about what another round trip to a far host costs."""
@@ -36,6 +36,8 @@ TOKEN_CODES = frozenset({"ExpiredToken", "TokenRefreshRequired"})
 """Words by which S3 says with 400 what others say with 401."""
 NO_REASON = "it came without a reason"
 """In place of S3's word: a 400 means so many things that one whose text was lost on the way may be no refusal."""
+MISDIRECTED = 421
+"""Status of a refusal that holds for the connection, and may be asked again on another one (RFC 9110, 15.5.20)."""
 
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})", re.ASCII)
 
@@ -51,6 +53,8 @@ _REFUSALS: Mapping[int, tuple[type[FetchError], Verdict, str]] = {
         Verdict.FATAL,
         "the object was replaced since it was first read: read it again from its start",
     ),
+    MISDIRECTED: (FetchError, Verdict.ONCE, "the server behind this connection isn't the host's: check the url"),
+    425: (FetchError, Verdict.AGAIN, "a gateway passed the request on before its connection was established"),
     429: (Throttled, Verdict.AGAIN, "too many requests: lower max_requests_per_host, or send a token"),
     500: (FetchError, Verdict.AGAIN, "the server failed"),
     502: (FetchError, Verdict.AGAIN, "a gateway got no good answer from the server behind it"),

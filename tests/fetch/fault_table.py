@@ -97,8 +97,9 @@ def _statuses() -> Iterator[Wire]:
         yield _passing(status, FetchTimeout)
     for status in (429, 503):
         yield _passing(status, Throttled)
-    for status in (500, 502, 504):
+    for status in (425, 500, 502, 504):
         yield _passing(status, FetchError)
+    yield Wire("statuses", "421", Step(status=421), None, FetchError)  # on another connection
     for status in (400, 402, 405, 501, 505):
         yield _final(status, FetchError)
     for status in (401, 403):

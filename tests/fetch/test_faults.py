@@ -206,6 +206,15 @@ async def test_retry_after_is_honoured(
     assert time.sleeps == pytest.approx([7.1])
 
 
+async def test_a_misdirected_request_goes_out_on_another_connection(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str
+) -> None:
+    assert await fetcher.fetch(url, 0, 10) == CONTENT[:10]
+    server.will(step(status=421))
+    assert await fetcher.fetch(url, 10, 20) == CONTENT[10:20]
+    assert (server.connections, len(server.requests)) == (2, 3)
+
+
 async def test_a_rate_limit_is_waited_out(
     fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str, time: FakeTime
 ) -> None:

@@ -13,6 +13,7 @@ from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
 from asyncfetch.fetch.addresses import WebUrls
 from asyncfetch.fetch.attempts import Attempts, persist
 from asyncfetch.fetch.redirects import Route, host_name, origin_of, static_headers
+from asyncfetch.fetch.responses import MISDIRECTED
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.transports.asking import Asking, Question, Reply
 from asyncfetch.fetch.transports.environment import Environment, read_environment
@@ -105,7 +106,7 @@ class HttpTransport:
                 )
                 delay = attempts.delay_after(failure, progressed=download.landed_bytes > before)
                 broke = failure.status is None or failure.address is not None
-                needs_new_connection = broke or failure.kind is InvalidResponse
+                needs_new_connection = broke or failure.kind is InvalidResponse or failure.status == MISDIRECTED
             await self._clock.sleep(delay)
 
     async def _attempt(
