@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from numbers import Integral, Real
@@ -11,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from asyncfetch.errors import ConfigError
 
-__all__ = ["check_types", "require"]
+__all__ = ["check_types", "require", "require_header", "require_token"]
 
 _WORDS: Mapping[object, str] = {
     int: "a whole number",
@@ -23,11 +24,35 @@ _WORDS: Mapping[object, str] = {
     Mapping: "a mapping by name",
 }
 
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
 
 def require(condition: bool, message: str) -> None:
     """ConfigError with the message unless the condition holds."""
     if not condition:
         raise ConfigError(message)
+
+
+def _require_text(where: str, value: object) -> None:
+    """ConfigError unless it is a string. The value isn't shown."""
+    require(isinstance(value, str), f"{where} must be a string, not of type {type(value).__name__}")
+
+
+def require_token(where: str, value: object) -> None:
+    """ConfigError unless it can be a Bearer token. The value isn't shown."""
+    _require_text(where, value)
+    fits = isinstance(value, str) and value != "" and value.isascii() and value.isprintable() and " " not in value
+    require(fits, f"{where} must be printable ASCII without spaces, and not empty: a line of a file needs strip()")
+
+
+def require_header(where: str, name: object, value: object) -> None:
+    """ConfigError unless they can be a header's: anything else would end it, or the request, early."""
+    is_name = isinstance(name, str) and _HEADER.fullmatch(name) is not None
+    require(is_name, f"{where} has a name that no header can have: letters, digits and dashes, without the colon")
+    _require_text(f"{where}[{name!r}]", value)
+    one_line = isinstance(value, str) and _CONTROL.search(value) is None
+    require(one_line, f"{where}[{name!r}] must hold no control character: a line of a file needs strip()")
 
 
 def check_types(config: Any) -> None:  # noqa: ANN401 - a dataclass

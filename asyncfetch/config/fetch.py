@@ -7,7 +7,7 @@ import os  # noqa: TC003 - check_types reads the annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from asyncfetch.config.checks import check_types, require
+from asyncfetch.config.checks import check_types, require, require_header, require_token
 from asyncfetch.config.secrets import Secrets
 from asyncfetch.errors import ConfigError, redact_url
 
@@ -258,15 +258,11 @@ def _check_entries(setting: str, entries: Mapping[object, object]) -> None:
         require(is_name, f"{setting} are by {by}, not by {redact_url(repr(name))}")
         where = f"{setting}[{name!r}]"
         if setting == "tokens":
-            _check_text(where, value)
+            require_token(where, value)
             continue
         what = "arguments by name" if setting == "fsspec" else "strings by header"
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} must be a mapping of {what}, not of type {type(value).__name__}")
         if setting == "headers":
             for header, text in value.items():
-                _check_text(f"{where}[{header!r}]", text)
-
-
-def _check_text(where: str, value: object) -> None:
-    require(isinstance(value, str), f"{where} must be a string, not of type {type(value).__name__}")
+                require_header(where, header, text)

@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 
 from asyncfetch.config import FetchConfig, Secrets
+from asyncfetch.config.checks import require_token
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.fork import ForkGuard
@@ -112,6 +113,8 @@ class TensorClient:
             raise ConfigError(f"delivery must be 'copy' or 'view', not {delivery!r}")
         if backend not in get_args(Backend):
             raise ConfigError(f"backend must be 'auto', 'http' or 'ray', not {backend!r}")
+        if token is not None:
+            require_token("token", token)
         config = _engine_config(fetch or FetchConfig(), token)
         self._guard = ForkGuard("this TensorClient")
         self._backend = backend

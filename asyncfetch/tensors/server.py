@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 from aiohttp import web
 
+from asyncfetch.config.checks import require_token
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks
@@ -85,9 +86,9 @@ class TensorServer:
             raise ConfigError(f"max_bytes must be at least 1, not {max_bytes}")
         if ttl_seconds is not None and not ttl_seconds > 0:
             raise ConfigError(f"ttl_seconds must be positive, or None for ever, not {ttl_seconds}")
-        if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
-            raise ConfigError("token must be printable ASCII without spaces, and not empty")
-        if token is None and not allow_anonymous and not is_loopback(host):
+        if token is not None:
+            require_token("token", token)
+        elif not allow_anonymous and not is_loopback(host):
             raise ConfigError(
                 f"on {host!r} everybody who reaches it could read and delete: give a token=, or say that this is meant"
                 " with allow_anonymous=True"

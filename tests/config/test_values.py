@@ -40,11 +40,23 @@ def test_what_no_field_may_hold_is_refused_by_its_name(kind: Any) -> None:  # no
         ({"ca_file": ""}, "ca_file must name a file, or be None"),
         ({"hub_endpoint": "https://"}, "hub_endpoint .* names no host"),
         ({"tokens": {"h": 5}}, r"tokens\['h'\] must be a string, not of type int"),
+        *(
+            ({"tokens": {"h": token}}, r"tokens\['h'\] must be printable ASCII without spaces, .* strip\(\)")
+            for token in ("", "hidden\n", " hidden", "hidden\x1f", "hidden\tit", "hidden\xa0", "hidden\nX-Evil: 1")
+        ),
         ({"tokens": {5: "x"}}, "tokens are by host, .* not by 5"),
         ({"tokens": {"https://me:hidden@h/": "x"}}, r"tokens are by host, .* not by 'https://\*\*\*@h/'"),
         ({"headers": {"h": "hidden"}}, r"headers\['h'\] must be a mapping of strings by header, not of type str"),
         ({"headers": {"h": {"Cookie": b"hidden"}}}, r"headers\['h'\]\['Cookie'\] must be a string, not of type bytes"),
         ({"headers": {"h": {"Cookie": None}}}, r"headers\['h'\]\['Cookie'\] must be a string, not of type NoneType"),
+        *(
+            ({"headers": {"h": {"Cookie": text}}}, r"headers\['h'\]\['Cookie'\] must hold no control character: .*")
+            for text in ("hidden\r\n", "hidden\0", "hidden\x7f")
+        ),
+        *(
+            ({"headers": {"h": {name: "x"}}}, r"headers\['h'\] has a name that no header can have: letters, .*")
+            for name in ("", "hid den", "hidden:", "Cookie: hidden", "hidd\xe9n", "hidden\n", 5)
+        ),
         ({"headers": {"h/x": {}}}, "headers are by host, .* not by 'h/x'"),
         ({"fsspec": {"gs": ["hidden"]}}, r"fsspec\['gs'\] must be a mapping of arguments by name, not of type list"),
         ({"fsspec": {"gs://": {}}}, "fsspec are by scheme, .* not by 'gs://'"),
@@ -55,6 +67,11 @@ def test_the_message_says_what_can_be_meant_and_shows_no_secret(settings: dict[s
     with pytest.raises(af.ConfigError, match=f"^{message}") as caught:
         af.FetchConfig(**settings)
     assert "hidden" not in str(caught.value)
+
+
+def test_headers_may_hold_what_a_line_can() -> None:
+    headers = {"x-it's_~!": "", "Cookie": "a\tb; c=\xfc\u20ac", "Authorization": "Basic YTpi"}
+    assert af.FetchConfig(headers={"h": headers}).headers["h"] == headers
 
 
 def test_numbers_of_numpy_and_paths_are_as_good() -> None:

@@ -161,6 +161,7 @@ async def test_the_token_file(variable: str, monkeypatch: pytest.MonkeyPatch, tm
     for path in (tmp_path / "token", tmp_path / "huggingface" / "token"):
         path.write_text("hf_secret\n")
     monkeypatch.setenv(variable, str(tmp_path / "token" if variable == "HF_TOKEN_PATH" else tmp_path))
+    monkeypatch.setenv("HF_TOKEN", "\n")  # which huggingface_hub takes for none, too
     async with filled(token="hf_secret") as hub:
         monkeypatch.setenv("HF_ENDPOINT", f"{hub.url}/")
         async with Fetcher(FetchConfig(ca_file=hub.ca_file)) as fetcher:
@@ -169,6 +170,15 @@ async def test_the_token_file(variable: str, monkeypatch: pytest.MonkeyPatch, tm
         async with Fetcher(FetchConfig(ca_file=hub.ca_file)) as fetcher:
             with pytest.raises(AccessDenied, match="RepoNotFound"):
                 await fetcher.fetch(URL_TEXT)
+
+
+async def test_a_token_that_can_be_none_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret hf_secret")
+    async with filled(token="hf_secret") as hub, fetcher_for(hub, trust_env=True) as fetcher:
+        with pytest.raises(ConfigError, match=r"HF_TOKEN, .* must be printable ASCII without spaces") as caught:
+            await fetcher.fetch(URL_TEXT, 5, 50)
+        assert "hf_secret" not in str(caught.value)
+        assert not hub.hub.requests
 
 
 async def test_a_token_of_the_configuration_beats_the_environments(monkeypatch: pytest.MonkeyPatch) -> None:

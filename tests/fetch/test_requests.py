@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 from yarl import URL
 
-from asyncfetch.config import FetchConfig, TimeoutConfig
+from asyncfetch.config import FetchConfig, Secrets, TimeoutConfig
 from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.transports import session_requests
 from asyncfetch.fetch.transports.exchange import Exchange
@@ -108,7 +108,7 @@ async def test_no_header_smuggles_another_one(
 ) -> None:
     own = {header: "a"} if place == 0 else {"X-Own": header}
     url = server.put("/x", CONTENT)
-    async with fetcher_with(headers={"127.0.0.1": own}) as fetcher:
+    async with fetcher_with(headers=Secrets("headers", {"127.0.0.1": own})) as fetcher:  # as if it weren't checked
         with pytest.raises(ConfigError, match="control character"):
             await fetcher.fetch(url, 0, 1)
     assert server.requests == []

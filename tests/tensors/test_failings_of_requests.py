@@ -11,6 +11,7 @@ import pytest
 import torch
 from aiohttp import web
 
+from asyncfetch.config import FetchConfig
 from asyncfetch.errors import AccessDenied, ConfigError, FetchTimeout, ShardNotFound, TensorError, Throttled
 from asyncfetch.tensors import Cleared, RemoteTensor, TensorServer
 from asyncfetch.tensors.stores import MAX_BATCH_BYTES, MAX_BATCH_SHARDS, plan_batches
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 async def test_r8_without_the_token_nothing_can_be_stored_read_or_deleted() -> None:
     async with TensorServer(max_bytes=MIB, token="right") as server, http_client(token="right") as client:
         [remote] = await store(client, server.url, torch.ones(3))
-        for token in (None, "wrong", "righ", "rightt", "r\xefght"):
-            async with http_client(token=token) as stranger:
+        foreign = FetchConfig(headers={"127.0.0.1": {"Authorization": "Bearer r\xefght"}})
+        strangers = [http_client(token=token) for token in (None, "wrong", "righ", "rightt")]
+        for one in (*strangers, http_client(fetch=foreign)):
+            async with one as stranger:
                 with pytest.raises(AccessDenied) as caught:
                     await stranger.localize(remote)
                 assert caught.value.status == 401

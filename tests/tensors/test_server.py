@@ -276,6 +276,13 @@ def test_arguments_are_checked(settings: dict[str, object]) -> None:
         TensorServer(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("token", ["", "hidden\n", "hid den", "hidden\xfc"])
+def test_a_client_s_token_that_no_server_can_have_is_refused(token: str) -> None:
+    with pytest.raises(ConfigError, match=r"token must be printable ASCII without spaces, .* strip\(\)") as caught:
+        http_client(token=token)
+    assert "hid" not in str(caught.value)
+
+
 async def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

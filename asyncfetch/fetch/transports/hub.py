@@ -24,6 +24,7 @@ from urllib.parse import quote, unquote
 from anyio import to_thread
 from yarl import URL
 
+from asyncfetch.config.checks import require_token
 from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
 from asyncfetch.fetch.listing import Listing, listed_size
@@ -212,6 +213,8 @@ class HubTransport:
         if userinfo(url) is not None:
             raise ConfigError("the Hub's endpoint must not hold a password: set HF_TOKEN")
         token = await to_thread.run_sync(_token, variables) if self._config.trust_env else None
+        if token is not None:
+            require_token("HF_TOKEN, or what `hf auth login` has written down,", token)
         tokens = {} if token is None else {f"{url.host}:{url.port}": token}
         # What the configuration has for the host is more deliberate than what the environment has.
         own = static_headers(url, asked=True, headers=self._config.headers, tokens=self._config.tokens, login=None)
@@ -224,15 +227,21 @@ def _token(variables: Mapping[str, str]) -> str | None:
     """HF_TOKEN, or what ``hf auth login`` has written down. Blocks."""
     if variables.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in {"1", "ON", "YES", "TRUE"}:
         return None
-    token = variables.get("HF_TOKEN") or variables.get("HUGGING_FACE_HUB_TOKEN")
-    if not token:
-        cache = variables.get("XDG_CACHE_HOME") or "~/.cache"
-        home = variables.get("HF_HOME") or f"{cache}/huggingface"
-        try:
-            token = Path(variables.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text("utf-8")
-        except (OSError, UnicodeDecodeError, RuntimeError):  # RuntimeError: there is no home
-            return None
-    return token.replace("\r", "").replace("\n", "").strip() or None
+    token = _stripped(variables.get("HF_TOKEN") or variables.get("HUGGING_FACE_HUB_TOKEN") or "")
+    if token:
+        return token
+    cache = variables.get("XDG_CACHE_HOME") or "~/.cache"
+    home = variables.get("HF_HOME") or f"{cache}/huggingface"
+    try:
+        text = Path(variables.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError, RuntimeError):  # RuntimeError: there is no home
+        return None
+    return _stripped(text) or None
+
+
+def _stripped(token: str) -> str:
+    """As huggingface_hub takes it."""
+    return token.replace("\r", "").replace("\n", "").strip()
 
 
 def signed_seconds(url: URL, *, served_at: float) -> float | None:
