@@ -37,24 +37,27 @@ def to_integers(column: pa.ChunkedArray[Any], name: str, url: str, *, missing: i
         missing: What null and NaN become. None: they are an error.
 
     Raises:
-        FormatError: Not numbers, not whole, beyond int64, or missing.
+        FormatError: Not numbers, not whole, missing, or beyond int64 or what the stored type tells apart.
     """
     numbers = to_floats(column, name, url) if column.null_count else _numbers(column, name, url)
+    largest: float = np.iinfo(np.int64).max
     if numbers.dtype.kind == "f":
+        largest = 2.0 ** (np.finfo(numbers.dtype).nmant + 1)  # beyond it, a float tells no neighbours apart
+        numbers = numbers.astype(np.float64)  # where ``missing`` and ``largest`` fit
         absent = np.isnan(numbers)
         if absent.any():
             if missing is None:
                 message = f"column {name} of {redact_url(url)} has no value in {absent.sum()} of {len(numbers)} rows"
                 raise FormatError(f"{message}, first in row {absent.argmax()}", remedy=WRITE_ANEW)
             numbers = np.where(absent, missing, numbers)
-    # From 2**53 on, a float no longer tells neighbours apart.
-    wrong = np.abs(numbers) > 2.0**53 if numbers.dtype.kind == "f" else numbers > np.iinfo(np.int64).max
+    wrong = (np.abs(numbers) if numbers.dtype.kind == "f" else numbers) > largest
     with np.errstate(invalid="ignore"):
         whole = numbers.astype(np.int64)
     wrong |= whole != numbers
     if wrong.any():
         row = int(wrong.argmax())
-        message = f"column {name} of {redact_url(url)} must hold whole numbers; row {row} is {numbers[row]}"
+        stored = f"row {row} is {numbers[row]}, stored as {column.type}"
+        message = f"column {name} of {redact_url(url)} must hold whole numbers; {stored}"
         raise FormatError(message, remedy=WRITE_ANEW)
     return whole
 
