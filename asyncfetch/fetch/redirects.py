@@ -19,6 +19,7 @@ from yarl import URL
 
 from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
 from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
+from asyncfetch.fetch.urls import check_characters, hidden
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,21 +55,17 @@ class Route:
 # Cached, since a dataset's ranges share few urls: parsing one costs as much as half a request of 64 KiB.
 @lru_cache(maxsize=1024)
 def parse_url(text: str) -> URL:
-    """The http(s) url, requoted only where it can't be sent as it is; ConfigError where it names no host."""
+    """The http(s) url, requoted only where it can't be sent as it is; ConfigError where it is none or names no host."""
+    check_characters(text)
     try:
         url = _url(text)
         if url.scheme in {"http", "https"} and url.host and url.port:
             return url
     except ValueError as error:
         if "@" in text:  # whose words may quote a password
-            raise ConfigError(f"{_hidden(text)} is no http url: quote what stands in front of the @") from None
-        raise ConfigError(f"{_hidden(text)} is no http url: {redact_url(str(error))}") from cause_of(error)
-    raise ConfigError(f"{_hidden(text)} is no http url: it needs a scheme, a host and a port below 65536")
-
-
-def _hidden(text: str) -> str:
-    """What can't be parsed, for a message: where a password in it ends is anybody's guess."""
-    return repr(redact_url(re.sub(r"//.*@", "//***@", text)))
+            raise ConfigError(f"{hidden(text)} is no http url: quote what stands in front of the @") from None
+        raise ConfigError(f"{hidden(text)} is no http url: {redact_url(str(error))}") from cause_of(error)
+    raise ConfigError(f"{hidden(text)} is no http url: it needs a scheme, a host and a port below 65536")
 
 
 def next_url(url: URL, location: str | None) -> URL:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING
 
-from yarl import URL
-
 from asyncfetch.errors import ConfigError, redact_url
-from asyncfetch.fetch.redirects import userinfo
+from asyncfetch.fetch.redirects import read_url, userinfo
+from asyncfetch.fetch.urls import check_characters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +23,9 @@ def server_url(host: str, port: int, *, tls: bool) -> str:
 
 def normal_server(url: str) -> str:
     """A server's url as ``server_url`` spells it; ConfigError where it is no http(s) url of a host alone."""
+    check_characters(url)
     try:
-        parsed = URL(url)
+        parsed = read_url(url)
         is_server = parsed.scheme in {"http", "https"} and parsed.path in {"", "/"} and not parsed.query_string
         if is_server and parsed.host and parsed.port and userinfo(parsed) is None:
             return server_url(parsed.host, parsed.port, tls=parsed.scheme == "https")

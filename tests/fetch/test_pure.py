@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,13 @@ from asyncfetch.fetch.objects import ObjectMemory, difference, strong_etag
 from asyncfetch.fetch.redirects import next_url, origin_of, parse_url, static_headers
 from asyncfetch.fetch.responses import SLICE_LIMIT_BYTES, Delivery, Wanted, check_response
 from asyncfetch.fetch.retry import AttemptFailed, Retries, RetryBudget, Verdict, giving_up, retry_after_seconds
+from asyncfetch.fetch.transports.file import local_path
+from asyncfetch.fetch.urls import join_url
 from asyncfetch.ranges import ObjectInfo
+from asyncfetch.tensors.urls import normal_server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 URL_TEXT = "http://h/x"
 
@@ -369,6 +375,21 @@ def test_bad_urls_are_config_errors(text: str) -> None:
 def test_a_bad_url_is_told_without_what_may_be_its_password(text: str) -> None:
     with pytest.raises(ConfigError, match="no http url") as caught:
         parse_url(text)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "hunter" not in shown
+    assert "two" not in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["h/a\tb", "h/a\nb", "h/a\r\n", "h\n/a", "h/a?b=\0", "h/\x7f", "me:hunter\ntwo@h/x", "h/a?sig=hunter\ntwo\t"],
+)
+@pytest.mark.parametrize("names", [parse_url, lambda url: join_url(url, "x"), local_path, normal_server])
+def test_a_url_with_a_control_character_is_refused(names: Callable[[str], object], text: str) -> None:
+    """Where it were left out, the url would name another object."""
+    scheme = "file" if names is local_path else "https"
+    with pytest.raises(ConfigError, match=r"holds a control character: .* strip\(\)") as caught:
+        names(f"{scheme}://{text}")
     shown = "".join(traceback.format_exception(caught.value))
     assert "hunter" not in shown
     assert "two" not in shown

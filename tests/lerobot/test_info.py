@@ -146,6 +146,7 @@ def test_any_json_is_read_or_refused_by_an_error_of_ours(value: Any) -> None:  #
         ("s3://bucket/set", "x#1", "s3://bucket/set/x#1"),
         ("s3://", "meta/info.json", "s3:///meta/info.json"),
         ("s3://b/", "x", "s3://b/x"),
+        ("/data\t/set\n", "x", "/data\t/set\n/x"),
     ],
 )
 def test_join_url(root: str, path: str, url: str) -> None:

@@ -279,6 +279,7 @@ async def test_r15_ipv6_and_other_spellings_name_one_server() -> None:
         "http://:secret@host:1",
         "http://host:1/path",
         "http://host:99999",
+        "http://[]@",
     ):
         async with http_client() as client:
             with pytest.raises(ConfigError, match="tensor server") as caught:

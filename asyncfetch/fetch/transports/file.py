@@ -23,6 +23,7 @@ from asyncfetch.fetch.responses import Delivery
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.scatter import Places
 from asyncfetch.fetch.transports.file_writing import write_file
+from asyncfetch.fetch.urls import check_characters
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.thread_call import ThreadCall, run_to_its_end
 
@@ -131,6 +132,7 @@ def local_path(url: str) -> Path:
 
 def _path_in(url: str) -> bytes:
     """What a ``file://`` url names; ConfigError where that is another host's, ValueError where it is no url."""
+    check_characters(url)
     parts = urlsplit(url)
     if parts.netloc not in {"", "localhost"}:
         host = parts.netloc.rpartition("@")[2]
