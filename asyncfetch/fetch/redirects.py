@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from multidict import CIMultiDict
 from yarl import URL
 
 from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
@@ -139,20 +140,21 @@ def static_headers(
     """
     means_bare_host = asked or (url.scheme == "https" and url.is_default_port())
     names = [_bare_host(url), host_name(url)] if means_bare_host else [host_name(url)]
-    own: dict[str, str] = {}
+    own: CIMultiDict[str] = CIMultiDict()
     for name in names:
-        own.update(headers.get(name, {}))
+        for header, value in headers.get(name, {}).items():
+            own[header] = value  # in place of one whose name differs by case alone
     reserved = sorted(name for name in own if name.lower() in _RESERVED)
     if reserved:
         raise ConfigError(f"headers for {host_name(url)} must not set {', '.join(reserved)}: the engine does")
-    if any(name.lower() == "authorization" for name in own):
-        return own
+    if "Authorization" in own:
+        return dict(own)
     token = next((tokens[name] for name in reversed(names) if name in tokens), None)
     if token is not None and (url.scheme == "https" or _is_loopback(_bare_host(url))):
         own["Authorization"] = f"Bearer {token}"
     elif login is not None and means_bare_host:
         own["Authorization"] = basic_auth(*login)
-    return own
+    return dict(own)
 
 
 def read_url(text: str, *, encoded: bool = False) -> URL:

@@ -424,6 +424,11 @@ def test_headers_belong_to_their_host_and_port() -> None:
     assert headers_for("https://b.org/", headers=config) == {}
 
 
+def test_a_header_of_host_and_port_wins_whatever_the_case_of_its_name() -> None:
+    config = {"a.org": {"authorization": "all", "X-Key": "all"}, "a.org:443": {"Authorization": "one", "x-key": "one"}}
+    assert headers_for("https://a.org/", headers=config) == {"Authorization": "one", "x-key": "one"}
+
+
 @pytest.mark.parametrize(
     ("url", "reached"),
     [
