@@ -6,6 +6,7 @@ import math
 import os  # noqa: TC003 - check_types reads the annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from asyncfetch.config.checks import check_types, require, require_header, require_token
 from asyncfetch.config.secrets import Secrets
@@ -217,8 +218,7 @@ class FetchConfig:
         for name in ("headers", "tokens", "fsspec"):
             values = getattr(self, name)
             if not isinstance(values, Secrets):
-                object.__setattr__(self, name, Secrets(name, values))
-                _check_entries(name, getattr(self, name))
+                object.__setattr__(self, name, Secrets(name, _checked_entries(name, Secrets(name, values))))
         check_types(self)
         for name in ("max_requests_per_host", "initial_requests_per_host", "min_requests_per_host"):
             require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
@@ -250,13 +250,19 @@ def _check_endpoint(name: str, url: str | None) -> None:
     require("@" not in host, f"{name} must not hold a password: {said}")  # it is shown and pickled with the rest
 
 
-def _check_entries(setting: str, entries: Mapping[object, object]) -> None:
-    """ConfigError unless names and values are of the kinds that can be used. No value is shown."""
+def _checked_entries(setting: str, entries: Mapping[Any, object]) -> Mapping[str, object]:
+    """The entries in lower case, as hosts and schemes are looked up: they have no case.
+
+    ConfigError unless names and values are of the kinds that can be used. No value is shown.
+    """
+    lowered: dict[str, object] = {}
     by = "scheme, like 'gs'" if setting == "fsspec" else "host, like 'data.example.org' or 'data.example.org:8443'"
     for name, value in entries.items():
-        is_name = isinstance(name, str) and not {"/", "@"} & set(name)
-        require(is_name, f"{setting} are by {by}, not by {redact_url(repr(name))}")
+        if not isinstance(name, str) or {"/", "@"} & set(name):
+            raise ConfigError(f"{setting} are by {by}, not by {redact_url(repr(name))}")
         where = f"{setting}[{name!r}]"
+        require(name.lower() not in lowered, f"{where} is there twice, in capitals and without")
+        lowered[name.lower()] = value
         if setting == "tokens":
             require_token(where, value)
             continue
@@ -266,3 +272,4 @@ def _check_entries(setting: str, entries: Mapping[object, object]) -> None:
         if setting == "headers":
             for header, text in value.items():
                 require_header(where, header, text)
+    return lowered

@@ -57,6 +57,7 @@ def test_what_no_field_may_hold_is_refused_by_its_name(kind: Any) -> None:  # no
             ({"headers": {"h": {name: "x"}}}, r"headers\['h'\] has a name that no header can have: letters, .*")
             for name in ("", "hid den", "hidden:", "Cookie: hidden", "hidd\xe9n", "hidden\n", 5)
         ),
+        ({"tokens": {"h:1": "hidden", "H:1": "x"}}, r"tokens\['H:1'\] is there twice, in capitals and without"),
         ({"headers": {"h/x": {}}}, "headers are by host, .* not by 'h/x'"),
         ({"fsspec": {"gs": ["hidden"]}}, r"fsspec\['gs'\] must be a mapping of arguments by name, not of type list"),
         ({"fsspec": {"gs://": {}}}, "fsspec are by scheme, .* not by 'gs://'"),
@@ -67,6 +68,13 @@ def test_the_message_says_what_can_be_meant_and_shows_no_secret(settings: dict[s
     with pytest.raises(af.ConfigError, match=f"^{message}") as caught:
         af.FetchConfig(**settings)
     assert "hidden" not in str(caught.value)
+
+
+def test_names_of_hosts_and_schemes_have_no_case() -> None:
+    config = af.FetchConfig(tokens={"Data.Example.ORG:8443": "T"}, headers={"H": {"X-Key": "V"}}, fsspec={"GS": {}})
+    assert config.tokens == {"data.example.org:8443": "T"}
+    assert config.headers == {"h": {"X-Key": "V"}}
+    assert config.fsspec == {"gs": {}}
 
 
 def test_headers_may_hold_what_a_line_can() -> None:
