@@ -4,7 +4,7 @@ The samples' bytes are fetched as they lie in the source file; in front of them 
 ``mdat``. The new sample tables describe only the samples needed; what else lies between them (audio, free space) stays
 in the media data, and nothing refers to it.
 
-The clip's clock starts at its first key frame. Where frames aren't shown in the order they are decoded in, three things
+The clip's clock starts at its first key frame. Where frames aren't shown in the order they are decoded in, four things
 need care, because a decoder finds a frame by seeking to the last key frame shown at or before it:
 
 - FFmpeg seeks by *decode* time, less the lag of presentation behind it, and knows the lag only from an edit list. So
@@ -14,6 +14,9 @@ need care, because a decoder finds a frame by seeking to the last key frame show
   ``clip_timing`` chooses them to make the lags equal.
 - Pictures that follow the first key frame and precede it on the screen may refer to frames in front of the clip. The
   edit list hides them; leaving them out could disturb the decoder's count of reference frames.
+- H.264 begins an open GOP with a recovery point. A decoder started there trusts no picture but this one until it has
+  given it out, and at the end of the stream FFmpeg 5 drops what it holds and took in untrusted. So a key frame near the
+  end isn't marked as one in the clip, and the clip starts a key frame earlier where it would have none.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ MAX_FIRST_FRAME = 1 << 31
 """Frame numbers up to here, two years at 30 fps, keep every sum of times within 64 bits."""
 MAX_CLIP_FRAMES = 1 << 22
 """Most frames of one clip, 39 hours at 30 fps: a wrong length in some table mustn't take all memory."""
+H264 = frozenset({"avc1", "avc3"})
+"""Sample entries whose open GOPs can't be entered near the end of a clip."""
 VISUAL_ENTRY_BYTES = 78
 """Length of the fixed part of a visual sample entry."""
 GEOMETRY_BYTES = 52
@@ -118,6 +120,8 @@ class Mp4Index:
 
         wanted = sample_of[present]
         first, stop = self.samples.decodable_from(int(wanted.min()), earliest), int(wanted.max()) + 1
+        last_entry = self.samples.last_entry_before(stop) if self.codec in H264 else stop - 1
+        first = min(first, last_entry)
         times = self.samples.presentation_times(first, stop)
         times -= min(int(times[0]), earliest)
         rank = np.empty(stop - first, np.int32)
@@ -125,7 +129,7 @@ class Mp4Index:
         frame_index[present] = rank[wanted - first]
         pts[present] = times[wanted - first]
 
-        tables = self._cut(first, stop, times)
+        tables = self._cut(first, stop, times, self.samples.sync_between(first, last_entry + 1))
         begin = int(tables.runs.offset.min())
         end = int((tables.runs.offset + tables.runs.num_bytes).max())
         return ClipPlan(
@@ -173,10 +177,9 @@ class Mp4Index:
             sample_of[frames[best_last]] = found[best_last] + first
         return sample_of, int(times[found].min()) if len(found) else 0
 
-    def _cut(self, first: int, stop: int, times: NDArray[np.int64]) -> ClipTables:
-        """The tables of a clip of samples [first, stop), which it presents at ``times``."""
+    def _cut(self, first: int, stop: int, times: NDArray[np.int64], sync: NDArray[np.int32] | None) -> ClipTables:
+        """The tables of a clip of samples [first, stop), its key frames ``sync``, which it presents at ``times``."""
         samples = self.samples
-        sync = samples.sync_between(first, stop)
         timing = clip_timing(
             samples.decode_times(first, stop), times, sync, last_duration=int(samples.durations[stop - 1])
         )

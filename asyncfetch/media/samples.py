@@ -24,6 +24,9 @@ BLOCK = 256
 """Samples between two kept sums: 0.06 bytes a frame, and at most 255 numbers to add before those asked for."""
 MAX_CONSTANT_SAMPLES = 1 << 20
 """Most samples of a track of equal sizes (9.7 hours at 30 fps): there no table's length bounds their count."""
+MAX_HELD_SAMPLES = 48
+"""So far behind a key frame of H.264, a decoder has given it out, and what it took in till then: it holds back at most
+16 pictures, and encoders let no more than 16 follow a key frame that are shown before it."""
 MAX_OFFSET = 1 << 28
 """Composition offsets from here on make FFmpeg ignore the whole table, and show other times than we compute."""
 MAX_DURATION = 1 << 31
@@ -59,6 +62,9 @@ class SampleTable:
     """Least and greatest composition offset."""
     sync: NDArray[np.int32] | None
     """Samples that decoding can start at, ascending; None means every sample."""
+    has_open_gops: bool
+    """Whether a picture follows some key frame in decode order and precedes it on the screen. Nothing else in a file's
+    tables tells an open GOP from a closed one."""
     block_times: NDArray[np.int64]
     """Decode time of samples 0, BLOCK, 2 BLOCK ..."""
     run_first: NDArray[np.int32]
@@ -125,6 +131,22 @@ class SampleTable:
             key = int(self.sync[nearest - 1])
         return key
 
+    def last_entry_before(self, stop: int) -> int:
+        """The last key frame at which to start a decoder of H.264 that goes to the sample before ``stop``: see clip.py.
+
+        That is the last one that comes out before the end, as does what goes in between. A picture comes out when one
+        goes in whose decode time is its presentation time: by the greatest composition offset later. The first key
+        frame where no other does; without open GOPs it may be any sample.
+        """
+        if self.sync is None or not self.has_open_gops:
+            return stop - 1
+        least, greatest = self.composition_limits
+        delay = greatest - min(least, 0)  # negative offsets had it subtracted from all
+        early_enough = self.count_before(int(self.decode_times(stop - 1, stop)[0]) - 2 * delay + 1)
+        early_enough = max(early_enough, stop - MAX_HELD_SAMPLES)  # a gap in time makes one offset large
+        nearest = max(0, int(np.searchsorted(self.sync, early_enough)) - 1)
+        return min(int(self.sync[nearest]), stop - 1)
+
     def sync_between(self, first: int, stop: int) -> NDArray[np.int32] | None:
         """Key frames among samples [first, stop), counted from ``first``; None means all."""
         if self.sync is None:
@@ -163,6 +185,7 @@ def parse_samples(stbl: Box) -> SampleTable:
     count = len(sizes)
     durations = _durations(stbl, count)
     composition = _composition(stbl, count)
+    sync = _sync(stbl, count)
     times = np.concatenate(([0], np.cumsum(durations[:-1], dtype=np.int64)))
     run_first, run_offset, run_description, data_stop = _runs(stbl, sizes)
     return SampleTable(
@@ -171,7 +194,8 @@ def parse_samples(stbl: Box) -> SampleTable:
         durations=durations,
         composition=composition,
         composition_limits=(int(composition.min()), int(composition.max())),
-        sync=_sync(stbl, count),
+        sync=sync,
+        has_open_gops=sync is not None and _leads(times + composition, sync),
         block_times=times[::BLOCK].copy(),
         run_first=run_first,
         run_offset=run_offset,
@@ -253,6 +277,11 @@ def _sync(stbl: Box, total: int) -> NDArray[np.int32] | None:
     if numbers[0] < 1 or numbers[-1] > total or (np.diff(numbers) <= 0).any():
         raise stss.error(f"its sample numbers aren't ascending within 1..{total}")
     return (numbers - 1).astype(np.int32)
+
+
+def _leads(presentation: NDArray[np.int64], sync: NDArray[np.int32]) -> bool:
+    """Whether some sample is presented before the last key frame in front of it in decode order."""
+    return bool((np.minimum.reduceat(presentation, sync) < presentation[sync]).any())
 
 
 def _runs(stbl: Box, sizes: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[Any], int]:

@@ -151,6 +151,7 @@ def decode(data: bytes | bytearray) -> dict[int, NDArray[np.uint8]]:
         return {frame.pts: frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)}
 
 
+OPEN_X264 = "open-gop=1:keyint=10:min-keyint=5:bframes=3:b-adapt=0:scenecut=0"
 X265 = "log-level=error:scenecut=0:bframes=3:b-adapt=0:keyint=10"  # the last of two equal settings wins
 MAKERS: dict[str, Callable[[], bytes]] = {
     "av1-g2": lambda: encode("libsvtav1", gop=2, preset="12"),
@@ -163,6 +164,11 @@ MAKERS: dict[str, Callable[[], bytes]] = {
     "h264-negative-ctts": lambda: encode("libx264", gop=10, movflags="negative_cts_offsets"),
     "h264-co64": lambda: with_co64(encode("libx264", gop=10)),
     "h264-audio": lambda: encode("libx264", gop=10, audio=True),
+    "h264-open": lambda: encode("libx264", x264_params=OPEN_X264),
+    "h264-open-negative-ctts": lambda: encode("libx264", x264_params=OPEN_X264, movflags="negative_cts_offsets"),
+    "h264-open-with-a-gap": lambda: encode(
+        "libx264", x264_params=OPEN_X264, numbers=[*range(30), *range(300, 350)], gop=10
+    ),
     "hevc-open": lambda: encode("libx265", x265_params=X265),
     "hevc-open-adjacent-keys": lambda: encode("libx265", x265_params=f"{X265}:min-keyint=1:keyint=4:bframes=8"),
     "hevc-g2": lambda: encode("libx265", x265_params=f"{X265}:keyint=2"),
@@ -180,7 +186,6 @@ MAKERS: dict[str, Callable[[], bytes]] = {
 
 
 SPECIAL: dict[str, Callable[[], bytes]] = {
-    "h264-open": lambda: encode("libx264", x264_params="open-gop=1:keyint=10:min-keyint=5:bframes=3:scenecut=0"),
     "fragmented": lambda: encode("libx264", gop=10, movflags="frag_keyframe+empty_moov"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import random
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import pytest
 from asyncfetch.errors import ConfigError
 from asyncfetch.media.clip import ClipTables, Timing, TrackFormat, build_header
 from asyncfetch.media.samples import ByteRuns
+from tests.media.conftest import Video, rewrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
     from asyncfetch.media import ClipPlan
 
-Video = Any  # conftest's
 FPS = 30
 
 
@@ -130,16 +131,65 @@ def test_open_gops_start_one_key_frame_earlier_only_for_the_pictures_that_need_i
     assert index.clip(int(times[key + 1]), 1, fps=FPS).num_samples == key + 2 - int(sync[led - 1])
 
 
-def test_open_gops_of_h264_decode_from_their_key_frames(make_video: Callable[[str], Video]) -> None:
-    """Not by torchcodec on FFmpeg 5: begun at such a frame, it can lose the last frames of a stream, with an error."""
+def test_a_clip_of_open_h264_starts_earlier_only_if_it_ends_near_its_key_frame(
+    make_video: Callable[[str], Video],
+) -> None:
+    index = make_video("h264-open").index()
+    samples, times = index.samples, index.samples.presentation_times(0, index.num_samples)
+    assert samples.has_open_gops
+    assert samples.sync is not None
+    for first in range(30):
+        wanted = index.samples_of(first, 20, fps=FPS)
+        start = samples.decodable_from(int(wanted.min()), int(times[wanted].min()))
+        assert index.clip(first, 20, fps=FPS).num_samples == wanted.max() + 1 - start
+    behind = int(times[samples.sync[2]] - index.edit.shift) // 512 + 1
+    (wanted,) = index.samples_of(behind, 1, fps=FPS)
+    assert wanted > samples.sync[2]
+    assert index.clip(behind, 1, fps=FPS).num_samples == wanted + 1 - samples.sync[1]
+
+
+def test_negative_composition_offsets_make_no_other_clips(make_video: Callable[[str], Video]) -> None:
+    usual, negative = make_video("h264-open").index(), make_video("h264-open-negative-ctts").index()
+    assert usual.samples.composition_limits[0] >= 0 > negative.samples.composition_limits[0]
+    for first, count in itertools.product(range(40), (1, 2, 5, 10)):
+        one, other = usual.clip(first, count, fps=FPS), negative.clip(first, count, fps=FPS)
+        assert (one.num_samples, one.pts.tolist()) == (other.num_samples, other.pts.tolist())
+        assert len(one.header) == len(other.header), "as many key frames"
+
+
+def test_open_gops_may_begin_without_a_key_frame(make_video: Callable[[str], Video]) -> None:
+    def without_the_first_key(kind: bytes, body: bytes) -> tuple[bytes, bytes]:
+        count = int.from_bytes(body[4:8])
+        return kind, body if kind != b"stss" else body[:4] + (count - 1).to_bytes(4) + body[12:]
+
     video = make_video("h264-open")
+    data = rewrite(video.data, without_the_first_key)
+    plan = Video(data, {}).index().clip(0, 3, fps=FPS)
+    shown = pyav_frames(cut(data, plan))
+    assert [(shown[pts] == video.truth[frame]).all() for frame, pts in enumerate(plan.pts.tolist())] == [True] * 3
+
+
+def test_a_gap_in_time_sends_no_clip_far_back(make_video: Callable[[str], Video]) -> None:
+    index = make_video("h264-open-with-a-gap").index()
+    assert max(index.clip(first, 1, fps=FPS).num_samples for first in range(300, 350)) <= 48 + 10
+
+
+@pytest.mark.parametrize("name", ["h264-g2", "h264-g30", "h264-negative-ctts", "episodes-h264", "av1-g2"])
+def test_closed_gops_start_at_the_nearest_key_frame(make_video: Callable[[str], Video], name: str) -> None:
+    video = make_video(name)
     index = video.index()
-    for first, count in stretches(len(video.truth), seed=3):
+    assert not index.samples.has_open_gops
+    sync = index.samples.sync
+    assert sync is not None
+    for first, count in itertools.product(range(len(video.truth)), (1, 2, 7)):
+        wanted = index.samples_of(first, min(count, len(video.truth) - first), fps=FPS)
+        start, stop = sync[sync <= wanted.min()].max(), wanted.max() + 1
         plan = index.clip(first, count, fps=FPS)
-        shown = pyav_frames(cut(video.data, plan))
-        for frame, pts in zip(range(first, first + count), plan.pts.tolist(), strict=True):
-            if frame in video.truth:
-                np.testing.assert_array_equal(shown[pts], video.truth[frame], f"{frame} of {first}+{count}")
+        assert plan.num_samples == stop - start
+        container: Any
+        with av.open(io.BytesIO(cut(video.data, plan))) as container:
+            marked = [packet.is_keyframe for packet in container.demux(video=0) if packet.size]
+        assert np.flatnonzero(marked).tolist() == [key - start for key in sync if start <= key < stop]
 
 
 def test_dropped_frames_are_missing_and_their_neighbours_stay(make_video: Callable[[str], Video]) -> None:

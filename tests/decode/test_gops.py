@@ -1,0 +1,116 @@
+"""Every stretch of a video, cut out by its index and decoded, whatever its groups of pictures are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+import pytest
+
+from asyncfetch.config import DecoderBackend
+from asyncfetch.decode import Clip, open_decoder
+from asyncfetch.media import Mp4Index, locate_moov, parse_moov
+from tests.decode.conftest import FRAMES, Video, encode, video_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+FPS = 30
+LENGTHS = (1, 2, 5, 12)
+BACKENDS = [name for name in get_args(DecoderBackend) if name != "auto"]
+
+
+def av1(gop: int, *options: str) -> tuple[str, str, dict[str, str]]:
+    return "libsvtav1", "av01", {"preset": "12", "g": str(gop), "svtav1-params": ":".join(("lp=1", *options))}
+
+
+def h264(gop: int, *options: str) -> tuple[str, str, dict[str, str]]:
+    # Frames as unlike each other as these would all begin a new scene.
+    params = ":".join((f"keyint={gop}:min-keyint=1:scenecut=0:b-adapt=0", *options))
+    return "libx264", "avc1", {"preset": "medium", "threads": "1", "x264-params": params}
+
+
+def hevc(gop: int, *options: str) -> tuple[str, str, dict[str, str]]:
+    params = ":".join((f"keyint={gop}:min-keyint=1:scenecut=0:b-adapt=0:log-level=none", *options))
+    return "libx265", "hev1", {"preset": "fast", "x265-params": params}
+
+
+CLOSED = {
+    "AV1, 2": av1(2),
+    "AV1, 10": av1(10),
+    "H.264, 2": h264(2, "bframes=3"),
+    "H.264, 10": h264(10, "bframes=3"),
+    "H.264, 10, no B-frames": h264(10, "bframes=0"),
+    "HEVC, 2": hevc(2, "bframes=3:open-gop=0"),
+    "HEVC, 10": hevc(10, "bframes=3:open-gop=0"),
+}
+OPEN = {
+    "H.264, 2": h264(2, "open-gop=1:bframes=3"),
+    "H.264, 3": h264(3, "open-gop=1:bframes=3"),
+    "H.264, 6": h264(6, "open-gop=1:bframes=3"),
+    "H.264, 10": h264(10, "open-gop=1:bframes=3"),
+    "H.264, 10, no B-pyramid": h264(10, "open-gop=1:bframes=3:b-pyramid=none"),
+    "H.264, 14, rows of 8 B-frames": h264(14, "open-gop=1:bframes=8:ref=6"),
+    "HEVC, 2": hevc(2, "bframes=3"),
+    "HEVC, 10": hevc(10, "bframes=3"),
+    "HEVC, 14, rows of 8 B-frames": hevc(14, "bframes=8"),
+}
+
+
+@pytest.fixture(scope="module")
+def make(images: list[NDArray[np.uint8]]) -> Callable[[tuple[str, str, dict[str, str]]], Video]:
+    def make(encoder: tuple[str, str, dict[str, str]]) -> Video:
+        name, codec, options = encoder
+        return video_of(encode(name, "yuv420p", options, [image[:64, :80] for image in images]), codec)
+
+    return make
+
+
+def index_of(video: Video) -> Mp4Index:
+    start, stop = locate_moov(video.data, size=len(video.data), url="video.mp4")
+    return parse_moov(video.data[start:stop], url="video.mp4")
+
+
+def cut(video: Video, index: Mp4Index, first: int, count: int) -> Clip:
+    plan = index.clip(first, count, fps=FPS)
+    data = bytearray(plan.header_bytes) + video.data[plan.start : plan.stop]
+    plan.write_header(memoryview(data))
+    return Clip(
+        data=memoryview(data),
+        frame_index=plan.frame_index,
+        pts=plan.pts,
+        timescale=plan.timescale,
+        codec=plan.codec,
+        width=plan.width,
+        height=plan.height,
+        name=f"{count} frames from {first}",
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("encoder", "is_open"),
+    [
+        *(pytest.param(encoder, False, id=f"closed: {name}") for name, encoder in CLOSED.items()),
+        *(pytest.param(encoder, True, id=f"open: {name}") for name, encoder in OPEN.items()),
+    ],
+)
+def test_every_frame_of_every_stretch(
+    make: Callable[[tuple[str, str, dict[str, str]]], Video],
+    encoder: tuple[str, str, dict[str, str]],
+    is_open: bool,
+    backend: DecoderBackend,
+) -> None:
+    video = make(encoder)
+    index = index_of(video)
+    assert index.samples.has_open_gops == is_open
+    for count in LENGTHS:
+        for first in range(FRAMES - count + 1):
+            decoder = open_decoder(cut(video, index, first, count), backend=backend)
+            # Backwards, so that each is sought; and on to the end from the middle.
+            for frames in (*([frame] for frame in reversed(range(count))), range(count // 2, count)):
+                pixels = decoder.frames(frames).permute(0, 2, 3, 1).numpy()
+                truth = video.frames[first : first + count][frames]
+                assert np.abs(pixels.astype(int) - truth).max() <= 2, f"{list(frames)} of {count} from {first}"
