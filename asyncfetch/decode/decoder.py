@@ -61,7 +61,8 @@ def open_decoder(clip: Clip, *, backend: DecoderBackend = "auto") -> FrameDecode
         clip: A depth clip goes to PyAV whatever ``backend`` says: torchcodec has 8 bits only.
         backend: "auto" is torchcodec where it loads, else PyAV, with one RuntimeWarning a process that says why. Both
             give the same pixels for video of 8 bits; for 10 bits FFmpeg 5 and 8 place colour differently by a fraction
-            of a pixel, so edges of colour may differ.
+            of a pixel, so edges of colour may differ. Of interlaced pictures PyAV takes the colours field by field, and
+            torchcodec as if they weren't: edges of colour differ by a line.
 
     Raises:
         DecodeError: The bytes aren't a video that the back end can read.
