@@ -28,15 +28,21 @@ class KeptOpen(Generic[T]):
     Args:
         thread: Where it lives.
         make: Called on the loop; what it returns is entered.
+        name: What it is, for an error.
     """
 
-    def __init__(self, thread: LoopThread, make: Callable[[], AbstractAsyncContextManager[T]]) -> None:
+    def __init__(self, thread: LoopThread, make: Callable[[], AbstractAsyncContextManager[T]], *, name: str) -> None:
         self._thread = thread
         self._entered: Future[T] = Future()
         self._leave: Future[Callable[[], object]] = Future()
         entered, leave = self._entered, self._leave  # not self: the thread must not keep its owner alive
         self._call = thread.start(_keep, make, entered, leave)
-        self._call.add_done_callback(lambda error: _settle(entered, error))
+        self._call.add_done_callback(lambda error: _settle(entered, name, error))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be entered."""
+        return self._entered.done() and self._entered.exception() is not None
 
     def value(self) -> T:
         """What entering gave; waits for it. Raises what entering raised, or ClosedError."""
@@ -71,6 +77,6 @@ async def _call(function: Callable[[], object]) -> None:
     function()
 
 
-def _settle(entered: Future[Any], error: BaseException | None) -> None:
+def _settle(entered: Future[Any], name: str, error: BaseException | None) -> None:
     if not entered.done():
-        entered.set_exception(error or ClosedError("it was closed while it was being opened"))
+        entered.set_exception(error or ClosedError(f"{name} was closed while it was being opened"))

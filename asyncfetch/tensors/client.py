@@ -259,7 +259,7 @@ class TensorClient:
             raise ClosedError("a TensorClient can be entered once: make another one")
         with ExitStack() as stack:
             self._thread = stack.enter_context(LoopThread(name="asyncfetch tensors"))
-            kept = KeptOpen(self._thread, self._make)
+            kept = KeptOpen(self._thread, self._make, name="this TensorClient")
             self._session = kept.value()
             stack.callback(kept.leave)
             stack.callback(self._buffer.clear)

@@ -153,7 +153,8 @@ class TensorServer:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            kept = KeptOpen(stack.enter_context(LoopThread(name="asyncfetch tensor server")), lambda: self)
+            thread = stack.enter_context(LoopThread(name="asyncfetch tensor server"))
+            kept = KeptOpen(thread, lambda: self, name="this TensorServer")
             kept.value()
             stack.callback(kept.leave)
             self._thread = stack.pop_all()

@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 import asyncfetch as af
-from asyncfetch.stream import session as sessions
+from asyncfetch.runtime import kept_open
+from asyncfetch.stream.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,8 +38,8 @@ def test_statistics_asked_for_while_it_is_being_opened_wait_for_that_and_do_not_
         may_open.set()
 
     waited_for, may_open = threading.Event(), anyio.Event()
-    monkeypatch.setattr(sessions, "Future", Opened)
-    session = sessions.Session(opener)
+    monkeypatch.setattr(kept_open, "Future", Opened)
+    session = Session(opener)
     taken: list[Any] = []
     scrape = threading.Thread(target=lambda: taken.append(session.statistics()), daemon=True)
     scrape.start()

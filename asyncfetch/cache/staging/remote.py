@@ -85,7 +85,7 @@ class _Session:
     def __init__(self, config: FetchConfig) -> None:
         self.thread = LoopThread(name="asyncfetch files")
         try:
-            self.fetcher = KeptOpen(self.thread, partial(Fetcher, config)).value()
+            self.fetcher = KeptOpen(self.thread, partial(Fetcher, config), name="the fetcher of these files").value()
         except BaseException:
             self.thread.close()
             raise
