@@ -47,6 +47,9 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 ON_UVLOOP = {"test_a_fault_in_the_middle_of_a_body_is_read_over"}
 """Tests besides the engine's own that run on uvloop, too."""
 
+QUIET_TURNS = 10
+"""In each of them what was sent arrives; no task sees that of a handshake of TLS, which is four messages."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What the engine's tests can be run over as a whole: tests/fetch --loop uvloop --copied."""
@@ -122,6 +125,24 @@ def _loop_is_never_blocked(request: pytest.FixtureRequest) -> Iterator[None]:
             for file, names in MAY_BLOCK.items():
                 call.can_block_in(file, names)
         yield
+
+
+async def all_others_wait() -> None:
+    """Turn the loop until every other task waits, and goes on waiting for QUIET_TURNS.
+
+    As anyio.wait_all_tasks_blocked, which looks again after 0.1 s only, and not at all for what another socket of this
+    loop has sent. What threads and other loops do is waited for by neither. One task at a time may wait for this.
+    """
+    this, quiet_turns = asyncio.current_task(), 0
+    while quiet_turns < QUIET_TURNS:
+        await asyncio.sleep(0)
+        others = (task for task in asyncio.all_tasks() if task is not this)
+        quiet_turns = quiet_turns + 1 if all(map(_waits, others)) else 0
+
+
+def _waits(task: asyncio.Task[Any]) -> bool:
+    awaited: asyncio.Future[Any] | None = task._fut_waiter  # type: ignore[attr-defined]
+    return awaited is not None and not awaited.done()
 
 
 @pytest.fixture

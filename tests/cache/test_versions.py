@@ -13,6 +13,7 @@ from asyncfetch.cache import ByteCache
 from asyncfetch.errors import ObjectChanged
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from tests.cache.conftest import PinningReader
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from asyncfetch.fetch.reader import WritableBuffer
@@ -90,14 +91,14 @@ async def test_an_older_version_that_lands_late_is_handed_out_and_not_kept(*, by
 
     async with ByteCache(reader, max_bytes=5 if bypassing else 1000) as cache, anyio.create_task_group() as group:
         group.start_soon(read_late)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         gate, reader.gate = reader.gate, None
         await cache.fetch(URL, 20, 23)
         reader.pinned.clear()
         reader.versions[URL] = 1
         assert set(await cache.fetch(URL, 30, 33)) == {1}
         gate.set()
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         assert set(late[0]) == {0}
         assert set(await cache.fetch(URL, 30, 33)) == {1}
         assert cache.try_lease(URL, 0, 10) is None
@@ -126,7 +127,7 @@ async def test_those_who_had_to_wait_for_room_are_counted() -> None:
             assert (cache.statistics().waiting, cache.statistics().waited) == (0, 2)
             async with anyio.create_task_group() as group:
                 group.start_soon(cache.fetch, URL, 10, 20)
-                await anyio.wait_all_tasks_blocked()
+                await all_others_wait()
                 assert (cache.statistics().waiting, cache.statistics().waited) == (1, 3)
                 group.cancel_scope.cancel()
         await cache.fetch(URL, 10, 20)

@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint
 from asyncfetch.config import usable_cpus
 from asyncfetch.decode import DecodePool
 from asyncfetch.errors import ClosedError, ConfigError
+from tests.conftest import all_others_wait
 
 
 class Gate:
@@ -105,7 +106,7 @@ async def test_a_thread_takes_the_next_calls_whatever_the_loop_does() -> None:
         await gate.has_begun()
         for _ in range(5):
             group.start_soon(pool.run, called.release, 1)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         gate.may_end.set()
         assert all(called.acquire(timeout=10) for _ in range(5))  # here, where the loop waits for it
 
@@ -140,7 +141,7 @@ async def test_statistics_tell_what_is_going_on() -> None:
         await gate.has_begun()
         group.start_soon(pool.run, len, "abc")
         group.start_soon(pool.run, len, "abc")
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         assert repr(pool) == "<DecodePool 1/1 threads busy, 2 waiting>"
         gate.open_soon()
     now = pool.statistics()

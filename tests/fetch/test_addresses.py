@@ -11,6 +11,7 @@ import pytest
 from asyncfetch.errors import AccessDenied, ConfigError
 from asyncfetch.fetch.addresses import MARGIN_SECONDS, MEANT_SECONDS, Found, FoundOnce, WebUrls
 from asyncfetch.fetch.retry import AttemptFailed, RetryBudget
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from tests.fetch.conftest import FakeTime
@@ -73,7 +74,7 @@ async def test_concurrent_askers_share_one_search(found: FoundOnce[str, str]) ->
     async with anyio.create_task_group() as group:
         for _ in range(100):
             group.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         find.gate.set()
     assert (got, find.calls) == (["1"] * 100, 1)
 
@@ -91,7 +92,7 @@ async def test_an_error_reaches_all_and_is_forgotten(found: FoundOnce[str, str],
     async with anyio.create_task_group() as group:
         for _ in range(10):
             group.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         find.gate.set()
     assert (len(errors), find.calls) == (10, 1)
     find.error = None
@@ -113,7 +114,7 @@ async def test_who_waited_has_an_error_of_its_own(found: FoundOnce[str, str], er
     async with anyio.create_task_group() as group:
         for _ in range(3):
             group.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         find.gate.set()
     searched, *waited = errors
     assert searched is error
@@ -138,12 +139,12 @@ async def test_a_cancelled_searcher_hands_over(found: FoundOnce[str, str]) -> No
 
     async with anyio.create_task_group() as group:
         group.start_soon(lead)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         for _ in range(3):
             group.start_soon(follow)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         first.cancel()
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         find.gate.set()
     assert (got, find.calls) == (["2"] * 3, 2)
 

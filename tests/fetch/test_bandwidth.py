@@ -22,6 +22,7 @@ from asyncfetch.errors import ConfigError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.bandwidth import BURST_SECONDS, Allowance, Bandwidth, TokenBucket
 from asyncfetch.ranges import ByteRange
+from tests.conftest import all_others_wait
 from tests.fetch.conftest import PATIENT
 from tests.fetch.odd_files import CONTENT as ODD_CONTENT
 from tests.fetch.odd_files import hanging
@@ -209,7 +210,7 @@ async def test_a_cancelled_read_costs_the_others_nothing(
                 await fetcher.fetch_into(url, 0, len(CONTENT), buffer)
             if scope.cancelled_caught:
                 buffer[:] = bytes(len(buffer))
-                await anyio.wait_all_tasks_blocked()
+                await all_others_wait()
                 assert not any(buffer)
         before = time.monotonic()
         assert await fetcher.fetch(url) == CONTENT

@@ -21,6 +21,7 @@ from asyncfetch.errors import NotFound
 from asyncfetch.fetch import Fetcher
 from asyncfetch.ranges import ByteRange
 from asyncfetch.testing import HubServer, RangeServer, S3Server
+from tests.conftest import all_others_wait
 from tests.fetch.conftest import PATIENT, Step
 from tests.fetch.fault_table import CONTENT
 
@@ -147,7 +148,7 @@ async def test_at_every_wait_of_a_read(
             buffer = bytearray(STOP - START)
             await cancelled(read_into(fetcher, url, buffer))
             assert (fetcher.statistics().in_flight, fetcher.statistics().waiting) == (0, 0)
-            await anyio.wait_all_tasks_blocked()  # what was sent still is answered with a fault
+            await all_others_wait()  # what was sent still is answered with a fault
             server.steps.clear()
             buffer[:] = bytes(len(buffer))
             assert await fetcher.fetch(url, 10, 100_000) == CONTENT[10:100_000]
@@ -363,7 +364,7 @@ async def test_closing_waits_for_no_server(
             for _ in range(5):
                 group.start_soon(_closed, fetcher, url)
             await all_arrived.wait()
-            await anyio.wait_all_tasks_blocked()
+            await all_others_wait()
             began = asyncio.get_running_loop().time()
         assert asyncio.get_running_loop().time() - began < 1.0
     assert connections_to(any_server.port) == 0
@@ -376,7 +377,7 @@ async def test_closing_waits_for_no_handshake(fetcher_with: Callable[..., Fetche
             async with fetcher_with(timeouts=PATIENT) as fetcher:
                 group.start_soon(_closed, fetcher, f"https://127.0.0.1:{port}/x")
                 accepted, _ = await anyio.to_thread.run_sync(deaf.accept)
-                await anyio.wait_all_tasks_blocked()
+                await all_others_wait()
                 began = asyncio.get_running_loop().time()
             assert asyncio.get_running_loop().time() - began < 1.0
         accepted.close()

@@ -20,6 +20,7 @@ from asyncfetch.errors import ConnectionFailed, FetchTimeout
 from asyncfetch.fetch.hosts import Turn
 from asyncfetch.fetch.transports import direct
 from asyncfetch.fetch.transports.rehearsal import is_as_expected
+from tests.conftest import all_others_wait
 from tests.fetch.conftest import cancel_after
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ async def test_a_cancellation_at_any_moment(
                 await fetcher.fetch_into(url, 0, len(CONTENT), buffer)
             if scope.cancelled_caught:
                 buffer[:] = bytes(len(buffer))
-                await anyio.wait_all_tasks_blocked()
+                await all_others_wait()
                 assert not any(buffer)
         assert await fetcher.fetch(url) == CONTENT
         assert fetcher.statistics().in_flight == 0

@@ -22,6 +22,7 @@ from asyncfetch.errors import (
     Throttled,
 )
 from asyncfetch.fetch.transports import exchange
+from tests.conftest import all_others_wait
 from tests.fetch.conftest import FAST
 from tests.fetch.fault_table import CONTENT, WIRE
 
@@ -272,7 +273,7 @@ async def test_a_late_surplus_does_not_reach_the_next_request_either(fetcher: Fe
         assert bytes(await fetcher.fetch(url)) == b"x"
         first_is_done.set()
         await surplus_is_sent.wait()
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         assert bytes(await fetcher.fetch(url)) == b"x"
 
 

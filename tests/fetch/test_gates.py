@@ -16,6 +16,7 @@ from asyncfetch.errors import AsyncFetchError, FetchTimeout
 from asyncfetch.fetch.hosts import MAX_IDLE_HOSTS, Hosts
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.memory_pool import MemoryPool
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,7 +175,7 @@ async def test_cancelled_at_the_gate(
     server.will(step(silent="stall"))
     async with fetcher_with(max_requests_per_host=1) as fetcher, anyio.create_task_group() as group:
         group.start_soon(fetcher.fetch, url, 0, 1)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         with anyio.move_on_after(0.01):
             await fetcher.fetch(url, 1, 2)
         assert fetcher.statistics().waiting == 0
@@ -267,7 +268,7 @@ async def test_the_wait_at_the_gate_is_timed() -> None:
     host = Hosts(FetchConfig(max_requests_per_host=1), now=lambda: now).get("host")
     async with anyio.create_task_group() as group, host.turn():
         group.start_soon(host.turn().__aenter__)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         now = 3.0
     wait = host.statistics().wait
     assert (wait.count, wait.sum_seconds, wait.max_seconds) == (2, 3.0, 3.0)

@@ -37,6 +37,7 @@ from asyncfetch.fetch.parts import Company
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import RangeServer
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -245,10 +246,10 @@ async def test_shared_read_ahead_is_urgent_once_somebody_waits_for_any_of_it(
             group.start_soon(read, other, 50_000)
             await held.is_asked.wait()
             group.start_soon(read, other, 150_000)
-            await anyio.wait_all_tasks_blocked()
+            await all_others_wait()
             for number, caller in enumerate(shared):
                 group.start_soon(read, caller, 10 * number)
-            await anyio.wait_all_tasks_blocked()
+            await all_others_wait()
             if promoted is not None:
                 shared[promoted].promote()
             held.answer.set_result(None)

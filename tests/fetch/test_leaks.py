@@ -17,6 +17,7 @@ from anyio import to_thread
 from asyncfetch.config import S3Config
 from asyncfetch.errors import FetchError
 from asyncfetch.testing import HubServer, S3Server
+from tests.conftest import all_others_wait
 from tests.fetch.conftest import PATIENT, Step
 from tests.fetch.fault_table import CONTENT
 
@@ -136,7 +137,7 @@ async def test_nothing_stays_behind(
         server.every = lambda request: FAULTS[sum(request.headers["range"].encode()) % len(FAULTS)]
     async with fetcher_with(time, timeouts=PATIENT, max_span_bytes=0, ca_file=ca_file) as fetcher:
         before = await check_growth(fetcher, url, count, server.requests.clear, time.sleeps.clear)
-    await anyio.wait_all_tasks_blocked()
+    await all_others_wait()
     assert psutil.Process().num_fds() <= before.descriptors
 
 

@@ -21,6 +21,7 @@ from asyncfetch.errors import ClosedError, ConfigError, FetchTimeout, NotFound, 
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.transports.exchange import Exchange
 from asyncfetch.ranges import ByteRange
+from tests.conftest import all_others_wait
 from tests.fetch.conftest import fork
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ async def test_closing_ends_calls_under_way(
     async with anyio.create_task_group() as group, fetcher:
         group.start_soon(one)
         group.start_soon(many)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
     assert sorted(ended) == ["many", "one"]
     assert fetcher.statistics().in_flight == 0
 
@@ -161,7 +162,7 @@ async def test_closing_ends_an_open_stream(
     fetcher = fetcher_with()
     await fetcher.__aenter__()
     async with fetcher.fetch_stream([ByteRange(url, 0, 1)]) as stream:
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         await fetcher.__aexit__()
         with pytest.raises(ClosedError):
             await anext(stream)

@@ -30,6 +30,7 @@ from tests.fetch.odd_files import CONTENT, hanging
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+from tests.conftest import all_others_wait
 from tests.fetch.odd_files import OddFileSystem
 
 ONCE = FetchConfig(retry=RetryConfig(attempts=1))
@@ -157,7 +158,7 @@ async def test_who_is_cancelled_in_the_turn_in_which_it_gets_a_place_passes_it_o
         async with anyio.create_task_group() as group:
             for work in (first, leave, third):
                 group.start_soon(work)
-                await anyio.wait_all_tasks_blocked()
+                await all_others_wait()
             release.set()
     threads.close()
 

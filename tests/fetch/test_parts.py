@@ -34,6 +34,7 @@ from asyncfetch.ranges import (
     choose_part_bytes,
 )
 from asyncfetch.testing import RangeServer
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,10 +218,10 @@ async def test_ranges_of_a_far_host_whose_rate_is_unknown_come_in_two_the_first_
     async with anyio.create_task_group() as tasks:
         for _ in range(6):
             tasks.start_soon(host.turn().__aenter__)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         assert sizes.choose(URL, MIB, ALONE) == MIB // 2
         tasks.start_soon(host.turn().__aenter__)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         assert sizes.choose(URL, MIB, ALONE) == MIB
         tasks.cancel_scope.cancel()
 

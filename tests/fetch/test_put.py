@@ -36,6 +36,7 @@ from asyncfetch.fetch.transports.asking import Reply
 from asyncfetch.fetch.transports.s3_upload import MAX_ANSWER_BYTES, _checked_tag, _text_of
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.testing import Fault, FaultOnce, Keys, S3Quirks, S3Server
+from tests.conftest import all_others_wait
 from tests.fetch.conftest import s3_fetcher
 from tests.fetch.test_cancellation import EveryWait
 
@@ -154,7 +155,7 @@ async def test_parts_in_flight_and_read_are_bounded() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(fetcher.put, "s3://b/x", source())
             await asked.wait()
-            await anyio.wait_all_tasks_blocked()
+            await all_others_wait()
             assert (server.statistics().in_flight, read) == (2, 4)  # one more is read, and whether it is the last one
             release.set()
             tasks.cancel_scope.cancel()

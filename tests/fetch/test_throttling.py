@@ -14,6 +14,7 @@ from asyncfetch.fetch.limit import BACKOFF
 from asyncfetch.fetch.redirects import Route
 from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.runtime.memory_pool import MemoryPool
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +112,7 @@ async def test_those_who_wait_for_a_pause_s_end_wait(time: FakeTime) -> None:
     host._clock = time.clock()
     async with anyio.create_task_group() as group:
         group.start_soon(take_turn, host)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         assert (host.waiting, host.in_flight, host.is_idle) == (1, 0, False)
         resume.set()
     assert host.is_idle

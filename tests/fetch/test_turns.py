@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from asyncfetch.fetch.gate import EVERY, Caller, Gate, calling, current_caller, one_caller
 from asyncfetch.ranges import ByteRange
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,14 +49,14 @@ class Visits:
                 self.entered.append(name)
 
         self._group.start_soon(enter)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         return scope
 
     async def leave(self, count: int = 1) -> None:
         """So many leave, first in, first out."""
         for _ in range(count):
             self.gate.leave(urgent=self._inside.pop(0))
-            await anyio.wait_all_tasks_blocked()
+            await all_others_wait()
 
 
 async def test_a_caller_s_own_come_in_their_order() -> None:
@@ -137,7 +138,7 @@ async def test_a_promotion_opens_what_was_reserved() -> None:
             await visits.visit(str(number), ahead)
         assert gate.in_use == 7
         ahead.promote()
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         assert gate.in_use == 8
 
 
@@ -180,7 +181,7 @@ async def test_one_that_goes_away_changes_nobody_s_turn() -> None:
         await visits.visit("a1", a)
         for scope in gone:
             scope.cancel()
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         assert visits.gate.waiting == 3
         await visits.leave(3)
         assert visits.entered == ["in", "a0", "b0", "a1"]
@@ -190,12 +191,12 @@ async def test_a_place_given_to_one_that_is_cancelled_at_that_moment_goes_to_the
     async with Visits(Gate(1)) as visits:
         await visits.visit("in")
         cancelled = asyncio.create_task(visits.gate.enter())
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         await visits.visit("next")
         visits.gate.leave(urgent=True)
         cancelled.cancel()
         await asyncio.wait([cancelled])
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         assert cancelled.cancelled()
         assert visits.entered == ["in", "next"]
         assert visits.gate.in_use == 1
@@ -266,7 +267,7 @@ async def test_a_batch_does_not_delay_a_single_fetch_by_more_than_what_is_in_fli
         group.start_soon(fetcher.fetch_many, [ByteRange(url, at, at + 1) for at in range(5_000)])
         await all_busy.wait()
         group.start_soon(fetcher.fetch, url, 9_000, 9_001)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         for future in held:
             future.set_result(None)
         with anyio.fail_after(5):

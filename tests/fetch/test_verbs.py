@@ -17,6 +17,7 @@ import pytest_asyncio
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged, RangeNotSatisfiable
 from asyncfetch.fetch.transports.file import READ_STEP_BYTES
 from asyncfetch.ranges import ByteRange
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -164,7 +165,7 @@ async def test_fetch_stream_fetches_no_more_than_it_can_hold(
         async with fetcher.fetch_stream(ByteRange(url, start, start + 10) for start in range(1000)) as stream:
             for _ in range(100):
                 await anext(stream)
-            await anyio.wait_all_tasks_blocked()
+            await all_others_wait()
         assert 100 <= fetcher.statistics().requests <= 100 + 2 * fetcher.config.max_requests_per_host
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from asyncfetch.errors import NotFound, RangeNotSatisfiable
 from asyncfetch.ranges import ByteRange, ObjectInfo
+from tests.conftest import all_others_wait
 from tests.lerobot.serving import Library
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class RoundReader(LocalReader):
             await self.answering.wait()
             return
         self.answering = anyio.Event()
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         self.rounds += 1
         answering, self.answering = self.answering, None
         answering.set()

@@ -15,6 +15,7 @@ from asyncfetch.errors import ConfigError, DatasetError, FormatError, NotFound
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import open_table
 from asyncfetch.lerobot.rows import EpisodeRows, RowCache, RowReader
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -421,9 +422,9 @@ async def test_a_cancelled_reader_hands_over(reader: LocalReader, tables: Tables
         with anyio.CancelScope() as leader:
             async with anyio.create_task_group() as first:
                 first.start_soon(read, 0)
-                await anyio.wait_all_tasks_blocked()
+                await all_others_wait()
                 tasks.start_soon(read, 1)
-                await anyio.wait_all_tasks_blocked()
+                await all_others_wait()
                 leader.cancel()
         reader.gate.set()
     assert [result["episode_index"].tolist() for result in results] == [[1] * 4]

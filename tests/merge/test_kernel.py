@@ -13,6 +13,7 @@ import pytest
 from asyncfetch.errors import MergeError
 from asyncfetch.merge.kernel import Schedule
 from asyncfetch.runtime.concurrently import ungrouped
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from asyncfetch.merge.kernel import Piece
@@ -74,7 +75,7 @@ async def test_what_is_slow_delays_its_own_ancestors_only() -> None:
         root = schedule.reduce(join, leaves)
         for event in ready[:2] + ready[3:]:
             event.set()
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         assert set(hands.done) == {*"abdefgh", "ab", "ef", "gh", "efgh"}
         ready[2].set()
         assert (await schedule.get(root))[0] == "abcdefgh"
@@ -88,7 +89,7 @@ async def test_no_more_pieces_run_than_there_are_workers(workers: int) -> None:
     async with anyio.create_task_group() as tasks:
         schedule = Schedule(tasks, hands)
         schedule.reduce(join, [schedule.submit(leaf, name, ready) for name in "abcde"])
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         assert hands.running == workers
         ready.set()
     assert hands.most == workers

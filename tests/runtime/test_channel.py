@@ -13,6 +13,7 @@ from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime.channel import HandOver
 from asyncfetch.runtime.loop_thread import LoopThread
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -55,12 +56,12 @@ def test_the_producer_is_woken_when_it_is_no_longer_half_the_way_ahead(
             hand_over.put([len(put)])
 
     call = loop_thread.start(produce)
-    loop_thread.run(anyio.wait_all_tasks_blocked)
+    loop_thread.run(all_others_wait)
     expected = max_batches
     for number in range(taken):
         assert len(put) == expected
         assert list(next(hand_over)) == [number + 1]
-        loop_thread.run(anyio.wait_all_tasks_blocked)
+        loop_thread.run(all_others_wait)
         if 2 * (expected - number - 1) < max_batches:
             expected = number + 1 + max_batches
     call.cancel()
@@ -127,7 +128,7 @@ def test_close_wakes_a_waiting_producer_and_refuses_further_items(loop_thread: L
         return "told"
 
     call = loop_thread.start(produce)
-    loop_thread.run(anyio.wait_all_tasks_blocked)
+    loop_thread.run(all_others_wait)
     hand_over.close()
     hand_over.close()
     assert call.result() == "told"

@@ -11,6 +11,7 @@ import pytest
 from asyncfetch.errors import ClosedError, WrongLoop
 from asyncfetch.runtime.iterate import iterate
 from asyncfetch.runtime.loop_thread import LoopThread
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
@@ -111,7 +112,7 @@ def test_the_source_runs_ahead_by_no_more_than_allowed(loop_thread: LoopThread) 
     items = iterate(loop_thread, lambda: source, max_batches=3)
     for number in range(10):
         assert next(items) == number
-        loop_thread.run(anyio.wait_all_tasks_blocked)
+        loop_thread.run(all_others_wait)
         assert source.made <= number + 1 + 3 + 1  # handed over, allowed, and the one that waits in put
     items.close()
 

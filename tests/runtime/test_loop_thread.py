@@ -18,6 +18,7 @@ import pytest
 from asyncfetch.errors import ClosedError, WrongLoop
 from asyncfetch.runtime.iterate import iterate
 from asyncfetch.runtime.loop_thread import LoopThread
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -381,5 +382,5 @@ async def test_closing_ends_a_call_of_another_loop() -> None:
                 await loop_thread.acall(anyio.sleep_forever)
 
         group.start_soon(call)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         await anyio.to_thread.run_sync(loop_thread.close)

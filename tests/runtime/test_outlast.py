@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from asyncfetch.runtime.cancellation import outlast
+from tests.conftest import all_others_wait
 
 
 class Call:
@@ -51,7 +52,7 @@ async def test_a_cancelled_caller_waits_for_its_end_so_long(way: str, seconds: f
 
 
 async def _let_go_on(call: Call) -> None:
-    await anyio.wait_all_tasks_blocked()
+    await all_others_wait()
     assert call.ended == ""
     call.go_on.set()
 

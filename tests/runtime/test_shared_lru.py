@@ -6,6 +6,7 @@ import pytest
 from asyncfetch.errors import FormatError
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.shared_lru import LRUPart, SharedLRU
+from tests.conftest import all_others_wait
 
 
 class Block:
@@ -59,7 +60,7 @@ async def test_many_askers_one_load() -> None:
     async with anyio.create_task_group() as tasks:
         for _ in range(50):
             tasks.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         load.gate.set()
     assert len(blocks) == 50
     assert len(set(map(id, blocks))) == 1
@@ -80,7 +81,7 @@ async def test_an_error_reaches_all_and_is_not_kept() -> None:
     async with anyio.create_task_group() as tasks:
         for _ in range(3):
             tasks.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         load.gate.set()
     assert len(set(map(id, errors))) == 3
     assert load.calls == 1
@@ -111,10 +112,10 @@ async def test_what_loads_during_a_clear_is_handed_out_and_not_kept() -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(ask)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         shared.clear()
         tasks.start_soon(ask)  # not content with what began before the clear
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         load.gate.set()
     assert (load.calls, shared.nbytes) == (3, 10)
     assert await shared.get(1, load) is blocks[1]
@@ -167,7 +168,7 @@ async def test_parts_share_the_bound_and_nothing_else() -> None:
     load.gate = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(one.get, 5, load)
-        await anyio.wait_all_tasks_blocked()
+        await all_others_wait()
         one.clear()
         load.gate.set()
     assert (len(one), len(two), shared.nbytes) == (0, 2, 20)
