@@ -94,7 +94,8 @@ class S3Server(RangeServer):
         self.objects = content
         self.keys = keys
         self.clock_seconds = 0.0
-        """What its clock is ahead of the real one: lets signatures expire without waiting."""
+        """What its clock is ahead of the real one: lets signatures expire, and a pause of ``requests_per_second`` end,
+        without waiting."""
         self._region, self._regions = region, regions or {}
         self._requester_pays = requester_pays
         self._page_keys = page_keys
@@ -152,7 +153,7 @@ class S3Server(RangeServer):
         return answer, stored
 
     def _is_too_fast(self) -> bool:
-        rate, now = self._quirks.requests_per_second, time.monotonic()
+        rate, now = self._quirks.requests_per_second, time.monotonic() + self.clock_seconds
         if rate is None:
             return False
         self._allowance = min(rate, self._allowance + (now - self._allowed_at) * rate)
