@@ -23,7 +23,6 @@ from asyncfetch.errors import (
 )
 from asyncfetch.fetch.transports import exchange
 from tests.conftest import all_others_wait
-from tests.fetch.conftest import FAST
 from tests.fetch.fault_table import CONTENT, WIRE
 
 if TYPE_CHECKING:
@@ -59,14 +58,15 @@ async def test_a_timeout_names_its_phase(
     phase: str,
 ) -> None:
     server.will(step(**kind))
-    async with fetcher_with(timeouts=FAST, retry=RetryConfig(attempts=1)) as fetcher:
-        with pytest.raises(FetchTimeout, match=f"{phase}.*0.3 s"):
+    timeouts = TimeoutConfig(first_byte_seconds=0.2, stall_seconds=0.2)
+    async with fetcher_with(timeouts=timeouts, retry=RetryConfig(attempts=1)) as fetcher:
+        with pytest.raises(FetchTimeout, match=rf"{phase}.*0\.2 s"):
             await fetcher.fetch(url, 10, 20)
 
 
 @asynccontextmanager
 async def dripping() -> AsyncIterator[str]:
-    """The url of ten bytes that come one by one, 17 in a second."""
+    """The url of ten bytes that come one by one, 33 in a second."""
     drip = await anyio.create_tcp_listener(local_host="127.0.0.1")
 
     async def answer(stream: anyio.abc.SocketStream) -> None:
@@ -75,7 +75,7 @@ async def dripping() -> AsyncIterator[str]:
                 await stream.receive()
                 await stream.send(b"HTTP/1.1 206 x\r\nContent-Range: bytes 0-9/10\r\nContent-Length: 10\r\n\r\n")
                 for digit in b"0123456789":
-                    await anyio.sleep(0.06)
+                    await anyio.sleep(0.03)
                     await stream.send(bytes([digit]))
 
     async with drip, anyio.create_task_group() as group:
@@ -85,13 +85,13 @@ async def dripping() -> AsyncIterator[str]:
 
 
 async def test_a_slow_but_moving_body_is_left_alone(fetcher_with: Callable[..., Fetcher]) -> None:
-    timeouts = TimeoutConfig(first_byte_seconds=5, stall_seconds=0.5, min_bytes_per_second=2)
+    timeouts = TimeoutConfig(first_byte_seconds=5, stall_seconds=0.25, min_bytes_per_second=4)
     async with fetcher_with(timeouts=timeouts) as fetcher, dripping() as url:
         assert bytes(await fetcher.fetch(url)) == b"0123456789"
 
 
 async def test_a_body_that_drips_has_stalled(fetcher_with: Callable[..., Fetcher]) -> None:
-    timeouts = TimeoutConfig(first_byte_seconds=5, stall_seconds=0.3, min_bytes_per_second=100)
+    timeouts = TimeoutConfig(first_byte_seconds=5, stall_seconds=0.15, min_bytes_per_second=200)
     retry = RetryConfig(attempts=1)
     async with fetcher_with(timeouts=timeouts, retry=retry) as fetcher, dripping() as url:
         with pytest.raises(FetchTimeout, match=r"lower min_bytes_per_second: \d of 30 came"):
