@@ -42,7 +42,8 @@ class Edit:
     stop: int = MAX_POSITION
     """One past the last presentation time shown."""
     shift: int = 0
-    """What to subtract from a presentation time to have the time on the movie's clock."""
+    """What to subtract from a presentation time to have the time on the movie's clock. As FFmpeg reads it: the clock
+    starts with the first frame shown, and not between two, where the edit may."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,12 +219,12 @@ def parse_moov(data: Buffer, *, url: str) -> Mp4Index:
         )
     trak = _first_video(moov)
     mdhd, stbl = trak.require("mdia", "mdhd"), trak.require("mdia", "minf", "stbl")
-    timescale = _timescale(mdhd)
+    timescale, samples = _timescale(mdhd), parse_samples(stbl)
     return Mp4Index(
         url=url,
         track=_track_format(trak.require("tkhd"), stbl.require("stsd"), timescale),
-        samples=parse_samples(stbl),
-        edit=_edit(moov, trak, timescale),
+        samples=samples,
+        edit=_edit(moov, trak, samples, timescale),
     )
 
 
@@ -257,7 +258,7 @@ def _track_format(tkhd: Box, stsd: Box, timescale: int) -> TrackFormat:
     return TrackFormat(entry.kind, width, height, timescale, bytes(stsd.body), geometry)
 
 
-def _edit(moov: Box, trak: Box, timescale: int) -> Edit:
+def _edit(moov: Box, trak: Box, samples: SampleTable, timescale: int) -> Edit:
     """The one stretch of the track that its edit list shows; empty edits in front of it delay it."""
     elst = trak.child("edts", "elst")
     if elst is None:
@@ -267,15 +268,26 @@ def _edit(moov: Box, trak: Box, timescale: int) -> Edit:
     table = elst.table(dtype, elst.u32(4), 8)
     if not len(table):
         return Edit()
-    duration, start, rate = table[-1].item()
+    _, start, rate = table[-1].item()
     if (table["time"][:-1] != -1).any() or start < 0 or rate != 0x10000:
         raise elst.error(
             "shows other than one stretch of the track at normal speed; remux with: ffmpeg -i IN.mp4 -c copy OUT.mp4"
         )
     movie = _timescale(moov.require("mvhd"))
-    delay = round(sum(table["duration"][:-1].tolist()) * timescale / movie)
+    # Durations are in the movie's ticks, often milliseconds. FFmpeg rounds each to the nearest of the track's.
+    *delays, length = ((2 * duration * timescale + movie) // (2 * movie) for duration in table["duration"].tolist())
+    delay = sum(delays)
     if max(start, delay) >= MAX_POSITION:
         raise elst.error(f"starts at tick {start} after a delay of {delay} ticks, which can't be meant")
-    # Durations are in the movie's ticks, often milliseconds, and rounded: the one tick more is less than a frame.
-    length = -(-(duration + 1) * timescale // movie)
-    return Edit(start, start + length if duration else MAX_POSITION, start - delay)
+    stop = min(start + length, MAX_POSITION) if table["duration"][-1] else MAX_POSITION
+    return Edit(start, stop, _first_shown(samples, start, stop) - delay)
+
+
+def _first_shown(samples: SampleTable, start: int, stop: int) -> int:
+    """The earliest presentation time within [start, stop); ``start`` where there is none."""
+    first, last = samples.presented_between(start, stop)
+    if first >= last:
+        return start
+    times = samples.presentation_times(first, last)
+    shown = times[(times >= start) & (times < stop)]
+    return int(shown.min()) if len(shown) else start

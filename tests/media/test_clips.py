@@ -6,6 +6,7 @@ import importlib
 import io
 import itertools
 import random
+import struct
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import pytest
 from asyncfetch.errors import ConfigError
 from asyncfetch.media.clip import ClipTables, Timing, TrackFormat, build_header
 from asyncfetch.media.samples import ByteRuns
-from tests.media.conftest import Video, rewrite
+from tests.media.conftest import TICKS, Video, decode, rewrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -190,6 +191,38 @@ def test_closed_gops_start_at_the_nearest_key_frame(make_video: Callable[[str], 
         with av.open(io.BytesIO(cut(video.data, plan))) as container:
             marked = [packet.is_keyframe for packet in container.demux(video=0) if packet.size]
         assert np.flatnonzero(marked).tolist() == [key - start for key in sync if start <= key < stop]
+
+
+@pytest.mark.parametrize("name", ["h264-g30", "hevc-open", "hevc-g2"])
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [(1600, 0)],
+        [(1000, 2 * TICKS)],
+        [(1000, 7 * TICKS + 200)],
+        [(1000, 7 * TICKS - 100)],
+        [(333, 3 * TICKS + 1)],
+        [(500, -1), (200, -1), (999, 2 * TICKS)],
+        [(300, -1), (1000, 12 * TICKS + 300)],
+        [(33, 2 * TICKS)],
+    ],
+    ids=str,
+)
+def test_an_edit_list_shows_what_ffmpeg_shows_of_the_whole_file(
+    make_video: Callable[[str], Video], name: str, edits: list[tuple[int, int]]
+) -> None:
+    """The clock starts with the first frame shown, wherever between two the edit does. One at its end isn't shown."""
+    body = struct.pack(">II", 0, len(edits)) + b"".join(struct.pack(">IiI", *edit, 0x10000) for edit in edits)
+    data = rewrite(make_video(name).data, lambda kind, old: (kind, body if kind == b"elst" else old))
+    truth = {round(pts / TICKS): pixels for pts, pixels in decode(data).items()}
+    index = Video(data, truth).index()
+    for first, count in [(0, 60), *((first, 3) for first in range(0, 60, 3))]:
+        plan = index.clip(first, count, fps=FPS)
+        shown = pyav_frames(cut(data, plan)) if plan.num_samples else {}
+        for frame, pts in zip(range(first, first + count), plan.pts.tolist(), strict=True):
+            assert (pts >= 0) == (frame in truth), frame
+            if frame in truth:
+                np.testing.assert_array_equal(shown[pts], truth[frame], f"{frame} of {first}+{count}")
 
 
 def test_dropped_frames_are_missing_and_their_neighbours_stay(make_video: Callable[[str], Video]) -> None:
