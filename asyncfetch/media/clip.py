@@ -93,7 +93,7 @@ class TrackFormat:
     height: int
     timescale: int
     stsd: bytes = field(repr=False)
-    """Body of the sample description box, with the decoder's configuration and the colour description."""
+    """Body of a sample description box of one entry, with the decoder's configuration and the colour description."""
     geometry: bytes = field(repr=False)
     """The end of the track header, from ``layer`` on: volume, matrix (rotation), width and height."""
 
@@ -207,10 +207,9 @@ def _stbl(track: TrackFormat, tables: ClipTables, offsets: NDArray[Any]) -> byte
         boxes.append(_run_length(b"ctts", tables.timing.composition))
     if tables.sync is not None:
         boxes.append(_table(b"stss", len(tables.sync), (tables.sync + 1).astype(">u4")))
-    chunks = np.empty((len(offsets), 3), ">u4")
+    chunks = np.ones((len(offsets), 3), ">u4")  # each of the first description, which is the only one
     chunks[:, 0] = np.arange(1, len(offsets) + 1)
     chunks[:, 1] = tables.runs.num_samples
-    chunks[:, 2] = tables.runs.description
     boxes.append(_table(b"stsc", len(offsets), chunks))
     boxes.append(_box(b"stsz", struct.pack(">III", 0, 0, len(tables.sizes)), tables.sizes.astype(">u4").tobytes()))
     boxes.append(_table(b"stco" if offsets.itemsize == 4 else b"co64", len(offsets), offsets))

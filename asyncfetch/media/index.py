@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import struct
 from dataclasses import dataclass
 from math import ceil, floor, isfinite
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import numpy as np
 from asyncfetch.errors import ConfigError, FormatError, redact_url
 from asyncfetch.media.boxes import Box, Buffer, find
 from asyncfetch.media.clip import ClipPlan, ClipTables, TrackFormat, build_header, clip_timing
-from asyncfetch.media.samples import MAX_POSITION, SampleTable, parse_samples
+from asyncfetch.media.samples import MAX_POSITION, ByteRuns, SampleTable, parse_samples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,9 +57,15 @@ class Mp4Index:
 
     url: str
     """The file, as the caller wrote it."""
-    track: TrackFormat
+    formats: tuple[TrackFormat, ...]
+    """One for each sample description of the track, at least one. A clip has one of them."""
     samples: SampleTable
     edit: Edit
+
+    @property
+    def track(self) -> TrackFormat:
+        """The first format; mostly the only one."""
+        return self.formats[0]
 
     @property
     def codec(self) -> str:
@@ -93,7 +100,7 @@ class Mp4Index:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the index holds, but for a few hundred of the objects themselves."""
-        return self.samples.nbytes + len(self.track.stsd) + len(self.track.geometry)
+        return self.samples.nbytes + sum(len(track.stsd) + len(track.geometry) for track in self.formats)
 
     def __repr__(self) -> str:
         size = f"{self.width}x{self.height}"
@@ -110,6 +117,7 @@ class Mp4Index:
 
         Raises:
             ConfigError: The arguments can't be meant for any file.
+            FormatError: The encoding changes between these frames.
         """
         first_frame, num_frames, fps = _check_request(first_frame, num_frames, fps)
         frame_index = np.full(num_frames, -1, np.int32)
@@ -133,6 +141,7 @@ class Mp4Index:
         tables = self._cut(first, stop, times, self.samples.sync_between(first, last_entry + 1))
         begin = int(tables.runs.offset.min())
         end = int((tables.runs.offset + tables.runs.num_bytes).max())
+        track = self._format_of(tables.runs)
         return ClipPlan(
             start=begin,
             stop=end,
@@ -140,11 +149,22 @@ class Mp4Index:
             pts=pts,
             timescale=self.timescale,
             num_samples=stop - first,
-            codec=self.codec,
-            width=self.width,
-            height=self.height,
-            header=build_header(self.track, tables, start=begin, stop=end),
+            codec=track.codec,
+            width=track.width,
+            height=track.height,
+            header=build_header(track, tables, start=begin, stop=end),
         )
+
+    def _format_of(self, runs: ByteRuns) -> TrackFormat:
+        """The one that all these samples have: FFmpeg loses track of a second one when it seeks."""
+        track, *others = {self.formats[number - 1] for number in set(runs.description.tolist())}
+        if others:
+            raise FormatError(
+                f"{redact_url(self.url)}: its encoding changes in the middle of what one clip has to hold, the frames "
+                f"in bytes [{runs.offset.min()}, {int((runs.offset + runs.num_bytes).max())}) (several sample "
+                "descriptions, stsd): encode the video anew"
+            )
+        return track
 
     def samples_of(self, first_frame: int, num_frames: int, *, fps: float) -> NDArray[np.int64]:
         """The sample of each of frames [first_frame, first_frame + num_frames), numbered as in ``clip``; -1 for none.
@@ -222,7 +242,7 @@ def parse_moov(data: Buffer, *, url: str) -> Mp4Index:
     timescale, samples = _timescale(mdhd), parse_samples(stbl)
     return Mp4Index(
         url=url,
-        track=_track_format(trak.require("tkhd"), stbl.require("stsd"), timescale),
+        formats=_formats(trak.require("tkhd"), stbl.require("stsd"), samples, timescale),
         samples=samples,
         edit=_edit(moov, trak, samples, timescale),
     )
@@ -247,15 +267,23 @@ def _timescale(header: Box) -> int:
     return timescale
 
 
-def _track_format(tkhd: Box, stsd: Box, timescale: int) -> TrackFormat:
+def _formats(tkhd: Box, stsd: Box, samples: SampleTable, timescale: int) -> tuple[TrackFormat, ...]:
     (geometry,) = tkhd.unpack(f"{GEOMETRY_BYTES}s", 44 if tkhd.version == 1 else 32)
-    entry = next((box for box in stsd.children(8) if len(box.body) >= VISUAL_ENTRY_BYTES), None)
-    if entry is None:
-        raise stsd.error("holds no visual sample entry")
+    formats = tuple(_track_format(stsd, entry, timescale, geometry) for entry in stsd.children(8))
+    used = samples.run_description
+    if not len(formats) or int(used.min()) < 1 or int(used.max()) > len(formats):
+        raise stsd.error(f"holds {len(formats)} sample descriptions, but samples use {used.min()} to {used.max()}")
+    return formats
+
+
+def _track_format(stsd: Box, entry: Box, timescale: int, geometry: bytes) -> TrackFormat:
+    if len(entry.body) < VISUAL_ENTRY_BYTES:
+        raise stsd.error(f"{entry.kind!r} is no visual sample entry")
     width, height = entry.unpack("HH", 24)
     if not width or not height:
         raise stsd.error(f"the frames are {width}x{height} pixels")
-    return TrackFormat(entry.kind, width, height, timescale, bytes(stsd.body), geometry)
+    only = struct.pack(">III4s", 0, 1, 8 + len(entry.body), entry.kind.encode("latin-1")) + entry.body
+    return TrackFormat(entry.kind, width, height, timescale, only, geometry)
 
 
 def _edit(moov: Box, trak: Box, samples: SampleTable, timescale: int) -> Edit:

@@ -44,12 +44,13 @@ def describe_pictures(index: Mp4Index) -> Pictures:
     Raises:
         FormatError: It has more than one sample description, or one that is cut off.
     """
-    entries = list(_entries(index.track.stsd, index.url))
-    if len(entries) != 1:
+    if len(index.formats) != 1:
         raise FormatError(
-            f"{redact_url(index.url)}: {len(entries)} sample descriptions; a merge takes videos of one encoding each"
+            f"{redact_url(index.url)}: {len(index.formats)} sample descriptions; a merge takes videos of one encoding "
+            "each"
         )
-    boxes = {box.kind: box for box in entries[0].children(_ENTRY_BYTES)}
+    (entry,) = _entries(index.track.stsd, index.url)
+    boxes = {box.kind: box for box in entry.children(_ENTRY_BYTES)}
     codec = _CODECS.get(index.codec, index.codec)
     return Pictures(codec, index.width, index.height, _pixel_format(boxes), index.timescale)
 

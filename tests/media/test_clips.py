@@ -14,10 +14,10 @@ import av
 import numpy as np
 import pytest
 
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ConfigError, FormatError
 from asyncfetch.media.clip import ClipTables, Timing, TrackFormat, build_header
 from asyncfetch.media.samples import ByteRuns
-from tests.media.conftest import TICKS, Video, decode, rewrite
+from tests.media.conftest import TICKS, Video, decode, encode, remux, rewrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -223,6 +223,56 @@ def test_an_edit_list_shows_what_ffmpeg_shows_of_the_whole_file(
             assert (pts >= 0) == (frame in truth), frame
             if frame in truth:
                 np.testing.assert_array_equal(shown[pts], truth[frame], f"{frame} of {first}+{count}")
+
+
+def of_two_encodings(first: bytes, second: bytes) -> tuple[bytes, int]:
+    """The videos one after the other, each with the sample description it was encoded with; samples of the first."""
+    data = remux([first, second])
+    samples, count = Video(data, {}).index().samples, Video(first, {}).index().num_samples
+    offset = int(samples.run_offset[0])
+    bodies: dict[bytes, bytes] = {}
+    rewrite(second, lambda kind, body: (kind, bodies.setdefault(kind, body)))
+
+    def join(kind: bytes, body: bytes) -> tuple[bytes, bytes]:
+        if kind == b"stsd":
+            body = struct.pack(">II", 0, 2) + body[8:] + bodies[b"stsd"][8:]
+        elif kind == b"stsc":
+            body = struct.pack(">8I", 0, 2, 1, count, 1, 2, samples.num_samples - count, 2)
+        elif kind == b"stco":
+            body = struct.pack(">4I", 0, 2, offset, offset + int(samples.sizes[:count].sum()))
+        return kind, body
+
+    return rewrite(data, join), count
+
+
+def test_a_clip_has_the_one_sample_description_of_its_frames(open_torchcodec: Callable[[bytearray], Any]) -> None:
+    """FFmpeg tells its decoder of a second one as it comes to it, not where it seeks to: another picture came of it."""
+    parts = [
+        encode("libx264", numbers=range(20), gop=5),
+        encode("libx264", numbers=range(20), gop=5, first_picture=50, x264_params="cqm=jvt"),
+    ]
+    data, count = of_two_encodings(parts[0], parts[1])
+    index = Video(data, {}).index()
+    for start, part in zip((0, count), parts, strict=True):
+        truth = decode(part)
+        plan = index.clip(start, 20, fps=FPS)
+        decoder = open_torchcodec(cut(data, plan))
+        for frame in (12, 3, 19, 4):
+            pixels = decoder.get_frame_at(int(plan.frame_index[frame])).data.numpy()
+            assert np.abs(truth[frame * TICKS].astype(int) - pixels).mean() < 2, start + frame
+    with pytest.raises(FormatError, match=r"its encoding changes in the middle .* encode the video anew"):
+        index.clip(count - 2, 4, fps=FPS)
+
+
+def test_the_size_is_that_of_the_frames() -> None:
+    data, count = of_two_encodings(encode("libx264", numbers=range(5)), encode("libx264", numbers=range(5)))
+    place = data.rindex(struct.pack(">HH", 128, 96), 0, data.rindex(b"avcC"))
+    data = data[:place] + struct.pack(">HH", 64, 48) + data[place + 4 :]
+    index = Video(data, {}).index()
+    assert [(plan.width, plan.height) for plan in (index.clip(first, 2, fps=FPS) for first in (0, count))] == [
+        (128, 96),
+        (64, 48),
+    ]
 
 
 def test_dropped_frames_are_missing_and_their_neighbours_stay(make_video: Callable[[str], Video]) -> None:
