@@ -153,8 +153,9 @@ class PyAVDecoder(ClipDecoder):
         """(height, width, channels)."""
         if self._distances is None:
             rgb: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-            # Turned as its track says, by whole quarters: torchcodec does so by itself.
-            return np.ascontiguousarray(np.rot90(rgb, round(frame.rotation / 90)))
+            # Turned as its track says, by whole quarters: torchcodec does so by itself. No angle is a number below any.
+            degrees = frame.rotation if abs(frame.rotation) <= 180 else 0
+            return np.ascontiguousarray(np.rot90(rgb, round(degrees / 90)))
         codes = frame.to_ndarray(format="gray12le")
         distances: NDArray[np.float32] = self._distances.take(codes, mode="clip")
         return distances[..., np.newaxis]

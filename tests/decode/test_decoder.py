@@ -176,6 +176,12 @@ def test_a_turned_picture_comes_turned(h264: Video, backend: DecoderBackend, deg
     assert np.array_equal(pixels(decoder.frames([3, 4])), expected)
 
 
+@each_backend
+def test_a_matrix_of_zeros_turns_nothing(h264: Video, backend: DecoderBackend) -> None:
+    decoder = open_decoder(h264.clip(data=memoryview(with_matrix(h264.data, bytes(36)))), backend=backend)
+    assert np.array_equal(pixels(decoder.frames([3, 4])), h264.frames[3:5])
+
+
 def of_two_sizes(images: list[NDArray[np.uint8]]) -> Clip:
     """Three frames, and two of another size behind them, as stream copy joins them."""
     parts = [
@@ -210,7 +216,12 @@ def of_two_sizes(images: list[NDArray[np.uint8]]) -> Clip:
 def turned(data: bytes, degrees: int) -> bytes:
     """The video with another matrix in its track header, to be shown turned to the left."""
     sine, cosine = {90: (-1, 0), 180: (0, -1), 270: (1, 0)}[degrees]
-    matrix = struct.pack(">9i", cosine << 16, sine << 16, 0, -sine << 16, cosine << 16, 0, 0, 0, 1 << 30)
+    return with_matrix(
+        data, struct.pack(">9i", cosine << 16, sine << 16, 0, -sine << 16, cosine << 16, 0, 0, 0, 1 << 30)
+    )
+
+
+def with_matrix(data: bytes, matrix: bytes) -> bytes:
     upright = struct.pack(">9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
     place = data.index(upright, data.index(b"tkhd"))
     return data[:place] + matrix + data[place + len(matrix) :]
