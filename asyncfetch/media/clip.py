@@ -95,7 +95,7 @@ class TrackFormat:
     stsd: bytes = field(repr=False)
     """Body of a sample description box of one entry, with the decoder's configuration and the colour description."""
     geometry: bytes = field(repr=False)
-    """The end of the track header, from ``layer`` on: volume, matrix (rotation), width and height."""
+    """The end of the track header, from ``layer`` on: volume, matrix (rotation, with the movie's), width and height."""
 
 
 class Timing(NamedTuple):

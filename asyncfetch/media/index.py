@@ -30,8 +30,8 @@ H264 = frozenset({"avc1", "avc3"})
 """Sample entries whose open GOPs can't be entered near the end of a clip."""
 VISUAL_ENTRY_BYTES = 78
 """Length of the fixed part of a visual sample entry."""
-GEOMETRY_BYTES = 52
-"""From ``layer`` to the end of a track header: 2+2+2+2 of small fields, 36 of matrix, 4+4 of width and height."""
+MATRIX_SHIFTS = np.array([16, 16, 30]).reshape(1, 3, 1)
+"""Digits behind the point in the rows of a movie's matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def parse_moov(data: Buffer, *, url: str) -> Mp4Index:
     timescale, samples = _timescale(mdhd), parse_samples(stbl)
     return Mp4Index(
         url=url,
-        formats=_formats(trak.require("tkhd"), stbl.require("stsd"), samples, timescale),
+        formats=_formats(_geometry(moov, trak), stbl.require("stsd"), samples, timescale),
         samples=samples,
         edit=_edit(moov, trak, samples, timescale),
     )
@@ -267,8 +267,16 @@ def _timescale(header: Box) -> int:
     return timescale
 
 
-def _formats(tkhd: Box, stsd: Box, samples: SampleTable, timescale: int) -> tuple[TrackFormat, ...]:
-    (geometry,) = tkhd.unpack(f"{GEOMETRY_BYTES}s", 44 if tkhd.version == 1 else 32)
+def _geometry(moov: Box, trak: Box) -> bytes:
+    """The end of the track header, its matrix followed by the movie's: either may turn the pictures."""
+    tkhd, mvhd = trak.require("tkhd"), moov.require("mvhd")
+    layer, own, size = tkhd.unpack("8s36s8s", 44 if tkhd.version == 1 else 32)
+    movie = mvhd.table(">i4", 9, 48 if mvhd.version == 1 else 36).reshape(3, 3).astype(np.int64)
+    products = np.frombuffer(own, ">i4").reshape(3, 3, 1) * movie >> MATRIX_SHIFTS
+    return layer + products.sum(axis=1).astype(">i4").tobytes() + size
+
+
+def _formats(geometry: bytes, stsd: Box, samples: SampleTable, timescale: int) -> tuple[TrackFormat, ...]:
     formats = tuple(_track_format(stsd, entry, timescale, geometry) for entry in stsd.children(8))
     used = samples.run_description
     if not len(formats) or int(used.min()) < 1 or int(used.max()) > len(formats):

@@ -225,6 +225,31 @@ def test_an_edit_list_shows_what_ffmpeg_shows_of_the_whole_file(
                 np.testing.assert_array_equal(shown[pts], truth[frame], f"{frame} of {first}+{count}")
 
 
+def matrix(*turn: int) -> bytes:
+    return struct.pack(">9i", turn[0] << 16, turn[1] << 16, 0, turn[2] << 16, turn[3] << 16, 0, 0, 0, 1 << 30)
+
+
+UPRIGHT, LEFT, OVER, MIRRORED = matrix(1, 0, 0, 1), matrix(0, -1, 1, 0), matrix(-1, 0, 0, -1), matrix(-1, 0, 0, 1)
+
+
+@pytest.mark.parametrize("movie", [UPRIGHT, LEFT, OVER, MIRRORED], ids=["upright", "left", "over", "mirrored"])
+@pytest.mark.parametrize("track", [UPRIGHT, LEFT, OVER], ids=["upright", "left", "over"])
+def test_a_clip_is_turned_as_the_whole_file(make_video: Callable[[str], Video], movie: bytes, track: bytes) -> None:
+    def turn(kind: bytes, body: bytes) -> tuple[bytes, bytes]:
+        matrices = {b"mvhd": movie, b"tkhd": track}
+        return kind, body.replace(UPRIGHT, matrices[kind]) if kind in matrices else body
+
+    data = rewrite(make_video("h264-g2").data, turn)
+    plan = Video(data, {}).index().clip(4, 2, fps=FPS)
+    assert rotation(cut(data, plan)) == rotation(data)
+
+
+def rotation(data: bytes | bytearray) -> int:
+    container: Any
+    with av.open(io.BytesIO(data)) as container:
+        return int(next(container.decode(video=0)).rotation)
+
+
 def of_two_encodings(first: bytes, second: bytes) -> tuple[bytes, int]:
     """The videos one after the other, each with the sample description it was encoded with; samples of the first."""
     data = remux([first, second])
