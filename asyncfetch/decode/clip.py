@@ -109,7 +109,7 @@ class Clip:
             held = int(np.count_nonzero(self.frame_index >= 0))
             raise FrameMissing(
                 f"{self.name}: the video has no frame {frames[ranks.index(-1)]}; it has {held} of {len(self)} frames. "
-                "The video is shorter than its metadata says, or the frame number is off."
+                "The video is shorter than its metadata says, shows two frames at one time, or the frame number is off."
             )
         return ranks
 

@@ -111,7 +111,7 @@ class Mp4Index:
 
         Frame i is the sample shown at i / fps seconds: each sample belongs to the number nearest to its presentation
         time; of two at one number the nearer wins, then the earlier one. A number without a sample is missing, never
-        filled from its neighbour.
+        filled from its neighbour. So is one whose sample shares its time with another: decoders know them by it.
 
         The clip starts at the key frame that decoding needs, and ends with the last sample needed, in decode order.
 
@@ -196,6 +196,8 @@ class Mp4Index:
         if np.count_nonzero(sample_of >= 0) < len(found):  # two samples at one number: of equal indices the last wins
             best_last = np.lexsort((-times[found], -np.abs(position - number)[found]))
             sample_of[frames[best_last]] = found[best_last] + first
+            _, place, count = np.unique(times[found], return_inverse=True, return_counts=True)
+            sample_of[np.isin(sample_of, found[count[place] > 1] + first)] = -1
         return sample_of, int(times[found].min()) if len(found) else 0
 
     def _cut(self, first: int, stop: int, times: NDArray[np.int64], sync: NDArray[np.int32] | None) -> ClipTables:

@@ -305,6 +305,22 @@ def test_dropped_frames_are_missing_and_their_neighbours_stay(make_video: Callab
     assert (plan.frame_index == -1).tolist() == [False, False, True, True, False, False]
 
 
+@pytest.mark.parametrize("stretch", [(0, 40), (18, 1), (15, 7), (17, 2)])
+def test_frames_of_one_time_are_missing_and_their_neighbours_stay(
+    make_video: Callable[[str], Video], stretch: tuple[int, int]
+) -> None:
+    """A decoder that seeks to their time gives another of them than one that comes past it."""
+    durations = struct.pack(">8I", 0, 3, 18, TICKS, 2, 0, 30, TICKS)  # samples 18, 19 and 20, a key frame, at one tick
+    data = rewrite(make_video("av1-g2").data, lambda kind, body: (kind, durations if kind == b"stts" else body))
+    truth = decode(make_video("av1-g2").data)
+    plan = Video(data, {}).index().clip(*stretch, fps=FPS)
+    shown = pyav_frames(cut(data, plan)) if plan.num_samples else {}
+    for frame, pts in zip(range(stretch[0], sum(stretch)), plan.pts.tolist(), strict=True):
+        assert (pts == -1) == (frame == 18)
+        if frame != 18:
+            np.testing.assert_array_equal(shown[pts], truth[(frame if frame < 18 else frame + 2) * TICKS])
+
+
 @pytest.mark.parametrize(("first", "count"), [(3, 0), (7, 2), (10_000, 4)])
 def test_nothing_to_show_is_an_empty_plan(make_video: Callable[[str], Video], first: int, count: int) -> None:
     plan = make_video("dropped-frames").index().clip(first, count, fps=FPS)
