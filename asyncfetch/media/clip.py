@@ -143,7 +143,9 @@ def clip_timing(
 def _aligned_decode_times(presentation: NDArray[np.int64], sync: NDArray[Any], last_duration: int) -> NDArray[np.int64]:
     """Ascending times that are the presentation time for every key frame."""
     count = len(presentation)
-    samples, times = np.append(sync, count), np.append(presentation[sync], presentation.max() + last_duration)
+    # The last frame may be said to last for hours: that must not be shared out to those in front of it.
+    end = presentation.max() + min(last_duration, int(np.ptp(presentation)) + 1)
+    samples, times = np.append(sync, count), np.append(presentation[sync], end)
     even = np.interp(np.arange(count), samples, times).astype(np.int64)
     return np.maximum.accumulate(even)
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from asyncfetch.errors import ConfigError, FormatError, redact_url
 from asyncfetch.media.boxes import Box, Buffer, find
-from asyncfetch.media.clip import ClipPlan, ClipTables, TrackFormat, build_header, clip_timing
-from asyncfetch.media.samples import MAX_POSITION, ByteRuns, SampleTable, parse_samples
+from asyncfetch.media.clip import ClipPlan, ClipTables, Timing, TrackFormat, build_header, clip_timing
+from asyncfetch.media.samples import MAX_DURATION, MAX_OFFSET, MAX_POSITION, ByteRuns, SampleTable, parse_samples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -117,7 +117,7 @@ class Mp4Index:
 
         Raises:
             ConfigError: The arguments can't be meant for any file.
-            FormatError: The encoding changes between these frames.
+            FormatError: The encoding changes between these frames, or they lie too far apart in time.
         """
         first_frame, num_frames, fps = _check_request(first_frame, num_frames, fps)
         frame_index = np.full(num_frames, -1, np.int32)
@@ -141,6 +141,7 @@ class Mp4Index:
         tables = self._cut(first, stop, times, self.samples.sync_between(first, last_entry + 1))
         begin = int(tables.runs.offset.min())
         end = int((tables.runs.offset + tables.runs.num_bytes).max())
+        self._check_timing(tables.timing)
         track = self._format_of(tables.runs)
         return ClipPlan(
             start=begin,
@@ -154,6 +155,15 @@ class Mp4Index:
             height=track.height,
             header=build_header(track, tables, start=begin, stop=end),
         )
+
+    def _check_timing(self, timing: Timing) -> None:
+        """Raise FormatError where FFmpeg would take the clip's times for others."""
+        offset, duration = int(timing.composition.max()), int(timing.durations.max())
+        if offset >= MAX_OFFSET or duration >= MAX_DURATION:
+            raise FormatError(
+                f"{redact_url(self.url)}: frames that have to lie in one clip are too far apart in time: by up to "
+                f"{max(offset, duration)} ticks of 1/{self.timescale} s; encode the video anew, at a steady rate"
+            )
 
     def _format_of(self, runs: ByteRuns) -> TrackFormat:
         """The one that all these samples have: FFmpeg loses track of a second one when it seeks."""

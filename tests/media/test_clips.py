@@ -16,7 +16,7 @@ import pytest
 
 from asyncfetch.errors import ConfigError, FormatError
 from asyncfetch.media.clip import ClipTables, Timing, TrackFormat, build_header
-from asyncfetch.media.samples import ByteRuns
+from asyncfetch.media.samples import MAX_OFFSET, ByteRuns
 from tests.media.conftest import TICKS, Video, decode, encode, remux, rewrite
 
 if TYPE_CHECKING:
@@ -223,6 +223,33 @@ def test_an_edit_list_shows_what_ffmpeg_shows_of_the_whole_file(
             assert (pts >= 0) == (frame in truth), frame
             if frame in truth:
                 np.testing.assert_array_equal(shown[pts], truth[frame], f"{frame} of {first}+{count}")
+
+
+@pytest.mark.parametrize("name", ["hevc-open", "h264-g30"])
+def test_a_last_frame_that_lasts_for_hours_leaves_the_others_their_times(
+    make_video: Callable[[str], Video], open_torchcodec: Callable[[bytearray], Any], name: str
+) -> None:
+    durations = struct.pack(">6I", 0, 2, 49, TICKS, 1, 1_000_000_000)
+    data = rewrite(make_video(name).data, lambda kind, body: (kind, durations if kind == b"stts" else body))
+    plan = Video(data, {}).index().clip(0, 50, fps=FPS)
+    clip = cut(data, plan)
+    shown, decoder = pyav_frames(clip), open_torchcodec(clip)
+    for frame in (0, 1, 25, 49):
+        np.testing.assert_array_equal(shown[int(plan.pts[frame])], make_video(name).truth[frame])
+        at = decoder.get_frame_at(int(plan.frame_index[frame])).pts_seconds
+        assert at == pytest.approx(plan.pts[frame] / plan.timescale, abs=1e-9)
+
+
+def test_times_that_ffmpeg_would_ignore_are_refused(make_video: Callable[[str], Video]) -> None:
+    far = MAX_OFFSET - TICKS
+    tables = {b"ctts": struct.pack(">IIIiIi", 0, 2, 10, -far, 40, far), b"stss": struct.pack(">3I", 0, 1, 1)}
+
+    def spread(kind: bytes, body: bytes) -> tuple[bytes, bytes] | None:
+        return None if kind == b"elst" else (kind, tables.get(kind, body))
+
+    index = Video(rewrite(make_video("h264-g30").data, spread), {}).index()
+    with pytest.raises(FormatError, match=r"too far apart in time: by up to 536869888 ticks of 1/15360 s"):
+        index.clip(far // TICKS + 12, 3, fps=FPS)
 
 
 def matrix(*turn: int) -> bytes:
