@@ -261,6 +261,8 @@ def parse_moov(data: Buffer, *, url: str) -> Mp4Index:
 
 
 def _first_video(moov: Box) -> Box:
+    if moov.child("cmov") is not None:
+        raise moov.error("is compressed (cmov), which isn't supported; remux with: ffmpeg -i IN -c copy OUT.mp4")
     handlers = []
     for trak in moov.children():
         if trak.kind == "trak":

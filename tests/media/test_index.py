@@ -319,6 +319,11 @@ def test_fragmented_files_are_refused_with_the_way_out(make_video: Callable[[str
         parse_moov(moov_of(data), url=URL)
 
 
+def test_compressed_indexes_are_refused_with_the_way_out() -> None:
+    with pytest.raises(FormatError, match=r"box 'moov': is compressed \(cmov\).*ffmpeg -i IN -c copy OUT.mp4"):
+        parse_moov(box(b"moov", box(b"cmov", box(b"dcom", b"zlib"))), url=URL)
+
+
 def test_a_tail_without_moov_is_refused() -> None:
     with pytest.raises(FormatError, match=r"no 'moov' box in the 16 bytes where it has to be; found 'free', 'skip'"):
         parse_moov(box(b"free") + box(b"skip"), url=URL)
