@@ -167,7 +167,8 @@ class Mp4Index:
 
     def _format_of(self, runs: ByteRuns) -> TrackFormat:
         """The one that all these samples have: FFmpeg loses track of a second one when it seeks."""
-        track, *others = {self.formats[number - 1] for number in set(runs.description.tolist())}
+        numbers: set[int] = set(runs.description.tolist())
+        track, *others = {self.formats[number - 1] for number in numbers}
         if others:
             raise FormatError(
                 f"{redact_url(self.url)}: its encoding changes in the middle of what one clip has to hold, the frames "
@@ -287,7 +288,7 @@ def _geometry(moov: Box, trak: Box) -> bytes:
     layer, own, size = tkhd.unpack("8s36s8s", 44 if tkhd.version == 1 else 32)
     movie = mvhd.table(">i4", 9, 48 if mvhd.version == 1 else 36).reshape(3, 3).astype(np.int64)
     products = np.frombuffer(own, ">i4").reshape(3, 3, 1) * movie >> MATRIX_SHIFTS
-    return layer + products.sum(axis=1).astype(">i4").tobytes() + size
+    return b"".join((layer, products.sum(axis=1).astype(">i4").tobytes(), size))
 
 
 def _formats(geometry: bytes, stsd: Box, samples: SampleTable, timescale: int) -> tuple[TrackFormat, ...]:
