@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.reader import RangeReader
     from asyncfetch.lerobot.info import DatasetInfo
+    from asyncfetch.lerobot.layout import PathTemplate
     from asyncfetch.lerobot.parquet import TableEnd
     from asyncfetch.runtime.concurrently import RunSync
 
@@ -55,6 +56,7 @@ _LARGE_AT_ONCE = 2
 """Of files with a footer of that size: parsing takes a core each, and hundreds of MB."""
 _MAX_NUMBER = 2**31 - 1
 _FRAME_COLUMNS = ("episode_index", "length", "dataset_from_index", "dataset_to_index")
+_FILE_NUMBERS = ("chunk_index", "file_index")
 _TASKS = "tasks"
 
 
@@ -142,10 +144,10 @@ def _rows_or_raise(loaded: pa.Table | DatasetError | FetchError, url: str, rows:
 
 
 def _columns(cameras: Sequence[str], there: Collection[str]) -> list[str]:
-    columns = [*_FRAME_COLUMNS, "data/chunk_index", "data/file_index"]
+    columns = [*_FRAME_COLUMNS, *(f"data/{name}" for name in _FILE_NUMBERS)]
     optional = [_TASKS]
     for camera in cameras:
-        columns += [f"videos/{camera}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
+        columns += [f"videos/{camera}/{name}" for name in (*_FILE_NUMBERS, "from_timestamp")]
         optional.append(f"videos/{camera}/to_timestamp")
     return columns + [name for name in optional if name in there]
 
@@ -165,9 +167,9 @@ def _build(
         lengths=columns["length"].astype(np.int32),
         starts=columns["dataset_from_index"],
         tasks=_task_lists(tables, order),
-        data=_file_places(tables, "data", order),
+        data=_file_places(tables, "data", order, info.data_path),
         videos={
-            camera: _video_places(tables, camera, order, lengths=columns["length"], urls=urls, fps=info.fps)
+            camera: _video_places(tables, camera, order, lengths=columns["length"], urls=urls, info=info)
             for camera in cameras
         },
     )
@@ -223,12 +225,18 @@ def _integers(tables: Sequence[tuple[str, pa.Table]], name: str, *, missing: int
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def _file_places(tables: Sequence[tuple[str, pa.Table]], prefix: str, order: NDArray[np.int64]) -> FilePlaces:
+def _file_places(
+    tables: Sequence[tuple[str, pa.Table]], prefix: str, order: NDArray[np.int64], path: PathTemplate | None
+) -> FilePlaces:
+    """The numbers that tell files apart: one that no path has in it is 0."""
+
     def numbers(name: str) -> NDArray[np.int32]:
+        if path is not None and not path.has(name):
+            return np.zeros(len(order), np.int32)
         values = _integers(tables, f"{prefix}/{name}", missing=ABSENT)[order]
         return np.where((values < 0) | (values > _MAX_NUMBER), ABSENT, values).astype(np.int32)
 
-    return FilePlaces(numbers("chunk_index"), numbers("file_index"))
+    return FilePlaces(*map(numbers, _FILE_NUMBERS))
 
 
 def _video_places(
@@ -238,7 +246,7 @@ def _video_places(
     *,
     lengths: NDArray[np.int64],
     urls: Sequence[str],
-    fps: float,
+    info: DatasetInfo,
 ) -> VideoPlaces:
     """Where the frames are, with what can't be true of it: read on, it would be the frames of another episode.
 
@@ -253,7 +261,8 @@ def _video_places(
         ]
         return np.concatenate(parts)[order] if parts else np.empty(0)
 
-    files = _file_places(tables, f"videos/{camera}", order)
+    fps, path = info.fps, info.video_path
+    files = _file_places(tables, f"videos/{camera}", order, path)
     starts, stops = seconds("from_timestamp"), seconds("to_timestamp")
     with np.errstate(invalid="ignore", over="ignore"):
         frames, durations = np.rint(starts * fps), (stops - starts) * fps
@@ -269,13 +278,15 @@ def _video_places(
             f"{urls[row]}: episode {row} has {lengths[row]} frames, but from {starts[row]} s to {stops[row]} s of "
             f"{camera} are {durations[row]:.10g} at {fps:g} fps"
         )
+    lacking = [name for name in _FILE_NUMBERS if path is not None and not path.has(name)]
+    note = f"; video_path of info.json has no {' and no '.join(lacking)}" if lacking else ""
     told = placed & ~wrong_length & (lengths > 0) & (files.chunk != ABSENT) & (files.file != ABSENT)
     for row, other in _overlaps(files, first_frames, lengths, np.flatnonzero(told)):
         for one, two in ((row, other), (other, row)):
             contradictions[one] = (
                 f"{urls[one]}: episode {one} has frames [{first_frames[one]}, {first_frames[one] + lengths[one]}) of "
                 f"{camera} file {files.file[one]} in chunk {files.chunk[one]}, and episode {two} "
-                f"[{first_frames[two]}, {first_frames[two] + lengths[two]})"
+                f"[{first_frames[two]}, {first_frames[two] + lengths[two]}){note}"
             )
     return VideoPlaces(files, first_frames, contradictions)
 

@@ -153,10 +153,11 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
     raw = parse_json(data, url)
     version = _version(raw, url)
     features = _features(raw, url)
-    video_path = raw.get("video_path", _VIDEO_PATH)
+    given_path = raw.get("video_path", _VIDEO_PATH)
+    video_path = _template(given_path, "video_path", url) if given_path is not None else None
     videos = [key for key, feature in features.items() if feature.kind in {"video", "depth"}]
-    if len(videos) > 1 and isinstance(video_path, str) and "{video_key}" not in video_path:
-        where = f"video_path of {redact_url(url)}, {video_path!r:.80},"
+    if len(videos) > 1 and video_path is not None and not video_path.has("video_key"):
+        where = f"video_path of {redact_url(url)}, {given_path!r:.80},"
         raise FormatError(f"{where} has no {{video_key}}: {' and '.join(videos)} would show the same pictures")
     return DatasetInfo(
         version=version,
@@ -168,7 +169,7 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
         chunks_size=_integer({"chunks_size": _CHUNKS_SIZE, **raw}, "chunks_size", url, minimum=1),
         data_file_bytes=2**20 * _integer({_FILE_SIZE: 100, **raw}, _FILE_SIZE, url, minimum=1),
         data_path=_template(raw.get("data_path", _DATA_PATH), "data_path", url),
-        video_path=_template(video_path, "video_path", url) if video_path is not None else None,
+        video_path=video_path,
         robot_type=raw.get("robot_type"),
         splits=raw.get("splits") or {},
     )

@@ -41,6 +41,10 @@ class PathTemplate:
                 message = f"path template {self.text!r} of info.json may only use {', '.join(sorted(_FIELDS))}"
                 raise FormatError(f"{message} (numbers as :03d), not {{{field}}}")
 
+    def has(self, field: str) -> bool:
+        """Whether paths differ where this field does."""
+        return any(name == field for _, name, _, _ in Formatter().parse(self.text))
+
     def format(self, *, chunk_index: int, file_index: int, video_key: str = "") -> str:
         """The path, relative to the dataset's root.
 

@@ -110,7 +110,7 @@ def test_values_that_cannot_be_meant(changes: dict[str, Any]) -> None:
 
 def test_cameras_may_not_share_their_video() -> None:
     video = {"dtype": "video", "shape": [4, 4, 3]}
-    path = "videos/{chunk_index}/{file_index}.mp4"
+    path = "videos/{{video_key}}/{chunk_index}/{file_index}.mp4"  # braces, not a field
     assert parse(features={**SCALARS, "a": video}, video_path=path).video_path is not None
     with pytest.raises(DatasetError, match=r"has no .video_key.: a and b would show the same pictures"):
         parse(features={**SCALARS, "a": video, "b": video}, video_path=path)

@@ -455,6 +455,23 @@ async def test_templates_are_honoured(reader: LocalReader, tables: Tables, tmp_p
     assert episode.videos[TOP].url == f"{root}/v/00001/{TOP}.mp4"
 
 
+async def test_files_that_the_template_gives_one_path_are_one_file(
+    reader: LocalReader, tables: Tables, tmp_path: Path
+) -> None:
+    """Each file begins anew: read from one file, two episodes would have the same pictures."""
+    tables.episodes |= {FILE: [0, 1, 2], FROM: [0.0, 0.0, 0.3], TO: [0.3, 0.4, 0.8]}
+    tables.info = {"video_path": "v/{chunk_index}/{video_key}.mp4"}
+    episodes = (await load_metadata(reader, tables.write(tmp_path))).episodes
+    for index in episodes.indices:
+        with pytest.raises(
+            DatasetError, match=rf"episode {index} has frames .*; video_path .* has no file_index; leave"
+        ):
+            episodes[index]
+    tables.episodes |= {FROM: [0.0, 0.3, 0.7], TO: [0.3, 0.7, 1.2]}
+    episodes = (await load_metadata(reader, tables.write(tmp_path))).episodes
+    assert {episode.videos[TOP].url for episode in episodes} == {f"{tmp_path}/v/0/{TOP}.mp4"}
+
+
 @pytest.mark.parametrize("file", ["info.json", "tasks.parquet", "episodes/chunk-000/file-000.parquet"])
 @pytest.mark.parametrize("content", [b"", b"<html>not found</html>" * 9, b"PAR1\x00\x00\x00\x00PAR1", None])
 async def test_broken_files_are_errors_of_ours_that_name_them(
