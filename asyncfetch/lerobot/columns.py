@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot.info import Feature
 
-__all__ = ["Column", "empty_column", "is_list", "is_text", "to_array", "to_column", "to_floats", "to_integers"]
+__all__ = [
+    "Column",
+    "empty_column",
+    "is_list",
+    "is_text",
+    "to_array",
+    "to_column",
+    "to_floats",
+    "to_integers",
+    "to_objects",
+]
 
 Array = Any
 """pyarrow.Array. Its types know neither lists nor structs."""
@@ -106,7 +116,7 @@ def to_column(column: pa.ChunkedArray[Any], feature: Feature, url: str) -> Colum
         return _images(pa, array, feature, url)
     if feature.kind == "string" and not is_text(array.type):
         raise _unfit(f"feature {feature.key} of {redact_url(url)} must hold strings, not {array.type}")
-    return array.to_pylist()
+    return to_objects(array, f"feature {feature.key} of {redact_url(url)}", remedy=LEAVE_OUT_FEATURE)
 
 
 def to_array(column: pa.ChunkedArray[Any]) -> Array:
@@ -116,6 +126,19 @@ def to_array(column: pa.ChunkedArray[Any]) -> Array:
     if isinstance(array, pa.ChunkedArray):  # always with pyarrow 16, and where it takes more than 2 GiB
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     return _storage(pa, array)
+
+
+def to_objects(array: Array, where: str, *, remedy: str) -> list[Any]:
+    """The column's values as Python objects. ``where`` and ``remedy`` are for the message.
+
+    Raises:
+        FormatError: Python has none for a value: a text isn't UTF-8, a time lies beyond year 9999, in no time zone ...
+    """
+    try:
+        objects: list[Any] = array.to_pylist()
+    except (ValueError, ArithmeticError, LookupError, require_pyarrow().ArrowException) as error:
+        raise FormatError(f"{where} holds a {array.type} that Python can't: {error}", remedy=remedy) from error
+    return objects
 
 
 def is_list(arrow_type: pa.DataType) -> bool:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import numpy as np
 
-from asyncfetch.errors import WRITE_ANEW, DatasetError, FetchError, FormatError, NotFound, redact_url
+from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, DatasetError, FetchError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.columns import is_list, is_text, to_array, to_floats, to_integers
+from asyncfetch.lerobot.columns import is_list, is_text, to_array, to_floats, to_integers, to_objects
 from asyncfetch.lerobot.episode_table import ABSENT, EpisodeTable, FilePlaces, TaskLists, VideoPlaces
 from asyncfetch.lerobot.layout import EPISODES_PATH
 from asyncfetch.lerobot.parquet import (
@@ -327,9 +327,10 @@ def _task_lists(tables: Sequence[tuple[str, pa.Table]], order: NDArray[np.int64]
 def _encode_lists(lists: Any, url: str) -> tuple[list[str], NDArray[np.int32], NDArray[np.int32]]:  # noqa: ANN401
     """The distinct strings in a column of lists, the number of each one in turn, and the length of each list."""
     pa = require_pyarrow()
+    where = f"column {_TASKS} of {redact_url(url)}"
     if not is_list(lists.type) or not is_text(lists.type.value_type):
-        message = f"column {_TASKS} of {redact_url(url)} must hold lists of strings, not {lists.type}"
-        raise FormatError(message, remedy=WRITE_ANEW)
+        raise FormatError(f"{where} must hold lists of strings, not {lists.type}", remedy=WRITE_ANEW)
     sizes = pa.compute.list_value_length(lists).fill_null(0).cast("int32")
     words = lists.flatten().cast(pa.string()).fill_null("").dictionary_encode()
-    return words.dictionary.to_pylist(), words.indices.to_numpy(), sizes.to_numpy(zero_copy_only=False)
+    texts = to_objects(words.dictionary, where, remedy=COPY_ANEW)
+    return texts, words.indices.to_numpy(), sizes.to_numpy(zero_copy_only=False)

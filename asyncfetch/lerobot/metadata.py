@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from asyncfetch.errors import WRITE_ANEW, AccessDenied, ConfigError, FormatError, NotFound, anew, redact_url
+from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, AccessDenied, ConfigError, FormatError, NotFound, anew, redact_url
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.columns import to_integers
+from asyncfetch.lerobot.columns import to_integers, to_objects
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, parse_info, parse_json
 from asyncfetch.lerobot.parquet import fetch_end, open_table, read_columns
@@ -127,7 +127,7 @@ async def _load_tasks(reader: RangeReader, url: str, run: RunSync) -> dict[int, 
 
 def _parse_tasks(table: pa.Table, task: str, url: str) -> dict[int, str]:
     indices = to_integers(table["task_index"], "task_index", url).tolist()
-    words = table[task].to_pylist()
+    words = to_objects(table[task], f"column {task} of {redact_url(url)}", remedy=COPY_ANEW)
     for row, word in enumerate(words):
         if not isinstance(word, str):
             message = f"column {task} of {redact_url(url)} must hold the text of each task; row {row} is {word!r:.80}"

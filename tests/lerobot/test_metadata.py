@@ -162,6 +162,14 @@ async def test_tasks_go_by_their_index(
             "must hold the text of each task; row 1 is None; write the dataset anew",
         ),
         ({"task_index": [0, 1], "name": ["pick", "place"]}, "has no column task; present are task_index, name; write"),
+        (
+            {"task_index": [0, 1], "task": pa.array([b"pick", b"pl\xffce"]).view(pa.string())},
+            "holds a string that Python can't: 'utf-8' codec .*; copy",
+        ),
+        (
+            {"task_index": [0, 1], "task": pa.array([2**62] * 2, pa.timestamp("us"))},
+            r"holds a timestamp\[us\] that Python can't: .*; copy",
+        ),
         ({"task_index": ["a", "b"], "task": ["pick", "place"]}, "must hold numbers, not string; write"),
     ],
 )
@@ -294,6 +302,14 @@ def set_value(name: str, row: int, value: object) -> Callable[[Tables], None]:
         (
             lambda tables: tables.episodes.update(tasks=[1, 2, 3]),
             r"column tasks .* must hold lists of strings, not int64",
+        ),
+        (
+            lambda tables: tables.episodes.update(
+                tasks=pa.ListArray.from_arrays(
+                    [0, 1, 2, 3], pa.array([b"pick", b"pl\xffce", b"pick"]).view(pa.string())
+                )
+            ),
+            r"column tasks .*file-000.parquet holds a string that Python can't: 'utf-8' codec .*; copy",
         ),
     ],
 )

@@ -30,6 +30,8 @@ DATA = Path(__file__).parents[1] / "data"
 DATA_FILE = "data/chunk-000/file-000.parquet"
 DEFAULTS = {"timestamp", "frame_index", "episode_index", "index", "task_index"}
 MIB = 1024 * 1024
+NOT_UTF_8 = pa.array([b"\xff"] * 12).view(pa.string())
+NO_DATE = pa.array([2**62] * 12, pa.timestamp("us"))
 
 
 async def open_rows(reader: LocalReader, root: str, *, max_bytes: int = MIB, **options: Any) -> RowReader:  # noqa: ANN401
@@ -497,6 +499,8 @@ def add(key: str, dtype: str, shape: list[int], values: Any) -> Change:  # noqa:
             add("x", "float32", [3, 2], [[[1.0, 2.0, 3.0]] * 2] * 12),
             r"feature x .* has shape \(2, 3\) a row; info.json says \(3, 2\)",
         ),
+        (add("x", "string", [1], NOT_UTF_8), r"feature x .* holds a string that Python can't: 'utf-8'.*; leave"),
+        (add("x", "a time", [1], NO_DATE), r"feature x .* holds a timestamp\[us\] that Python can't"),
         (add("x", "string", [1], [1] * 12), r"feature x .* must hold strings, not int64"),
         (add("x", "image", [1], [1] * 12), r"feature x .* must hold pictures .* not int64"),
         (add("x", "image", [1], [{"bytes": None, "path": "a.png"}] * 12), r"feature x .* pictures must be embedded"),
