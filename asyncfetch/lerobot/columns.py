@@ -82,13 +82,14 @@ def to_floats(column: pa.ChunkedArray[Any], name: str, url: str) -> NDArray[np.f
 
 
 def _numbers(column: pa.ChunkedArray[Any], name: str, url: str) -> NDArray[Any]:
-    values = column.to_numpy()
-    if values.dtype.kind not in "iuf":
-        if column.null_count == len(column):
-            return np.full(len(column), np.nan)
+    types, array = require_pyarrow().types, to_array(column)
+    if array.null_count == len(array):
+        return np.full(len(array), np.nan)
+    if not (types.is_integer(array.type) or types.is_floating(array.type)):
         message = f"column {name} of {redact_url(url)} must hold numbers, not {column.type}"
         raise FormatError(message, remedy=WRITE_ANEW)
-    return values
+    numbers: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def empty_column(feature: Feature) -> Column:

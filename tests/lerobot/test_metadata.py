@@ -300,6 +300,10 @@ def set_value(name: str, row: int, value: object) -> Callable[[Tables], None]:
             r"column length .* must hold numbers, not string",
         ),
         (
+            lambda tables: tables.episodes.update(length=pa.array([b"\xff"] * 3).view(pa.string())),
+            r"column length .* must hold numbers, not string; write",
+        ),
+        (
             lambda tables: tables.episodes.update(tasks=[1, 2, 3]),
             r"column tasks .* must hold lists of strings, not int64",
         ),
