@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
+    import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
     from asyncfetch.fetch.reader import RangeReader
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.concurrently import RunSync
 
 __all__ = ["IndexedTable", "index_table"]
+
+_MOST = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,23 @@ def _index_spans(table: TableFile) -> tuple[NDArray[np.int64], NDArray[np.int64]
         row_group = table.metadata.row_group(group)
         if not row_group.num_rows:
             continue
-        statistics = row_group.column(leaf).statistics
-        low, high = (statistics.min, statistics.max) if statistics is not None else (None, None)
-        if isinstance(low, int) and isinstance(high, int):
-            first[group], last[group] = low, high
-        else:
+        bounds = _bounds(row_group.column(leaf).statistics)
+        if bounds is None:
             unknown.append(group)
+        else:
+            first[group], last[group] = bounds
     return first, last, unknown
+
+
+def _bounds(statistics: pq.Statistics | None) -> tuple[int, int] | None:
+    """The least and the greatest value, where they are told and are numbers that an ``index`` may be."""
+    try:
+        low, high = (statistics.min, statistics.max) if statistics is not None else (None, None)
+    except (ValueError, ArithmeticError):
+        return None  # texts that aren't UTF-8, times that Python hasn't: reading the column says what it holds
+    if isinstance(low, int) and isinstance(high, int) and -_MOST <= low <= high <= _MOST:
+        return low, high
+    return None
 
 
 def _fill_spans(

@@ -457,6 +457,13 @@ def set_row(key: str, row: int, value: Any) -> Change:  # noqa: ANN401
     return change
 
 
+def set_column(key: str, values: Any) -> Change:  # noqa: ANN401
+    def change(tables: Tables) -> None:
+        tables.rows[key] = values
+
+    return change
+
+
 def add(key: str, dtype: str, shape: list[int], values: Any) -> Change:  # noqa: ANN401
     def change(tables: Tables) -> None:
         tables.features[key] = {"dtype": dtype, "shape": shape, "names": None}
@@ -473,6 +480,12 @@ def add(key: str, dtype: str, shape: list[int], values: Any) -> Change:  # noqa:
         (set_row("frame_index", 8, 3), r"episode 2: frame_index of row 1 is 2, it should be 1"),
         (set_row("index", 8, 9), r"episode 2: index of row 1 is 9, it should be 8"),
         (set_row("task_index", 8, 5), r"task_index 5, meta/tasks.parquet has 0, 1"),
+        (set_column("index", NOT_UTF_8), r"column index .* must hold numbers, not string; write"),
+        (set_column("index", NO_DATE), r"column index .* must hold numbers, not timestamp\[us\]; write"),
+        (
+            set_column("index", np.array([*range(11), 2**64 - 1], np.uint64)),
+            r"column index .* row 11 is 18446744073709551615, stored as uint64",
+        ),
         (set_row("index", 8, None), r"column index .* no value in 1 of 12 rows"),
         (set_row("action", 8, [1.0, 2.0]), r"feature action .* rows of 2 to 6 values"),
         (set_row("action", 8, None), r"feature action .* 1 nulls among its 5 rows"),
