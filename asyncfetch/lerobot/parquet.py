@@ -5,8 +5,9 @@ small ones, whose columns then cost nothing more. A longer footer costs a second
 chunks go to pyarrow through a file object that knows only the fetched bytes, so what we did not plan to read can't be
 read. pyarrow works in a thread, and no exception of its gets out.
 
-What this can't stop: a few damaged footers (1 of 500 single flipped bits, with pyarrow 26) raise a C++ exception that
-pyarrow doesn't catch, which ends the process.
+What this can't stop: in a few damaged footers (1 of 140 to 400 single flipped bits, with pyarrow 26) a column chunk
+contradicts the schema, and ``RowGroupMetaData.column`` raises a C++ exception that pyarrow doesn't catch, which ends
+the process.
 
 Chunks that lie together are asked for as one range. Whether a larger gap is worth reading over, the reader decides.
 """
