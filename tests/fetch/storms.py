@@ -50,6 +50,8 @@ class Reader:
         self.outcomes: dict[str, Counter[str]] = {"one": Counter(), "long": Counter(), "batch": Counter()}
         self.errors: Counter[tuple[str, type[FetchError]]] = Counter()
         """Calls that failed, by url."""
+        self.refusals: set[int | None] = set()
+        """The statuses of those whose error is a plain FetchError."""
         self.unwritten: list[bytearray] = []
         """Buffers of calls that failed, none of which may be written to any more."""
         self._fetcher, self._urls, self._contents = fetcher, urls, contents
@@ -86,6 +88,8 @@ class Reader:
         except FetchError as error:
             _check_is_clear(error, url, spans)
             self.errors[url, type(error)] += 1
+            if type(error) is FetchError:
+                self.refusals.add(error.status)
             self.outcomes[kind]["failed"] += count
         else:
             for (start, stop), piece in zip(spans, got, strict=True):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncfetch.errors import AccessDenied, InvalidResponse
+from asyncfetch.errors import AccessDenied, FetchError, InvalidResponse
 from tests.fetch.conftest import Step
 from tests.fetch.fault_table import ASKED, CONTENT, WIRE
 from tests.fetch.storms import CROWD, LONGEST_BYTES, SETTINGS, Reader
@@ -139,7 +139,9 @@ async def test_right_bytes_through_a_storm(
     if not server.speaks_tls:  # over which there are few
         assert storm.expired > 0
         assert now.hedges > 0 or callers == CROWD
-    # Who is lied to twice about one range gives up, and says so; so does who is led to what expires on the way.
+    # Who is lied to or misdirected twice about one range gives up, and says so; so does who is led to what expires on
+    # the way.
     assert reader.right_ranges > 0.85 * ranges
-    assert {kind for _, kind in reader.errors} <= {InvalidResponse, AccessDenied}
+    assert {kind for _, kind in reader.errors} <= {InvalidResponse, AccessDenied, FetchError}
+    assert reader.refusals <= {421}
     assert (plain, AccessDenied) not in reader.errors
