@@ -363,7 +363,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     links: list[SlowLink] = []
     with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-", dir=shared_memory) as directory:
         if not asked.no_slow_link:
-            links = measure_slow_link(Path(directory), repeats=plan.repeats)
+            for tls in plan.tls:
+                links += measure_slow_link(Path(directory), repeats=plan.repeats, tls=tls)
         progress = Console(stderr=True)
         for case in track(measure(plan, Path(directory)), "cases", total=len(cases), console=progress, transient=True):
             rows += case

@@ -1,16 +1,18 @@
 """Many ranges over a link that is slow for each of them: how close the engine comes to what such a link allows.
 
     python -m bench.slow_link               1,000 ranges of 256 KiB, 128 at a time, 4 MiB/s after 100 ms; half a minute
+    python -m bench.slow_link --plain                   the same over plain HTTP
     python -m bench.slow_link --mib-per-second 1        the same where a turn's bytes come over a quarter of a second
 
 The ideal is that no range takes longer than one that comes alone: ceil(ranges / concurrency) times that. Server and
 client share the machine's cores, and all ranges of a turn come at the same moment: at 512 MiB/s, most of two cores with
-TLS. So the server is one that makes up for what it is late (bench/nginx.py); with nginx's own limit_rate, where each
-delay puts off all that comes behind it, no client came above 0.88. And a bare client is measured beside the engine,
-which knows one server, one path and one length and checks nothing. Where that one misses the ideal, so much of what is
-missing isn't the engine's: what the engine itself makes of the link is the bare client's time over its own. The cores
-are looked at every 50 ms meanwhile, to see whether it is they that don't allow more. All take turns at one nginx, over
-connections that are there before.
+TLS, which both sides are busy with. Over plain HTTP it is much less, and latency counts alone. The server is one that
+makes up for what it is late (bench/nginx.py); with nginx's own limit_rate, where each delay puts off all that comes
+behind it, no client came above 0.88. And a bare client is measured beside the engine, which knows one server, one path
+and one length and checks nothing. Where that one misses the ideal, so much of what is missing isn't the engine's: what
+the engine itself makes of the link is the bare client's time over its own. The cores are looked at every 50 ms
+meanwhile, to see whether it is they that don't allow more. All take turns at one nginx, over connections that are there
+before.
 
 Ranges are asked for in two ways. A consumer that takes each as it comes and lets go of it, which is what a stream of
 samples does, has ``fetch_stream``; the bare client then reads into the same memory again and again. Who keeps them all
@@ -61,6 +63,7 @@ class SlowLink:
     """One client over such a link: medians over the repeats."""
 
     client: str
+    tls: bool
     ranges: int
     concurrency: int
     alone_seconds: float
@@ -76,7 +79,8 @@ class SlowLink:
 
     def __str__(self) -> str:
         return (
-            f"slow link, {self.client}: {self.ranges} ranges, {self.concurrency} at a time,"
+            f"slow link, {'TLS' if self.tls else 'plain'}, {self.client}: {self.ranges} ranges,"
+            f" {self.concurrency} at a time,"
             f" in {self.all_seconds:.2f} s; one alone takes {self.alone_seconds:.3f} s:"
             f" {self.share_of_ideal:.3f} of the ideal, {self.share_of_bare:.3f} of the bare client;"
             f" all cores full for {self.full_cores_share:.0%} of it"
@@ -196,6 +200,7 @@ def measure_slow_link(
     concurrency: int = 128,
     first_byte_seconds: float = 0.1,
     bytes_per_second: float = 4 * MIB,
+    tls: bool = True,
 ) -> list[SlowLink]:
     """In turn, in each repeat: the engine with its limit fixed, as it is by default, the bare client; each both ways.
 
@@ -207,12 +212,13 @@ def measure_slow_link(
         concurrency: How many at a time.
         first_byte_seconds: From a request's arrival to its answer.
         bytes_per_second: Of each answer.
+        tls: Whether the server speaks TLS.
     """
     starts = range(0, ranges * STEP_BYTES, STEP_BYTES)
     (directory / "link").write_bytes(bytes(starts[-1] + range_bytes))
     with NginxServer(
         directory,
-        tls=True,
+        tls=tls,
         first_byte_seconds=first_byte_seconds,
         bytes_per_second=bytes_per_second,
         piece_bytes=PIECE_BYTES,
@@ -248,6 +254,7 @@ def measure_slow_link(
         links.append(
             SlowLink(
                 client=name,
+                tls=tls,
                 ranges=ranges,
                 concurrency=concurrency,
                 alone_seconds=one,
@@ -352,6 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kib", type=int, default=256, help="of a range")
     parser.add_argument("--mib-per-second", type=float, default=4.0, help="of each answer")
+    parser.add_argument("--plain", action="store_true", help="without TLS")
     asked = parser.parse_args(arguments)
     shared_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(prefix="asyncfetch-bench-", dir=shared_memory) as directory:
@@ -360,6 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             repeats=asked.repeats,
             range_bytes=asked.kib * KIB,
             bytes_per_second=asked.mib_per_second * MIB,
+            tls=not asked.plain,
         ):
             print(link)
 

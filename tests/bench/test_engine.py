@@ -113,8 +113,9 @@ def test_the_table_has_a_line_for_each_client(capsys: pytest.CaptureFixture[str]
     case = Case("", "", "", None, engine.MIB, engine.MIB, 4, 1024)
     slow, fast = ([Measured(cpu, 2.0, 0)] for cpu in (3.0, 1.5))
     rows = [engine.summarise("asyncfetch", case, fast), engine.summarise("aiohttp", case, slow)]
-    engine.show(rows, [SlowLink("asyncfetch", 1000, 128, 0.2, 2.0, 0.8, 0.98, 0.5)], Console(width=170))
+    engine.show(rows, [SlowLink("asyncfetch", True, 1000, 128, 0.2, 2.0, 0.8, 0.98, 0.5)], Console(width=170))
     printed = capsys.readouterr().out
     assert "1.50 (1.00)" in printed
     assert "3.00 (0.50)" in printed
+    assert "slow link, TLS, asyncfetch" in printed
     assert "0.800 of the ideal, 0.980 of the bare client; all cores full for 50% of it" in printed

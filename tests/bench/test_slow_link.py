@@ -16,10 +16,12 @@ pytestmark = pytest.mark.usefixtures("needs_nginx")
 
 
 @pytest.mark.usefixtures("needs_lua")
-def test_every_client_is_measured_against_the_ideal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tls", [True, False])
+def test_every_client_is_measured_against_the_ideal(tmp_path: Path, tls: bool) -> None:
     links = slow_link.measure_slow_link(
-        tmp_path, repeats=1, ranges=10, range_bytes=1000, concurrency=4, first_byte_seconds=0.2
+        tmp_path, repeats=1, ranges=10, range_bytes=1000, concurrency=4, first_byte_seconds=0.2, tls=tls
     )
+    assert {link.tls for link in links} == {tls}
     taken, kept = links[::2], links[1::2]
     assert [link.client for link in taken] == ["asyncfetch", "asyncfetch by default", "bare asyncio"]
     assert [link.client for link in kept] == [f"{link.client}, all kept" for link in taken]
