@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from asyncfetch.errors import ConfigError
 
-__all__ = ["check_types", "require", "require_header", "require_token"]
+__all__ = ["HEADER_CONTROL", "check_types", "require", "require_header", "require_token"]
 
 _WORDS: Mapping[object, str] = {
     int: "a whole number",
@@ -25,7 +25,8 @@ _WORDS: Mapping[object, str] = {
 }
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+HEADER_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""What no line of a head may hold: all control characters but the tab."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -51,7 +52,7 @@ def require_header(where: str, name: object, value: object) -> None:
     is_name = isinstance(name, str) and _HEADER.fullmatch(name) is not None
     require(is_name, f"{where} has a name that no header can have: letters, digits and dashes, without the colon")
     _require_text(f"{where}[{name!r}]", value)
-    one_line = isinstance(value, str) and _CONTROL.search(value) is None
+    one_line = isinstance(value, str) and HEADER_CONTROL.search(value) is None
     require(one_line, f"{where}[{name!r}] must hold no control character: a line of a file needs strip()")
 
 

@@ -99,13 +99,14 @@ class Host:
         """Whether nobody is in or waits."""
         return self._gate.in_use == 0 and self._gate.waiting == 0
 
-    def pause_left_seconds(self, now: float) -> float:
-        """How long the server still wants not to be asked, at that time of the clock; 0 where it doesn't."""
-        return max(0.0, self._paused_until - now)
+    @property
+    def pause_left_seconds(self) -> float:
+        """How long the server still wants not to be asked; 0 where it doesn't."""
+        return max(0.0, self._paused_until - self._clock.monotonic())
 
     async def _enter(self) -> bool:
         urgent = await self._gate.enter()
-        if self._clock.monotonic() < self._paused_until:
+        if self.pause_left_seconds:
             try:
                 await self._wait_out_pause()
             except BaseException:
@@ -132,7 +133,7 @@ class Host:
         # With a place in the gate: nobody else may ask either, and the gate needs no timer of its own.
         self._pausing += 1
         try:
-            while (left := self._paused_until - self._clock.monotonic()) > 0:
+            while left := self.pause_left_seconds:
                 await self._clock.sleep(left * (1 + PAUSE_SPREAD * self._clock.uniform()))
         finally:
             self._pausing -= 1
@@ -354,16 +355,12 @@ class Hosts:
         return host
 
     def _forget_idle(self, keep: Host) -> None:
-        """Those used longest ago, but for one that asked for a pause: before its end, it is forgotten only after them.
-
-        Else its next request would come too early, and at a limit that it has just refused.
-        """
+        # One that asked for a pause goes last: its next request would come too early, at a limit it has just refused.
         surplus = len(self._hosts) - MAX_IDLE_HOSTS
         if surplus <= 0:
             return
-        now = self._clock.monotonic()
         idle = [host for host in self._hosts.values() if host.is_idle and host is not keep]
-        for host in sorted(idle, key=lambda host: host.pause_left_seconds(now))[:surplus]:
+        for host in sorted(idle, key=lambda host: host.pause_left_seconds)[:surplus]:
             self._forgotten.add(host.total())
             del self._hosts[host.origin]
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from asyncfetch.config import DecoderBackend
-from asyncfetch.decode import Clip, open_decoder
+from asyncfetch.decode import open_decoder
+from asyncfetch.lerobot.video_index import PlannedClip
 from asyncfetch.media import Mp4Index, locate_moov, parse_moov
 from tests.decode.conftest import FRAMES, Video, encode, video_of
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
+
+    from asyncfetch.decode import Clip
 
 FPS = 30
 LENGTHS = (1, 2, 5, 12)
@@ -77,16 +80,7 @@ def cut(video: Video, index: Mp4Index, first: int, count: int) -> Clip:
     plan = index.clip(first, count, fps=FPS)
     data = bytearray(plan.header_bytes) + video.data[plan.start : plan.stop]
     plan.write_header(memoryview(data))
-    return Clip(
-        data=memoryview(data),
-        frame_index=plan.frame_index,
-        pts=plan.pts,
-        timescale=plan.timescale,
-        codec=plan.codec,
-        width=plan.width,
-        height=plan.height,
-        name=f"{count} frames from {first}",
-    )
+    return PlannedClip("video.mp4", plan).over(memoryview(data), name=f"{count} frames from {first}", depth=None)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

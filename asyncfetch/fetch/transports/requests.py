@@ -10,13 +10,13 @@ and all other answers stay aiohttp's; what has a body stays its session's.
 from __future__ import annotations
 
 import asyncio
-import re
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import aiohttp
 from multidict import CIMultiDict
 
+from asyncfetch.config.checks import HEADER_CONTROL
 from asyncfetch.fetch.transports.aiohttp_parts import arguments_to_connect, expect_answer, new_response, read_head
 from asyncfetch.fetch.transports.connecting import current_user
 from asyncfetch.fetch.transports.direct import Answer, Channel
@@ -34,7 +34,6 @@ __all__ = ["Requests"]
 
 MAX_URLS = 1024
 """Urls whose requests are kept, about 3 KiB each; and of their heads, 0.5 KiB each."""
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class _Asked:
@@ -148,6 +147,6 @@ class Requests(SessionRequests):
 
 def _encoded(lines: Sequence[str]) -> bytes:
     """Lines of a head as they are sent, each with its end; ValueError where one holds another."""
-    if _CONTROL.search("".join(lines)):
+    if HEADER_CONTROL.search("".join(lines)):
         raise ValueError("a header holds a control character")
     return "\r\n".join([*lines, ""]).encode()
