@@ -410,9 +410,11 @@ def is_copied(request: pytest.FixtureRequest) -> bool:
 def _way_of_the_whole_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.config.getoption("documented"):
         request.getfixturevalue("only_documented")
+    defaults = FetchConfig.__init__.__kwdefaults__
+    assert defaults is not None
+    if request.config.getoption("carried"):
+        monkeypatch.setitem(defaults, "aiofastnet", True)
     if is_copied(request):  # that of fetchers which tests make themselves, too
-        defaults = FetchConfig.__init__.__kwdefaults__
-        assert defaults is not None
         monkeypatch.setitem(defaults, "direct_bodies", False)
 
 

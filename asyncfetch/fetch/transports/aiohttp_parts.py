@@ -2,6 +2,7 @@
 
 - ``ClientRequest`` is made with the arguments that a session makes it with, and ``ClientResponse`` likewise, whose
   ``start`` reads the head of an answer and nothing else, so that it may be cancelled and called again.
+- ``TCPConnector._wrap_create_connection`` connects to one of ``addr_infos``, with TLS where ``ssl`` is a context.
 - ``BaseConnector.connect`` takes traces and a timeout behind the request, and asks ``_get`` for a pooled connection.
 - A new connection's protocol reads HTTP answers, one for each call of ``set_response_params``; its ``should_close``
   says whether something is left of the last one. It is an ``asyncio.Protocol``, and does not mind being handed what
@@ -13,9 +14,12 @@ then tells at worst that no connection is fit to be used twice.
 
 from __future__ import annotations
 
+import inspect
+import ssl
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import aiohappyeyeballs
 import aiohttp
 from multidict import CIMultiDict
 
@@ -23,12 +27,15 @@ from asyncfetch.fetch.transports.connecting import current_user
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine, Mapping
+    import socket
+    from collections.abc import Callable, Coroutine, Mapping
 
     from aiohttp.connector import Connection as Connection
     from yarl import URL
 
-__all__ = ["PassablePool", "arguments_to_connect", "expect_answer", "has_leftovers", "new_response", "read_head"]
+__all__ = [
+    "PassablePool", "TlsCarrier", "arguments_to_connect", "expect_answer", "has_leftovers", "new_response", "read_head",
+]  # fmt: skip
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 
@@ -36,8 +43,46 @@ expect_answer = methodcaller("set_response_params", read_until_eof=True, auto_de
 """Makes the protocol of a connection wait for an answer. Not a function: it is one call less for every request."""
 
 
+class TlsCarrier(Protocol):
+    """What carries TLS in place of the loop."""
+
+    async def __call__(
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket, server_hostname: str
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Over a connected socket, which is the transport's from then on, and ends with it."""
+        ...
+
+
+_CONNECTS_AS_EXPECTED = {"addr_infos", "req", "client_error"} <= set(
+    inspect.signature(getattr(aiohttp.TCPConnector, "_wrap_create_connection", len)).parameters
+)
+HAPPY_EYEBALLS_SECONDS = 0.25
+"""After which the next address is tried beside the last one, as aiohttp does."""
+
+
 class PassablePool(aiohttp.TCPConnector):
     """A connector that leaves the pooled connections alone where a second request asks."""
+
+    tls_carrier: TlsCarrier | None = None
+
+    async def _wrap_create_connection(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - aiohttp's own
+        if self.tls_carrier is None or not options.get("ssl") or not _CONNECTS_AS_EXPECTED:
+            return await super()._wrap_create_connection(*arguments, **options)
+        key = options["req"].connection_key
+        try:
+            connected = await aiohappyeyeballs.start_connection(
+                options["addr_infos"],
+                happy_eyeballs_delay=HAPPY_EYEBALLS_SECONDS,
+                interleave=1,
+                socket_factory=self._socket_factory,
+            )
+            return await self.tls_carrier(arguments[0], connected, options["server_hostname"])
+        except ssl.SSLCertVerificationError as error:
+            raise aiohttp.ClientConnectorCertificateError(key, error) from error
+        except ssl.SSLError as error:
+            raise aiohttp.ClientConnectorSSLError(key, error) from error
+        except OSError as error:
+            raise options.get("client_error", aiohttp.ClientConnectorError)(key, error) from error
 
     async def _get(self, key: Any, traces: Any) -> Connection | None:  # noqa: ANN401 - they are only handed on
         return None if current_user.get().is_second else await super()._get(key, traces)

@@ -24,6 +24,7 @@ from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.transports.aiohttp_parts import PassablePool, has_leftovers
 from asyncfetch.fetch.transports.connecting import current_user, peer_of
 from asyncfetch.fetch.transports.direct import Channel
+from asyncfetch.fetch.transports.fast_tls import fast_tls
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.sockets import Sockets
 
@@ -145,11 +146,22 @@ class TwinConnector(Connector):
 async def open_session(
     config: FetchConfig, resolver: Resolver, *, connector: type[Connector] = PassableConnector
 ) -> aiohttp.ClientSession:
-    """A session on the running loop, which closes ``resolver``; ConfigError where ``ca_file`` can't be read."""
+    """A session on the running loop, which closes ``resolver``.
+
+    Raises:
+        ConfigError: ``ca_file`` can't be read.
+        MissingDependency: aiofastnet is asked for and isn't installed.
+    """
     tls: ssl.SSLContext | bool = True
     if config.ca_file is not None:
         tls = await anyio.to_thread.run_sync(_tls_context, config.ca_file)
-    return session_over(connector(resolver, keepalive_seconds=config.keepalive_seconds, tls=tls))
+    carrier = None
+    if config.aiofastnet:
+        carrier = fast_tls(await anyio.to_thread.run_sync(_tls_context, config.ca_file))
+    made = connector(resolver, keepalive_seconds=config.keepalive_seconds, tls=tls)
+    if isinstance(made, PassablePool):
+        made.tls_carrier = carrier
+    return session_over(made)
 
 
 def session_over(connector: Connector) -> aiohttp.ClientSession:
@@ -179,12 +191,12 @@ def _is_spoilt(transport: asyncio.Transport) -> bool:
     return bool(poll.poll(0))
 
 
-def _tls_context(ca_file: str | os.PathLike[str]) -> ssl.SSLContext:
+def _tls_context(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext:
     try:
         with forks_wait():
             context = ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError: no certificate in the file
-        raise ConfigError(f"ca_file={os.fspath(ca_file)!r} is no readable PEM file of certificates: {error}") from error
+        raise ConfigError(f"ca_file={str(ca_file)!r} is no readable PEM file of certificates: {error}") from error
     context.set_alpn_protocols(["http/1.1"])
     return context
 

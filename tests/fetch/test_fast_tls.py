@@ -1,0 +1,167 @@
+"""TLS that aiofastnet carries. ``--carried`` runs all tests of the engine so."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import ssl
+import tempfile
+from collections.abc import Callable
+
+import aiofastnet
+import anyio
+import pytest
+import trustme
+
+from asyncfetch import ConnectionFailed, Fetcher
+from asyncfetch.fetch.transports import fast_tls as fast_tls_module
+from asyncfetch.fetch.transports.direct import Channel
+from tests.fetch.conftest import LyingServer, Step
+
+pytestmark = pytest.mark.usefixtures("inner_parts")
+
+CONTENT = bytes(range(256)) * 4096
+
+
+@pytest.fixture
+def carried(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Transport]:
+    """The connections that aiofastnet has made."""
+    made: list[asyncio.Transport] = []
+    connect = aiofastnet.create_connection
+
+    async def connect_and_note(*arguments: object, **options: object) -> tuple[asyncio.Transport, object]:
+        transport, protocol = await connect(*arguments, **options)
+        made.append(transport)
+        return transport, protocol
+
+    monkeypatch.setattr(aiofastnet, "create_connection", connect_and_note)
+    return made
+
+
+@pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "copied"])
+async def test_bodies_come_whole_over_connections_that_are_used_again(
+    fetcher_with: Callable[..., Fetcher],
+    tls_server: LyingServer,
+    ca_file: str,
+    carried: list[asyncio.Transport],
+    direct_bodies: bool,
+) -> None:
+    url = tls_server.put("/x", CONTENT)
+    async with fetcher_with(ca_file=ca_file, aiofastnet=True, direct_bodies=direct_bodies) as fetcher:
+        for start, stop in ((0, 10), (5, 1 << 16), (0, len(CONTENT)), (100, 100_000)):
+            assert await fetcher.fetch(url, start, stop) == CONTENT[start:stop]
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(fetcher.fetch, url, 0, 1000)
+    assert tls_server.connections == len(carried) <= 20
+
+
+async def test_plain_http_is_the_loops(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, carried: list[asyncio.Transport]
+) -> None:
+    async with fetcher_with(aiofastnet=True) as fetcher:
+        assert await fetcher.fetch(server.put("/x", CONTENT)) == CONTENT
+    assert carried == []
+
+
+async def test_it_is_not_carried_unasked(
+    fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, carried: list[asyncio.Transport]
+) -> None:
+    async with fetcher_with(ca_file=ca_file, aiofastnet=False) as fetcher:
+        assert await fetcher.fetch(tls_server.put("/x", CONTENT)) == CONTENT
+    assert carried == []
+
+
+async def test_no_certificate_goes_to_a_file(
+    fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", no_room)
+    async with fetcher_with(ca_file=ca_file, aiofastnet=True) as fetcher:
+        assert await fetcher.fetch(tls_server.put("/x", CONTENT)) == CONTENT
+
+
+def test_certificates_are_checked_as_ever(ca_file: str) -> None:
+    context = ssl.create_default_context(cafile=ca_file)
+    fast_tls_module.fast_tls(context)
+    assert context.verify_mode is ssl.CERT_NONE  # what it says
+    assert ssl.SSLContext.verify_mode.fget(context) is ssl.CERT_REQUIRED  # type: ignore[attr-defined]
+    assert context.check_hostname
+
+
+@pytest.mark.parametrize("names", [["data.example.org", "127.0.0.2"], None], ids=["another host's", "unknown"])
+async def test_a_certificate_that_is_not_good_is_refused(
+    fetcher_with: Callable[..., Fetcher],
+    lying_server: type[LyingServer],
+    ca: trustme.CA,
+    ca_file: str,
+    names: list[str] | None,
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    (ca.issue_cert(*names) if names else trustme.CA().issue_cert("127.0.0.1")).configure_cert(context)
+    async with lying_server(context) as server, fetcher_with(ca_file=ca_file, aiofastnet=True) as fetcher:
+        with pytest.raises(ConnectionFailed, match=r"certificate.*isn't trusted.*ca_file") as caught:
+            await fetcher.fetch(server.put("/x", CONTENT))
+        assert caught.value.attempts == 1
+        assert server.requests == []
+    gc.collect()
+
+
+async def test_a_server_without_tls_and_none_at_all_are_failures(
+    fetcher_with: Callable[..., Fetcher], ca_file: str
+) -> None:
+    async def answer_plainly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    plain = await asyncio.start_server(answer_plainly, "127.0.0.1")
+    async with plain, fetcher_with(ca_file=ca_file, aiofastnet=True) as fetcher:
+        with pytest.raises(ConnectionFailed):
+            await fetcher.fetch(f"https://127.0.0.1:{plain.sockets[0].getsockname()[1]}/x")
+        with pytest.raises(ConnectionFailed):
+            await fetcher.fetch("https://127.0.0.1:1/x", 0, 1)
+    gc.collect()
+
+
+async def test_a_broken_body_is_read_over(
+    fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, step: type[Step]
+) -> None:
+    url = tls_server.put("/x", CONTENT)
+    tls_server.steps = [step(cut=1000, end="reset"), step(cut=70_000, end="close")]
+    async with fetcher_with(ca_file=ca_file, aiofastnet=True) as fetcher:
+        assert await fetcher.fetch(url) == CONTENT
+    assert len(tls_server.requests) == 3
+
+
+async def test_cancelled_in_the_handshake_no_socket_is_left(fetcher_with: Callable[..., Fetcher], ca_file: str) -> None:
+    connected, gone = anyio.Event(), anyio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        while await reader.read(1000):
+            pass
+        writer.close()
+        gone.set()
+
+    deaf = await asyncio.start_server(say_nothing, "127.0.0.1")
+    url = f"https://127.0.0.1:{deaf.sockets[0].getsockname()[1]}/x"
+    async with deaf, fetcher_with(ca_file=ca_file, aiofastnet=True) as fetcher:
+        async with anyio.create_task_group() as group:
+            group.start_soon(fetcher.fetch, url, 0, 1)
+            await connected.wait()
+            group.cancel_scope.cancel()
+        with anyio.fail_after(5):
+            await gone.wait()
+
+
+async def test_its_connections_have_our_protocol(
+    fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, carried: list[asyncio.Transport]
+) -> None:
+    async with fetcher_with(ca_file=ca_file, aiofastnet=True, direct_bodies=True) as fetcher:
+        await fetcher.fetch(tls_server.put("/x", CONTENT))
+        (transport,) = carried
+        assert isinstance(transport.get_protocol(), Channel)
