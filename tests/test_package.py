@@ -174,7 +174,6 @@ anyio.run(read)
         ("from asyncfetch.observe import Collector; Collector(lambda: None)", "metrics"),
         ("from asyncfetch.cache.disk import DiskStore; DiskStore(af.DiskTier('nowhere', 1))", "disk"),
         ("import asyncfetch.cli.app", "cli"),
-        ("anyio.run(af.Fetcher(af.FetchConfig(aiofastnet=True)).__aenter__)", "aiofastnet"),
         ("from asyncfetch.tensors.remote import import_torch; import_torch()", "tensors"),
         ("from asyncfetch.tensors.ray_store import RayStore; RayStore(None)", "ray"),
         ("anyio.run(af.distributed.RayExecutor().open(af.FetchConfig(), 1, print).__aenter__)", "ray"),

@@ -6,8 +6,9 @@ import asyncio
 import errno
 import gc
 import ssl
+import sys
 import tempfile
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import aiofastnet
 import anyio
@@ -17,7 +18,11 @@ import trustme
 from asyncfetch import ConnectionFailed, Fetcher
 from asyncfetch.fetch.transports import fast_tls as fast_tls_module
 from asyncfetch.fetch.transports.direct import Channel
-from tests.fetch.conftest import LyingServer, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fetch.conftest import LyingServer, Step
 
 pytestmark = pytest.mark.usefixtures("inner_parts")
 
@@ -30,7 +35,7 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Transport]:
     made: list[asyncio.Transport] = []
     connect = aiofastnet.create_connection
 
-    async def connect_and_note(*arguments: object, **options: object) -> tuple[asyncio.Transport, object]:
+    async def connect_and_note(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - only handed on
         transport, protocol = await connect(*arguments, **options)
         made.append(transport)
         return transport, protocol
@@ -65,7 +70,7 @@ async def test_plain_http_is_the_loops(
     assert carried == []
 
 
-async def test_it_is_not_carried_unasked(
+async def test_it_can_be_switched_off(
     fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, carried: list[asyncio.Transport]
 ) -> None:
     async with fetcher_with(ca_file=ca_file, aiofastnet=False) as fetcher:
@@ -80,6 +85,14 @@ async def test_no_certificate_goes_to_a_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", no_room)
+    async with fetcher_with(ca_file=ca_file, aiofastnet=True) as fetcher:
+        assert await fetcher.fetch(tls_server.put("/x", CONTENT)) == CONTENT
+
+
+async def test_where_it_is_not_installed_the_loop_carries_tls(
+    fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "aiofastnet", None)
     async with fetcher_with(ca_file=ca_file, aiofastnet=True) as fetcher:
         assert await fetcher.fetch(tls_server.put("/x", CONTENT)) == CONTENT
 

@@ -6,8 +6,6 @@ import asyncio
 import ssl
 from typing import TYPE_CHECKING
 
-from asyncfetch.errors import MissingDependency
-
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
@@ -33,17 +31,12 @@ class _QuietContext(ssl.SSLContext):
         return ssl.CERT_NONE
 
 
-def fast_tls(context: ssl.SSLContext) -> TlsCarrier:
-    """Connects over TLS as ``context`` says, which must be nobody else's and is changed.
-
-    Raises:
-        MissingDependency: aiofastnet isn't installed.
-    """
+def fast_tls(context: ssl.SSLContext) -> TlsCarrier | None:
+    """Connects over TLS as ``context`` says, which must be nobody else's and is changed; None without aiofastnet."""
     try:
         import aiofastnet
-    except ImportError as error:
-        message = 'FetchConfig(aiofastnet=True) needs aiofastnet: pip install "asyncfetch[aiofastnet]"'
-        raise MissingDependency(message) from error
+    except ImportError:
+        return None
     context.__class__ = _QuietContext
 
     async def connect(

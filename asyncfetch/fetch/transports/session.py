@@ -146,17 +146,12 @@ class TwinConnector(Connector):
 async def open_session(
     config: FetchConfig, resolver: Resolver, *, connector: type[Connector] = PassableConnector
 ) -> aiohttp.ClientSession:
-    """A session on the running loop, which closes ``resolver``.
-
-    Raises:
-        ConfigError: ``ca_file`` can't be read.
-        MissingDependency: aiofastnet is asked for and isn't installed.
-    """
+    """A session on the running loop, which closes ``resolver``; ConfigError where ``ca_file`` can't be read."""
     tls: ssl.SSLContext | bool = True
     if config.ca_file is not None:
         tls = await anyio.to_thread.run_sync(_tls_context, config.ca_file)
     carrier = None
-    if config.aiofastnet:
+    if config.aiofastnet and issubclass(connector, PassablePool):
         carrier = fast_tls(await anyio.to_thread.run_sync(_tls_context, config.ca_file))
     made = connector(resolver, keepalive_seconds=config.keepalive_seconds, tls=tls)
     if isinstance(made, PassablePool):
