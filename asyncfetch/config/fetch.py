@@ -193,9 +193,10 @@ class FetchConfig:
     says so, and a request costs more CPU, too; all else is the same but that the connection of a second request
     (``hedge``) is closed behind its answer."""
     aiofastnet: bool = False
-    """Whether aiofastnet carries TLS on whichever loop, where it is installed (an extra). Its loop's TLS took 7-15 %
-    less of the client's CPU in ranges of 1-16 MiB, and as much or 9 % less in ranges of 64 KiB; a stream of samples
-    kept up no better. Through a proxy, and where the installed aiohttp has changed inside, the loop carries it."""
+    """Whether aiofastnet carries TLS on whichever loop, where it is installed (an extra). A loop of its own took 7-15 %
+    less of the client's CPU over TLS in ranges of 1-16 MiB, and as much or 9 % less in ranges of 64 KiB; a stream of
+    samples kept up no better with it. Through a proxy, and where the installed aiohttp has changed inside, the loop
+    carries TLS all the same."""
     loops: int = 1
     """Event loops that bodies of 4 MiB and more are spread over: the caller's, and ``loops - 1`` in threads of their
     own, each with connections of its own. Worth a try where one loop fills its core, at about 1 GB/s of TLS, and more

@@ -150,12 +150,9 @@ async def open_session(
     tls: ssl.SSLContext | bool = True
     if config.ca_file is not None:
         tls = await anyio.to_thread.run_sync(_tls_context, config.ca_file)
-    carrier = None
-    if config.aiofastnet and issubclass(connector, PassablePool):
-        carrier = fast_tls(await anyio.to_thread.run_sync(_tls_context, config.ca_file))
     made = connector(resolver, keepalive_seconds=config.keepalive_seconds, tls=tls)
-    if isinstance(made, PassablePool):
-        made.tls_carrier = carrier
+    if config.aiofastnet and isinstance(made, PassablePool):
+        made.tls_carrier = fast_tls(await anyio.to_thread.run_sync(_tls_context, config.ca_file))
     return session_over(made)
 
 
