@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import ssl
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import aiohappyeyeballs
 import aiohttp
@@ -27,30 +27,19 @@ from asyncfetch.fetch.transports.connecting import current_user
 
 if TYPE_CHECKING:
     import asyncio
-    import socket
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Coroutine, Mapping
 
     from aiohttp.connector import Connection as Connection
     from yarl import URL
 
-__all__ = [
-    "PassablePool", "TlsCarrier", "arguments_to_connect", "expect_answer", "has_leftovers", "new_response", "read_head",
-]  # fmt: skip
+    from asyncfetch.fetch.transports.fast_tls import TlsCarrier
+
+__all__ = ["PassablePool", "arguments_to_connect", "expect_answer", "has_leftovers", "new_response", "read_head"]
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 
 expect_answer = methodcaller("set_response_params", read_until_eof=True, auto_decompress=False)
 """Makes the protocol of a connection wait for an answer. Not a function: it is one call less for every request."""
-
-
-class TlsCarrier(Protocol):
-    """What carries TLS in place of the loop."""
-
-    async def __call__(
-        self, protocol_factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket, server_hostname: str
-    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
-        """Over a connected socket, which is the transport's from then on, and ends with it."""
-        ...
 
 
 _connecting = getattr(aiohttp.TCPConnector, "_wrap_create_connection", None)

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from asyncfetch.fetch.transports.aiohttp_parts import TlsCarrier
-
-__all__ = ["fast_tls"]
+__all__ = ["TlsCarrier", "fast_tls"]
 
 SHUTDOWN_SECONDS = 1.0
 """How long a closed connection says good-bye at most, and is kept alive for that."""
+
+
+class TlsCarrier(Protocol):
+    """What carries TLS in place of the loop."""
+
+    async def __call__(
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket, server_hostname: str
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        """Over a connected socket, which is the transport's from then on, and ends with it."""
+        ...
 
 
 class _QuietContext(ssl.SSLContext):
