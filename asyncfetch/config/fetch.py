@@ -192,11 +192,11 @@ class FetchConfig:
     third of the CPU of large ones; False copies every body, as happens anyway where it can't be done. Then a warning
     says so, and a request costs more CPU, too; all else is the same but that the connection of a second request
     (``hedge``) is closed behind its answer."""
-    aiofastnet: bool = False
-    """Whether aiofastnet carries TLS on whichever loop, where it is installed (an extra). A loop of its own took 7-15 %
-    less of the client's CPU over TLS in ranges of 1-16 MiB, and as much or 9 % less in ranges of 64 KiB; a stream of
-    samples kept up no better with it. Through a proxy, and where the installed aiohttp has changed inside, the loop
-    carries TLS all the same."""
+    aiofastnet: bool = True
+    """Whether aiofastnet, where it is installed (an extra), carries TLS on asyncio's own loop. That took 7-15 % less of
+    the client's CPU over TLS in ranges of 1-16 MiB, and as much or 9 % less in ranges of 64 KiB; a stream of samples
+    kept up no better with it. Through a proxy the loop carries TLS all the same, as uvloop does, and any loop where the
+    installed version of aiofastnet or of aiohttp isn't known, which a warning says."""
     loops: int = 1
     """Event loops that bodies of 4 MiB and more are spread over: the caller's, and ``loops - 1`` in threads of their
     own, each with connections of its own. Worth a try where one loop fills its core, at about 1 GB/s of TLS, and more

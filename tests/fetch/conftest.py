@@ -412,8 +412,8 @@ def _way_of_the_whole_run(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
         request.getfixturevalue("only_documented")
     defaults = FetchConfig.__init__.__kwdefaults__
     assert defaults is not None
-    if request.config.getoption("carried"):
-        monkeypatch.setitem(defaults, "aiofastnet", True)
+    is_fast = "aiofastnet" in request.node.name or request.config.getoption("loop") == "aiofastnet"
+    monkeypatch.setitem(defaults, "aiofastnet", is_fast or request.config.getoption("carried"))
     if is_copied(request):  # that of fetchers which tests make themselves, too
         monkeypatch.setitem(defaults, "direct_bodies", False)
 

@@ -1,4 +1,7 @@
-"""TLS that aiofastnet carries. ``--carried`` runs all tests of the engine so."""
+"""TLS that aiofastnet carries, on asyncio's loop and on its own; uvloop carries it itself.
+
+``--carried`` runs all tests of the engine so on asyncio's loop, too; on aiofastnet's own they run so anyway.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 import aiofastnet
+import aiohttp
 import anyio
 import pytest
 import trustme
 
-from asyncfetch import ConnectionFailed, Fetcher
+from asyncfetch import ConnectionFailed, Fetcher, TimeoutConfig
 from asyncfetch.fetch.transports import fast_tls as fast_tls_module
 from asyncfetch.fetch.transports.direct import Channel
 
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("inner_parts")
 
 CONTENT = bytes(range(256)) * 4096
+
+
+def on_uvloop() -> bool:
+    return type(asyncio.get_running_loop()).__module__.startswith("uvloop")
 
 
 @pytest.fixture
@@ -59,7 +67,8 @@ async def test_bodies_come_whole_over_connections_that_are_used_again(
         async with anyio.create_task_group() as group:
             for _ in range(20):
                 group.start_soon(fetcher.fetch, url, 0, 1000)
-    assert tls_server.connections == len(carried) <= 20
+    assert tls_server.connections <= 20
+    assert len(carried) == (0 if on_uvloop() else tls_server.connections)
 
 
 async def test_plain_http_is_the_loops(
@@ -93,13 +102,45 @@ async def test_where_it_is_not_installed_the_loop_carries_tls(
     fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "aiofastnet", None)
+    fast_tls_module._is_known.cache_clear()
     async with fetcher_with(ca_file=ca_file, aiofastnet=True) as fetcher:
         assert await fetcher.fetch(tls_server.put("/x", CONTENT)) == CONTENT
+    fast_tls_module._is_known.cache_clear()
 
 
-def test_certificates_are_checked_as_ever(ca_file: str) -> None:
+async def _connect_anew(self: object, address: tuple[str, int]) -> None:
+    """As another aiohttp may."""
+
+
+@pytest.mark.parametrize(
+    ("what", "changed", "warning"),
+    [
+        (aiofastnet, {"__version__": "1.3.0"}, "aiofastnet 1.3.0 is not known"),
+        (aiohttp.TCPConnector, {"_wrap_create_connection": _connect_anew}, "connects in another way"),
+    ],
+    ids=["aiofastnet", "aiohttp"],
+)
+async def test_where_a_version_is_not_known_the_loop_carries_tls_after_one_warning(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: object,
+    changed: dict[str, object],
+    warning: str,
+) -> None:
+    for name, value in changed.items():
+        monkeypatch.setattr(what, name, value)
+    fast_tls_module._is_known.cache_clear()
+    assert [fast_tls_module._is_known() for _ in range(2)] == [False, False]
+    assert not fast_tls_module.can_be_fast()
+    assert [warning in record.message for record in caplog.records] == [True]
+    monkeypatch.undo()
+    fast_tls_module._is_known.cache_clear()
+    assert fast_tls_module.can_be_fast() is not on_uvloop()
+
+
+async def test_certificates_are_checked_as_ever(ca_file: str) -> None:
     context = ssl.create_default_context(cafile=ca_file)
-    fast_tls_module.fast_tls(context)
+    fast_tls_module.fast_tls(context, 1.0)
     assert context.verify_mode is ssl.CERT_NONE  # what it says
     assert ssl.SSLContext.verify_mode.fget(context) is ssl.CERT_REQUIRED  # type: ignore[attr-defined]
     assert context.check_hostname
@@ -140,6 +181,22 @@ async def test_a_server_without_tls_and_none_at_all_are_failures(
     gc.collect()
 
 
+async def test_one_that_closes_in_the_handshake_is_a_failure_and_nothing_is_logged(
+    fetcher_with: Callable[..., Fetcher], ca_file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while len(await reader.read(1 << 16)) == 1 << 16:
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1")
+    async with server, fetcher_with(ca_file=ca_file, aiofastnet=True) as fetcher:
+        with pytest.raises(ConnectionFailed, match=r"closed in the handshake of TLS|reset"):
+            await fetcher.fetch(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/x")
+    assert caplog.records == []
+    gc.collect()
+
+
 async def test_a_broken_body_is_read_over(
     fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, step: type[Step]
 ) -> None:
@@ -171,10 +228,26 @@ async def test_cancelled_in_the_handshake_no_socket_is_left(fetcher_with: Callab
             await gone.wait()
 
 
+async def test_what_is_cancelled_or_closed_is_not_kept_for_long(
+    fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str
+) -> None:
+    loop = asyncio.get_running_loop()
+    if on_uvloop() or "create_server" in vars(loop):  # which aiofastnet sets
+        pytest.skip("its loop carries TLS, or the server's, too")
+    url, timeouts = tls_server.put("/x", CONTENT), TimeoutConfig(connect_seconds=3)
+    async with fetcher_with(ca_file=ca_file, aiofastnet=True, timeouts=timeouts) as fetcher:
+        for number in range(20):
+            with anyio.move_on_after(number / 2000):
+                await fetcher.fetch(url, 0, 1 << 16)
+        await fetcher.fetch(url, 0, 1)
+    timers: list[asyncio.TimerHandle] = loop._scheduled  # type: ignore[attr-defined]
+    left = [timer.when() - loop.time() for timer in timers if "SSLTransport" in repr(timer)]
+    assert 0 < max(left) <= 3
+
+
 async def test_its_connections_have_our_protocol(
     fetcher_with: Callable[..., Fetcher], tls_server: LyingServer, ca_file: str, carried: list[asyncio.Transport]
 ) -> None:
     async with fetcher_with(ca_file=ca_file, aiofastnet=True, direct_bodies=True) as fetcher:
         await fetcher.fetch(tls_server.put("/x", CONTENT))
-        (transport,) = carried
-        assert isinstance(transport.get_protocol(), Channel)
+        assert [isinstance(transport.get_protocol(), Channel) for transport in carried] == [True] * (not on_uvloop())

@@ -34,7 +34,15 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.transports.fast_tls import TlsCarrier
 
-__all__ = ["PassablePool", "arguments_to_connect", "expect_answer", "has_leftovers", "new_response", "read_head"]
+__all__ = [
+    "PassablePool",
+    "arguments_to_connect",
+    "connects_as_expected",
+    "expect_answer",
+    "has_leftovers",
+    "new_response",
+    "read_head",
+]
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 
@@ -42,11 +50,6 @@ expect_answer = methodcaller("set_response_params", read_until_eof=True, auto_de
 """Makes the protocol of a connection wait for an answer. Not a function: it is one call less for every request."""
 
 
-_connecting = getattr(aiohttp.TCPConnector, "_wrap_create_connection", None)
-_CONNECTS_AS_EXPECTED = _connecting is not None and (
-    {"addr_infos", "req", "client_error"} <= inspect.signature(_connecting).parameters.keys()
-)
-"""Not for ``rehearsal`` to try, which has no certificate for a server with TLS."""
 HAPPY_EYEBALLS_SECONDS = 0.25
 """After which the next address is tried beside the last one, as aiohttp does."""
 
@@ -55,9 +58,10 @@ class PassablePool(aiohttp.TCPConnector):
     """A connector that leaves the pooled connections alone where a second request asks."""
 
     tls_carrier: TlsCarrier | None = None
+    """In place of the loop. Not unless ``connects_as_expected``."""
 
     async def _wrap_create_connection(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - aiohttp's own
-        if self.tls_carrier is None or not options.get("ssl") or not _CONNECTS_AS_EXPECTED:
+        if self.tls_carrier is None or not options.get("ssl"):
             return await super()._wrap_create_connection(*arguments, **options)
         key = options["req"].connection_key
         try:
@@ -77,6 +81,12 @@ class PassablePool(aiohttp.TCPConnector):
 
     async def _get(self, key: Any, traces: Any) -> Connection | None:  # noqa: ANN401 - they are only handed on
         return None if current_user.get().is_second else await super()._get(key, traces)
+
+
+def connects_as_expected() -> bool:
+    """Whether something else may carry TLS. ``rehearsal`` can't try it: it has no certificate for a server."""
+    connect = getattr(aiohttp.TCPConnector, "_wrap_create_connection", None)
+    return connect is not None and {"addr_infos", "req", "client_error"} <= inspect.signature(connect).parameters.keys()
 
 
 def arguments_to_connect(

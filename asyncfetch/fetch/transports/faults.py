@@ -41,10 +41,10 @@ def as_failure(error: Exception, host: str, proxy: str | None = None) -> Attempt
             message = f"the name of {proxy or host} can't be resolved ({error.os_error}): check the url and the network"
             return AttemptFailed(ConnectionFailed, message, Verdict.ONCE if unknown else Verdict.AGAIN)
         case aiohttp.ClientProxyConnectionError():
-            message = f"no connection to the proxy {proxy} for {host} ({error.os_error}): is it up?"
+            message = f"no connection to the proxy {proxy} for {host} ({_said(error.os_error)}): is it up?"
             return AttemptFailed(ConnectionFailed, message)
         case aiohttp.ClientConnectorError():
-            message = f"no connection to {host} ({error.os_error}): is it up, and is the port right?"
+            message = f"no connection to {host} ({_said(error.os_error)}): is it up, and is the port right?"
             return AttemptFailed(ConnectionFailed, message)
         case aiohttp.ClientHttpProxyError(status=407):
             message = f"the proxy {proxy} wants credentials, or others: put them into its url in the environment"
@@ -67,3 +67,8 @@ def as_failure(error: Exception, host: str, proxy: str | None = None) -> Attempt
             return AttemptFailed(
                 ConnectionFailed, f"the connection to {host} broke ({str(error) or type(error).__name__})"
             )
+
+
+def _said(error: OSError) -> str:
+    """Nothing is said of a connection that the other end closed in the handshake."""
+    return str(error) or "closed in the handshake of TLS"
