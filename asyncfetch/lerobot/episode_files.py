@@ -3,7 +3,7 @@
 There is no list of the files over HTTP. File 0 is there, and others are likely where it is as large as files get: then
 some are opened along with it. While episodes are missing further ones follow, as many at once as the files so far
 suggest. They are read in the order of their numbers, and the rows are ordered by episode_index. The statistics in
-these files, by far the most of their bytes, are never asked for.
+these files, by far the most of their bytes, are never asked for but with the rest of a short file.
 
 LeRobot records a row group for 10 episodes, and to tell its place takes more bytes than what is read of it: 100,000
 episodes have 160 MB of footers, and pyarrow takes seven times as much memory to parse one. So of such files no more

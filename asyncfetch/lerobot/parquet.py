@@ -1,9 +1,10 @@
 """Parquet by byte ranges: the footer first, then only the column chunks that are wanted.
 
 A file is opened with one request for its last bytes. That holds the footer of most files and the whole of
-small ones, whose columns then cost nothing more. A longer footer costs a second request for just what is missing. The
-chunks go to pyarrow through a file object that knows only the fetched bytes, so what we did not plan to read can't be
-read. pyarrow works in a thread, and no exception of its gets out.
+small ones, whose columns then cost nothing more. A longer footer costs a second round of requests: for just what is
+missing of it, or for all the rest of a short file, whose columns would cost a third one. The chunks go to pyarrow
+through a file object that knows only the fetched bytes, so what we did not plan to read can't be read. pyarrow works in
+a thread, and no exception of its gets out.
 
 What this can't stop: in a few damaged footers (1 of 140 to 400 single flipped bits, with pyarrow 26) a column chunk
 contradicts the schema, and ``RowGroupMetaData.column`` raises a C++ exception that pyarrow doesn't catch, which ends
@@ -54,6 +55,10 @@ TAIL_BYTES = 64 * 1024
 
 MAX_TAIL_BYTES = 1024 * 1024
 """Asked for on a guess, in one stream. A longer footer costs one request more, in parts."""
+
+WHOLE_BYTES = 1024 * 1024
+"""A file is asked for whole up to this size where its footer is longer than what was asked for first: its columns would
+take another round of requests."""
 
 GROUPS_PLANNED_ON_THE_LOOP = 2
 """Row groups: one of ten columns takes 60 us, going to a thread 100 and, beside busy ones, several times that."""
@@ -186,14 +191,14 @@ async def open_end(reader: RangeReader, end: TableEnd, *, run: RunSync) -> Table
     """What ``open_table`` gives, of a file whose end is there."""
     url, size, tail = end.url, end.size, end.tail
     data_stop = size - _TRAILER_BYTES - end.footer_bytes
-    tail_start = size - len(tail)
-    footer = [tail[max(0, data_stop - tail_start) :]]
-    if data_stop < tail_start:
+    start, pieces = size - len(tail), [tail]
+    if data_stop < start:
         # In parts: everything else waits for the first footer of a dataset, and a stream has its own rate.
-        cuts = [*range(data_stop, tail_start, TAIL_BYTES), tail_start]
-        footer[:0] = await reader.fetch_many(ByteRange(url, start, stop) for start, stop in itertools.pairwise(cuts))
-        tail_start = data_stop
-    return await run(partial(_parse, url, footer, tail[: data_stop - tail_start], tail_start, data_stop))
+        first = 0 if size <= WHOLE_BYTES else data_stop
+        cuts = [*range(first, start, TAIL_BYTES), start]
+        pieces[:0] = await reader.fetch_many(ByteRange(url, start, stop) for start, stop in itertools.pairwise(cuts))
+        start = first
+    return await run(partial(_parse, url, pieces, start, data_stop))
 
 
 async def read_columns(
@@ -279,12 +284,13 @@ def _footer_bytes(tail: memoryview, url: str, size: int) -> int:
     return footer_bytes
 
 
-def _parse(url: str, footer: Sequence[memoryview], tail: memoryview, tail_start: int, data_stop: int) -> TableFile:
+def _parse(url: str, pieces: Sequence[memoryview], start: int, data_stop: int) -> TableFile:
     pa = require_pyarrow()
+    end = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
     leaves: dict[str, range] = {}
     next_leaf = 0
     with _border(url):
-        parquet = pa.parquet.ParquetFile(pa.BufferReader(footer[0] if len(footer) == 1 else b"".join(footer)))
+        parquet = pa.parquet.ParquetFile(pa.BufferReader(end[data_stop - start :]))
         metadata = parquet.metadata
         # Not metadata.schema: the two refer to each other, and megabytes of a footer would wait for the collector.
         for field in parquet.schema_arrow:
@@ -294,8 +300,8 @@ def _parse(url: str, footer: Sequence[memoryview], tail: memoryview, tail_start:
     if next_leaf != metadata.num_columns:
         message = f"schema of {redact_url(url)} has {next_leaf} columns, its row groups {metadata.num_columns}"
         raise FormatError(message, remedy=COPY_ANEW)
-    own = memoryview(bytes(tail))  # a slice would keep the footer's bytes, too
-    return TableFile(url, metadata, leaves, own, tail_start, data_stop)
+    tail = memoryview(bytes(end[: data_stop - start]))  # a slice would keep the footer's bytes, too
+    return TableFile(url, metadata, leaves, tail, start, data_stop)
 
 
 def _count_leaves(arrow_type: pa.DataType) -> int:
