@@ -80,7 +80,7 @@ async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: b
         learn_limit=False,
         trust_env=False,
         direct_bodies=direct_bodies,
-        aiofastnet=False,  # but for the loop of that name
+        aiofastnet=False,  # that client runs on a loop of its own, so that this one shows what it saves
         loops=loops,
     )
     fetcher = await stack.enter_async_context(af.Fetcher(config))

@@ -8,8 +8,9 @@
   says whether something is left of the last one. It is an ``asyncio.Protocol``, and does not mind being handed what
   was read of a connection instead of reading it.
 
-``rehearsal`` tries all of it before it is used. Where something is otherwise, none of it is but ``should_close``, which
-then tells at worst that no connection is fit to be used twice.
+``rehearsal`` tries all of it before it is used, but for the second, which ``connects_as_expected`` looks at. Where
+something is otherwise, none of it is but ``should_close``, which then tells at worst that no connection is fit to be
+used twice.
 """
 
 from __future__ import annotations
@@ -35,21 +36,14 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.transports.fast_tls import TlsCarrier
 
 __all__ = [
-    "PassablePool",
-    "arguments_to_connect",
-    "connects_as_expected",
-    "expect_answer",
-    "has_leftovers",
-    "new_response",
+    "PassablePool", "arguments_to_connect", "connects_as_expected", "expect_answer", "has_leftovers", "new_response",
     "read_head",
-]
+]  # fmt: skip
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 
 expect_answer = methodcaller("set_response_params", read_until_eof=True, auto_decompress=False)
 """Makes the protocol of a connection wait for an answer. Not a function: it is one call less for every request."""
-
-
 HAPPY_EYEBALLS_SECONDS = 0.25
 """After which the next address is tried beside the last one, as aiohttp does."""
 
@@ -84,7 +78,7 @@ class PassablePool(aiohttp.TCPConnector):
 
 
 def connects_as_expected() -> bool:
-    """Whether something else may carry TLS. ``rehearsal`` can't try it: it has no certificate for a server."""
+    """Whether something else may carry TLS, by what connecting is asked with. To try it takes a certificate."""
     connect = getattr(aiohttp.TCPConnector, "_wrap_create_connection", None)
     return connect is not None and {"addr_infos", "req", "client_error"} <= inspect.signature(connect).parameters.keys()
 

@@ -9,8 +9,10 @@ import ssl
 from typing import TYPE_CHECKING, Any, Protocol
 
 import aiohttp
+import anyio.to_thread
 
 from asyncfetch.fetch.transports.aiohttp_parts import connects_as_expected
+from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
     import socket
@@ -70,20 +72,26 @@ class _QuietLoop:
             self._loop.call_exception_handler(context)
 
 
-def can_be_fast() -> bool:
+async def can_be_fast() -> bool:
     """Whether aiofastnet can carry TLS on the running loop.
 
     It reads sockets when the loop's ``add_reader`` says that they can be read. uvloop says so once for one that was
     reset, as libuv's polling is documented to do, and never again. A body that has not come whole by then would stall.
     """
-    return isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop) and _is_known()
+    if not isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
+        return False
+    return await anyio.to_thread.run_sync(_is_known)
 
 
 @functools.cache
 def _is_known() -> bool:
-    """Whether it is installed, and of use; where only the latter is not so, one warning says why."""
+    """Whether it is installed, and of use; where only the latter is not so, one warning says why.
+
+    Its import takes 7 ms: call it in a thread.
+    """
     try:
-        import aiofastnet
+        with forks_wait():
+            import aiofastnet
     except ImportError:
         return False
     if not aiofastnet.__version__.startswith(KNOWN_VERSION):

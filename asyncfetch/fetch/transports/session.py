@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.transports.aiohttp_parts import Connection
+    from asyncfetch.fetch.transports.fast_tls import TlsCarrier
     from asyncfetch.fetch.transports.resolver import Resolver
 
 __all__ = ["Connector", "PassableConnector", "TwinConnector", "open_session", "session_over"]
@@ -149,12 +150,15 @@ async def open_session(
 ) -> aiohttp.ClientSession:
     """A session on the running loop, which closes ``resolver``; ConfigError where ``ca_file`` can't be read."""
     tls: ssl.SSLContext | bool = True
+    carrier: TlsCarrier | None = None
     if config.ca_file is not None:
         tls = await anyio.to_thread.run_sync(_tls_context, config.ca_file)
-    made = connector(resolver, keepalive_seconds=config.keepalive_seconds, tls=tls)
-    if config.aiofastnet and isinstance(made, PassablePool) and can_be_fast():
+    if config.aiofastnet and issubclass(connector, PassablePool) and await can_be_fast():
         trusted = _system_tls_context if config.ca_file is None else partial(_tls_context, config.ca_file)
-        made.tls_carrier = fast_tls(await anyio.to_thread.run_sync(trusted), config.timeouts.connect_seconds)
+        carrier = fast_tls(await anyio.to_thread.run_sync(trusted), config.timeouts.connect_seconds)
+    made = connector(resolver, keepalive_seconds=config.keepalive_seconds, tls=tls)
+    if isinstance(made, PassablePool):
+        made.tls_carrier = carrier
     return session_over(made)
 
 
