@@ -228,6 +228,7 @@ class NginxServer:
         # nginx takes over a listening socket named in NGINX, as it does when it replaces its own binary. So nobody
         # can take the free port in between, and who connects early waits in the queue instead of being refused.
         with socket.create_server((HOST, 0), backlog=1024) as listener, open(directory / "log", "wb") as log:
+            listener.setblocking(False)  # nginx counts on it, else a worker waits in accept() for what another one took
             self._port = listener.getsockname()[1]
             (directory / "nginx.conf").write_text(self._config())
             return subprocess.Popen(
