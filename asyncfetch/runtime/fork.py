@@ -10,19 +10,21 @@ import asyncio
 import concurrent.futures.thread  # noqa: F401 - it and logging lock at forks as well: see the end
 import logging  # noqa: F401
 import os
+import sys
 import threading
 import time
 import weakref
 from collections import Counter
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from asyncfetch.errors import WrongLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["ForkGuard", "forks_wait", "stand_still_at_forks"]
+__all__ = ["ForkGuard", "forks_wait", "leave_openssl", "stand_still_at_forks"]
 
 PAUSE_SECONDS: Final = 1.0
 """How long a fork waits for loops to stand still, and they for the fork."""
@@ -93,7 +95,8 @@ def forks_wait() -> Iterator[None]:
     """A block that holds locks which no child must copy taken: an import, a first use of a C library.
 
     A fork by another thread waits for its end, IMPORT_SECONDS at most, and it waits for a fork under way, PAUSE_SECONDS
-    at most. Reentrant. Not for blocks that wait for other threads, or call what the user gave.
+    at most. Reentrant. Not for blocks that wait for other threads, or call what the user gave. Behind it OpenSSL has
+    forgotten the thread; see ``leave_openssl``.
     """
     block, thread = _block, threading.get_ident()
     with block.changed:
@@ -103,11 +106,39 @@ def forks_wait() -> Iterator[None]:
     try:
         yield
     finally:
+        if block.inside[thread] == 1:
+            _forget_thread()
         with block.changed:
             block.inside[thread] -= 1
             if not block.inside[thread]:
                 del block.inside[thread]
             block.changed.notify_all()
+
+
+def leave_openssl() -> None:
+    """The last thing of a thread that may have used OpenSSL: have it forget the thread, while forks wait.
+
+    Else it does so when the thread of the system ends, with one of its locks. Python has seen the thread off by then:
+    a fork right after a ``join`` would copy the lock taken. Used again, OpenSSL remembers the thread again.
+    """
+    with forks_wait():
+        pass
+
+
+def _forget_thread() -> None:
+    if "_ssl" in sys.modules and (forget := _thread_stop()) is not None:
+        forget()
+
+
+@cache
+def _thread_stop() -> Callable[[], None] | None:
+    """OPENSSL_thread_stop of the library that Python's ssl uses, as documented there; None where it can't be had."""
+    import ctypes
+
+    try:
+        return ctypes.CDLL(getattr(sys.modules["_ssl"], "__file__", None)).OPENSSL_thread_stop
+    except (OSError, AttributeError):  # linked into Python with its names hidden; LibreSSL
+        return None
 
 
 def _wait_for_blocks(block: _Block) -> None:

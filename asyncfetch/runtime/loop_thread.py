@@ -25,7 +25,7 @@ import anyio
 
 from asyncfetch.errors import ClosedError, WrongLoop, anew
 from asyncfetch.runtime.cancellation import was_cancelled
-from asyncfetch.runtime.fork import ForkGuard, stand_still_at_forks
+from asyncfetch.runtime.fork import ForkGuard, leave_openssl, stand_still_at_forks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -221,6 +221,7 @@ class _Engine:
         finally:
             self.ended = True
             self._settle_calls()
+            leave_openssl()
 
     async def _serve(self) -> None:
         self._stop = anyio.Event()

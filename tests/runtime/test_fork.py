@@ -184,3 +184,49 @@ def test_a_block_without_an_end_delays_a_fork_for_a_while_only() -> None:
     thread.join()
     """
     assert run(body) == "0\n"
+
+
+def test_no_thread_ends_with_a_lock_of_openssl_that_a_fork_could_copy_taken() -> None:
+    body = """
+    import ssl
+    def forget_it_slowly():
+        asked.append(threading.current_thread())
+        with lock:
+            time.sleep(0.05)
+    async def thread_of_it():
+        return threading.current_thread()
+    def use_it():
+        threads.append(threading.current_thread())
+        with forks_wait(), forks_wait():
+            begun.set()
+    forks._thread_stop = lambda: forget_it_slowly
+    asked, threads, begun = [], [], threading.Event()
+    with LoopThread() as loop_thread:
+        threads.append(loop_thread.run(thread_of_it))
+    print(fork(take_it))
+    thread = threading.Thread(target=use_it)
+    thread.start()
+    begun.wait()
+    print(fork(take_it))
+    thread.join()
+    print(asked == threads)
+    """
+    assert run(body) == "0\n0\nTrue\n"
+
+
+def test_openssl_itself_forgets_threads() -> None:
+    body = """
+    import ssl
+    stop = forks._thread_stop()
+    print(stop.__name__ if stop else ssl.OPENSSL_VERSION)
+    context = ssl.create_default_context()
+    for _ in range(3):
+        with forks_wait():
+            context = ssl.create_default_context()
+        try:
+            context.load_verify_locations(cafile="/dev/null")
+        except ssl.SSLError as error:
+            print(error.reason)
+    """
+    found = "NO_CERTIFICATE_OR_CRL_FOUND\n"
+    assert run(body).startswith((f"OPENSSL_thread_stop\n{found * 3}", "LibreSSL"))

@@ -27,6 +27,7 @@ import anyio
 from asyncfetch.errors import FetchError, FetchTimeout
 from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.runtime.deadlines import Deadlines
+from asyncfetch.runtime.fork import leave_openssl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -230,3 +231,4 @@ def _work(jobs: SimpleQueue[Job | None]) -> None:
         job.work()
         del job
     jobs.put(None)  # for the others
+    leave_openssl()
