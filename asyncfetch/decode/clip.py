@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from asyncfetch.media import KeyFrames
+
 __all__ = ["Clip", "DepthScale"]
 
 DEPTH_CODES = 4096
@@ -83,6 +85,8 @@ class Clip:
     """For messages: url and episode."""
     depth: DepthScale | None = None
     """Set for a depth camera."""
+    key_frames: KeyFrames | None = field(default=None, repr=False)
+    """Where a decoder may start; None where it finds out by itself."""
 
     def __post_init__(self) -> None:
         if len(self.frame_index) != len(self.pts):

@@ -109,6 +109,7 @@ class ClipDecoder(ABC):
         self.nbytes = estimated_nbytes(clip.codec, clip.width, clip.height, bytes_per_sample)
         self._pid = os.getpid()
         self._lock = threading.Lock()  # a decoder's state is one position in one video
+        self._sound: set[int] = set()  # key frames of the clip that were looked at
 
     def frames(self, frames: Sequence[int]) -> torch.Tensor:
         """See FrameDecoder."""
@@ -138,7 +139,20 @@ class ClipDecoder(ABC):
                 f"{self.clip.name}: its {self.clip.nbytes} bytes hold {self.num_frames} frames, and number "
                 f"{max(ranks)} was asked for: they were cut short, or the header isn't theirs"
             )
+        self._check_key_frames(ranks)
         return ranks
+
+    def _check_key_frames(self, ranks: list[int]) -> None:
+        """Raise DecodeError where one that decoding may have to start at isn't one."""
+        if (key_frames := self.clip.key_frames) is None:
+            return
+        for number in {key_frames.in_front_of(rank) for rank in ranks} - self._sound:
+            if not key_frames.stands_alone(self.clip.data, number):
+                raise DecodeError(
+                    f"{self.clip.name}: frame {key_frames.ranks[number]} of its clip is marked as a key frame and is "
+                    "none, so that nothing can be decoded from there: remux the video, or encode it anew"
+                )
+            self._sound.add(number)
 
     def _no_frames(self) -> torch.Tensor:
         library = import_torch()

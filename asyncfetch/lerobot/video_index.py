@@ -55,7 +55,9 @@ class PlannedClip:
     @property
     def plan_nbytes(self) -> int:
         """Memory the plan takes, without the clip."""
-        return self.plan.header_bytes + self.plan.frame_index.nbytes + self.plan.pts.nbytes
+        plan = self.plan
+        key_bytes = plan.key_frames.nbytes if plan.key_frames is not None else 0
+        return plan.header_bytes + plan.frame_index.nbytes + plan.pts.nbytes + key_bytes
 
     def over(self, buffer: memoryview, *, name: str, depth: DepthScale | None) -> Clip:
         """The clip whose bytes, header and range, are in ``buffer``."""
@@ -70,6 +72,7 @@ class PlannedClip:
             height=plan.height,
             name=name,
             depth=depth,
+            key_frames=plan.key_frames,
         )
 
 

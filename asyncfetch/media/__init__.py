@@ -1,9 +1,10 @@
 """What video files say of themselves: where each frame lies, and a file header for a stretch of them. Pure.
 
-boxes    the box structure of MP4, and where the index (moov) lies in a file
-samples  the sample tables as columns: size, duration, composition offset, key frames, byte runs
-index    moov -> Mp4Index; (first frame, number of frames) -> ClipPlan
-clip     ClipPlan: which bytes to fetch, which frames they hold, and the header that makes an MP4 of them
+boxes       the box structure of MP4, and where the index (moov) lies in a file
+samples     the sample tables as columns: size, duration, composition offset, key frames, byte runs
+index       moov -> Mp4Index; (first frame, number of frames) -> ClipPlan
+clip        ClipPlan: which bytes to fetch, which frames they hold, and the header that makes an MP4 of them
+key_frames  whether a decoder of HEVC can start where the file says so
 """
 
 from __future__ import annotations
@@ -11,5 +12,6 @@ from __future__ import annotations
 from asyncfetch.media.boxes import locate_moov
 from asyncfetch.media.clip import ClipPlan
 from asyncfetch.media.index import Mp4Index, parse_moov
+from asyncfetch.media.key_frames import KeyFrames
 
-__all__ = ["ClipPlan", "Mp4Index", "locate_moov", "parse_moov"]
+__all__ = ["ClipPlan", "KeyFrames", "Mp4Index", "locate_moov", "parse_moov"]

@@ -33,6 +33,7 @@ from asyncfetch.media.samples import changes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from asyncfetch.media.key_frames import KeyFrames
     from asyncfetch.media.samples import ByteRuns
 
 __all__ = ["ClipPlan", "ClipTables", "TrackFormat", "build_header"]
@@ -67,6 +68,8 @@ class ClipPlan:
     height: int
     header: bytes = field(repr=False)
     """``ftyp``, ``moov`` and the header of ``mdat``."""
+    key_frames: KeyFrames | None = None
+    """Where a decoder may start; None where it finds out by itself, which is all but HEVC."""
 
     @property
     def header_bytes(self) -> int:
@@ -96,6 +99,8 @@ class TrackFormat:
     """Body of a sample description box of one entry, with the decoder's configuration and the colour description."""
     geometry: bytes = field(repr=False)
     """The end of the track header, from ``layer`` on: volume, matrix (rotation, with the movie's), width and height."""
+    length_bytes: int = 0
+    """Of HEVC: of the length in front of each NAL unit; 0 of other codecs."""
 
 
 class Timing(NamedTuple):
@@ -119,6 +124,14 @@ class ClipTables(NamedTuple):
     sync: NDArray[Any] | None
     """Key frames, from 0; None means all."""
     runs: ByteRuns
+
+    def extents(self) -> NDArray[np.int64]:
+        """Shape (N, 2): bytes [start, stop) of the source file that each sample lies in."""
+        ends = np.cumsum(self.sizes, dtype=np.int64)
+        first = np.cumsum(self.runs.num_samples) - self.runs.num_samples
+        shifts = self.runs.offset - (ends[first] - self.sizes[first])
+        ends += np.repeat(shifts, self.runs.num_samples)
+        return np.stack((ends - self.sizes, ends), axis=1)
 
 
 def clip_timing(

@@ -13,6 +13,7 @@ import numpy as np
 from asyncfetch.errors import ConfigError, FormatError, redact_url
 from asyncfetch.media.boxes import Box, Buffer, find
 from asyncfetch.media.clip import ClipPlan, ClipTables, Timing, TrackFormat, build_header, clip_timing
+from asyncfetch.media.key_frames import KeyFrames
 from asyncfetch.media.samples import MAX_DURATION, MAX_OFFSET, MAX_POSITION, ByteRuns, SampleTable, parse_samples
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ MAX_CLIP_FRAMES = 1 << 22
 """Most frames of one clip, 39 hours at 30 fps: a wrong length in some table mustn't take all memory."""
 H264 = frozenset({"avc1", "avc3"})
 """Sample entries whose open GOPs can't be entered near the end of a clip."""
+HEVC = frozenset({"hev1", "hvc1", "dvhe", "dvh1"})
 VISUAL_ENTRY_BYTES = 78
 """Length of the fixed part of a visual sample entry."""
+LENGTH_SIZE = 21
+"""Where a configuration of HEVC says how long the lengths of NAL units are, less 1, in 2 bits."""
 MATRIX_SHIFTS = np.array([16, 16, 30]).reshape(1, 3, 1)
 """Digits behind the point in the rows of a movie's matrix."""
 
@@ -143,6 +147,7 @@ class Mp4Index:
         end = int((tables.runs.offset + tables.runs.num_bytes).max())
         self._check_timing(tables.timing)
         track = self._format_of(tables.runs)
+        header = build_header(track, tables, start=begin, stop=end)
         return ClipPlan(
             start=begin,
             stop=end,
@@ -153,7 +158,8 @@ class Mp4Index:
             codec=track.codec,
             width=track.width,
             height=track.height,
-            header=build_header(track, tables, start=begin, stop=end),
+            header=header,
+            key_frames=_key_frames(track, tables, rank, len(header) - begin) if track.length_bytes else None,
         )
 
     def _check_timing(self, timing: Timing) -> None:
@@ -220,6 +226,14 @@ class Mp4Index:
         return ClipTables(
             sizes=samples.sizes[first:stop], timing=timing, sync=sync, runs=samples.byte_runs(first, stop)
         )
+
+
+def _key_frames(track: TrackFormat, tables: ClipTables, rank: NDArray[np.int32], shift: int) -> KeyFrames:
+    """Those of a clip whose samples have these ranks, and whose bytes lie ``shift`` behind their place in the file."""
+    # Where the first one is none, a decoder starts there all the same for what is in front of the first.
+    samples = np.arange(len(rank)) if tables.sync is None else np.union1d(tables.sync, [0])
+    samples = samples[np.argsort(rank[samples], kind="stable")]
+    return KeyFrames(rank[samples], tables.extents()[samples] + shift, track.length_bytes)
 
 
 def _check_request(first_frame: int, num_frames: int, fps: float) -> tuple[int, int, float]:
@@ -306,7 +320,16 @@ def _track_format(stsd: Box, entry: Box, timescale: int, geometry: bytes) -> Tra
     if not width or not height:
         raise stsd.error(f"the frames are {width}x{height} pixels")
     only = struct.pack(">III4s", 0, 1, 8 + len(entry.body), entry.kind.encode("latin-1")) + entry.body
-    return TrackFormat(entry.kind, width, height, timescale, only, geometry)
+    return TrackFormat(entry.kind, width, height, timescale, only, geometry, _length_bytes(entry))
+
+
+def _length_bytes(entry: Box) -> int:
+    """See TrackFormat."""
+    if entry.kind in HEVC:
+        for box in entry.children(VISUAL_ENTRY_BYTES):
+            if box.kind == "hvcC":
+                return 1 + (int(box.unpack("B", LENGTH_SIZE)[0]) & 3)
+    return 0
 
 
 def _edit(moov: Box, trak: Box, samples: SampleTable, timescale: int) -> Edit:

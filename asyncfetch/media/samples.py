@@ -187,6 +187,12 @@ def parse_samples(stbl: Box) -> SampleTable:
     composition = _composition(stbl, count)
     sync = _sync(stbl, count)
     times = np.concatenate(([0], np.cumsum(durations[:-1], dtype=np.int64)))
+    presentation = times + composition
+    if (np.diff(presentation if sync is None else presentation[sync]) < 0).any():
+        raise stbl.error(
+            "not all the frames can be key frames that it says are (stss; without it, all): they are shown in another "
+            "order than they are decoded in; remux with: ffmpeg -i IN -c copy OUT.mp4"
+        )
     run_first, run_offset, run_description, data_stop = _runs(stbl, sizes)
     return SampleTable(
         num_samples=count,
@@ -195,7 +201,7 @@ def parse_samples(stbl: Box) -> SampleTable:
         composition=composition,
         composition_limits=(int(composition.min()), int(composition.max())),
         sync=sync,
-        has_open_gops=sync is not None and _leads(times + composition, sync),
+        has_open_gops=sync is not None and _leads(presentation, sync),
         block_times=times[::BLOCK].copy(),
         run_first=run_first,
         run_offset=run_offset,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
@@ -9,12 +12,13 @@ import pytest
 
 from asyncfetch.config import DecoderBackend
 from asyncfetch.decode import open_decoder
+from asyncfetch.errors import AsyncFetchError, DecodeError, FormatError
 from asyncfetch.lerobot.video_index import PlannedClip
 from asyncfetch.media import Mp4Index, locate_moov, parse_moov
 from tests.decode.conftest import FRAMES, Video, encode, video_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -108,3 +112,54 @@ def test_every_frame_of_every_stretch(
                 pixels = decoder.frames(frames).permute(0, 2, 3, 1).numpy()
                 truth = video.frames[first : first + count][frames]
                 assert np.abs(pixels.astype(int) - truth).max() <= 2, f"{list(frames)} of {count} from {first}"
+
+
+def marked(video: Video, numbers: Sequence[int] | None) -> Mp4Index:
+    """Its index, with these three frames (from 1, in decode order) for its three key frames; None for every one."""
+    stss = struct.pack(">I4s5I", 28, b"stss", 0, 3, 1, 11, 21)
+    assert video.data.count(stss) == 1
+    other = stss.replace(b"stss", b"free") if numbers is None else struct.pack(">I4s5I", 28, b"stss", 0, 3, *numbers)
+    return index_of(replace(video, data=video.data.replace(stss, other)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "encoder",
+    [av1(10), h264(10, "bframes=0"), h264(10, "bframes=3"), hevc(10, "bframes=0"), hevc(10, "bframes=3:open-gop=0")],
+    ids=["AV1", "H.264", "H.264, B-frames", "HEVC", "HEVC, B-frames"],
+)
+@pytest.mark.parametrize("numbers", [None, (1, 4, 7), (2, 5, 12), (1, 11, 23), (3, 4, 5), (1, 6, 16)])
+def test_no_wrong_frame_comes_of_one_that_is_marked_as_a_key_frame_and_is_none(
+    make: Callable[[tuple[str, str, dict[str, str]]], Video],
+    encoder: tuple[str, str, dict[str, str]],
+    numbers: Sequence[int] | None,
+    backend: DecoderBackend,
+) -> None:
+    video = make(encoder)
+    try:
+        index = marked(video, numbers)
+    except FormatError as error:
+        assert "they are shown in another order" in str(error)  # noqa: PT017
+        return
+    for first in range(FRAMES - 5 + 1):
+        decoder = None
+        for frame in (0, 3, 1, 4, 2):
+            with suppress(AsyncFetchError):
+                decoder = decoder or open_decoder(cut(video, index, first, 5), backend=backend)
+                pixels = decoder.frames([frame]).permute(0, 2, 3, 1).numpy()
+                assert np.abs(pixels.astype(int) - video.frames[first + frame]).max() <= 2, f"{frame} from {first}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_key_frame_that_is_none_costs_its_own_group_alone(
+    make: Callable[[tuple[str, str, dict[str, str]]], Video], backend: DecoderBackend
+) -> None:
+    video = make(hevc(10, "bframes=0"))
+    decoder = open_decoder(cut(video, marked(video, (1, 6, 21)), 0, FRAMES), backend=backend)
+    for frame in (22, 7, 4, 29, 5, 20, 10, 0):
+        if 5 <= frame < 20:
+            with pytest.raises(DecodeError, match="frame 5 of its clip is marked as a key frame and is none"):
+                decoder.frames([frame])
+        else:
+            pixels = decoder.frames([frame]).permute(0, 2, 3, 1).numpy()
+            assert np.abs(pixels.astype(int) - video.frames[frame]).max() <= 2

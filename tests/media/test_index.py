@@ -225,7 +225,7 @@ def test_tables_written_are_tables_read(data: st.DataObject, count: int) -> None
     presentation = decode + rng.integers(0, data.draw(st.sampled_from([1, 3000])), count)
     presentation -= presentation.min()
     start = int(gaps[0])
-    tables = tables_of(sizes, decode, presentation, None, gaps)
+    tables = tables_of(sizes, decode, presentation, np.zeros(1, np.int64), gaps)
     stop = int((tables.runs.offset + tables.runs.num_bytes).max())
 
     track = TrackFormat("avc1", 640, 480, 15360, sample_description(), bytes(52))
@@ -247,6 +247,10 @@ def test_tables_written_are_tables_read(data: st.DataObject, count: int) -> None
         sample += run_samples
     assert found == (tables.runs.offset[first:last] - start + len(header)).tolist()
     assert runs.num_bytes.sum() == sizes[first:last].sum()
+    extents = tables._replace(sizes=sizes[first:last], runs=runs).extents()
+    assert extents.tolist() == [
+        [offset, offset + int(size)] for offset, size in zip(found, sizes[first:last], strict=True)
+    ]
 
 
 # --- what is refused ---
