@@ -141,7 +141,7 @@ def test_no_wrong_frame_comes_of_one_that_is_marked_as_a_key_frame_and_is_none(
     except FormatError as error:
         assert "they are shown in another order" in str(error)  # noqa: PT017
         return
-    for first in range(FRAMES - 5 + 1):
+    for first in range(0, FRAMES - 5 + 1, 3):
         decoder = None
         for frame in (0, 3, 1, 4, 2):
             with suppress(AsyncFetchError):

@@ -16,7 +16,7 @@ import pytest
 from asyncfetch.errors import AccessDenied, FetchError, InvalidResponse
 from tests.fetch.conftest import Step
 from tests.fetch.fault_table import ASKED, CONTENT, WIRE
-from tests.fetch.storms import CROWD, LONGEST_BYTES, SETTINGS, Reader
+from tests.fetch.storms import CROWD, LONGEST_BYTES, SETTINGS, Reader, here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.fetch.conftest import FakeTime, LyingServer, Request
 
 RANGES = {"http": 4_500, "https": 500}
-"""For each seed and each way that a body can take: 20,000 in all."""
+"""For each seed and each way that a body can take: 20,000 in all on asyncio's loop."""
 FEW = 32
 """Callers that find a free place at any time, and so does a second request for what is late."""
 FAULTY = 0.3
@@ -115,11 +115,12 @@ async def test_right_bytes_through_a_storm(
     any_server: LyingServer,
     time: FakeTime,
     ca_file: str,
+    request: pytest.FixtureRequest,
     seed: int,
     callers: int,
 ) -> None:
     server = any_server
-    ranges = RANGES["https" if server.speaks_tls else "http"]
+    ranges = RANGES["https"] if server.speaks_tls else here(RANGES["http"], request)
     plain = server.put("/x", CONTENT)
     led = [server.url("/near"), server.url("/far"), f"hf://datasets/org/name@{COMMIT}/x"]
     server.every = storm = Storm(server, time, seed)
