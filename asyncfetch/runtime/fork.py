@@ -136,7 +136,8 @@ def _thread_stop() -> Callable[[], None] | None:
     import ctypes
 
     try:
-        return ctypes.CDLL(getattr(sys.modules["_ssl"], "__file__", None)).OPENSSL_thread_stop
+        # PyDLL keeps the interpreter: to have it back may take 5 ms, and the call takes less than one microsecond.
+        return ctypes.PyDLL(getattr(sys.modules["_ssl"], "__file__", None)).OPENSSL_thread_stop
     except (OSError, AttributeError):  # linked into Python with its names hidden; LibreSSL
         return None
 
