@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from traceback import format_exception
 from typing import TYPE_CHECKING, Self
 
 import anyio
@@ -201,6 +202,16 @@ async def test_a_proxy_that_talks_nonsense_is_an_error_of_ours(
         with pytest.raises(FetchError) as caught:
             await fetcher.fetch(tls_server.put("/x", CONTENT), 2, 5)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["http://me:hid\u2100den@127.0.0.1:1", "http://me:hidden@[127.0.0.1:1"])
+async def test_a_proxy_that_is_no_url_is_told_without_its_password(
+    fetcher_with: Callable[..., Fetcher], monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("https_proxy", url)
+    with pytest.raises(ConfigError, match="holds no url: set it to http://host:port") as caught:
+        await fetcher_with(trust_env=True).__aenter__()
+    assert "hid" not in "".join(format_exception(caught.value))
 
 
 async def test_a_proxy_of_another_protocol_is_refused_where_it_would_be_used(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncfetch.errors import AccessDenied, FetchError, InvalidResponse, NotFound, ObjectChanged
+from asyncfetch.errors import AccessDenied, ConfigError, FetchError, InvalidResponse, NotFound, ObjectChanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,6 +135,15 @@ async def test_netrcs_default_goes_to_nobody(
     async with fetcher_with(trust_env=True) as fetcher:
         await fetcher.fetch(server.put("/x", b"0123456789"), 2, 5)
     assert "authorization" not in server.requests[0].headers
+
+
+async def test_a_netrc_that_cant_be_parsed_is_told_without_its_words(
+    fetcher_with: Callable[..., Fetcher], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use_netrc(monkeypatch, tmp_path, "machine h login u password correct hidden\n")
+    with pytest.raises(ConfigError, match="/netrc near line 2 can't be parsed: mend it, or set ") as caught:
+        await fetcher_with(trust_env=True).__aenter__()
+    assert "hidden" not in "".join(format_exception(caught.value))
 
 
 async def test_userinfo_stays_with_its_origin_and_out_of_messages(

@@ -68,8 +68,9 @@ def _proxy(text: str) -> Proxy:
         credentials = userinfo(url)
         return Proxy(url.with_user(None), {} if credentials is None else {"Proxy-Authorization": credentials})
     except ValueError as error:
+        reason = "" if "@" in text else f" ({error})"  # whose words may quote a password
         raise ConfigError(
-            f"a proxy variable of the environment holds no url ({error}): set it to http://host:port"
+            f"a proxy variable of the environment holds no url{reason}: set it to http://host:port"
         ) from None
 
 
@@ -79,5 +80,6 @@ def _logins(variables: Mapping[str, str]) -> netrc.netrc | None:
         return netrc.netrc(path)
     except OSError:
         return None
-    except (netrc.NetrcParseError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} can't be parsed ({error}): mend it, or set FetchConfig(trust_env=False)") from error
+    except (netrc.NetrcParseError, UnicodeDecodeError) as error:  # whose words may quote a password
+        where = f"{path} near line {error.lineno}" if isinstance(error, netrc.NetrcParseError) else path
+        raise ConfigError(f"{where} can't be parsed: mend it, or set FetchConfig(trust_env=False)") from None
