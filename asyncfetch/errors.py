@@ -67,27 +67,46 @@ __all__ = [
     "WrongLoop",
     "anew",
     "is_redacted",
+    "redact_text",
     "redact_url",
 ]
 
-_USERINFO = re.compile(r"(?<=://)[^/?#\s]*@")  # to the last @: a password may hold one
 _SECRET_NAME = re.compile(
     # What gateways, CDNs and signers call theirs, whatever stands around it; then what is one only by itself.
     r"token(?!s)|secret|signature|credential|passw|session|(?:api|access|auth|subscription)[-_]?key"
     r"|^(?:sig|key|key-pair-id|policy|(?:aws|oss|google)access(?:keyid|id)|x-xet-signed-range|auth|authorization|jwt"
     r"|hmac|md5|verify|hdn(?:ea|ts|tl))$"
 )
-_PARAMETER = re.compile(r"([?&#;])([^=?&#;\s]+)=([^&#;\s]+)")
 _NAME = re.compile(r"([^=?&#;/\s]+)=")
-_REDACTED = re.compile(r"://(?:\*\*\*@|.*[?&#;][^=?&#;\s]+=\*\*\*(?:[&#;\s]|$))")
+_REDACTED = re.compile(r"://(?:\*\*\*@|.*[?&#;][^=?&#;]+=\*\*\*(?:[&#;]|$))")
+
+
+def _secrets_without(characters: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """The patterns of userinfo and of parameters that hold none of the characters."""
+    userinfo = rf"(?<=://)[^/?#{characters}]*@"  # to the last @: a password may hold one
+    return re.compile(userinfo), re.compile(rf"([?&#;])([^=?&#;{characters}]+)=([^&#;{characters}]+)")
+
+
+_IN_URL = _secrets_without("")
+_IN_TEXT = _secrets_without(r"\s")
 
 
 def redact_url(url: str) -> str:
     """The url without its password and without the values of its signature parameters, fit for logs and messages.
 
-    A parameter that is a url with such a value itself goes as a whole.
+    A parameter that is a url with such a value itself goes as a whole. Blanks end neither: not all who write urls quote
+    them.
     """
-    return _PARAMETER.sub(_redact_parameter, _USERINFO.sub("***@", url))
+    return _redact(url, *_IN_URL)
+
+
+def redact_text(text: str) -> str:
+    """The same of each url within somebody else's words, where a blank has to be its end."""
+    return _redact(text, *_IN_TEXT)
+
+
+def _redact(text: str, userinfo: re.Pattern[str], parameter: re.Pattern[str]) -> str:
+    return parameter.sub(_redact_parameter, userinfo.sub("***@", text))
 
 
 def _redact_parameter(match: re.Match[str]) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 import asyncfetch as af
 from asyncfetch import errors
-from asyncfetch.errors import AsyncFetchError, FetchError, redact_url
+from asyncfetch.errors import AsyncFetchError, FetchError, redact_text, redact_url
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(module.name for module in pkgutil.walk_packages([str(ROOT / "asyncfetch")], prefix="asyncfetch."))
@@ -71,7 +71,7 @@ def test_every_error_is_exported() -> None:
     classes = {
         name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
     }
-    assert classes == set(errors.__all__) - {"anew", "is_redacted", "redact_url"}
+    assert classes == set(errors.__all__) - {"anew", "is_redacted", "redact_text", "redact_url"}
     assert classes <= set(af.__all__)
 
 
@@ -239,7 +239,8 @@ def test_an_error_is_the_builtin_that_its_docs_name(kind: type[AsyncFetchError])
             "https://host/a?api_key=secret&monkey=no&page-token=secret",
             "https://host/a?api_key=***&monkey=no&page-token=***",
         ),
-        ("at https://host/a?hdnts=secret (status 403)", "at https://host/a?hdnts=*** (status 403)"),
+        ("https://me:pass word@host/a b@c", "https://***@host/a b@c"),
+        ("https://host/a?token=secret word&my token=a b&d=e f", "https://host/a?token=***&my token=***&d=e f"),
         *(
             (f"https://host/a?x=1&{name}=secret", f"https://host/a?x=1&{name}=***")
             for name in ("accessToken", "sasToken", "client_secret", "x-api-key", "secret_access_key", "credential")
@@ -257,6 +258,18 @@ def test_an_error_is_the_builtin_that_its_docs_name(kind: type[AsyncFetchError])
 )
 def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
     assert redact_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at https://host/a?hdnts=secret (status 403)", "at https://host/a?hdnts=*** (status 403)"),
+        ("no https://me:secret@host/a: ask me@host", "no https://***@host/a: ask me@host"),
+        ("no https://host: ask me@host, or set token=", "no https://host: ask me@host, or set token="),
+    ],
+)
+def test_words_are_shown_without_the_secrets_of_the_urls_among_them(text: str, shown: str) -> None:
+    assert redact_text(text) == shown
 
 
 def test_an_error_shows_no_secrets() -> None:

@@ -24,7 +24,7 @@ __all__ = ["PrivateUrl", "Secrets", "among_own_processes"]
 
 V = TypeVar("V")
 
-_PASSWORD = re.compile(r"(?<=://)[^/?#\s]*:[^/?#\s]*@")
+_PASSWORD = re.compile(r"(?<=://)[^/?#]*:[^/?#]*@")
 
 
 class Secrets(Mapping[str, V]):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from multidict import CIMultiDict
 from yarl import URL
 
-from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
+from asyncfetch.errors import ConfigError, InvalidResponse, redact_text, redact_url
 from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
 from asyncfetch.fetch.urls import check_characters, hidden
 
@@ -65,7 +65,7 @@ def parse_url(text: str) -> URL:
     except ValueError as error:
         if "@" in text:  # whose words may quote a password
             raise ConfigError(f"{hidden(text)} is no http url: quote what stands in front of the @") from None
-        raise ConfigError(f"{hidden(text)} is no http url: {redact_url(str(error))}") from cause_of(error)
+        raise ConfigError(f"{hidden(text)} is no http url: {redact_text(str(error))}") from cause_of(error)
     raise ConfigError(f"{hidden(text)} is no http url: it needs a scheme, a host and a port below 65536")
 
 
@@ -77,7 +77,7 @@ def next_url(url: URL, location: str | None) -> URL:
         target = url.join(_url(location)).with_fragment(None)
         valid = target.scheme in {"http", "https"} and bool(target.host) and bool(target.port)
     except ValueError as error:
-        message = f"Location can't be parsed: {redact_url(str(error))}"
+        message = f"Location can't be parsed: {redact_text(str(error))}"
         raise AttemptFailed(InvalidResponse, message, Verdict.ONCE) from cause_of(error)
     if not valid:
         message = f"the server redirects to {redact_url(location)!r}, which is no http url"

@@ -101,7 +101,7 @@ def cause_of(error: BaseException) -> BaseException | None:
     for _ in range(16):  # a chain that is longer has a loop
         if link is None:
             return error
-        if redact_url(str(link)) != str(link):
+        if redact_url(str(link)) != str(link):  # as if it were one url: it may quote a password that holds a blank
             break
         link = link.__cause__ or link.__context__
     return None

@@ -197,6 +197,9 @@ def refuse_other_logins(request: ServedRequest) -> Fault | None:
         ("https://host/a?X-Amz-Signature=hidden&b=1", "https://host/a?X-Amz-Signature=***&b=1"),
         ("sftp://me:hidden@host/a?b", "sftp://***@host/a?b"),
         ("zip://a::sftp://me:hid@den@host/a", "zip://a::sftp://***@host/a"),
+        ("https://me:hid den@host/a", "https://***@host/a"),
+        ("https://host/a?my token=hid den&b=1", "https://host/a?my token=***&b=1"),
+        ("sftp://me:hid den@host/a?b", "sftp://***@host/a?b"),
     ],
 )
 def test_a_urls_own_secrets_stay_behind_and_are_missed(url: str, left: str) -> None:

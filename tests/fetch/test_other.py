@@ -108,6 +108,7 @@ NO_NAME, RESOLVER_DOWN = socket.gaierror(socket.EAI_NONAME, "x"), socket.gaierro
         pytest.param(error, kind, attempts, id=f"{type(error).__name__}-{attempts}")
         for error, kind, attempts in [
             (FileNotFoundError("x"), NotFound, 1),
+            (FileNotFoundError("https://me:secret word@h/"), NotFound, 1),
             (PermissionError("x"), AccessDenied, 1),
             (ValueError("x"), FetchError, 1),
             (KeyError("x"), FetchError, 1),

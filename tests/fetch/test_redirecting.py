@@ -146,14 +146,15 @@ async def test_a_netrc_that_cant_be_parsed_is_told_without_its_words(
     assert "hidden" not in "".join(format_exception(caught.value))
 
 
+@pytest.mark.parametrize("blank", ["%20", " "])
 async def test_userinfo_stays_with_its_origin_and_out_of_messages(
-    fetcher: Fetcher, server: LyingServer, lying_server: type[LyingServer], step: type[StepType]
+    fetcher: Fetcher, server: LyingServer, lying_server: type[LyingServer], step: type[StepType], blank: str
 ) -> None:
     async with lying_server(host="127.0.0.2") as other:
         server.will(redirect(step, "/again"), redirect(step, other.url("/y")))
         other.will(step(status=403))
         with pytest.raises(AccessDenied) as caught:
-            await fetcher.fetch(server.url("/x").replace("://", "://user:pass%20word@"), 2, 5)
+            await fetcher.fetch(server.url("/x").replace("://", f"://user:pass{blank}word@"), 2, 5)
         assert [request.headers["authorization"] for request in server.requests] == ["Basic dXNlcjpwYXNzIHdvcmQ="] * 2
         assert "authorization" not in other.requests[0].headers
         assert "pass" not in str(caught.value)

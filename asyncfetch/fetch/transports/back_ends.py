@@ -24,6 +24,7 @@ from asyncfetch.errors import (
     MissingDependency,
     NotFound,
     ObjectChanged,
+    redact_text,
     redact_url,
 )
 from asyncfetch.fetch.listing import check_length, listed_size
@@ -60,7 +61,7 @@ def file_system(url: str, options: Mapping[str, Mapping[str, object]]) -> tuple[
         try:
             files, path = url_to_fs(url, **own)
         except ImportError as error:
-            message = f"{scheme}:// urls are fsspec's, which needs another package for them: {redact_url(str(error))}"
+            message = f"{scheme}:// urls are fsspec's, which needs another package for them: {redact_text(str(error))}"
             raise MissingDependency(message) from cause_of(error)
         except (ValueError, TypeError) as error:
             raise ConfigError(_cannot_open(url, scheme, error)) from cause_of(error)
@@ -76,7 +77,7 @@ def _cannot_open(url: str, scheme: str, error: Exception) -> str:
             " paths) nor to fsspec: is it spelt right?"
         )
     return (
-        f"{redact_url(url)!r}: fsspec's back end for {scheme}:// can't be made ({redact_url(str(error))}): check the"
+        f"{redact_url(url)!r}: fsspec's back end for {scheme}:// can't be made ({redact_text(str(error))}): check the"
         f" url and FetchConfig(fsspec={{{scheme!r}: {{...}}}})"
     )
 
@@ -101,7 +102,7 @@ def _size(found: Mapping[str, Any], what: str) -> int:
     try:
         return listed_size(said)
     except ValueError as error:
-        message = f"the file system doesn't say how long {what} is, but {redact_url(repr(said))[:100]}"
+        message = f"the file system doesn't say how long {what} is, but {redact_text(repr(said))[:100]}"
         raise AttemptFailed(InvalidResponse, f"{message}: ranges of it can't be checked", Verdict.FATAL) from error
 
 
@@ -159,7 +160,7 @@ def foreign_errors(scheme: str) -> Iterator[None]:
 
 
 def _as_failure(error: BaseException, scheme: str) -> AttemptFailed:
-    said = redact_url(f"{type(error).__name__}: {error}")
+    said = redact_text(f"{type(error).__name__}: {error}")
     who = f"fsspec's back end for {scheme}://"
     match error:
         case FileNotFoundError() | NotADirectoryError() | IsADirectoryError():

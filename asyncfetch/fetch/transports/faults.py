@@ -6,7 +6,7 @@ import socket
 
 import aiohttp
 
-from asyncfetch.errors import AccessDenied, ConfigError, ConnectionFailed, FetchTimeout, InvalidResponse, redact_url
+from asyncfetch.errors import AccessDenied, ConfigError, ConnectionFailed, FetchTimeout, InvalidResponse, redact_text
 from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
 
 __all__ = ["FOREIGN", "as_failure"]
@@ -56,7 +56,7 @@ def as_failure(error: Exception, host: str, proxy: str | None = None) -> Attempt
             return AttemptFailed(FetchTimeout, f"{host} took too long ({error})")
         case aiohttp.InvalidURL() | ValueError():
             raise ConfigError(
-                f"a request to {host} can't be made from this url or these headers: {redact_url(str(error))}"
+                f"a request to {host} can't be made from this url or these headers: {redact_text(str(error))}"
             ) from cause_of(error)
         case aiohttp.ClientPayloadError():
             return AttemptFailed(ConnectionFailed, f"the body from {host} broke off ({error})")
