@@ -276,6 +276,7 @@ class Fetcher:
         Raises:
             FetchError: No answer, or one of 400 or above.
         """
+        self._check()
         if self._transports.of(url) is not self._transports.http:
             raise ConfigError(f"{method} is for urls of http and https, not {redact_url(url)!r}")
 

@@ -51,9 +51,12 @@ async def test_closed_before_and_after(url: str) -> None:
     fetcher = Fetcher()
     with pytest.raises(ClosedError, match="new"):
         await fetcher.fetch(url, 0, 0)
+    with pytest.raises(ClosedError, match="new"):
+        await fetcher.ask("GET", url)
     async with fetcher:
         pass
-    for call in (fetcher.fetch(url), fetcher.stat(url), fetcher.fetch_many([]), fetcher.listdir(url)):
+    calls = fetcher.fetch(url), fetcher.stat(url), fetcher.fetch_many([]), fetcher.listdir(url), fetcher.ask("GET", url)
+    for call in calls:
         with pytest.raises(ClosedError, match="closed"):
             await call
     with pytest.raises(ClosedError):
