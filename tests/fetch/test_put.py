@@ -419,6 +419,16 @@ async def test_local_places_that_can_not_be_written(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"as it was"
 
 
+@pytest.mark.parametrize(
+    "name", ["a" * 255, "\u3042" * 85, "\xe9" * 127, "\udce9" * 255], ids=["ascii", "three bytes", "two", "no text"]
+)
+async def test_a_file_s_name_may_be_as_long_as_the_system_takes(tmp_path: Path, name: str) -> None:
+    async with Fetcher() as fetcher:
+        await fetcher.put(str(tmp_path / name), CONTENT)
+    assert os.listdir(tmp_path) == [name]
+    assert (tmp_path / name).read_bytes() == CONTENT
+
+
 async def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncfetch.fetch.transports.file_writing.STEP_BYTES", 1000)
     path = tmp_path / "x"

@@ -52,7 +52,8 @@ class _Beside:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._beside = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}")  # a name has 255 bytes
+        name = os.fsencode(path.name)[:200].decode(errors="ignore")  # one has 255 bytes, fewer characters
+        self._beside = path.with_name(f".{name}.{secrets.token_hex(8)}")
         self._descriptor = -1
         self._exists = False
 
