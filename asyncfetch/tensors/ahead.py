@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -52,6 +53,8 @@ class Ahead:
         self._localize = localize
         self._items = items
         self._order = list(range(len(items)) if order is None else order)
+        if unknown := [index for index in self._order if not -len(items) <= index < len(items)]:
+            raise ConfigError(f"order must hold indices of the {len(items)} items, not {unknown[0]!r}")
         if len(set(self._order)) != len(self._order):
             raise ConfigError("order must not name an item twice: give each pass over the items its own")
         if max_bytes < 1 or chunk_items < 1:
@@ -115,11 +118,11 @@ class Ahead:
 
     async def _fetch_ahead(self) -> None:
         while chunk := self._next_chunk():
-            sizes = {index: sum(remote.nbytes for remote in remotes_in(self._items[index])) for index in chunk}
+            sizes = self._sizes(chunk)
             while self._held_bytes and sum(self._held_bytes.values()) + sum(sizes.values()) > self._max_bytes:
                 self._freed = anyio.Event()
                 await self._freed.wait()
-            chunk = [index for index in chunk if self._is_to_come(index)]
+            chunk = [index for index in sizes if self._is_to_come(index)]
             self._held_bytes |= {index: sizes[index] for index in chunk}
             if chunk:
                 await self._fetch(chunk)
@@ -133,6 +136,17 @@ class Ahead:
                 if len(chunk) == self._chunk_items:
                     break
         return chunk
+
+    def _sizes(self, chunk: list[int]) -> dict[int, int]:
+        """Bytes of each item, without those that can't be fetched: whoever asks for one of them gets the error."""
+        sizes = {}
+        for index in chunk:
+            with suppress(AsyncFetchError):
+                remotes = remotes_in(self._items[index])
+                for remote in remotes:
+                    remote.check()
+                sizes[index] = sum(remote.nbytes for remote in remotes)
+        return sizes
 
     async def _fetch(self, chunk: list[int]) -> None:
         landed = anyio.Event()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 import torch
 
-from asyncfetch.errors import ShardNotFound
+from asyncfetch.errors import ConfigError, ShardNotFound, TensorError
 from asyncfetch.tensors.remote import bytes_of
 from asyncfetch.tensors.session import COPIED_EARLY_BYTES, Session
 from asyncfetch.tensors.wire import DTYPES
@@ -181,6 +182,29 @@ async def test_r10_a_permanent_failure_is_raised_at_its_index_alone(backend: Bac
                 assert int(await anext(reader)) == index
         with pytest.raises(StopAsyncIteration):
             await anext(reader)
+
+
+async def test_r10_an_item_that_no_client_can_fetch_is_an_error_at_its_index_alone(
+    backend: Backend, client: TensorClient
+) -> None:
+    items = await store(client, backend, *(torch.tensor([number]) for number in range(5)))
+    items[1] = replace(items[1], dtype_name="none")
+    items[3] = replace(items[3], shape=None)  # type: ignore[arg-type]
+    async with client.ahead(items) as reader:
+        for index in range(5):
+            if index in {1, 3}:
+                with pytest.raises(TensorError):
+                    await anext(reader)
+            else:
+                assert int(await anext(reader)) == index
+
+
+@pytest.mark.parametrize("index", [2, -3])
+async def test_an_order_beyond_the_items_is_refused_before_anything_is_fetched(
+    client: TensorClient, index: int
+) -> None:
+    with pytest.raises(ConfigError, match=f"order must hold indices of the 2 items, not {index}"):
+        client.ahead([torch.ones(1)] * 2, [0, index])
 
 
 async def test_r16_statistics_account_for_every_byte(backend: Backend) -> None:
