@@ -44,7 +44,7 @@ def remotes_in(obj: Any) -> list[RemoteTensor]:  # noqa: ANN401 - any structure
 def unpadded(obj: Any) -> Any:  # noqa: ANN401 - any structure
     """``obj`` without the columns at the end of batches that no row attends to.
 
-    In each dict with a tensor "attention_mask" (rows, columns, ...) the tensors of as many rows and columns are cut
+    In each dict with a tensor or array "attention_mask" (rows, columns, ...) those of as many rows and columns are cut
     behind the last column where the mask isn't zero, as views. Columns in front stay, so positions keep their numbers.
     """
     with _bounded():
@@ -130,9 +130,11 @@ def _is_batch(value: Any) -> bool:  # noqa: ANN401
 
 
 def _columns_used(mask: torch.Tensor) -> int:
-    """One more than the last column where some row's mask isn't zero."""
-    used = mask.reshape(mask.shape[0], mask.shape[1], -1).ne(0).any(dim=2).any(dim=0).nonzero()
-    return int(used[-1]) + 1 if len(used) else 0
+    """One more than the last column where some row's mask isn't zero; in words that NumPy's arrays know, too."""
+    used: Any = mask != 0
+    while used.ndim > 2:
+        used = used.any(-1)
+    return max((column + 1 for column, is_used in enumerate(used.any(0).tolist()) if is_used), default=0)
 
 
 def _cut(part: Any, mask: torch.Tensor, columns: int) -> Any:  # noqa: ANN401

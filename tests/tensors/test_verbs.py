@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 import pytest
 import torch
 
@@ -220,6 +221,21 @@ async def test_padding_is_left_out_on_request(backend: Backend, client: TensorCl
     }
     assert torch.equal(local["ids"], batch["ids"][:, :3])
     assert (await client.remotize(batch, backend.server))["ids"].shape == (2, 5)
+
+
+async def test_a_mask_of_numpy_leaves_padding_out_as_well(backend: Backend, client: TensorClient) -> None:
+    for mask in (np.array([[1, 1, 0], [1, 0, 0]]), np.array([[[0, 0], [0, 1], [0, 0]]] * 2), np.zeros((2, 3))):
+        for one in (mask, torch.from_numpy(mask)):
+            batch = {"attention_mask": one, "ids": torch.arange(6).reshape(2, 3)}
+            remote = await client.remotize(batch, backend.server, unpad=True)
+            columns = 2 if mask.any() else 0
+            assert remote["attention_mask"].shape == one[:, :columns].shape
+            assert remote["ids"].shape == (2, columns)
+
+
+async def test_a_batch_without_rows_has_no_padding_to_keep(backend: Backend, client: TensorClient) -> None:
+    remote = await client.remotize({"attention_mask": torch.ones(0, 3)}, backend.server, unpad=True)
+    assert remote["attention_mask"].shape == (0, 0)
 
 
 def test_plain_calls(backend: Backend) -> None:
