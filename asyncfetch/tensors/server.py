@@ -82,6 +82,8 @@ class TensorServer:
     ) -> None:
         if not host:
             raise ConfigError("host must be an address or a name; 0.0.0.0 means all of this machine's")
+        if not 0 <= port < 65536:
+            raise ConfigError(f"port must be from 1 to 65535, or 0 for a free one, not {port}")
         if max_bytes < 1:
             raise ConfigError(f"max_bytes must be at least 1, not {max_bytes}")
         if ttl_seconds is not None and not ttl_seconds > 0:
@@ -178,7 +180,7 @@ class TensorServer:
                 backlog=BACKLOG,
                 ssl_handshake_timeout=handshake_seconds,
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
             raise ConfigError(f"TensorServer can't listen on {self._host} port {self._port}: {error}") from error
         port = self._listener.sockets[0].getsockname()[1]
         public = self._public_host or self._host

@@ -269,6 +269,8 @@ async def test_over_tls(tmp_path: Path) -> None:
         {"max_bytes": 1, "token": "a b"},
         {"max_bytes": 1, "token": "\xfc"},
         {"max_bytes": 1, "host": ""},
+        {"max_bytes": 1, "port": -1},
+        {"max_bytes": 1, "port": 70_000},
     ],
 )
 def test_arguments_are_checked(settings: dict[str, object]) -> None:
@@ -289,6 +291,13 @@ async def test_a_port_that_is_taken_is_said() -> None:
         with pytest.raises(ConfigError, match=f"can't listen on 127.0.0.1 port {port}"):
             async with TensorServer(port=port, max_bytes=1):
                 pass
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "a..b"])
+async def test_a_name_that_no_host_can_have_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"can't listen on {host} port 0"):
+        async with TensorServer(host, max_bytes=1, token="t"):
+            pass
 
 
 async def test_a_server_for_all_addresses_says_one_that_can_be_reached() -> None:

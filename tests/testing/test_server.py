@@ -651,6 +651,13 @@ def test_a_taken_port_is_named_and_leaves_nothing() -> None:
         assert other.ca_file is None
 
 
+@pytest.mark.parametrize("host", ["a" * 64, "a..b"])
+def test_a_name_that_no_host_can_have_is_refused(host: str) -> None:
+    for server in (RangeServer({}, host=host, tls=False), RangeServer({}, host=host)):
+        with no_thread_left(), pytest.raises(ConfigError, match=rf"(can't listen on|host) '?{host}"):
+            server.__enter__()
+
+
 def test_tls_without_trustme_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trustme", None)
     server = RangeServer({}, host="127.9.9.9")  # no certificate was made for this one before
@@ -676,6 +683,9 @@ def test_arguments_that_cannot_be_meant() -> None:
         RangeServer({}, first_byte_seconds=-1)
     with pytest.raises(ConfigError, match="bytes_per_second"):
         RangeServer({}, bytes_per_second=0)
+    for port in (-1, 70_000):
+        with pytest.raises(ConfigError, match=f"port must be from 1 to 65535, or 0 .*, not {port}"):
+            RangeServer({}, port=port)
     with no_thread_left(), pytest.raises(ConfigError, match="isn't a directory"):
         RangeServer("/nowhere/at/all").__enter__()
     with pytest.raises(ClosedError, match="entered"):

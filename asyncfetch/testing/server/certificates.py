@@ -9,7 +9,7 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 
-from asyncfetch.errors import MissingDependency
+from asyncfetch.errors import ConfigError, MissingDependency
 
 __all__ = ["Certificate", "TemporaryPem", "certificate_for"]
 
@@ -33,6 +33,7 @@ def certificate_for(host: str) -> Certificate:
     """The certificate for ``host`` and the loopback names, made once a process. Blocks for some 50 ms.
 
     Raises:
+        ConfigError: No host can have this name.
         MissingDependency: trustme isn't installed.
     """
     try:
@@ -42,7 +43,10 @@ def certificate_for(host: str) -> Certificate:
         raise MissingDependency(message) from exc
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    issued = authority.issue_cert(*dict.fromkeys((host, *LOOPBACK_NAMES)))
+    try:
+        issued = authority.issue_cert(*dict.fromkeys((host, *LOOPBACK_NAMES)))
+    except UnicodeError as exc:
+        raise ConfigError(f"no certificate can be made for the host {host!r}: {exc}") from exc
     issued.configure_cert(context)
     return Certificate(context, authority.cert_pem.bytes(), issued.private_key_and_cert_chain_pem.bytes())
 

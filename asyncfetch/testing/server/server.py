@@ -89,6 +89,8 @@ class RangeServer:
         fault: FaultRule | None = None,
         max_log: int = 10_000,
     ) -> None:
+        if not 0 <= port < 65536:
+            raise ConfigError(f"port must be from 1 to 65535, or 0 for a free one, not {port}")
         if first_byte_seconds < 0:
             raise ConfigError(f"first_byte_seconds must not be negative, not {first_byte_seconds}")
         if bytes_per_second is not None and bytes_per_second <= 0:
@@ -199,7 +201,7 @@ class RangeServer:
             return await loop.create_server(
                 http, sock=listening, ssl=context, backlog=BACKLOG, ssl_handshake_timeout=handshake_seconds
             )
-        except OSError as exc:
+        except (OSError, UnicodeError) as exc:  # the latter of a name that no host can have
             raise ConfigError(f"RangeServer can't listen on {self._host} port {self._port}: {exc}") from exc
 
     async def _close(self) -> None:
