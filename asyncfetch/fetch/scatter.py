@@ -12,6 +12,8 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
+from asyncfetch.errors import FetchError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -66,7 +68,7 @@ class Places:
 class Scatter:
     """The memory of a request that serves several ranges: to be written to first, then that of each range.
 
-    It is taken when the first byte is about to land.
+    It is taken when the first byte is about to land. FetchError where there is none.
     """
 
     __slots__ = ("_memory", "_own", "_request", "_target")
@@ -83,7 +85,10 @@ class Scatter:
 
     def __getitem__(self, part: slice) -> Views:
         if self._target is None:
-            self._target = self._take()
+            try:
+                self._target = self._take()
+            except MemoryError as error:
+                raise _no_memory(self._request.range) from error
         return self._target[part]
 
     def __setitem__(self, part: slice, content: bytes | memoryview) -> None:
@@ -104,7 +109,10 @@ class Scatter:
         if self._own and one in self._own:
             return self._own[one].toreadonly()
         part = self.cut(one)
-        view = self._memory.take(len(part)).data
+        try:
+            view = self._memory.take(len(part)).data
+        except MemoryError as error:
+            raise _no_memory(one) from error
         view[:] = part
         return view.toreadonly()
 
@@ -145,6 +153,11 @@ def apart(request: Request) -> list[ByteRange]:
             found.append(one)
         reached = max(reached, stop)
     return found
+
+
+def _no_memory(one: ByteRange) -> FetchError:
+    message = f"there is no memory for its {_length(one)} bytes: ask for fewer ranges at once, or for shorter ones"
+    return FetchError(message, url=one.url, start=one.start, stop=one.stop)
 
 
 def _length(one: ByteRange) -> int:

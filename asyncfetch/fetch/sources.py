@@ -44,7 +44,10 @@ class Source(Protocol):
         ...
 
     async def read(self, max_bytes: int) -> memoryview:
-        """The next bytes: ``max_bytes`` of them, fewer only at the end. They stay what they are as long as needed."""
+        """The next bytes: ``max_bytes`` of them, fewer only at the end. They stay what they are as long as needed.
+
+        FetchError where there is no memory for them.
+        """
         ...
 
 
@@ -61,6 +64,14 @@ def open_source(content: Content, memory: MemoryPool, limiter: anyio.CapacityLim
     if isinstance(content, AsyncIterable):
         return _IteratedSource(content, memory)
     return _BytesSource(_bytes_of(content, "the source"))
+
+
+def _memory_for(nbytes: int, memory: MemoryPool) -> memoryview:
+    try:
+        return memory.take(nbytes).data
+    except MemoryError as error:
+        message = f"there is no memory for the next {nbytes} bytes of the source"
+        raise FetchError(f"{message}: free some, or lower S3Config.upload_part_bytes") from error
 
 
 def _bytes_of(content: Any, what: str) -> memoryview:  # noqa: ANN401 - what it is turns out
@@ -137,7 +148,7 @@ class _FileSource:
 
     def _read(self, max_bytes: int) -> memoryview:
         wanted = min(max_bytes, self._status.st_size - self._position)
-        view, filled = self._memory.take(wanted).data, 0
+        view, filled = _memory_for(wanted, self._memory), 0
         try:
             while filled < wanted:
                 count = os.preadv(self._descriptor, [view[filled:]], self._position + filled)
@@ -192,7 +203,7 @@ class _IteratedSource:
         """See Source."""
         if self.at_end:
             return self._item
-        view, filled = self._memory.take(max_bytes).data, 0
+        view, filled = _memory_for(max_bytes, self._memory), 0
         while filled < max_bytes and not self.at_end:
             count = min(max_bytes - filled, len(self._item))
             view[filled : filled + count] = self._item[:count]  # copied: its owner may use the memory again

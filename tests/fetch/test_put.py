@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from asyncfetch.testing import ServedRequest
     from tests.fetch.conftest import FakeTime
 
@@ -366,6 +369,26 @@ async def test_what_is_no_source(source: object, tmp_path: Path) -> None:
         with pytest.raises((ConfigError, NotFound), match=r"must be|path of the source"):
             await fetcher.put(str(tmp_path / "x"), source)  # type: ignore[arg-type]
         assert os.listdir(tmp_path) == []
+
+
+class NoMemory(MemoryPool):
+    """Of a machine that has none left."""
+
+    def take(self, nbytes: int) -> NDArray[np.uint8]:
+        raise MemoryError(nbytes)
+
+
+async def test_a_source_that_memory_can_not_hold(tmp_path: Path) -> None:
+    async def bring() -> AsyncIterator[bytes]:
+        yield CONTENT
+
+    (tmp_path / "source").write_bytes(CONTENT)
+    for content in (tmp_path / "source", bring()):
+        async with open_source(content, NoMemory(0), anyio.CapacityLimiter(1)) as source:
+            with pytest.raises(
+                FetchError, match=f"no memory for the next {PART} bytes of the source: .* lower S3Config"
+            ):
+                await source.read(PART)
 
 
 async def test_a_source_that_is_written_to_meanwhile(tmp_path: Path) -> None:

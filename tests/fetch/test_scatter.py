@@ -249,6 +249,46 @@ async def test_what_came_in_several_places_tells_how_fast_a_host_is(
 # --- what breaks
 
 
+def lack_memory(monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    """After so many pieces of it there is none."""
+    take, left_now = MemoryPool.take, iter(range(left))
+
+    def take_or_not(pool: MemoryPool, nbytes: int) -> NDArray[np.uint8]:
+        if next(left_now, None) is None:
+            raise MemoryError
+        return take(pool, nbytes)
+
+    monkeypatch.setattr(MemoryPool, "take", take_or_not)
+
+
+@pytest.mark.parametrize("part_bytes", [1 << 23, 1700])
+async def test_ranges_that_memory_cannot_hold_are_refused(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, monkeypatch: pytest.MonkeyPatch, part_bytes: int
+) -> None:
+    url = server.put("/x", CONTENT)
+    refused = partial(pytest.raises, FetchError, match=r"no memory for its \d+ bytes: ask for fewer ranges at once")
+    async with fetcher_with(part_bytes=part_bytes) as fetcher:
+        await fetcher.stat(url)
+        for left in range(len(TAKEN)):
+            with monkeypatch.context() as patch, refused() as caught:
+                lack_memory(patch, left)
+                await fetcher.fetch_many(ranges_of(url, MIXED))
+            assert (caught.value.start, caught.value.stop) == MIXED[0]
+        with monkeypatch.context() as patch:
+            lack_memory(patch, len(TAKEN) - 1)
+
+            async def ask(start: int, stop: int) -> None:
+                if (start, stop) != MIXED[-1]:
+                    await fetcher.fetch(url, start, stop)
+                    return
+                with refused() as caught:
+                    await fetcher.fetch(url, start, stop)
+                assert (caught.value.start, caught.value.stop) == (start, stop)
+
+            await gather(*(partial(ask, *span) for span in MIXED))
+        assert await fetcher.fetch_many(ranges_of(url, MIXED)) == in_content(MIXED)
+
+
 @pytest.mark.parametrize("cut", [1, 2999, 3000, 3450, 9000, 11_499])
 async def test_a_broken_body_goes_on_where_it_broke(
     fetcher: Fetcher, server: LyingServer, step: type[StepType], cut: int
