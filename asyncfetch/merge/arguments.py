@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import ConfigError, redact_url
+from asyncfetch.fetch.transports.file import local_path
 from asyncfetch.merge.local_folder import LocalFolder
 from asyncfetch.merge.s3_prefix import S3Prefix
 from asyncfetch.merge.sources import Selection
@@ -50,15 +50,18 @@ def selections_of(sources: Sequence[str | os.PathLike[str] | Selection] | str) -
 
 
 def destination_of(destination: str | os.PathLike[str]) -> Destination:
-    """The destination that a user names."""
-    named = os.fspath(destination).removeprefix("file://")
-    if named.startswith("s3://"):
-        return S3Prefix(named.rstrip("/"))
-    if "://" in named:
-        raise ConfigError(
-            f"a dataset is written to a local directory or below an s3:// prefix, not to {redact_url(named)!r}: copy "
-            "the result there"
-        )
+    """The destination that a user names, read as a fetcher reads urls."""
+    named = os.fspath(destination)
     if not named:
         raise ConfigError("destination is empty; give the directory to write")
-    return LocalFolder(Path(named).absolute())
+    scheme, separator, place = named.partition("://")
+    match scheme.lower() if separator else "file":
+        case "file":
+            return LocalFolder(local_path(named).absolute())
+        case "s3":
+            return S3Prefix(f"s3://{place.rstrip('/')}")
+        case _:
+            raise ConfigError(
+                f"a dataset is written to a local directory or below an s3:// prefix, not to {redact_url(named)!r}: "
+                "copy the result there"
+            )

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
 
 from asyncfetch.errors import DatasetError, MergeError
+from asyncfetch.fetch.transports.file import local_path
 from asyncfetch.merge.destination import check_space, is_taken
 from asyncfetch.merge.folder import BuildFolder, build_folder, open_folder, restore_target, share_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
 
     from asyncfetch.fetch import Fetcher
     from asyncfetch.merge.destination import Needed, WrittenFile
@@ -47,10 +49,8 @@ class LocalFolder:
         restore_target(target)
         resolved = target.resolve()
         for source in sources:
-            own = Path(source.removeprefix("file://")).resolve()
-            if "://" not in source.removeprefix("file://") and (
-                own.is_relative_to(resolved) or resolved.is_relative_to(own)
-            ):
+            own = _place_of(source)
+            if own is not None and (own.is_relative_to(resolved) or resolved.is_relative_to(own)):
                 raise MergeError(f"{target} is, holds or lies in the source {source}: sources are never changed")
         if target.is_symlink() or (target.exists() and not target.is_dir()):
             raise MergeError(f"{target} isn't a directory; remove it or choose another destination")
@@ -123,3 +123,15 @@ class LocalBuild:
 
     def _check_space(self, needed: Needed) -> None:
         check_space(self.folder.root, needed.dataset - self.folder.measure())
+
+
+def _place_of(source: str) -> Path | None:
+    """Where on this machine a source lies, links followed; None where its url doesn't tell."""
+    scheme, separator, rest = source.partition("://")
+    match scheme.lower() if separator else "file":
+        case "file":
+            return local_path(source).resolve()
+        case "local":  # fsspec's, which unquotes nothing
+            return local_path(os.path.expanduser(rest)).resolve()
+        case _:
+            return None

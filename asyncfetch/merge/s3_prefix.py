@@ -41,6 +41,8 @@ __all__ = ["S3Prefix"]
 
 _DELETED_AT_ONCE = 16
 _MARK = ".merging-"
+_SCHEMES = frozenset({"s3", "s3a"})
+"""Of sources on S3; the second one is fsspec's."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +52,14 @@ class S3Prefix:
     """A Destination."""
 
     name: str
-    """The url, without a slash at its end."""
+    """The url, its scheme in lower case, without a slash at its end."""
 
     async def check(self, fetcher: Fetcher, sources: Sequence[str], *, overwrite: bool) -> None:
         """See Destination. What a killed merge left doesn't count."""
         for source in sources:
-            own = f"{source.rstrip('/')}/"
-            if own.startswith(f"{self.name}/") or f"{self.name}/".startswith(own):
+            scheme, _, place = source.partition("://")
+            own, target = f"s3://{place.rstrip('/')}/", f"{self.name}/"
+            if scheme.lower() in _SCHEMES and (own.startswith(target) or target.startswith(own)):
                 raise MergeError(f"{self.name} is, holds or lies in the source {source}: sources are never changed")
         if not overwrite:
             await self.check_free(fetcher)

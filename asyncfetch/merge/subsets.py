@@ -17,6 +17,7 @@ import numpy as np
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, MergeError, redact_url
 from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.urls import join_url
 from asyncfetch.merge.apply import Options, merge_datasets, merge_several
 from asyncfetch.merge.sources import Selection, count_episodes, read_version
 
@@ -104,12 +105,12 @@ async def split_dataset(
         DatasetError: It isn't one.
         MergeError: As of merge_datasets.
     """
-    root, selection = os.fspath(destination).rstrip("/"), Selection(source)
+    root, selection = os.fspath(destination), Selection(source)
     checked = Options(**options)
     async with Fetcher(checked.fetch or FetchConfig()) as fetcher:
         count = await count_episodes(fetcher, selection.url, run=anyio.to_thread.run_sync)
     assigned = assign_episodes(splits, count, seed=seed)
-    parts = [([Selection(source, episodes)], f"{root}/{name}") for name, episodes in assigned.items()]
+    parts = [([Selection(source, episodes)], join_url(root, name)) for name, episodes in assigned.items()]
     return dict(zip(assigned, await merge_several(parts, checked), strict=True))
 
 

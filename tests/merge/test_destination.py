@@ -260,10 +260,21 @@ async def test_a_dataset_whose_merge_was_killed_behind_its_end_is_one(library: L
     assert not any("merging" in name for name in content)
 
 
-@pytest.mark.parametrize("source", [OUT, f"{OUT}/", f"{OUT}/part", "s3://bucket/sets"])
-async def test_a_source_is_not_overwritten(source: str) -> None:
+@pytest.mark.parametrize("destination", [OUT, OUT.replace("s3", "S3")])
+@pytest.mark.parametrize(
+    "source", [OUT, f"{OUT}/", f"{OUT}/part", "s3://bucket/sets", "S3://bucket/sets/out", "s3a://bucket/sets/out"]
+)
+async def test_a_source_is_not_overwritten(source: str, destination: str) -> None:
     with pytest.raises(MergeError, match="sources are never changed"):
-        await merge_datasets([source], OUT, overwrite=True)
+        await merge_datasets([source], destination, overwrite=True)
+
+
+async def test_the_case_of_the_scheme_makes_no_other_place(library: Library) -> None:
+    content: dict[str, bytes] = {}
+    async with S3Server(content) as server:
+        report = await merge_datasets([library(episodes=(4,)).root], OUT.replace("s3", "S3"), fetch=config(server))
+    assert report.destination == OUT
+    assert "meta/info.json" in below(content)
 
 
 @pytest.mark.parametrize("destination", ["https://h/out", "hf://datasets/o/n", "gs://b/x"])

@@ -155,6 +155,29 @@ async def test_sources_are_never_changed(library: Library, tmp_path: Path, place
     assert all_files(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    "spelled", ["file://{quoted}", "file://localhost{quoted}", "FILE://{quoted}", "local://{plain}", "{link}"]
+)
+async def test_a_source_is_known_however_it_is_spelled(library: Library, tmp_path: Path, spelled: str) -> None:
+    """By what the engine reads there."""
+    root, link = tmp_path / "my 100%25 data", tmp_path / "link"
+    shutil.copytree(library(episodes=(4,)).root, root)
+    link.symlink_to(root)
+    source = spelled.format(quoted=root.as_uri().removeprefix("file://"), plain=root, link=link)
+    before = all_files(tmp_path)
+    with pytest.raises(MergeError, match="never changed"):
+        await merge_datasets([source], root, overwrite=True)
+    assert all_files(tmp_path) == before
+
+
+@pytest.mark.parametrize("spelled", ["file://{}", "file://localhost{}", "File://{}"])
+async def test_a_destination_is_where_its_url_says(library: Library, tmp_path: Path, spelled: str) -> None:
+    named = spelled.format((tmp_path / "to here").as_uri().removeprefix("file://"))
+    report = await merge_datasets([library(episodes=(4,)).root], named)
+    assert report.destination == tmp_path / "to here"
+    assert names(tmp_path) == {"to here"}
+
+
 async def test_a_failure_halfway_leaves_the_destination_as_it_was(library: Library, tmp_path: Path) -> None:
     root = tmp_path / "source"
     shutil.copytree(library(episodes=(4, 5)).root, root)
@@ -252,6 +275,8 @@ async def test_progress_ends_with_every_file_and_byte(library: Library, tmp_path
         ({"sources": []}, "at least one"),
         ({"sources": "one"}, "must be a list"),
         ({"destination": "https://host/out"}, "local directory"),
+        ({"destination": "file://host/out"}, "of the host 'host'"),
+        ({"destination": ""}, "destination is empty"),
     ],
 )
 async def test_arguments_that_cannot_be_meant(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -142,6 +142,12 @@ async def test_splits(library: Library, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"train", "val"}  # noqa: ASYNC240
 
 
+async def test_a_split_below_a_url(library: Library, tmp_path: Path) -> None:
+    """Its names are quoted as the url is."""
+    await split_dataset(library(episodes=LENGTHS).root, {"50% #1": [0], "b": [1]}, (tmp_path / "my splits").as_uri())
+    assert {path.name for path in (tmp_path / "my splits").iterdir()} == {"50% #1", "b"}
+
+
 async def test_a_split_that_is_interrupted_is_gone_on_with(library: Library, tmp_path: Path) -> None:
     """Until all parts are written none is there; what is finished of each isn't written again."""
     root = library(episodes=LENGTHS).root
