@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.merge.apply import DATA_FILE_MAX_BYTES, FILES_PER_CHUNK, VIDEO_FILE_MAX_BYTES, report_on
 from asyncfetch.merge.arguments import check_limits, destination_of, selections_of
 from asyncfetch.merge.here import InProcess
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from asyncfetch.merge.sources import Selection
 
 __all__ = ["FinishStep", "WriteStep", "merge_steps"]
+
+_JOB_FORMAT = 2
+"""Counted up with what a job holds."""
 
 
 def merge_steps(
@@ -50,9 +53,11 @@ def merge_steps(
         written = LocalPipelineExecutor([write], tasks=16, workers=4)
         LocalPipelineExecutor([finish], tasks=1, depends=written).run()
 
-    All nodes must share the destination's file system, unless it is a prefix of S3. ``fetch`` travels without its
-    secrets, and a url that has some is refused: give credentials to the nodes by their environment. Whatever of it is
-    run again goes on where it stopped.
+    All nodes must share the destination's file system, unless it is a prefix of S3, and find the sources' files as they
+    were when they were planned: of one that was replaced since, or that is another one there, a step raises
+    ObjectChanged. Steps that another version of asyncfetch has pickled may be refused, by StateMismatch. ``fetch``
+    travels without its secrets, and a url that has some is refused: give credentials to the nodes by their environment.
+    Whatever of it is run again goes on where it stopped.
 
     Args: Those of ``merge_datasets``.
 
@@ -87,6 +92,14 @@ class _Step(ABC):
     def __init__(self, job: MergeJob, fetch: FetchConfig) -> None:
         self.job = job
         self.fetch = fetch
+        self.job_format = _JOB_FORMAT
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state.get("job_format") != _JOB_FORMAT:
+            raise StateMismatch(
+                f"this step, {self!r}, was planned by another version of asyncfetch: make it anew by merge_steps"
+            )
+        self.__dict__.update(state)
 
     def __repr__(self) -> str:
         return f"{self.type}: {self.name}"

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import anyio
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ClosedError, ConfigError, FetchError, WrongLoop, redact_url
+from asyncfetch.errors import ClosedError, ConfigError, FetchError, ObjectChanged, WrongLoop, redact_url
 from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.assembly import Assembly, concerns_some
 from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, plan_batch, server_of, through
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import Hosts
-from asyncfetch.fetch.objects import ObjectMemory
+from asyncfetch.fetch.objects import ObjectMemory, difference
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import Clock
 from asyncfetch.fetch.schemes import Transports
@@ -159,6 +159,22 @@ class Fetcher:
     def known(self, url: str) -> ObjectInfo | None:
         """What was seen first of the object and is insisted on; None where nothing was, or where it is forgotten."""
         return self._objects.get(url)
+
+    def insist_on(self, version: ObjectInfo) -> None:
+        """Take what another fetcher has seen of an object for what was seen of it first. Asks nobody.
+
+        After an ObjectChanged that is forgotten, too, and may be once ``max_known_objects`` others were read: who goes
+        on with what somebody else has planned says it again for each read.
+
+        Raises:
+            ObjectChanged: Another version was seen first.
+        """
+        self._objects.remember(version)
+        known = self._objects.get(version.url)
+        changed = difference(version, known) if known is not None else None
+        if changed is not None:
+            message = f"the object was changed since another reader saw it, {changed}: read it again from its start"
+            raise ObjectChanged(message, url=version.url)
 
     async def read_into(
         self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None

@@ -121,7 +121,7 @@ async def load_episodes(
         if rows:
             likely = math.ceil((total - rows) * len(tables) / rows)
         else:
-            likely = _MAX_FILES_AT_ONCE if first.size >= info.data_file_bytes // 2 else 1
+            likely = _MAX_FILES_AT_ONCE if first.file.size >= info.data_file_bytes // 2 else 1
         numbers = range(len(tables), len(tables) + min(likely, _MAX_FILES_AT_ONCE))
         for number, loaded in zip(numbers, await gather(*(partial(load, number) for number in numbers)), strict=True):
             if rows < total:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
     from asyncfetch.fetch.reader import RangeReader
+    from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
 __all__ = [
@@ -158,8 +159,8 @@ class TableEnd:
     """The last bytes of a parquet file, as they were asked for first."""
 
     url: str
-    size: int
-    """Of the file."""
+    file: ObjectInfo
+    """Which version of it they are of."""
     tail: memoryview
     footer_bytes: int
     """Of which the tail may lack some."""
@@ -168,7 +169,7 @@ class TableEnd:
 async def fetch_end(reader: RangeReader, url: str, tail_bytes: int = TAIL_BYTES) -> TableEnd:
     """The end of a parquet file, so many bytes of it; errors as ``open_table``."""
     info, tail = await reader.fetch_tail(url, tail_bytes)
-    return TableEnd(url, info.size, tail, _footer_bytes(tail, url, info.size))
+    return TableEnd(url, info, tail, _footer_bytes(tail, url, info.size))
 
 
 async def open_table(reader: RangeReader, url: str, *, run: RunSync, tail_bytes: int = TAIL_BYTES) -> TableFile:
@@ -189,7 +190,7 @@ async def open_table(reader: RangeReader, url: str, *, run: RunSync, tail_bytes:
 
 async def open_end(reader: RangeReader, end: TableEnd, *, run: RunSync) -> TableFile:
     """What ``open_table`` gives, of a file whose end is there."""
-    url, size, tail = end.url, end.size, end.tail
+    url, size, tail = end.url, end.file.size, end.tail
     data_stop = size - _TRAILER_BYTES - end.footer_bytes
     start, pieces = size - len(tail), [tail]
     if data_stop < start:

@@ -117,7 +117,8 @@ async def merge_datasets(
         ConfigError: An argument can't be meant.
         MergeError: The destination is taken, too small, being built by somebody else or may not be written, or the
             sources can't be read or disagree; lists every reason.
-        FetchError: A source could not be read while it was being copied, or the destination not be written.
+        FetchError: A source could not be read while it was being copied, or the destination not be written;
+            ObjectChanged where the source was replaced after it was read and checked.
         DatasetError: A source's rows aren't what its metadata say.
         WorkerError: A process that worked for it has died.
         MissingDependency: pyarrow isn't installed.

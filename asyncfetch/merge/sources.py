@@ -24,7 +24,7 @@ from asyncfetch.lerobot.columns import to_integers
 from asyncfetch.lerobot.episode_files import episodes_url
 from asyncfetch.lerobot.info import as_v3, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.metadata import load_metadata
-from asyncfetch.lerobot.parquet import open_table, read_columns
+from asyncfetch.lerobot.parquet import fetch_end, open_end, open_table, read_columns
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
@@ -132,6 +132,8 @@ class Source:
     """By camera and video file."""
     segments: Mapping[str, Sequence[Segment]]
     """By camera, in the order of the episodes."""
+    objects: Mapping[str, ObjectInfo]
+    """By url, the files of rows and videos as they were when all this was read of them."""
     picture_statistics: Mapping[str, Mapping[str, EpisodeColumn]]
     """By feature with pictures and name, of all episodes of the dataset; of those that aren't to be merged none."""
     version: str
@@ -169,21 +171,21 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
     data_files: dict[str, DataFile] = {}
     videos: dict[str, dict[str, tuple[Pictures, list[Segment]]]] = {camera: {} for camera in spans}
-    versions: dict[str, tuple[int, str | None] | None] = {}
+    objects: dict[str, ObjectInfo] = {}
     statistics: _PictureStatistics = {}
     dropped: list[str] = []
 
     async def data_file(data_url: str) -> None:
         async with limiter:
-            file = await open_table(reader, data_url, run=run)
-            versions[data_url] = _version(reader.known(data_url))
+            end = await fetch_end(reader, data_url)
+            file = await open_end(reader, end, run=run)
+        objects[data_url] = end.file
         schema = pack_schema(file.metadata.schema.to_arrow_schema())
         data_files[data_url] = DataFile(schema, file.data_stop / max(1, file.metadata.num_rows))
 
     async def video_file(camera: str, video_url: str, wanted: list[EpisodeSpan]) -> None:
         async with limiter:
-            known, moov = await fetch_moov(reader, video_url)
-            versions[video_url] = _version(known)
+            objects[video_url], moov = await fetch_moov(reader, video_url)
             index = await run(partial(parse_moov, moov, url=video_url))
             cut = await run(partial(cut_file, index, wanted, fps=metadata.info.fps))
             videos[camera][video_url] = describe_pictures(index), cut
@@ -213,6 +215,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         camera: sorted((one for _, cut in of_file.values() for one in cut), key=lambda one: one.offsets[0])
         for camera, of_file in videos.items()
     }
+    versions = sorted((one, (info.size, info.version)) for one, info in objects.items())
     return Source(
         url=url,
         raw_info=raw,
@@ -221,18 +224,15 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         data_files={data_url: data_files[data_url] for data_url in data_urls},
         pictures={camera: {one: videos[camera][one][0] for one in of_file} for camera, of_file in spans.items()},
         segments=segments,
+        objects=objects,
         picture_statistics=statistics,
-        version=_digest(raw, metadata.fingerprint, [episode.index for episode in episodes], sorted(versions.items())),
+        version=_digest(raw, metadata.fingerprint, [episode.index for episode in episodes], versions),
         dropped=tuple(dropped),
     )
 
 
 def _digest(*described: object) -> str:
     return blake2b(repr(described).encode(), digest_size=16).hexdigest()
-
-
-def _version(known: ObjectInfo | None) -> tuple[int, str | None] | None:
-    return None if known is None else (known.size, known.version)
 
 
 async def _dropped(fetcher: Fetcher, directory: str, carried: Collection[str]) -> tuple[str, ...]:

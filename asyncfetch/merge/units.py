@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from asyncfetch.fetch.reader import RangeReader
+    from asyncfetch.fetch import Fetcher
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.destination import Build, WrittenFile
     from asyncfetch.merge.kernel import Workplace
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from asyncfetch.merge.segments import Segment
     from asyncfetch.merge.summaries import PartUnit
     from asyncfetch.merge.videos import VideoFile
+    from asyncfetch.ranges import ObjectInfo
 
 __all__ = [
     "FileUnit",
@@ -59,6 +60,8 @@ class VideoUnit:
     path: str
     """In the dataset."""
     segments: tuple[Segment, ...]
+    objects: Mapping[str, ObjectInfo]
+    """By url, the files that these lie in, as they were when it was planned."""
     fps: float
 
     @property
@@ -84,6 +87,8 @@ class RowsUnit:
     path: str
     episodes: tuple[PlannedEpisode, ...]
     """Those that have rows."""
+    objects: Mapping[str, ObjectInfo]
+    """By url, the files that these lie in, as they were when it was planned."""
     task_maps: Mapping[int, Mapping[int, int]]
     """By number of the source."""
     packed_schema: bytes
@@ -115,16 +120,19 @@ def file_units(plan: MergePlan) -> list[FileUnit]:
     schema = pack_schema(rows_schema(plan))
     first = plan.sources[0].metadata
     numeric = tuple(feature for feature in first.features.values() if feature.kind == "value")
+    objects = {url: info for source in plan.sources for url, info in source.objects.items()}
     rows: list[FileUnit] = []
     for number, episodes in enumerate(plan.data_files()):
         filled = tuple(planned for planned in episodes if planned.episode.length)
         maps = {planned.source: plan.task_maps[planned.source] for planned in filled}
         nbytes = round(sum(planned.row_bytes for planned in filled))
-        rows.append(RowsUnit(file_path(plan, DATA_PATH, number), filled, maps, schema, numeric, nbytes))
-    videos: list[FileUnit] = [
-        VideoUnit(file_path(plan, VIDEO_PATH, video.file, video.camera), video.segments, first.info.fps)
-        for video in plan.videos
-    ]
+        own = {planned.episode.data_url: objects[planned.episode.data_url] for planned in filled}
+        rows.append(RowsUnit(file_path(plan, DATA_PATH, number), filled, own, maps, schema, numeric, nbytes))
+    videos: list[FileUnit] = []
+    for video in plan.videos:
+        own = {segment.index.url: objects[segment.index.url] for segment in video.segments}
+        path = file_path(plan, VIDEO_PATH, video.file, video.camera)
+        videos.append(VideoUnit(path, video.segments, own, first.info.fps))
     return rows + videos
 
 
@@ -138,7 +146,7 @@ async def write(place: Workplace, build: Build, unit: FileUnit) -> WrittenFile:
     """Write the file, or find that it was.
 
     Raises:
-        FetchError: A source could not be read.
+        FetchError: A source could not be read; ObjectChanged where it isn't what it was when this was planned.
         DatasetError: A source isn't what its metadata say.
     """
     written = await build.find(place.fetcher, unit.path)
@@ -155,13 +163,14 @@ async def write(place: Workplace, build: Build, unit: FileUnit) -> WrittenFile:
     return written
 
 
-async def _write_video(unit: VideoUnit, path: Path, reader: RangeReader, wrote: Callable[[int], object]) -> None:
+async def _write_video(unit: VideoUnit, path: Path, fetcher: Fetcher, wrote: Callable[[int], object]) -> None:
     video: VideoFile = await anyio.to_thread.run_sync(partial(build_video, unit.segments, fps=unit.fps))
     nbytes = 0
     async with await anyio.open_file(path, "wb") as file:
         await anyio.to_thread.run_sync(_write_all, file.wrapped, video.header)
         for url, first, stop in _pieces(video):
-            piece = await reader.fetch(url, first, stop)
+            fetcher.insist_on(unit.objects[url])
+            piece = await fetcher.fetch(url, first, stop)
             await anyio.to_thread.run_sync(_write_all, file.wrapped, piece)
             nbytes += len(piece)
             wrote(nbytes)
@@ -182,6 +191,7 @@ async def _write_rows(place: Workplace, path: Path, unit: RowsUnit) -> None:
     try:
         for url, from_one_file in groupby(unit.episodes, key=lambda planned: planned.episode.data_url):
             episodes = list(from_one_file)
+            place.fetcher.insist_on(unit.objects[url])
             table = await _read_rows(place.fetcher, url, writer.schema.names, episodes)
             await anyio.to_thread.run_sync(_write_episodes, writer, unit, episodes, table)
     finally:
@@ -190,16 +200,16 @@ async def _write_rows(place: Workplace, path: Path, unit: RowsUnit) -> None:
 
 
 async def _read_rows(
-    reader: RangeReader, url: str, columns: Sequence[str], episodes: Sequence[PlannedEpisode]
+    fetcher: Fetcher, url: str, columns: Sequence[str], episodes: Sequence[PlannedEpisode]
 ) -> pa.Table:
     """The row groups with rows of these episodes, which are of this file; nothing of the others."""
     run = anyio.to_thread.run_sync
-    indexed = await index_table(reader, await open_table(reader, url, run=run), run=run)
+    indexed = await index_table(fetcher, await open_table(fetcher, url, run=run), run=run)
     groups: set[int] = set()
     for planned in episodes:
         for some in indexed.groups_of(planned.episode.from_index, planned.episode.to_index):
             groups.update(some)
-    return await read_columns(reader, indexed.table, sorted(groups), columns, run=run)
+    return await read_columns(fetcher, indexed.table, sorted(groups), columns, run=run)
 
 
 def _write_episodes(writer: Any, unit: RowsUnit, episodes: Sequence[PlannedEpisode], table: pa.Table) -> None:  # noqa: ANN401

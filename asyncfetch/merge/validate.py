@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.errors import MergeError, redact_url
+from asyncfetch.fetch.objects import difference
 from asyncfetch.merge.tables import column_type
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.sources import Source
+    from asyncfetch.ranges import ObjectInfo
 
 __all__ = ["disagreements", "refuse"]
 
@@ -30,6 +32,7 @@ def disagreements(sources: Sequence[Source]) -> list[str]:
     problems += _different_columns(sources)
     problems += [problem for camera in first.metadata.cameras for problem in _different_pictures(sources, camera)]
     problems += _different_statistics(sources)
+    problems += _different_versions(sources)
     return problems
 
 
@@ -101,3 +104,12 @@ def _different_statistics(sources: Sequence[Source]) -> Iterator[str]:
                 first_shape, first_where = shapes.setdefault(f"stats/{key}/{name}", (shape, where))
                 if shape != first_shape:
                     yield (f"the shape of stats/{key}/{name} is {first_shape} in {first_where}, but {shape} in {where}")
+
+
+def _different_versions(sources: Sequence[Source]) -> Iterator[str]:
+    """Of a file that several have, read at different times."""
+    objects: dict[str, ObjectInfo] = {}
+    for source in sources:
+        for url, info in source.objects.items():
+            if (changed := difference(objects.setdefault(url, info), info)) is not None:
+                yield f"{redact_url(url)} was changed while the sources were read, {changed}: merge again"

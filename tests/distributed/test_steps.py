@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import anyio.to_thread
 import pytest
 
 from asyncfetch.distributed import merge_steps
-from asyncfetch.errors import ConfigError, MergeError
+from asyncfetch.errors import ConfigError, MergeError, ObjectChanged, StateMismatch
 from asyncfetch.merge import Selection, merge_datasets
 from asyncfetch.merge.folder import build_folder
 from asyncfetch.testing import S3Server
@@ -21,6 +22,7 @@ from tests.merge.test_merge import all_files
 from tests.merge.test_safety import names
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from asyncfetch.distributed.steps import FinishStep, WriteStep
@@ -91,6 +93,32 @@ async def test_shares_of_a_dataset_on_s3_need_no_folder_in_common(library: Libra
     await merge_datasets(selected, tmp_path / "one", video_file_max_bytes=1)
     assert below(content) == all_files(tmp_path / "one")
     assert sum(".merging" not in path for path in puts) == len(list((tmp_path / "one").rglob("*.mp4")))
+
+
+@pytest.mark.parametrize("pattern", ["*.mp4", "data/**/*.parquet"])
+@pytest.mark.parametrize("change", [lambda old: old + b"x", lambda old: bytes(reversed(old)), lambda _: b"short"])
+def test_a_source_that_is_replaced_meanwhile_is_no_part_of_it(
+    library: Library, tmp_path: Path, pattern: str, change: Callable[[bytes], bytes]
+) -> None:
+    """Nothing of the plan is true of it."""
+    root = tmp_path / "source"
+    shutil.copytree(library(episodes=(4, 5)).root, root)
+    write, finish = pickle.loads(pickle.dumps(merge_steps([root], tmp_path / "out", video_file_max_bytes=1)))
+    replaced = min(root.rglob(pattern))
+    (tmp_path / "new").write_bytes(change(replaced.read_bytes()))
+    (tmp_path / "new").replace(replaced)
+    for step in (write, finish):
+        with pytest.raises(ObjectChanged) as caught:
+            step.run()
+        assert caught.value.url == str(replaced)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_step_of_another_version_is_refused(library: Library, tmp_path: Path) -> None:
+    write, _ = merge_steps(sources(library), tmp_path / "out")
+    del write.job_format  # as one has it that was pickled before there was any
+    with pytest.raises(StateMismatch, match="asyncfetch merge: write files, was planned by another version"):
+        pickle.loads(pickle.dumps(write))
 
 
 def test_what_cannot_be_merged_is_refused_before_a_step_is_made(library: Library, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged, RangeNotSatisfiable
+from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.transports.file import READ_STEP_BYTES
 from asyncfetch.ranges import ByteRange
 from tests.conftest import all_others_wait
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from asyncfetch.fetch import Fetcher
     from tests.fetch.conftest import LyingServer
     from tests.fetch.odd_files import OddFileSystem
 
@@ -206,6 +206,23 @@ async def test_a_replaced_object_is_one_error_and_then_a_fresh_start(
     with pytest.raises(ObjectChanged):
         await fetcher.fetch(url, 5, 10)
     assert bytes(await fetcher.fetch(url)) == b"new content"
+
+
+async def test_what_another_fetcher_has_seen_is_insisted_on(fetcher: Fetcher, put: Callable[[str, bytes], str]) -> None:
+    """In any range, also one that the new object hasn't; and against what this one has seen itself."""
+    url = put("x", CONTENT)
+    seen = await fetcher.stat(url)
+    async with Fetcher(fetcher.config) as other:
+        other.insist_on(seen)
+        assert bytes(await other.fetch(url, 5, 10)) == CONTENT[5:10]
+        put("x", b"new content")
+        for start, stop in ((0, 5), (90_000, 90_001), (-8, None)):
+            other.insist_on(seen)
+            with pytest.raises(ObjectChanged):
+                await other.fetch(url, start, stop)
+        assert bytes(await other.fetch(url)) == b"new content"
+        with pytest.raises(ObjectChanged, match="its size was 100000 bytes and is 11 now"):
+            other.insist_on(seen)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pyarrow.parquet as pq
 import pytest
+from anyio import to_thread
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, MergeError
-from asyncfetch.merge import merge_datasets
+from asyncfetch.fetch import Fetcher
+from asyncfetch.merge import Selection, merge_datasets
+from asyncfetch.merge.plan import Limits, plan_merge
+from asyncfetch.merge.sources import load_source
 from asyncfetch.testing import RangeServer
 from tests.lerobot.serving import TOP, WRIST
 from tests.merge.test_merge import all_files, check_merged, read_json
@@ -176,6 +180,19 @@ async def test_a_destination_is_where_its_url_says(library: Library, tmp_path: P
     report = await merge_datasets([library(episodes=(4,)).root], named)
     assert report.destination == tmp_path / "to here"
     assert names(tmp_path) == {"to here"}
+
+
+async def test_a_source_that_is_read_twice_is_the_same_both_times(library: Library, tmp_path: Path) -> None:
+    """Two selections of it, by two workers."""
+    root, loaded = tmp_path / "source", []
+    shutil.copytree(library(episodes=(4, 5)).root, root)
+    for episode in (0, 1):
+        async with Fetcher() as fetcher:
+            loaded.append(await load_source(fetcher, Selection(root, [episode]), run=to_thread.run_sync))
+        path = min(root.rglob("*.mp4"))
+        path.write_bytes(path.read_bytes() + bytes(8))
+    with pytest.raises(MergeError, match=f"1 reason:\n- {path} was changed while the sources were read, its size was"):
+        plan_merge(loaded, Limits(100, 100, 100))
 
 
 async def test_a_failure_halfway_leaves_the_destination_as_it_was(library: Library, tmp_path: Path) -> None:
