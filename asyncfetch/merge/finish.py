@@ -68,19 +68,19 @@ def _overall_statistics(build: _Build) -> dict[str, Statistics]:
         if has_pictures(feature):
             parts = [_picture_statistics(build, number, key) for number in range(len(sources))]
             weighed = [part for part in parts if part is not None]
-            if weighed and len(weighed) == len(parts):
-                overall[key] = statistics.combine(weighed)
+            if len(weighed) == len(parts) and (combined := statistics.combine(weighed)) is not None:
+                overall[key] = combined
         elif key in build.numbers:
             overall[key] = build.numbers[key]
     return overall
 
 
 def _picture_statistics(build: _Build, number: int, key: str) -> Mapping[str, Any] | None:
-    """A source's own, or those of its episodes; None where neither are there."""
+    """A source's own, or those of its episodes; None where neither are there, or they are of no picture."""
     source = build.plan.sources[number]
     own = (source.metadata.stats or {}).get(key)
     if own is not None:
-        return own  # type: ignore[no-any-return]  # JSON
+        return own if np.any(own["count"]) else None
     columns = source.picture_statistics[key]
     if not columns.keys() >= {"count", "mean", "std"}:
         return None
@@ -89,7 +89,7 @@ def _picture_statistics(build: _Build, number: int, key: str) -> Mapping[str, An
         {name: column.values[episode] for name, column in columns.items() if column.is_known[episode]}
         for episode in np.flatnonzero(is_known)
     ]
-    return statistics.combine(parts) if parts else None
+    return statistics.combine(parts)
 
 
 def _write_episode_table(build: _Build) -> None:

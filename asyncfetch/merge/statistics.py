@@ -124,9 +124,18 @@ def describe(components: NDArray[Any]) -> Statistics:
     return Moments.of_rows(components).statistics(ordered.astype(np.float64))
 
 
-def combine(parts: Sequence[Mapping[str, Any]]) -> Statistics:
-    """The statistics of at least one part together. A quantile that a part lacks is left out."""
-    arrays = [{name: np.asarray(part[name], np.float64) for name in STATISTICS if name in part} for part in parts]
+def combine(parts: Sequence[Mapping[str, Any]]) -> Statistics | None:
+    """The statistics of parts together; None where they are of nothing. A quantile that a part lacks is left out.
+
+    A part of which the count is 0 tells nothing.
+    """
+    arrays = [
+        {name: np.asarray(part[name], np.float64) for name in STATISTICS if name in part}
+        for part in parts
+        if np.any(part["count"])
+    ]
+    if not arrays:
+        return None
     counts = np.array([part["count"].item() for part in arrays])
     shares = counts / counts.sum()
 

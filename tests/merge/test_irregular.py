@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from asyncfetch.merge.sources import load_source
 from asyncfetch.merge.tables import write_episodes
 from asyncfetch.testing import Quirks, RangeServer
 from tests.lerobot.serving import TOP, WRIST
-from tests.merge.test_merge import check_merged, read_json, read_table
+from tests.merge.test_merge import all_files, check_merged, read_json, read_table
 from tests.merge.test_safety import changed, names
 
 if TYPE_CHECKING:
@@ -79,6 +80,27 @@ async def test_pictures_of_which_one_source_knows_nothing_get_no_overall_statist
     stats = read_json(tmp_path / "out", "stats.json")
     assert TOP not in stats
     assert stats.keys() >= {WRIST, "action", "index"}
+
+
+async def test_statistics_of_no_picture_tell_nothing(library: Library, tmp_path: Path) -> None:
+    """Neither a source's own nor its episodes'. One with some stays as it is."""
+    name = f"stats/{TOP}/count"
+
+    def empty(table: pa.Table) -> pa.Table:
+        return table.set_column(table.column_names.index(name), name, [[[0]] * len(table)])
+
+    root = library(episodes=(4, 5)).root
+    others = [with_episodes(root, tmp_path / "own", empty), with_episodes(root, tmp_path / "episodes", empty)]
+    stats = read_json(root, "stats.json")
+    (others[0] / "meta/stats.json").write_text(json.dumps({**stats, TOP: {**stats[TOP], "count": [0]}}))
+    (others[1] / "meta/stats.json").unlink()
+    for number, other in enumerate(others):
+        out = tmp_path / f"out-{number}"
+        await merge_datasets([other], out)
+        assert read_json(out, "stats.json").keys() == stats.keys() - {TOP}
+        await merge_datasets([out, root], tmp_path / f"twice-{number}")
+        await merge_datasets([other, root], tmp_path / f"once-{number}")
+        assert all_files(tmp_path / f"twice-{number}") == all_files(tmp_path / f"once-{number}")
 
 
 async def test_rows_are_found_by_their_numbers_wherever_they_lie(library: Library, tmp_path: Path) -> None:
