@@ -38,6 +38,8 @@ class CacheKey:
     def __post_init__(self) -> None:
         if type(self.headroom_bytes) is not int or self.headroom_bytes < 0:
             raise ConfigError(f"headroom_bytes must be an int and not negative, not {self.headroom_bytes!r}")
+        if self.headroom_bytes and self.range.stop is None:
+            raise ConfigError("stop must be a whole number where there is headroom: both are set aside at once")
 
     @property
     def size_bytes(self) -> int | None:

@@ -28,8 +28,8 @@ bytes that wait for a slow consumer."""
 class RangeStream:
     """(index, view) pairs as they arrive, each range read once however often it is listed.
 
-    Entered and left by one task; leaving cancels what is under way and awaits it. The first error is raised where the
-    pairs are, as it was raised; then iteration is over.
+    Entered once, and left by the same task; leaving cancels what is under way and awaits it. The first error is raised
+    where the pairs are, as it was raised; then iteration is over.
 
     Args:
         ranges: What to read; the indices count in it.
@@ -44,11 +44,15 @@ class RangeStream:
         self._left = len(self._indices)
         self._ready: list[tuple[int, memoryview]] = []
         self._entered = False
+        self._is_open = False
 
     async def __aenter__(self) -> Self:
+        if self._entered:
+            raise ClosedError("this stream of ranges was entered before: ask fetch_stream for another one")
+        self._entered = True
         self._send, self._receive = anyio.create_memory_object_stream[tuple[ByteRange, memoryview] | Exception]()
         self._group = await anyio.create_task_group().__aenter__()
-        self._entered = True
+        self._is_open = True
         todo = iter(self._indices)
         with one_caller():
             for _ in range(min(self._left, MAX_CONCURRENT)):
@@ -56,7 +60,7 @@ class RangeStream:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._entered = False
+        self._is_open = False
         try:
             await end_tasks(self._group)
         finally:
@@ -67,7 +71,7 @@ class RangeStream:
         return self
 
     async def __anext__(self) -> tuple[int, memoryview]:
-        if not self._entered:
+        if not self._is_open:
             raise ClosedError("this stream of ranges is read outside of its async with block")
         if not self._ready:
             if not self._left:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import weakref
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import numpy as np
@@ -367,6 +367,17 @@ async def test_leaving_a_stream_cancels_what_is_under_way_and_keeps_the_bodys_er
             await anext(pairs)
 
 
+async def test_a_stream_is_entered_once() -> None:
+    async with ByteCache(FakeReader(), max_bytes=1000) as cache:
+        stream = cache.fetch_stream([ByteRange(URL, 0, 10)])
+        async with stream as pairs:
+            assert len([pair async for pair in pairs]) == 1
+            with pytest.raises(ClosedError, match="entered before"):
+                await stream.__aenter__()
+        with pytest.raises(ClosedError, match="entered before"):
+            await stream.__aenter__()
+
+
 async def test_fetch_into_copies_into_the_callers_buffer() -> None:
     reader = FakeReader()
     buffer = bytearray(10)
@@ -390,6 +401,19 @@ async def test_a_range_that_cannot_be_meant_is_refused(start: int, stop: int, he
     async with ByteCache(FakeReader(), max_bytes=100) as cache:
         with pytest.raises(ConfigError):
             cache.lease(URL, start, stop, headroom_bytes=headroom_bytes)
+
+
+async def test_headroom_needs_the_end_of_its_range() -> None:
+    reader = FakeReader()
+    async with ByteCache(reader, max_bytes=2000) as cache:
+        for start in (0, -10):
+            with pytest.raises(ConfigError, match="stop must be a whole number"):
+                cache.lease(URL, start, cast("int", None), headroom_bytes=16)
+            with pytest.raises(ConfigError, match="stop must be a whole number"):
+                await cache.acquire(URL, start, cast("int", None), headroom_bytes=16)
+            with pytest.raises(ConfigError, match="stop must be a whole number"):
+                cache.try_lease(URL, start, cast("int", None), headroom_bytes=16)
+    assert reader.log == []
 
 
 @pytest.mark.parametrize("max_bytes", [0, -1, 1.5, True, "1", None])
