@@ -106,6 +106,7 @@ class DirectoryStore(SplitStore[bytes]):
         root: The directory; names are below it and can't leave it. None: names are paths of their own.
 
     Raises:
+        ConfigError: A name that no file can have, or that would leave the directory.
         NotFound, AccessDenied, FetchError: From reading; the message has the path.
     """
 
@@ -119,10 +120,11 @@ class DirectoryStore(SplitStore[bytes]):
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
         """The file's content."""
+        file = self._file(name)
         try:
-            data = self._file(name).read_bytes()
-        except OSError as error:
-            raise _mapped(error, str(self._file(name))) from error
+            data = file.read_bytes()
+        except (OSError, ValueError) as error:
+            raise _mapped(error, str(file)) from error
         return data, SourceInfo(self.path, name, None, (name,))
 
     def decode(self, raw: bytes, name: str) -> bytes:
@@ -131,10 +133,11 @@ class DirectoryStore(SplitStore[bytes]):
 
     def size(self, name: str) -> int | None:
         """The file's length; None for what is no regular file."""
+        file = self._file(name)
         try:
-            status = self._file(name).stat()
-        except OSError as error:
-            raise _mapped(error, str(self._file(name))) from error
+            status = file.stat()
+        except (OSError, ValueError) as error:
+            raise _mapped(error, str(file)) from error
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def _file(self, name: str) -> Path:
@@ -271,7 +274,9 @@ def check_name(name: str, root: str) -> None:
         raise ConfigError(f"{name!r} doesn't name a file below {root!r}: it must be a relative path without '..'")
 
 
-def _mapped(error: OSError, path: str) -> FetchError:
+def _mapped(error: OSError | ValueError, path: str) -> FetchError | ConfigError:
+    if isinstance(error, ValueError):
+        return ConfigError(f"{path!r} is no path: it holds a zero byte, or what no file's name can hold")
     reason = error.strerror or str(error)
     match error:
         case FileNotFoundError() | NotADirectoryError():

@@ -17,7 +17,8 @@ from asyncfetch.cache.staging.remote import ThreadFetcher
 from asyncfetch.cache.staging.sources import SourceInfo
 from asyncfetch.cache.staging.stores import SplitStore
 from asyncfetch.config import PrivateUrl
-from asyncfetch.errors import ConfigError, FormatError, NotFound, redact_url
+from asyncfetch.errors import AsyncFetchError, ConfigError, FormatError, NotFound, redact_url
+from asyncfetch.fetch.urls import hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +32,9 @@ FIRST_WINDOW_BYTES = 64 * 1024
 """Read at a header: a few small members and their headers, or one header of a large one."""
 LAST_WINDOW_BYTES = 8 * 1024 * 1024
 """Read at a header where one window after another was used up: as part_bytes, what S3's guide advises."""
+
+_DAMAGED = (tarfile.TarError, ValueError, LookupError, ArithmeticError, RecursionError)
+"""What tarfile raises of headers that nobody has written."""
 
 ARCHIVES_AT_ONCE = 16
 """Whose headers are read side by side; each asks for one range at a time."""
@@ -178,15 +182,22 @@ def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:
     size = fetcher.stat(url).size
     members = {}
     try:
-        with tarfile.open(fileobj=_Headers(fetcher, url, size), mode="r:") as archive:
+        headers = _Headers(fetcher, url, size)
+        with tarfile.open(fileobj=headers, mode="r:") as archive:
             while (info := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # it keeps all of them otherwise, at a kilobyte each
-                stop = info.offset_data + info.size
-                if stop > size:
-                    raise FormatError(f"{shown} is cut short: {info.name!r} ends at byte {stop} of {size}")
+                if info.size < 0 or archive.offset < info.offset_data:  # the next header's
+                    raise tarfile.ReadError(f"the header of {info.name!r} leads backwards")
                 if info.isreg() and not info.issparse():
+                    stop = info.offset_data + info.size
+                    if stop > size:
+                        raise FormatError(f"{shown} is cut short: {info.name!r} ends at byte {stop} of {size}")
                     members[info.name.removeprefix("./")] = TarMember(url, info.offset_data, stop)
-    except tarfile.TarError as error:
+            if any(headers.block(archive.offset)):  # tarfile takes that for the end, too
+                raise tarfile.ReadError(f"there is no header at byte {archive.offset}")
+    except AsyncFetchError:  # may be a ValueError itself
+        raise
+    except _DAMAGED as error:
         raise FormatError(
             f"{shown} can't be read as an uncompressed tar archive of {size} bytes: {error}. Compressed ones have no "
             "ranges: unpack it, or write it without compression."
@@ -206,6 +217,11 @@ class _Headers(io.RawIOBase):
         self._window = memoryview(b"")
         self._window_bytes = FIRST_WINDOW_BYTES
 
+    def block(self, position: int) -> bytes:
+        """What stands where a header may: less than a block of it at the archive's end."""
+        self.seek(position)
+        return self.read(tarfile.BLOCKSIZE)
+
     def readable(self) -> bool:
         return True
 
@@ -220,17 +236,23 @@ class _Headers(io.RawIOBase):
         self._position = offset
         return offset
 
+    def read(self, size: int = -1, /) -> bytes:
+        """A header, or what lengthens it; a damaged one may name any length, to be set aside and fetched."""
+        if not 0 <= size <= LAST_WINDOW_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return super().read(size) or b""
+
     def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 - typeshed's Buffer is newer than Python 3.11
-        position = self._position
-        if position >= self._size:
-            return 0
-        if not self._start <= position < self._start + len(self._window):
-            self._move(position)
-        offset = position - self._start
-        piece = self._window[offset : offset + len(buffer)]
-        buffer[: len(piece)] = piece
-        self._position += len(piece)
-        return len(piece)
+        filled = 0
+        while filled < len(buffer) and self._position < self._size:  # to its end: tarfile takes less for the archive's
+            if not self._start <= self._position < self._start + len(self._window):
+                self._move(self._position)
+            offset = self._position - self._start
+            piece = self._window[offset : offset + len(buffer) - filled]
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            self._position += len(piece)
+        return filled
 
     def _move(self, position: int) -> None:
         skipped = position - (self._start + len(self._window))
@@ -242,7 +264,10 @@ class _Headers(io.RawIOBase):
 
 def _shard_name(url: str) -> str:
     """The archive's file name."""
-    path = url if "://" not in url else urlsplit(url).path
+    try:
+        path = url if "://" not in url else urlsplit(url).path
+    except ValueError:  # whose words may quote a password
+        raise ConfigError(f"{hidden(url)} isn't a url: check its host") from None
     return path.rpartition("/")[2]
 
 

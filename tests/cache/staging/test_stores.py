@@ -200,6 +200,88 @@ def test_a_broken_archive_is_named(root: Path, tmp_path: Path, damage: str) -> N
                 store["001.txt"]
 
 
+def header(name: str, size: bytes = b"00000000000\0", *, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A header with just these bytes as its size, and the right checksum."""
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = size
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def pax(records: dict[str, str], content: bytes) -> bytes:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("a")
+        info.size, info.pax_headers = len(content), records
+        archive.addfile(info, io.BytesIO(content))
+    return written.getvalue()
+
+
+BACKWARDS = b"\xff" + (256**11 - 512).to_bytes(11, "big")
+HUGE = b"\x80" + b"\xff" * 11
+NEW_SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "3"}
+DAMAGED = {
+    "negative": header("x") + header("a", BACKWARDS),
+    "negative_name": header("x", BACKWARDS, kind=tarfile.GNUTYPE_LONGNAME),
+    "huge_name": header("x", HUGE, kind=tarfile.GNUTYPE_LONGNAME),
+    "names_of_names": header("x", kind=tarfile.GNUTYPE_LONGNAME) * 5000,
+    "sparse_map": pax({"GNU.sparse.map": "0,x", "GNU.sparse.size": "3"}, b"abc"),
+    "sparse_table": pax(NEW_SPARSE, b"abc\nzz"),
+    "sparse_size": pax({**NEW_SPARSE, "GNU.sparse.realsize": "x"}, b"0\n"),
+    "second_header": header("x") + b"no header at all" * 32 + header("y"),
+    "half_a_header": header("x") + header("y")[:200],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_header_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.tar"
+    path.write_bytes(DAMAGED[name] + bytes(1024 if name != "half_a_header" else 0))
+    with TarStore(path) as store, pytest.raises(FormatError, match=rf"{name}\.tar"):
+        store.names()
+
+
+def test_headers_that_lie_across_what_is_read_at_once_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "many.tar"
+    with tarfile.open(path, "w") as archive:
+        large = tarfile.TarInfo("large")
+        large.size = 1_000_000
+        archive.addfile(large, io.BytesIO(bytes(large.size)))
+        for number in range(200):
+            archive.addfile(tarfile.TarInfo(f"empty {number}"))
+    with TarStore(path) as store:
+        assert store.names() == ["large", *(f"empty {number}" for number in range(200))]
+
+
+@pytest.mark.parametrize("form", ["gnu", "posix"])
+def test_sparse_members_are_left_out(root: Path, tmp_path: Path, form: str) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**20)
+        file.seek(2**19)
+        file.write(b"data")
+    path = tmp_path / "a.tar"
+    into = ["tar", "-S", f"--format={form}", "-cf", str(path)]
+    subprocess.run([*into, "-C", tmp_path, "sparse", "-C", root, "007.txt"], check=True)
+    with TarStore(path) as store:
+        assert store.names() == ["007.txt"]
+        assert store["007.txt"][0] == FILES["007.txt"]
+
+
+def test_what_names_nothing_is_an_error_of_ours(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"isn't a url: check its host") as caught:
+        TarStore("https://user:secret@[bad/x.tar")
+    assert "secret" not in str(caught.value)
+    for name in ("a\0b", "\ud800"):
+        for store in (DirectoryStore(), DirectoryStore(tmp_path)):
+            with pytest.raises(ConfigError):
+                store.read_raw(name)
+            with pytest.raises(ConfigError):
+                store.size(name)
+
+
 def test_two_archives_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"two archives are called 'a\.tar'"):
         TarStore(["/x/a.tar", "/y/a.tar"])
