@@ -7,11 +7,13 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from asyncfetch.cache.buffers import allocate
 from asyncfetch.cache.staging.sources import SourceInfo
 from asyncfetch.cache.staging.stores import SplitStore, check_name
 from asyncfetch.config import FetchConfig, PrivateUrl
-from asyncfetch.errors import ClosedError, redact_url
+from asyncfetch.errors import ClosedError, ObjectChanged, redact_url
 from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.objects import difference, strong_etag
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.runtime.kept_open import KeptOpen
 from asyncfetch.runtime.loop_thread import LoopThread
@@ -40,6 +42,14 @@ class ThreadFetcher:
         """As RangeReader.fetch."""
         session = self._session()
         return session.thread.run(session.fetcher.fetch, url, start, stop)
+
+    def fetch_version(self, version: ObjectInfo, start: int, stop: int) -> memoryview:
+        """Bytes [start, stop) of this version of an object, read-only; of another one they are ObjectChanged.
+
+        Without a strong ETag it is told by what there is: a weak one or the date, and the size.
+        """
+        session = self._session()
+        return session.thread.run(_fetch_version, session.fetcher, version, start, stop)
 
     def stat(self, url: str) -> ObjectInfo:
         """As RangeReader.stat."""
@@ -89,6 +99,18 @@ class _Session:
         except BaseException:
             self.thread.close()
             raise
+
+
+async def _fetch_version(fetcher: Fetcher, version: ObjectInfo, start: int, stop: int) -> memoryview:
+    view = allocate(stop - start)
+    if view:
+        pinned = None if strong_etag(version) is None else version
+        seen = await fetcher.read_into(version.url, start, stop, view, version=pinned)
+        changed = difference(version, seen)
+        if changed is not None:
+            message = f"the object was replaced since it was first read, {changed}: read it again from its start"
+            raise ObjectChanged(message, url=version.url, start=start, stop=stop)
+    return view.toreadonly()
 
 
 class UrlStore(SplitStore[bytes]):

@@ -7,7 +7,7 @@ import io
 import os
 import tarfile
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from asyncfetch.cache.staging.remote import ThreadFetcher
 from asyncfetch.cache.staging.sources import SourceInfo
 from asyncfetch.cache.staging.stores import SplitStore
 from asyncfetch.config import PrivateUrl
-from asyncfetch.errors import AsyncFetchError, ConfigError, FormatError, NotFound, redact_url
+from asyncfetch.errors import AsyncFetchError, ConfigError, FormatError, NotFound, ObjectChanged, redact_url
 from asyncfetch.fetch.urls import hidden
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from asyncfetch.config import FetchConfig
+    from asyncfetch.ranges import ObjectInfo
 
 __all__ = ["TarStore"]
 
@@ -44,7 +45,8 @@ ARCHIVES_AT_ONCE = 16
 class TarMember:
     """Where a file lies."""
 
-    url: str
+    archive: ObjectInfo
+    """The version that was indexed; in another one something else lies there."""
     start: int
     stop: int
 
@@ -54,7 +56,8 @@ class TarStore(SplitStore[bytes]):
 
     Which member lies where is found at the first use, by reading the archives' headers, 16 archives at a time, and
     kept; a store that is forked or pickled takes it along. It takes a request for each large member, and one for many
-    small ones, one after the other within an archive.
+    small ones, one after the other within an archive. When an archive was replaced since, a read raises ObjectChanged,
+    once, and the next use finds them anew.
 
     A member's name is its path in the archive; where several archives have it, "shard.tar/path". Within an archive the
     last of one name counts, as tar has it. Links and sparse members are left out.
@@ -93,9 +96,15 @@ class TarStore(SplitStore[bytes]):
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
         """The member's bytes."""
-        member = self._indexed().find(name, self.path)
-        body = self._fetcher.fetch(member.url, member.start, member.stop)
-        return bytes(body), SourceInfo(self.path, name, _shard_name(member.url), (name,))
+        index = self._indexed()
+        member = index.find(name, self.path)
+        try:
+            body = self._fetcher.fetch_version(member.archive, member.start, member.stop)
+        except ObjectChanged:
+            if self._index is index:  # not the one that another thread has made since
+                self._index = None
+            raise
+        return bytes(body), SourceInfo(self.path, name, _shard_name(member.archive.url), (name,))
 
     def decode(self, raw: bytes, name: str) -> bytes:
         """The bytes themselves."""
@@ -111,15 +120,16 @@ class TarStore(SplitStore[bytes]):
         self._fetcher.close()
 
     def _indexed(self) -> _Index:
-        if self._index is not None:
-            return self._index
+        index = self._index
+        if index is not None:
+            return index
         process = os.getpid()
         mine: Future[_Index] = Future()
         search = self._searches.setdefault(process, mine)
         if search is mine:  # the first of the threads searches; after an error the next one does
             try:
-                self._index = _search(self._fetcher, self._urls)
-                mine.set_result(self._index)
+                index = self._index = _search(self._fetcher, self._urls)
+                mine.set_result(index)
             except BaseException as error:
                 mine.set_exception(error)
                 raise
@@ -179,10 +189,11 @@ def _search(fetcher: ThreadFetcher, urls: list[str]) -> _Index:
 def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:
     """The regular files of one archive, by path."""
     shown = redact_url(url)
-    size = fetcher.stat(url).size
+    version = replace(fetcher.stat(url), url=url)  # a PrivateUrl, for the index may be pickled
+    size = version.size
     members = {}
     try:
-        headers = _Headers(fetcher, url, size)
+        headers = _Headers(fetcher, version)
         with tarfile.open(fileobj=headers, mode="r:") as archive:
             while (info := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # it keeps all of them otherwise, at a kilobyte each
@@ -192,7 +203,7 @@ def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:
                     stop = info.offset_data + info.size
                     if stop > size:
                         raise FormatError(f"{shown} is cut short: {info.name!r} ends at byte {stop} of {size}")
-                    members[info.name.removeprefix("./")] = TarMember(url, info.offset_data, stop)
+                    members[info.name.removeprefix("./")] = TarMember(version, info.offset_data, stop)
             if any(headers.block(archive.offset)):  # tarfile takes that for the end, too
                 raise tarfile.ReadError(f"there is no header at byte {archive.offset}")
     except AsyncFetchError:  # may be a ValueError itself
@@ -208,10 +219,10 @@ def _members(fetcher: ThreadFetcher, url: str) -> dict[str, TarMember]:
 class _Headers(io.RawIOBase):
     """An archive as tarfile sees it. Read in windows, which grow where headers lie close together."""
 
-    def __init__(self, fetcher: ThreadFetcher, url: str, size: int) -> None:
+    def __init__(self, fetcher: ThreadFetcher, archive: ObjectInfo) -> None:
         self._fetcher = fetcher
-        self._url = url
-        self._size = size
+        self._archive = archive
+        self._size = archive.size
         self._position = 0
         self._start = 0
         self._window = memoryview(b"")
@@ -259,7 +270,9 @@ class _Headers(io.RawIOBase):
         grows = 0 <= skipped <= len(self._window)
         self._window_bytes = min(2 * self._window_bytes, LAST_WINDOW_BYTES) if grows else FIRST_WINDOW_BYTES
         self._start = position
-        self._window = self._fetcher.fetch(self._url, position, min(position + self._window_bytes, self._size))
+        self._window = self._fetcher.fetch_version(
+            self._archive, position, min(position + self._window_bytes, self._size)
+        )
 
 
 def _shard_name(url: str) -> str:

@@ -16,8 +16,8 @@ import pytest
 
 from asyncfetch.cache.staging import CachePool, DirectoryStore, KeyedStore, SourceInfo, TarStore, UrlStore
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import AccessDenied, ClosedError, ConfigError, FetchError, FormatError, NotFound
-from asyncfetch.testing import RangeServer
+from asyncfetch.errors import AccessDenied, ClosedError, ConfigError, FetchError, FormatError, NotFound, ObjectChanged
+from asyncfetch.testing import Fault, RangeServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,6 +143,48 @@ def test_archives_are_read_by_range(server: RangeServer) -> None:
             store["040.txt"]
         with pickle.loads(pickle.dumps(store)) as other:
             assert other["001.txt"][0] == FILES["001.txt"]
+
+
+def archive_of(names: str) -> bytes:
+    """Members of one letter as name and content."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = 600
+            archive.addfile(info, io.BytesIO(name.encode() * info.size))
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("told_by", ["a strong ETag", "a weak ETag", "a date", "the size alone"])
+def test_of_a_replaced_archive_no_member_is_read_by_the_old_index(told_by: str) -> None:
+    def told(version: str) -> Fault | None:
+        match told_by:
+            case "a strong ETag":
+                return None  # the server's own
+            case "a weak ETag":
+                return Fault(answer_headers={"ETag": f'W/"{version}"'})
+            case "a date":
+                return Fault(answer_headers={"ETag": None, "Last-Modified": f"Tue, 0{version} Jan 2030 00:00:00 GMT"})
+            case _:
+                return Fault(answer_headers={"ETag": None, "Last-Modified": None})
+
+    objects, fault = {"a.tar": archive_of("abc")}, told("1")
+    with RangeServer(objects, tls=False, fault=lambda _: fault) as server, TarStore(f"{server.url}/a.tar") as store:
+        assert store["b"][0] == b"b" * 600
+        with pickle.loads(pickle.dumps(store)) as other:
+            objects["a.tar"], fault = archive_of("cab" + "d" * 20), told("2")
+            for one in (store, other):
+                with pytest.raises(ObjectChanged):
+                    one.read_raw("b")
+                for name in "abcd":
+                    assert one[name][0] == name.encode() * 600
+
+
+def test_a_pickled_index_has_no_secret(root: Path) -> None:
+    with RangeServer(root, tls=False) as server, TarStore(f"{server.url}/one.tar?token=hunter2") as store:
+        assert store["001.txt"][0] == FILES["001.txt"]
+        assert b"hunter2" not in pickle.dumps(store)
 
 
 def test_archives_through_a_pool(server: RangeServer) -> None:
