@@ -74,6 +74,9 @@ class Secrets(Mapping[str, V]):
             return (self._names, self._values) == (other._names, other._values)
         return self._values == other
 
+    def __hash__(self) -> int:
+        return hash(self._names)
+
     def __repr__(self) -> str:
         return f"<{self._setting} for {', '.join(self._names) or 'nobody'}>"
 

@@ -52,7 +52,7 @@ class Binding(Protocol):
 
 
 class StoreBinding:
-    """A file of a store. Raw bytes are shared by all stores of one path; decoded values by handles of one store."""
+    """A file of a store. Raw bytes are shared by stores of one identity; decoded values by handles of one store."""
 
     __slots__ = ("_method", "key", "name", "store")
 
@@ -128,4 +128,4 @@ def _origin(store: FileStore[Any]) -> Hashable:
     """What tells the raw bytes of a store from another's; its bindings keep it alive, so its id is its own."""
     while isinstance(store, DecodingStore | KeyedStore):
         store = store.inner
-    return store.path if splits(store) else (store.path, id(store))
+    return getattr(store, "identity", store.path) if splits(store) else (store.path, id(store))

@@ -119,7 +119,8 @@ class CachePool:
         max_bytes: Bound on the bytes of staged files, together with those on their way.
         max_count: Bound on their number.
         method: What is staged. "raw": a file's bytes, decoded when they are picked up; shared by all stores of the same
-            path, however they decode. "pickle": the decoded value; shared by handles of the same store object.
+            path, login and configuration, however they decode. "pickle": the decoded value; shared by handles of the
+            same store object.
         timeout_seconds: Longest that a pick-up waits for a read; None for no limit. Five times what one of our own
             requests may be retried for; it is for stores that hang.
 

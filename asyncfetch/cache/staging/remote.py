@@ -19,6 +19,7 @@ from asyncfetch.runtime.kept_open import KeptOpen
 from asyncfetch.runtime.loop_thread import LoopThread
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
     from typing import Self
 
     from asyncfetch.ranges import ObjectInfo
@@ -33,7 +34,7 @@ class ThreadFetcher:
     """
 
     def __init__(self, config: FetchConfig | None = None) -> None:
-        self._config = config or FetchConfig()
+        self.config = config or FetchConfig()
         self._closed = False
         # By process: what a child finds of its parent's is a loop without its thread. Adding is atomic.
         self._sessions: dict[int, Future[_Session]] = {}
@@ -78,7 +79,7 @@ class ThreadFetcher:
 
     def _start(self, process: int, session: Future[_Session]) -> None:
         try:
-            session.set_result(_Session(self._config))
+            session.set_result(_Session(self.config))
         except BaseException as error:  # noqa: BLE001 - it is raised to everybody who waits for it, the caller too
             self._sessions.pop(process, None)
             session.set_exception(error)
@@ -86,7 +87,7 @@ class ThreadFetcher:
             del session
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._config,)
+        return type(self), (self.config,)
 
 
 class _Session:
@@ -136,6 +137,11 @@ class UrlStore(SplitStore[bytes]):
     def path(self) -> str:
         """The root, without its secrets."""
         return self._path
+
+    @property
+    def identity(self) -> Hashable:
+        """As FileStore has it: the root with its secrets, and how it is asked."""
+        return UrlStore, self._root, self._fetcher.config
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
         """The object's bytes."""

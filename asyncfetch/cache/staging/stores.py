@@ -37,7 +37,8 @@ class FileStore(Protocol[T_co]):
     """Files by name. What a pool asks of a store at least; read in many threads at a time.
 
     A store may also have ``size(name)``, the length of its raw bytes where it knows that without reading them, or
-    None; and ``resolve(name)``, the full name that a short one stands for, without I/O.
+    None; ``resolve(name)``, the full name that a short one stands for, without I/O; and ``identity``, which takes the
+    place of ``path`` where that, without secrets, doesn't tell two stores' files apart. It is hashable and not shown.
     """
 
     @property
@@ -54,8 +55,8 @@ class FileStore(Protocol[T_co]):
 class RawFileStore(FileStore[T_co], Protocol[T_co]):
     """A store that tells reading from decoding, so that bytes can be staged and shared.
 
-    ``store[name]`` is ``decode(raw, name)`` of what ``read_raw(name)`` returns. Stores of equal ``path`` have the same
-    raw bytes under the same name, however they decode them.
+    ``store[name]`` is ``decode(raw, name)`` of what ``read_raw(name)`` returns. Stores of equal ``identity``, or of
+    equal ``path`` where they have none, have the same raw bytes under the same name, however they decode them.
     """
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:

@@ -21,7 +21,7 @@ from asyncfetch.errors import AsyncFetchError, ConfigError, FormatError, NotFoun
 from asyncfetch.fetch.urls import hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
     from typing import Self
 
     from asyncfetch.config import FetchConfig
@@ -89,6 +89,11 @@ class TarStore(SplitStore[bytes]):
     def path(self) -> str:
         """The archive's url without secrets; of several, the first and a digest of all."""
         return self._path
+
+    @property
+    def identity(self) -> Hashable:
+        """As FileStore has it: the urls with their secrets, and how they are asked."""
+        return TarStore, tuple(self._urls), self._fetcher.config
 
     def names(self) -> list[str]:
         """Every file's name, in the archives' order; the long one of what is in several archives."""

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from asyncfetch.testing import ServedRequest
+
 FILES = {f"{number:03}.txt": b"%d " % number * (number * 50) for number in range(40)}
 
 
@@ -185,6 +187,33 @@ def test_a_pickled_index_has_no_secret(root: Path) -> None:
     with RangeServer(root, tls=False) as server, TarStore(f"{server.url}/one.tar?token=hunter2") as store:
         assert store["001.txt"][0] == FILES["001.txt"]
         assert b"hunter2" not in pickle.dumps(store)
+
+
+@pytest.mark.parametrize("kind", [UrlStore, TarStore])
+@pytest.mark.parametrize("place", ["user", "query", "header"])
+def test_only_stores_of_one_login_share_a_read(root: Path, kind: type[UrlStore | TarStore], place: str) -> None:
+    login = {"user": "bWU6aGlkZGVu", "query": "token=hidden", "header": "hidden"}[place]
+
+    def refuse_strangers(request: ServedRequest) -> Fault | None:
+        known = f"{request.headers.get('Authorization')} {request.target} {request.headers.get('Cookie')}"
+        return None if login in known else Fault.status(401)
+
+    with RangeServer(root, tls=False, fault=refuse_strangers) as server, CachePool() as pool:
+        plain = server.url if kind is UrlStore else f"{server.url}/one.tar"
+        urls = {"user": plain.replace("://", "://me:hidden@"), "query": f"{plain}?token=hidden", "header": plain}
+        known, wrong = urls[place], urls[place].replace("hidden", "guessed")
+        cookies = ("hidden", "hidden", "guessed")
+        configs = [FetchConfig(headers={"127.0.0.1": {"Cookie": one}}, trust_env=False) for one in cookies]
+        stores = [kind(url, config) for url, config in zip((known, known, wrong), configs, strict=True)]
+        first, second = [pool.get_lazy(store, "001.txt") for store in stores[:2]]
+        assert first.get() == second.get() == FILES["001.txt"]
+        assert pool.statistics().reads == 1
+        with pytest.raises(AccessDenied):
+            pool.get_lazy(stores[2], "001.txt").get()
+        for store in stores:
+            shown = repr(store.identity).encode() + pickle.dumps(store.identity) + pickle.dumps(store)
+            assert not {word for word in (b"hidden", b"guessed") if word in shown}
+            store.close()
 
 
 def test_archives_through_a_pool(server: RangeServer) -> None:
