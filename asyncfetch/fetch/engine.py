@@ -176,6 +176,11 @@ class Fetcher:
             message = f"the object was changed since another reader saw it, {changed}: read it again from its start"
             raise ObjectChanged(message, url=version.url)
 
+    async def endpoint(self, url: str) -> str:
+        """See EndpointReader."""
+        self._check()
+        return await self._call(url, self._transports.endpoint(url))
+
     async def read_into(
         self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
     ) -> ObjectInfo:

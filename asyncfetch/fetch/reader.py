@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.ranges import ByteRange, ObjectInfo
 
-__all__ = ["RangeReader", "VersionedReader", "WritableBuffer"]
+__all__ = ["EndpointReader", "RangeReader", "VersionedReader", "WritableBuffer"]
 
 WritableBuffer = memoryview | bytearray
 """Writable, contiguous, one byte an item."""
@@ -82,5 +82,18 @@ class VersionedReader(RangeReader, Protocol):
             buffer: Writable, of just the range's length.
             version: With a strong ETag, and ``stop`` within its size: bytes of another one are ObjectChanged, and of
                 one that isn't told InvalidResponse.
+        """
+        ...
+
+
+@runtime_checkable
+class EndpointReader(Protocol):
+    """A reader that tells which store it asks; what keeps bytes for other readers, too, needs to know."""
+
+    async def endpoint(self, url: str) -> str:
+        """The store that the object lies in, as far as the reader's configuration says that and not the url.
+
+        Empty where the url names its server, and for the stores that its scheme means by itself, AWS and
+        huggingface.co: two readers' objects are the same where url and endpoint are. Costs no request.
         """
         ...

@@ -87,6 +87,11 @@ class Transports:
             case _:
                 return self._others
 
+    async def endpoint(self, url: str) -> str:
+        """See EndpointReader."""
+        transport = self.of(url)
+        return await transport.endpoint(url) if isinstance(transport, S3Transport | HubTransport) else ""
+
     def writable(self, url: str, verb: str) -> WritableTransport:
         """The way to ``url`` for ``verb``, which writes; ConfigError where there is none."""
         transport = self.of(url)

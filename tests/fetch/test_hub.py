@@ -172,6 +172,18 @@ async def test_the_token_file(variable: str, monkeypatch: pytest.MonkeyPatch, tm
                 await fetcher.fetch(URL_TEXT)
 
 
+async def test_it_tells_the_hub_that_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for named, endpoint in (
+        ("", ""),
+        ("https://huggingface.co/", ""),
+        ("https://hub.example.org/", "https://hub.example.org"),
+    ):
+        monkeypatch.setenv("HF_ENDPOINT", named)
+        async with Fetcher() as fetcher:
+            assert await fetcher.endpoint(URL_TEXT) == endpoint
+            assert fetcher.statistics().requests == 0
+
+
 async def test_a_token_that_can_be_none_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret hf_secret")
     async with filled(token="hf_secret") as hub, fetcher_for(hub, trust_env=True) as fetcher:

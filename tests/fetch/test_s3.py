@@ -90,6 +90,32 @@ async def _denied(fetcher: Fetcher) -> None:
         await fetcher.fetch("s3://b/x", 0, 10)
 
 
+@pytest.mark.parametrize(
+    ("configured", "endpoint"),
+    [
+        (S3Config(), ""),
+        (S3Config(region="eu-west-1"), ""),
+        (S3Config(endpoint_url="https://s3.dualstack.eu-west-1.amazonaws.com/"), ""),
+        (S3Config(region="cn-north-1"), "https://s3.cn-north-1.amazonaws.com.cn"),
+        (S3Config(region="us-gov-west-1"), "https://s3.us-gov-west-1.amazonaws.com"),
+        (S3Config(endpoint_url="https://minio.example.org:9000/"), "https://minio.example.org:9000"),
+        (S3Config(anonymous=True, endpoint_url="https://s3.us-west-004.backblazeb2.com"),
+         "https://s3.us-west-004.backblazeb2.com"),
+    ],
+)  # fmt: skip
+async def test_it_tells_the_store_that_it_asks(configured: S3Config, endpoint: str) -> None:
+    async with Fetcher(FetchConfig(s3=configured)) as fetcher:
+        assert await fetcher.endpoint("s3://bucket/key") == endpoint
+        assert await fetcher.endpoint("https://minio.example.org:9000/bucket/key") == ""
+        assert fetcher.statistics().requests == 0
+
+
+async def test_a_store_that_cannot_be_told_is_an_error_of_ours() -> None:
+    async with Fetcher(FetchConfig(s3=S3Config(profile="nobody"))) as fetcher:
+        with pytest.raises(ConfigError, match="nobody"):
+            await fetcher.endpoint("s3://bucket/key")
+
+
 async def test_a_fresh_signature_that_is_refused_is_not_tried_again() -> None:
     async with S3Server({"b/x": CONTENT}, keys=Keys(secret_key="another")) as server, s3_fetcher(server) as fetcher:
         await _denied(fetcher)

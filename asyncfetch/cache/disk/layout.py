@@ -6,9 +6,10 @@
     v1/new/*                           files that are being written, each locked by its writer
     v1/objects/<shelf>/<object>-<version>-<start>-<stop>
 
-An object is a url without its signature, a version an ETag and a size; the names are hashes. A file holds bytes
-[start, stop) of the version, within one block of `BLOCK_BYTES`: a whole one, or just what was asked of it. So nothing
-is fetched that nobody asked for, and whoever asks for the same range again finds the same files.
+An object is a url without its signature, and the store that is asked where the url doesn't say that; a version is an
+ETag and a size. The names are hashes. A file holds bytes [start, stop) of the version, within one block of
+`BLOCK_BYTES`: a whole one, or just what was asked of it. So nothing is fetched that nobody asked for, and whoever asks
+for the same range again finds the same files.
 
 Shelves have no meaning: they are so many that a million files are about a thousand on each, which is quickly listed.
 With a folder for each object and version, a million small objects were two million folders of 4 KiB, and to look at
@@ -86,9 +87,15 @@ def load_checksum() -> Callable[[Any], int]:
     return xxh3_64_intdigest
 
 
-def object_id(url: str) -> str:
-    """What the names of all files of an object begin with."""
-    return _digest(object_name(url), _OBJECT_DIGEST)
+def object_id(url: str, endpoint: str = "") -> str:
+    """What the names of all files of an object begin with.
+
+    Args:
+        url: The object's.
+        endpoint: The store that it lies in, where the url leaves that open; see EndpointReader.
+    """
+    name = object_name(url)
+    return _digest(f"{endpoint}\n{name}" if endpoint else name, _OBJECT_DIGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +103,14 @@ class Version:
     """One content of one object."""
 
     object: str
-    """Hexadecimal hash of the url without its signature."""
+    """Hexadecimal hash of the url without its signature, and of the endpoint."""
     version: str
     """Hexadecimal hash of the ETag and the size."""
 
     @classmethod
-    def of(cls, info: ObjectInfo) -> Version:
+    def of(cls, info: ObjectInfo, endpoint: str = "") -> Version:
         """The version that a server told, with its strong ETag: nothing else promises equal bytes."""
-        return cls(object_id(info.url), _digest(f"{info.size}:{info.etag}", _VERSION_DIGEST))
+        return cls(object_id(info.url, endpoint), _digest(f"{info.size}:{info.etag}", _VERSION_DIGEST))
 
     @property
     def name(self) -> str:

@@ -22,7 +22,7 @@ from asyncfetch.cache.range_stream import RangeStream
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.objects import strong_etag
-from asyncfetch.fetch.reader import VersionedReader
+from asyncfetch.fetch.reader import EndpointReader, VersionedReader
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import gather
@@ -44,9 +44,11 @@ T = TypeVar("T")
 
 THREADS: Final = 8
 """That read and write files; NVMe disks are saturated by fewer."""
-KEPT_SCHEMES: Final = frozenset(("http", "https", "s3", "hf"))
-"""Whose servers make the ETags themselves. What fsspec reads has versions made of times, and urls that mean another
-object with other arguments; local files are read as fast from where they are."""
+WEB_SCHEMES: Final = frozenset(("http", "https"))
+STORE_SCHEMES: Final = frozenset(("s3", "hf"))
+"""Whose urls mean another object at another endpoint. These servers, too, make the ETags themselves. What fsspec reads
+has versions made of times, and urls that mean another object with other arguments; local files are read as fast from
+where they are."""
 STEP_BYTES: Final = 16 * 1024 * 1024
 """Read or written by one call in a thread, a few ms: a cancelled caller waits for no more than that."""
 
@@ -54,9 +56,10 @@ STEP_BYTES: Final = 16 * 1024 * 1024
 class DiskReader:
     """A VersionedReader that finds on disk what it, or another process, read before. An async context manager.
 
-    It keeps objects on web servers, S3 and the Hub that have a strong ETag; all others go past it. Nobody waits for a
-    write of somebody else, nor for room: while some is made, in the background, nothing is written. No failure of the
-    disk reaches a caller. Bound to its loop; only ``disk_statistics`` may be called from any thread.
+    It keeps objects on web servers that have a strong ETag, and where the fetcher is an EndpointReader those in S3 and
+    on the Hub; all others go past it. Nobody waits for a write of somebody else, nor for room: while some is made, in
+    the background, nothing is written. No failure of the disk reaches a caller. Bound to its loop; only
+    ``disk_statistics`` may be called from any thread.
 
     Args:
         fetcher: Where bytes come from; entered by the caller, and left after this.
@@ -74,6 +77,7 @@ class DiskReader:
                 "has no known() and read_into()"
             )
         self._fetcher = fetcher
+        self._endpoints = fetcher if isinstance(fetcher, EndpointReader) else None
         self._tier = tier
         self._limiter = anyio.CapacityLimiter(THREADS)
         self._store: DiskStore | None = None
@@ -198,7 +202,7 @@ class DiskReader:
     async def _fetch_range(self, wanted: ByteRange) -> memoryview:
         store = self._check()
         url, start, stop = wanted.url, wanted.start, wanted.stop
-        if start == stop or not _is_kept(url):
+        if start == stop or not self._is_kept(url):
             return await self._fetcher.fetch(url, start, stop)
         if stop is None:
             # One question more for an object that nobody has read yet: only its answer says what the bytes are of.
@@ -219,7 +223,7 @@ class DiskReader:
 
     async def _fill(self, store: DiskStore, info: ObjectInfo, start: int, view: memoryview) -> None:
         """The bytes from ``start`` on into ``view``: from the disk, and what isn't there from the fetcher."""
-        version = Version.of(info)
+        version = Version.of(info, await self._endpoint(info.url))
         missing = []
         for low in range(0, len(view), STEP_BYTES):
             step = view[low : low + STEP_BYTES]
@@ -237,11 +241,13 @@ class DiskReader:
         self, store: DiskStore, url: str, start: int, stop: int, version: ObjectInfo | None = None
     ) -> ObjectInfo | None:
         """The object's version if these bytes may be on disk; asked for where nobody has read the object yet."""
-        if not _is_kept(url) or start >= stop:
+        if not self._is_kept(url) or start >= stop:
             return None
         info = version or self.known(url)
-        if info is None and await self._in_thread(partial(store.may_have, object_id(url), start, stop)):
-            info = await self._stat_once(url)
+        if info is None:
+            name = object_id(url, await self._endpoint(url))
+            if await self._in_thread(partial(store.may_have, name, start, stop)):
+                info = await self._stat_once(url)
         return None if strong_etag(info) is None else info
 
     async def _stat_once(self, url: str) -> ObjectInfo:
@@ -249,14 +255,23 @@ class DiskReader:
 
     async def _keep(self, store: DiskStore, info: ObjectInfo, start: int, view: memoryview) -> None:
         """Write what was fetched, if it may be kept. Before it is handed out: its owner might write to it then."""
-        if not _is_kept(info.url) or strong_etag(info) is None:
+        if not self._is_kept(info.url) or strong_etag(info) is None:
             return
-        version = Version.of(info)
+        version = Version.of(info, await self._endpoint(info.url))
         for low in range(0, len(view), STEP_BYTES):
             lacking = await self._in_thread(partial(store.write, version, start + low, view[low : low + STEP_BYTES]))
             if lacking and not self._makes_room:
                 self._makes_room = True
                 self._group.start_soon(self._make_room, store, lacking)
+
+    def _is_kept(self, url: str) -> bool:
+        """Whether an object's bytes may go to the disk, if it has a strong ETag."""
+        scheme = _scheme(url)
+        return scheme in WEB_SCHEMES or (scheme in STORE_SCHEMES and self._endpoints is not None)
+
+    async def _endpoint(self, url: str) -> str:
+        """What tells an object from another one of its url, beside the url itself."""
+        return "" if self._endpoints is None or _scheme(url) in WEB_SCHEMES else await self._endpoints.endpoint(url)
 
     async def _make_room(self, store: DiskStore, file_bytes: int) -> None:
         try:
@@ -274,7 +289,6 @@ class DiskReader:
             raise
 
 
-def _is_kept(url: str) -> bool:
-    """Whether an object's bytes may go to the disk, if it has a strong ETag."""
+def _scheme(url: str) -> str:
     scheme, separator, _ = url.partition("://")
-    return bool(separator) and scheme.lower() in KEPT_SCHEMES
+    return scheme.lower() if separator else ""

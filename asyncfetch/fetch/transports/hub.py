@@ -144,6 +144,11 @@ class HubTransport:
         """The Hub says it in X-Error-Code already."""
         return headers
 
+    async def endpoint(self, url: str) -> str:
+        """The Hub that is asked; empty for the usual one."""
+        endpoint = (await self._hub()).endpoint
+        return "" if endpoint == ENDPOINT else endpoint
+
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory of a repository, sorted by url; a directory has size 0 and a url ending in "/".
 

@@ -73,6 +73,7 @@ class S3Transport:
         self._wall = clock.wall
         self._signers: FoundOnce[None, S3Signer] = FoundOnce(clock.monotonic, 1)
         self._signer: S3Signer | None = None
+        self._endpoints: FoundOnce[None, str] = FoundOnce(clock.monotonic, 1)
 
     async def aclose(self) -> None:
         """Ends the thread that signs, if there is one."""
@@ -82,6 +83,10 @@ class S3Transport:
     async def read(self, download: Download) -> None:
         """Fills ``download`` as HttpTransport does."""
         await self._http.read(download, self)
+
+    async def endpoint(self, url: str) -> str:
+        """The store that is asked; empty for AWS."""
+        return await self._endpoints.get(None, partial(self._http.persist, url, self._find_endpoint))
 
     async def put(self, url: str, source: Source) -> ObjectInfo:
         """The object that the source is now; see S3Upload."""
@@ -175,6 +180,10 @@ class S3Transport:
         bucket, key = bucket_and_key(url)
         address = await self._sign("get_object", {"Bucket": bucket, "Key": key})
         return Found(address, address.seconds)
+
+    async def _find_endpoint(self) -> Found[str]:
+        signer = await self._signers.get(None, self._open_signer)
+        return Found(await signer.endpoint())
 
     async def _sign(self, operation: str, parameters: Mapping[str, str | int]) -> _SignedAddress:
         signer = await self._signers.get(None, self._open_signer)

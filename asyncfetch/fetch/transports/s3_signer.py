@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -27,7 +27,7 @@ from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.loop_thread import LoopThread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from asyncfetch.config import S3Config
 
@@ -38,6 +38,9 @@ MAX_REGIONS = 64
 AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 REGION_IN_HOST = re.compile(r"https?://s3\.([a-z0-9-]+)\.backblazeb2\.com(?::\d+)?/?")
 """Backblaze B2 has an endpoint for each region, named after it; a signature has to name the same."""
+USUAL_ENDPOINT = re.compile(r"https?://s3(?:-fips)?(?:\.dualstack)?(?:\.(?!us-gov-)[a-z0-9-]+)?\.amazonaws\.com/?")
+"""In all of these a bucket's name means the same one. Others of AWS's (China, the government's, Outposts) have buckets
+of their own."""
 THREAD_NAME = "asyncfetch s3"
 
 
@@ -84,6 +87,10 @@ class S3Signer:
         """
         return await self._thread.acall(self._clients.sign, operation, parameters, region)
 
+    async def endpoint(self) -> str:
+        """The url of the store that requests are signed for; empty for AWS. Errors are those of ``sign``."""
+        return await self._thread.acall(self._clients.endpoint)
+
 
 def _start() -> LoopThread:
     try:
@@ -113,27 +120,20 @@ class _Clients:
         await self._open.aclose()
 
     async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> Signed:
-        from botocore import exceptions
-
-        try:
-            client = await self._clients.get(region, lambda: self._make(region))
+        with _errors_of_ours():
+            client = await self._client(region)
             url: str = await client.generate_presigned_url(
                 operation, Params=self._parameters(parameters), ExpiresIn=self._config.presign_seconds
             )
             return Signed(url, self._headers(url), await self._life())
-        except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
-            message = (
-                f"{error}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, log in, or read a public"
-                " bucket with FetchConfig(s3=S3Config(anonymous=True))"
-            )
-            raise AttemptFailed(AccessDenied, message, Verdict.FATAL) from error
-        except (exceptions.CredentialRetrievalError, exceptions.HTTPClientError) as error:
-            raise AttemptFailed(AccessDenied, f"the credentials for S3 can't be had: {error}") from error
-        except (exceptions.SSOError, exceptions.ClientError) as error:
-            message = f"the credentials for S3 can't be had, log in again: {error}"
-            raise AttemptFailed(AccessDenied, message, Verdict.FATAL) from error
-        except (exceptions.BotoCoreError, ValueError) as error:
-            raise ConfigError(f"a request to S3 can't be made from this url or configuration: {error}") from error
+
+    async def endpoint(self) -> str:
+        with _errors_of_ours():
+            url: str = (await self._client(self._config.region)).meta.endpoint_url
+            return "" if USUAL_ENDPOINT.fullmatch(url) else url.rstrip("/")
+
+    async def _client(self, region: str | None) -> Any:  # noqa: ANN401 - untyped
+        return await self._clients.get(region, lambda: self._make(region))
 
     async def _make(self, region: str | None) -> Found[Any]:
         from aiobotocore.session import AioSession
@@ -187,3 +187,25 @@ class _Clients:
         expiry = getattr(await self._session.get_credentials(), "_expiry_time", None)
         left = math.inf if expiry is None else expiry.timestamp() - time.time()
         return max(0.0, min(float(self._config.presign_seconds), left))
+
+
+@contextmanager
+def _errors_of_ours() -> Iterator[None]:
+    """What botocore raises of credentials and configurations, as what callers can do about it."""
+    from botocore import exceptions
+
+    try:
+        yield
+    except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
+        message = (
+            f"{error}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, log in, or read a public"
+            " bucket with FetchConfig(s3=S3Config(anonymous=True))"
+        )
+        raise AttemptFailed(AccessDenied, message, Verdict.FATAL) from error
+    except (exceptions.CredentialRetrievalError, exceptions.HTTPClientError) as error:
+        raise AttemptFailed(AccessDenied, f"the credentials for S3 can't be had: {error}") from error
+    except (exceptions.SSOError, exceptions.ClientError) as error:
+        message = f"the credentials for S3 can't be had, log in again: {error}"
+        raise AttemptFailed(AccessDenied, message, Verdict.FATAL) from error
+    except (exceptions.BotoCoreError, ValueError) as error:
+        raise ConfigError(f"a request to S3 can't be made from this url or configuration: {error}") from error

@@ -18,6 +18,7 @@ from asyncfetch.cache.disk.layout import (
     find_larger,
     is_file_name,
     join,
+    object_id,
     parse_file_name,
     shelves,
     split,
@@ -99,3 +100,12 @@ def test_versions_differ_by_object_tag_and_size_and_not_by_signature() -> None:
         ObjectInfo("https://host/a", 10, '"other"'),
     ]
     assert len({Version.of(one).digest for one in [info, *others]}) == 4
+
+
+def test_objects_differ_by_endpoint_and_are_called_as_ever_where_there_is_none() -> None:
+    assert object_id("https://data.example.org/a") == "eed78a5959f262d03b574f93b2f744a8"
+    assert object_id("s3://bucket/key") == "16c6f7771024a5cdd314a7db08f50144"
+    endpoints = ["", "https://one.example.org", "https://two.example.org"]
+    assert len({object_id("s3://bucket/key", endpoint) for endpoint in endpoints}) == 3
+    info = ObjectInfo("s3://bucket/key", 10, '"tag"')
+    assert len({Version.of(info, endpoint).digest for endpoint in endpoints}) == 3
