@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncfetch.errors import ConfigError, redact_url
 
@@ -29,6 +29,7 @@ __all__ = [
     "is_whole_number",
     "plan_requests",
     "split_range",
+    "whole_number",
 ]
 
 HEADERS_BYTES = 512
@@ -47,6 +48,13 @@ are of that order where many are made."""
 def is_whole_number(value: object) -> bool:
     """Whether it is one, of Python or numpy; a boolean isn't."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def whole_number(name: str, value: Any, *, least: int) -> int:  # noqa: ANN401 - what a user gave
+    """It as Python's, of which no sum or product overflows; ConfigError where it is none, or less than ``least``."""
+    if not is_whole_number(value) or value < least:
+        raise ConfigError(f"{name} must be a whole number, at least {least}, not {value!r}")
+    return int(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,11 @@ from asyncfetch.cache.names import object_name
 from asyncfetch.cache.range_stream import RangeStream
 from asyncfetch.cache.space import SpaceQueue
 from asyncfetch.cache.versions import HeldVersions
-from asyncfetch.errors import CacheError, ClosedError, ConfigError, ObjectChanged
+from asyncfetch.errors import CacheError, ClosedError, ObjectChanged
 from asyncfetch.fetch.arguments import byte_ranges, closed_range
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.reader import VersionedReader
-from asyncfetch.ranges import ByteRange, is_whole_number
+from asyncfetch.ranges import ByteRange, whole_number
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.runtime.loop_guard import LoopGuard
@@ -100,8 +100,7 @@ class ByteCache:
     """
 
     def __init__(self, fetcher: RangeReader, *, max_bytes: int, disk: DiskTier | None = None) -> None:
-        if not is_whole_number(max_bytes) or max_bytes < 1:
-            raise ConfigError(f"max_bytes must be a whole number, at least 1, not {max_bytes!r}")
+        max_bytes = whole_number("max_bytes", max_bytes, least=1)
         self._disk = None if disk is None else DiskReader(fetcher, disk)
         self._fetcher: RangeReader = self._disk or fetcher
         self._versioned = self._fetcher if isinstance(self._fetcher, VersionedReader) else None

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_EPOCH", "MAX_WORKERS", "EpochCounter", "Turn", "check_epoch"]
 
-MAX_EPOCH = 2**63 - 1
-"""They are counted in 64 bits."""
+MAX_EPOCH = 2**63 - 2
+"""They are counted in 64 bits, and so is the one behind the last."""
 MAX_WORKERS = 1024
 """Loader workers of one rank that epochs are counted for; 104 kB."""
 
@@ -96,7 +96,9 @@ class EpochCounter:
 
     def set(self, epoch: int) -> None:
         """All passes begun from now on take this epoch, until one of them is finished."""
-        check_epoch(epoch)
+        self._set_to(check_epoch(epoch))
+
+    def _set_to(self, epoch: int) -> None:
         current = self.current()
         if current > self._set[1]:  # by what workers have finished since
             self._set[2] = max(self.finished, current)
@@ -109,9 +111,7 @@ class EpochCounter:
 
     def begin(self, epoch: int | None = None) -> Turn:
         """A pass of one consumer in this process; one of a given epoch counts only where that is the next."""
-        if epoch is None:
-            epoch = self.current()
-        check_epoch(epoch)
+        epoch = check_epoch(self.current() if epoch is None else epoch)
         return Turn(epoch, partial(self._finish_alone, epoch, self.settings))
 
     def begin_share(self, worker: int, workers: int, loader: int) -> Turn:
@@ -138,7 +138,7 @@ class EpochCounter:
     def _finish_alone(self, epoch: int, settings: int) -> bool:
         is_latest = self.settings == settings
         if is_latest and self.current() == epoch:
-            self.set(epoch + 1)
+            self._set_to(epoch + 1)
         return is_latest
 
     def _finish_share(self, worker: int, slot: int, begun: tuple[int, int]) -> bool:
@@ -164,13 +164,14 @@ class EpochCounter:
         return _counter_at, (self.current(),)
 
 
-def check_epoch(epoch: Any) -> None:  # noqa: ANN401 - what a user gave
-    """ConfigError where it is none."""
+def check_epoch(epoch: Any) -> int:  # noqa: ANN401 - what a user gave
+    """It as Python's; ConfigError where it is none."""
     if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
-        raise ConfigError(f"epoch must be a whole number from 0, below 2**63, not {epoch!r}")
+        raise ConfigError(f"epoch must be a whole number from 0, below 2**63 - 1, not {epoch!r}")
+    return int(epoch)
 
 
 def _counter_at(epoch: int) -> EpochCounter:
     counter = EpochCounter()
-    counter.set(epoch)
+    counter._set_to(epoch)
     return counter

@@ -120,7 +120,7 @@ class Mixture(SampleSource[OpenMixture]):
         self.stop_on: StopOn = stop_on if isinstance(stop_on, str) else operator.index(stop_on)
         self.keys = _renames(keys, len(streams))
         self.missing: Missing = missing
-        self.block_samples = block_samples
+        self.block_samples = None if block_samples is None else int(block_samples)
         self.config = config or _common_config(streams)
         self.streams = _members(streams, self.config, self.schedule)
         """The members, with the configurations that they are read with."""

@@ -144,7 +144,7 @@ class SampleSource(ABC, Generic[R]):
         error of a sample is raised by the iterator at that sample's place. Leaving stops everything.
         """
         if epoch is not None:
-            check_epoch(epoch)
+            epoch = check_epoch(epoch)
         return self.samples_of(self.placement(rank, world_size), epoch=epoch)
 
     def samples_of(self, placement: Placement, *, epoch: int | None = None) -> Samples[R]:
@@ -161,7 +161,7 @@ class SampleSource(ABC, Generic[R]):
             rank, world_size = find_rank()
         if not (is_whole_number(rank) and is_whole_number(world_size)):
             raise ConfigError(f"rank and world_size must be whole numbers, not {rank!r} of {world_size!r}")
-        return Placement(rank, world_size)
+        return Placement(int(rank), int(world_size))
 
     def __iter__(self) -> StreamIterator[R]:
         """One pass, driven by a loop in a thread of its own, which stays for the next pass with its connections."""

@@ -271,7 +271,7 @@ def check_state(state: object) -> State:
         raise StateMismatch(f"the state is of version {state.get('version')}, and this asyncfetch reads {VERSION}")
     epoch: Any = state.get("epoch")
     if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
-        raise StateMismatch(f"the state's epoch must be a whole number from 0, below 2**63, not {epoch!r}")
+        raise StateMismatch(f"the state's epoch must be a whole number from 0, below 2**63 - 1, not {epoch!r}")
     if _is_of_mixture(state):
         _check_place(state)
     if not is_beginning(state):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from torch.utils.data import IterableDataset
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.ranges import is_whole_number
+from asyncfetch.ranges import whole_number
 from asyncfetch.runtime import LoopThread, iterate
 
 if TYPE_CHECKING:
@@ -41,10 +41,8 @@ class AsyncIterableDataset(IterableDataset[T], Generic[T]):
     def __init__(self, factory: Factory[T], *, max_ahead: int = 16) -> None:
         if not callable(factory):
             raise ConfigError(f"factory must be a function that returns an async iterator, not {factory!r}")
-        if not (is_whole_number(max_ahead) and max_ahead >= 1):
-            raise ConfigError(f"max_ahead must be a whole number, at least 1, not {max_ahead!r}")
         self.factory = factory
-        self.max_ahead = max_ahead
+        self.max_ahead = whole_number("max_ahead", max_ahead, least=1)
 
     def __iter__(self) -> Iterator[T]:
         thread = LoopThread(name="asyncfetch bridge")

@@ -79,9 +79,8 @@ class StreamDataset(IterableDataset[Any]):
             raise ConfigError(f"StreamDataset takes a Stream or a Mixture, not {stream!r:.80}")
         if stream.is_open:
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
-        _check_batch_size(batch_size)
+        self.batch_size = _batch_size(batch_size)
         self.stream = stream
-        self.batch_size = batch_size
         self.drop_last = drop_last
         self._memory: _Memory = stream.workers_memory or _Memory(
             torch.from_numpy(stream.epochs.memory), torch.from_numpy(np.zeros(BOARD_BYTES, dtype=np.uint8))
@@ -164,12 +163,12 @@ class StreamDataset(IterableDataset[Any]):
         Raises:
             ConfigError: So many batches aren't in an epoch.
         """
-        _check_batch_size(batch_size)
+        size = self.batch_size or _batch_size(batch_size) or 1
         if not is_whole_number(batches):
             raise ConfigError(f"batches must be a whole number, not {batches!r}")
         if not is_whole_number(num_workers) or not 0 <= num_workers <= MAX_WORKERS:
             raise ConfigError(f"num_workers must be a whole number from 0 to {MAX_WORKERS}, not {num_workers!r}")
-        size = self.batch_size or batch_size or 1
+        batches, num_workers = int(batches), int(num_workers)
         begun = self.stream.epochs.shared()
         epoch = self.stream.epoch if begun is None or not batches else begun
         # Batches made here are those of the rank, whoever makes them.
@@ -204,9 +203,12 @@ class StreamDataset(IterableDataset[Any]):
         return f"StreamDataset({self.stream!r})"
 
 
-def _check_batch_size(batch_size: Any) -> None:  # noqa: ANN401 - what a user gave
-    if batch_size is not None and (not is_whole_number(batch_size) or batch_size < 1):
-        raise ConfigError(f"batch_size must be a whole number, at least 1, or None, not {batch_size!r}")
+def _batch_size(given: Any) -> int | None:  # noqa: ANN401 - what a user gave
+    if given is None:
+        return None
+    if not is_whole_number(given) or given < 1:
+        raise ConfigError(f"batch_size must be a whole number, at least 1, or None, not {given!r}")
+    return int(given)
 
 
 class _Memory:

@@ -424,6 +424,12 @@ def test_a_bound_that_cannot_be_meant_is_refused(max_bytes: Any) -> None:  # noq
         DiskTier(directory="/anywhere", max_bytes=max_bytes)
 
 
+def test_a_bound_of_numpy_is_as_good() -> None:
+    tier = DiskTier("/anywhere", np.int32(2**30), min_free_bytes=np.int32(0))  # type: ignore[arg-type]
+    assert (type(tier.max_bytes), type(tier.min_free_bytes)) == (int, int)  # none overflows
+    assert type(ByteCache(FakeReader(), max_bytes=np.int32(2**30)).max_bytes) is int  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("stop", [2**62, 2**80])
 async def test_a_range_beyond_all_memory_is_our_error(stop: int) -> None:
     async with ByteCache(FakeReader(), max_bytes=100) as cache:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import asyncfetch as af
-from asyncfetch.stream.epochs import MAX_WORKERS, EpochCounter
+from asyncfetch.stream.epochs import MAX_EPOCH, MAX_WORKERS, EpochCounter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,7 +137,7 @@ def test_a_number_of_workers_that_can_not_be_counted_is_refused(workers: int) ->
         EpochCounter().begin_share(0, workers, 1)
 
 
-@pytest.mark.parametrize("epoch", [-1, 1.5, "1", True, 2**63])
+@pytest.mark.parametrize("epoch", [-1, 1.5, "1", True, 2**63, 2**63 - 1])
 async def test_what_is_no_epoch_is_refused(truth: DatasetTruth, epoch: Any) -> None:  # noqa: ANN401
     stream = af.Stream(str(truth.root))
     with pytest.raises(af.ConfigError, match=f"epoch must be a whole number from 0, below .*, not {epoch!r}"):
@@ -144,3 +146,25 @@ async def test_what_is_no_epoch_is_refused(truth: DatasetTruth, epoch: Any) -> N
         async with stream.samples(epoch=epoch):
             pass
     assert stream.epoch == 0
+
+
+def test_the_last_epoch_can_be_read_and_there_is_none_behind_it(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root), features=["action"])
+    stream.set_epoch(MAX_EPOCH)
+    assert len(list(stream)) == sum(truth.lengths)
+    for again in (stream, pickle.loads(pickle.dumps(stream))):
+        assert again.epoch == MAX_EPOCH + 1
+        with pytest.raises(af.ConfigError, match=f"epoch must be a whole number from 0, .* not {MAX_EPOCH + 1}"):
+            next(iter(again))
+        again.close()
+
+
+async def test_numbers_of_numpy_are_as_good(truth: DatasetTruth) -> None:
+    stream: Any = af.Stream(str(truth.root), features=["action"])
+    async with stream.samples(epoch=np.uint8(255), rank=np.int8(1), world_size=np.int64(2)) as samples:
+        await anext(samples)
+        state = json.loads(json.dumps(samples.state_dict()))
+    stream.set_epoch(np.uint8(255))
+    async with stream.samples(rank=1, world_size=2) as samples:
+        await anext(samples)
+        assert samples.state_dict() == state

@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -253,7 +254,7 @@ def test_batches_of_a_process_beside_this_one_are_the_same(truths: list[DatasetT
     batches = list(af.torch.StreamDataset(mixed, batch_size=4))
     mixed.close()
     served = mixture(truths)
-    with af.serve_samples(served, batch_size=4) as handed_over:
+    with af.serve_samples(served, batch_size=np.int64(4)) as handed_over:  # type: ignore[arg-type]
         given = list(itertools.islice(handed_over, 5))
         handed_over.load_state_dict(saved(handed_over.state_dict()))
         given += list(handed_over)

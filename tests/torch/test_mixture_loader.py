@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -59,6 +60,20 @@ def test_batches_are_of_one_member_and_the_same_with_workers(truth: DatasetTruth
     later.load_state_dict(state)
     assert rows(later) == alone[taken:]
     later.stream.close()
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8])
+def test_sizes_of_numpy_are_as_good(truth: DatasetTruth, wide: DatasetTruth, number: Any) -> None:  # noqa: ANN401
+    expected = make(truth, wide, block_samples=SIZE)
+    numpys = af.torch.StreamDataset(make(truth, wide, block_samples=number(SIZE)).stream, number(SIZE))
+    state = expected.state_after(3)
+    assert json.loads(json.dumps(numpys.state_after(number(3), num_workers=number(0)))) == state
+    batches = iter(numpys)
+    given = rows(next(batches) for _ in range(3))
+    assert json.loads(json.dumps(numpys.state_dict()))["order"] == state["order"]
+    assert given + rows(batches) == rows(expected)
+    for dataset in (expected, numpys):
+        dataset.stream.close()
 
 
 def test_members_that_agree_are_mixed_within_a_batch(truth: DatasetTruth) -> None:

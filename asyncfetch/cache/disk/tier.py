@@ -7,8 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from asyncfetch.cache.directories import absolute_directory
-from asyncfetch.errors import ConfigError
-from asyncfetch.ranges import is_whole_number
+from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,9 +46,7 @@ class DiskTier:
     def __post_init__(self) -> None:
         absolute_directory(self.directory)
         for name, least in (("max_bytes", 1), ("min_free_bytes", 0)):
-            value = getattr(self, name)
-            if not is_whole_number(value) or value < least:
-                raise ConfigError(f"{name} must be a whole number, at least {least}, not {value!r}")
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=least))
 
     @property
     def path(self) -> Path:

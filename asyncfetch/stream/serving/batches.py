@@ -8,7 +8,7 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.errors import ClosedError, ConfigError
-from asyncfetch.ranges import is_whole_number
+from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.serving.messages import AskStatistics, Begin, Ended, Failed, Filled, Statistics, Stop
@@ -90,12 +90,10 @@ class ServedBatches:
         max_ahead: int,
         max_ahead_bytes: int,
     ) -> None:
-        numbers: dict[str, Any] = {"max_ahead": max_ahead, "max_ahead_bytes": max_ahead_bytes}
         if batch_size is not None:
-            numbers["batch_size"] = batch_size
-        for name, value in numbers.items():
-            if not is_whole_number(value) or value < 1:
-                raise ConfigError(f"{name} must be a whole number, at least 1, not {value!r}")
+            batch_size = whole_number("batch_size", batch_size, least=1)
+        self._max_ahead = whole_number("max_ahead", max_ahead, least=1)
+        self._max_ahead_bytes = whole_number("max_ahead_bytes", max_ahead_bytes, least=1)
         if not isinstance(stream, SampleSource):
             raise ConfigError(
                 f"serve_samples takes a Stream or Mixture, not {stream!r:.80}; of a StreamDataset, its .stream"
@@ -107,7 +105,6 @@ class ServedBatches:
             )
         self._stream = stream
         self._in_batches = Placement(batch_size=batch_size, drop_last=drop_last)
-        self._max_ahead, self._max_ahead_bytes = max_ahead, max_ahead_bytes
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None
         self._numbers = itertools.count(1)
