@@ -244,9 +244,13 @@ def _shared(values: torch.Tensor) -> torch.Tensor:
     if values.is_shared():  # type: ignore[no-untyped-call]
         return values
     storage = torch.UntypedStorage._new_shared(values.nbytes)  # type: ignore[no-untyped-call]
-    shared = torch.empty(0, dtype=values.dtype).set_(storage)
+    shared = torch.empty(0, dtype=values.dtype, device="cpu").set_(storage)
     shared.numpy()[:] = values.numpy()
     return shared
+
+
+_END = object()
+"""In place of a sample where there is none any more; a transform may return anything, None too."""
 
 
 def _batches(samples: StreamIterator[Any], size: int, *, drop_last: bool) -> Iterator[Any]:

@@ -8,11 +8,14 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 import asyncfetch as af
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from asyncfetch.testing import DatasetTruth
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -183,6 +186,23 @@ def test_a_loader_of_too_many_workers_is_refused(truth: DatasetTruth, map_style:
     loader = DataLoader(dataset, num_workers=2, batch_size=1, multiprocessing_context="fork")
     with pytest.raises(af.ConfigError, match=r"decode_threads=1 .* 2 loader workers"):
         next(iter(loader))
+
+
+@pytest.fixture
+def other_device() -> Iterator[None]:
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.usefixtures("other_device")
+def test_what_workers_share_is_memory_whatever_the_default_device_is(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root), features=["action"])
+    dataset = af.torch.StreamDataset(stream)
+    dataset.set_epoch(3)
+    assert pickle.loads(pickle.dumps(stream)).epoch == stream.epoch == 3
+    assert indices(dataset) == list(range(truth.num_frames))
+    stream.close()
 
 
 def test_a_share_is_never_more_than_its_part() -> None:
