@@ -272,9 +272,9 @@ def _batch(samples: StreamIterator[Any], first: Any, size: int) -> list[Any]:  #
     number, following = samples.batches
     # No more are asked for than there are: with its last batch a pass isn't finished, whatever the batch's size.
     while number == following and len(batch) < size and samples.__length_hint__():
-        sample = next(samples, None)
-        if sample is None or samples.batches[0] != number:  # the others of this batch were left out
-            if sample is not None:
+        sample = next(samples, _END)
+        if sample is _END or samples.batches[0] != number:  # the others of this batch were left out
+            if sample is not _END:
                 samples.put_back()
             break
         batch.append(sample)

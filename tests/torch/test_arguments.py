@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,21 @@ def test_a_transform_whose_samples_make_no_batch_is_named(truth: DatasetTruth, m
     with pytest.raises(af.ConfigError, match=f"made of dicts, not of {type(made).__name__}: let the transform"):
         next(iter(af.torch.StreamDataset(stream, batch_size=4)))
     stream.close()
+
+
+@pytest.mark.parametrize("nth", [0, 1, 3])
+def test_a_batch_with_nothing_in_it_is_refused_wherever_that_stands(truth: DatasetTruth, nth: int) -> None:
+    stream = af.Stream(str(truth.root), features=["action"])
+    bad = next(itertools.islice(stream, nth, None))["index"]
+    nothing = af.Stream(
+        str(truth.root),
+        features=["action"],
+        transform=lambda sample: None if sample["index"] == bad else sample,  # type: ignore[arg-type, return-value]
+    )
+    with pytest.raises(af.ConfigError, match="made of dicts, not of NoneType"):
+        next(iter(af.torch.StreamDataset(nothing, batch_size=4)))
+    for each in (stream, nothing):
+        each.close()
 
 
 def once(*values: Any) -> Iterator[Any]:  # noqa: ANN401
