@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -62,6 +62,8 @@ class _Batches(Generic[T]):
             if isinstance(made, AbstractAsyncContextManager):
                 made = await stack.enter_async_context(made)
             if not isinstance(made, AsyncIterable):
+                if isinstance(made, Coroutine):
+                    made.close()  # of an async function without a yield; else Python warns that nobody has awaited it
                 message = f"the factory must return an async iterator, or a context manager of one, not {made!r}"
                 raise ConfigError(message)
             self._iterator = aiter(made)

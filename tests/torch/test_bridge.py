@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import subprocess
 import sys
@@ -116,6 +117,16 @@ def test_a_stop_raised_by_the_factory_is_an_error(error: Exception) -> None:
 def test_a_factory_of_something_else_is_refused(made: Any) -> None:  # noqa: ANN401
     with pytest.raises(af.ConfigError, match="async iterator"):
         list(Dataset(lambda: made))
+
+
+def test_a_factory_that_is_an_async_function_without_a_yield_is_refused_and_its_coroutine_closed() -> None:
+    async def nothing() -> None:
+        pass
+
+    made = nothing()
+    with pytest.raises(af.ConfigError, match=r"async iterator.* not <coroutine"):
+        list(Dataset(lambda: made))  # type: ignore[arg-type, return-value]
+    assert inspect.getcoroutinestate(made) == inspect.CORO_CLOSED
 
 
 def test_max_ahead_is_at_least_one() -> None:
