@@ -9,6 +9,7 @@ take, each request less saves a turn; then larger gaps are read over, as long as
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from itertools import pairwise
 from numbers import Integral
@@ -26,6 +27,7 @@ __all__ = [
     "ObjectInfo",
     "Request",
     "choose_part_bytes",
+    "index_of",
     "is_whole_number",
     "plan_requests",
     "split_range",
@@ -48,6 +50,13 @@ are of that order where many are made."""
 def is_whole_number(value: object) -> bool:
     """Whether it is one, of Python or numpy; a boolean isn't."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
+def index_of(value: Any) -> int:  # noqa: ANN401 - what a user gave
+    """What ``operator.index`` gives, which takes a tensor too; TypeError for a boolean: a mask names no indices."""
+    if isinstance(value, bool):
+        raise TypeError(f"{value} is no index")
+    return operator.index(value)
 
 
 def whole_number(name: str, value: Any, *, least: int) -> int:  # noqa: ANN401 - what a user gave

@@ -6,7 +6,6 @@ A dataset of LeRobot v2 is known in the terms of v3, and of one of which some ep
 from __future__ import annotations
 
 import json
-import operator
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from asyncfetch.merge.codecs import Pictures, describe_pictures
 from asyncfetch.merge.schemas import pack_schema, unpack_schema
 from asyncfetch.merge.segments import EpisodeSpan, Segment, cut_file
 from asyncfetch.merge.statistics import STATISTICS, EpisodeColumn
+from asyncfetch.ranges import index_of
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _ascending(episodes: Iterable[int]) -> tuple[int, ...]:
     if not wanted:
         raise ConfigError(f"episodes must be at least one index, not {episodes!r}; None means all")
     try:
-        indices = sorted(operator.index(one) for one in wanted)
+        indices = sorted(map(index_of, wanted))
     except TypeError as error:
         raise ConfigError(f"episodes must be whole numbers, not {wanted!r:.80}") from error
     if indices[0] < 0 or len(set(indices)) < len(indices):

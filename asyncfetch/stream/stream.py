@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from asyncfetch.config import PrivateUrl, stream_config
 from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, open_dataset
+from asyncfetch.ranges import index_of
 from asyncfetch.stream.building import JobBuilder
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.order import Order
@@ -174,7 +174,7 @@ class Stream(SampleSource[LeRobotDataset]):
 def distinct_episodes(episodes: Sequence[int]) -> tuple[int, ...]:
     """What a user gave as ``episodes``, once and for all; ConfigError where one comes twice, or is none."""
     try:
-        chosen = tuple(operator.index(episode) for episode in episodes)
+        chosen = tuple(map(index_of, episodes))
     except TypeError as error:
         raise ConfigError(f"episodes must be whole numbers, not {episodes!r:.80}") from error
     if len(set(chosen)) != len(chosen):

@@ -116,7 +116,7 @@ async def test_of_a_file_of_rows_only_the_groups_with_selected_ones_are_read(lib
     await check_selected(tmp_path / "out", [(truth, 2)])
 
 
-@pytest.mark.parametrize("episodes", [[], [0, 0], [-1], ["a"], [0.5]], ids=str)
+@pytest.mark.parametrize("episodes", [[], [0, 0], [-1], ["a"], [0.5], [True, False]], ids=str)
 async def test_selections_that_can_not_be_meant(library: Library, tmp_path: Path, episodes: list[Any]) -> None:
     with pytest.raises(ConfigError, match="episodes must be"):
         await select_episodes(library(episodes=(4,)).root, tmp_path / "out", episodes)

@@ -152,6 +152,7 @@ async def test_a_transforms_error_comes_as_it_is_at_its_place(truth: DatasetTrut
         ({"episodes": 3}, "episodes must be whole numbers"),
         ({"episodes": [0.5]}, "episodes must be whole numbers"),
         ({"episodes": "ab"}, "episodes must be whole numbers"),
+        ({"episodes": [True, False]}, "episodes must be whole numbers"),
         ({"transform": 3}, "transform must be"),
         ({"windows": 5}, "windows must be a mapping"),
         ({"windows": ["action"]}, "windows must be a mapping"),
