@@ -40,6 +40,8 @@ Asked: TypeAlias = "tuple[HeldEpisode, int, int]"
 """An episode, one of its frames, and the number of the reader that goes through them: see HeldEpisode.each."""
 
 _PICTURES = {"image", "video", "depth"}
+_CHANNELS = {1, 3, 4}
+"""That a picture may have."""
 
 
 class Field(NamedTuple):
@@ -185,11 +187,19 @@ class SampleBuilder:
 
 
 def _channels_first(feature: Feature) -> tuple[int, ...]:
-    """The shape of a picture, whose axes info.json may name in either order."""
+    """The shape of a picture. In info.json its axes come in either order: by their names or else by which one is small.
+
+    LeRobot writes height, width and channels.
+    """
     shape, names = feature.shape, feature.names
-    if len(shape) != 3 or (isinstance(names, list) and names and str(names[0]).startswith("channel")):
+    if len(shape) == 2:
+        return (1, *shape)
+    if len(shape) != 3:
         return shape
-    return (shape[2], *shape[:2])
+    axes = [str(name).lower() for name in names] if isinstance(names, list) else []
+    is_channels = [axis == "c" or axis.startswith("channel") for axis in axes]
+    is_first = is_channels[0] if any(is_channels) else shape[0] in _CHANNELS and shape[2] not in _CHANNELS
+    return shape if is_first else (shape[2], *shape[:2])
 
 
 def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -358,3 +358,27 @@ def test_a_depth_map_in_a_table_is_laid_out_as_it_is_stored() -> None:
     }
     builder = SampleBuilder(features=features, tasks={}, windows={}, image_dtype="float32")
     assert [builder.layout()[key] for key in features] == [Field("uint16", (1, 4, 6)), Field("float32", (1, 4, 6))]
+
+
+@pytest.mark.parametrize(
+    ("shape", "names", "laid_out"),
+    [
+        ((6, 8, 3), None, (3, 6, 8)),
+        ((3, 6, 8), None, (3, 6, 8)),
+        ((1, 6, 8), {"axes": ["c", "h", "w"]}, (1, 6, 8)),
+        ((3, 6, 8), ["c", "h", "w"], (3, 6, 8)),
+        ((3, 6, 8), ["Channels", "height", "width"], (3, 6, 8)),
+        ((6, 8, 3), ["height", "width", "rgb"], (3, 6, 8)),
+        ((3, 8, 4), ["height", "width", "channel"], (4, 3, 8)),
+        ((4, 6, 3), ["c", "h", "w"], (4, 6, 3)),
+        ((1, 8, 3), [], (3, 1, 8)),  # as LeRobot writes them
+        ((6, 8), ["height", "width"], (1, 6, 8)),
+    ],
+    ids=str,
+)
+def test_a_pictures_axes_are_told_by_their_names_or_else_by_their_sizes(
+    shape: tuple[int, ...], names: object, laid_out: tuple[int, ...]
+) -> None:
+    camera = Feature("camera", "video", shape, names, "video", {})
+    builder = SampleBuilder(features={"camera": camera}, tasks={}, windows={}, image_dtype="uint8")
+    assert builder.layout()["camera"] == Field("uint8", laid_out)
