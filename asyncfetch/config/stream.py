@@ -44,9 +44,9 @@ class StreamConfig:
     on_error: OnError = "raise"
     """What becomes of a sample whose data are bad: a broken or missing file, a frame that isn't there. "raise" raises
     the error at the sample's place; "skip" leaves it out, so ranks may get unequally many; "replace" gives a copy of
-    the good sample before it; in batches of one member of a mixture one of that member, and before its first good one
-    nothing. ``Stream.quarantine`` lists what was left out or replaced. A host that is down always
-    raises, and so do a transform's own errors."""
+    the good sample before it, and ConfigError where ``copy.deepcopy`` can't make one; in batches of one member of a
+    mixture one of that member, and before its first good one nothing. ``Stream.quarantine`` lists what was left out or
+    replaced. A host that is down always raises, and so do a transform's own errors."""
     prefetch_episodes: int = 8
     """Episodes fetched ahead of the pool."""
     decode_threads: int | None = None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.errors import DatasetError, DecodeError, NotFound, RangeNotSatisfiable, redact_url
+from asyncfetch.errors import ConfigError, DatasetError, DecodeError, NotFound, RangeNotSatisfiable, redact_url
+from asyncfetch.stream.building import Failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -198,12 +199,12 @@ class Substitutes:
 
     In a mixture that is one of the same member, but where the member has given none yet.
 
-    So it depends on the order and on the data alone.
+    So it depends on the order and on the data alone. Where it can't be copied, a ``Failed`` comes that says so.
     """
 
     def __init__(self) -> None:
         self._last: dict[int, Any] = {}
-        """The latest good sample of each member, those of the latest parcel behind the others."""
+        """The latest good sample of each member, or why there is no copy; those of the latest parcel behind others."""
         self._fresh: set[int] = set()
         self._waiting = 0
 
@@ -213,7 +214,7 @@ class Substitutes:
         self._last.pop(member, None)
         self._last[member] = sample
         self._fresh.add(member)
-        return [*(copy.deepcopy(sample) for _ in range(waiting)), sample]
+        return [*(_copied(sample) for _ in range(waiting)), sample]
 
     def has_of(self, member: int) -> bool:
         """Whether a sample of the member itself would come in place of a bad one."""
@@ -224,10 +225,23 @@ class Substitutes:
         if not self._last:
             self._waiting += 1
             return []
-        return [copy.deepcopy(self._last[member] if member in self._last else next(reversed(self._last.values())))]
+        last = self._last[member] if member in self._last else next(reversed(self._last.values()))
+        return [last if isinstance(last, Failed) else _copied(last)]
 
     def keep(self) -> None:
         """What was given out goes to the consumer now, who may change it."""
         for member in self._fresh:
-            self._last[member] = copy.deepcopy(self._last[member])
+            self._last[member] = _copied(self._last[member])
         self._fresh.clear()
+
+
+def _copied(sample: Any) -> Any | Failed:  # noqa: ANN401
+    """Nobody may ever need it: that there is none is an error only where somebody does."""
+    try:
+        return copy.deepcopy(sample)
+    except Exception as error:  # noqa: BLE001  what a transform returns may raise any
+        message = (
+            f"no copy of a good sample can stand for bad ones, because of {type(error).__name__}: {error}. Let the "
+            'transform return what copy.deepcopy can copy, or choose on_error="skip"'
+        )
+        return Failed(ConfigError(message))

@@ -256,8 +256,13 @@ class SamplePass:
                 given = self._substitutes.bad(origin.member) if is_replaced else []
                 self._given += not is_replaced
             for sample in given:
+                if isinstance(sample, Failed):
+                    self._failure = anew(sample.error)
+                    break
                 samples.append(Delivery(self._given, self._given + 1, sample))
                 self._given += 1
+            if self._failure is not None:
+                break
             if step.empty:
                 self._given += step.empty
                 samples[-1:] = [last._replace(delivered=self._given) for last in samples[-1:]]

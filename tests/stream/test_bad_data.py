@@ -110,6 +110,34 @@ def test_where_nothing_is_good_the_error_is_raised(broken: str, on_error: str) -
     stream.close()
 
 
+class Uncopied:
+    """What a transform may put into a sample, and nobody can copy."""
+
+    def __deepcopy__(self, memo: object) -> Uncopied:
+        raise ValueError("there is one of me")
+
+
+def test_where_nothing_is_bad_samples_need_no_copies(truth: DatasetTruth) -> None:
+    stream = make(str(truth.root), "replace", transform=lambda sample: {**sample, "resource": Uncopied()})
+    assert sorted(indices(stream)) == list(range(truth.num_frames))
+    assert stream.epoch == 1
+    stream.close()
+
+
+@pytest.mark.parametrize(("episodes", "good"), [([1, 3], 9), ([3, 1], 0)], ids=["bad ones behind", "bad ones in front"])
+def test_a_good_sample_that_can_not_be_copied_is_an_error_where_a_bad_one_needs_it(
+    broken: str, episodes: list[int], good: int
+) -> None:
+    options: dict[str, Any] = {"shuffle": False, "episodes": episodes}
+    stream = make(broken, "replace", transform=lambda sample: {**sample, "resource": Uncopied()}, **options)
+    samples = iter(stream)
+    assert indices(next(samples) for _ in range(good)) == list(range(5, 5 + good))
+    with pytest.raises(af.ConfigError, match=r'ValueError: there is one of me\. Let the transform .* on_error="skip"'):
+        next(samples)
+    assert samples.state_dict()["shares"]["delivered"] == [[0, 0, good]]
+    stream.close()
+
+
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 @pytest.mark.parametrize("taken", [3, 11, 17])
 def test_it_is_gone_on_with_as_if_it_had_not_been_stopped(broken: str, on_error: str, taken: int) -> None:
