@@ -46,7 +46,10 @@ class StreamConfig:
     the error at the sample's place; "skip" leaves it out, so ranks may get unequally many; "replace" gives a copy of
     the good sample before it, and ConfigError where ``copy.deepcopy`` can't make one; in batches of one member of a
     mixture one of that member, and before its first good one nothing. ``Stream.quarantine`` lists what was left out or
-    replaced. A host that is down always raises, and so do a transform's own errors."""
+    replaced. Where one consumer reads an epoch alone and nothing is good, its first error is raised. A rank or worker
+    that gets no good sample of those that several share gets none at all with "skip"; with "replace", which promises it
+    as many as there are, it raises DatasetError. A host that is down always raises, and so do a transform's own
+    errors."""
     prefetch_episodes: int = 8
     """Episodes fetched ahead of the pool."""
     decode_threads: int | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.errors import ConfigError, DatasetError, DecodeError, NotFound, RangeNotSatisfiable, redact_url
+from asyncfetch.errors import ConfigError, DatasetError, DecodeError, NotFound, RangeNotSatisfiable, anew, redact_url
 from asyncfetch.stream.building import Failed
 
 if TYPE_CHECKING:
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from asyncfetch.config import OnError
     from asyncfetch.lerobot import LeRobotDataset
+    from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.readable import Origin
 
-__all__ = ["BAD_DATA", "BOARD_BYTES", "Board", "Quarantine", "Quarantined", "Substitutes"]
+__all__ = ["BAD_DATA", "BOARD_BYTES", "Board", "Quarantine", "Quarantined", "Substitutes", "raise_where_none_is_good"]
 
 _log = logging.getLogger("asyncfetch.stream")
 
@@ -192,6 +194,23 @@ def _file(dataset: LeRobotDataset, episode: int, error: Exception) -> str:
     urls = [known.data_url, *(span.url for span in known.videos.values())]
     message = str(error)
     return redact_url(next((url for url in urls if redact_url(url) in message), known.data_url))
+
+
+def raise_where_none_is_good(first_bad: Exception, placement: Placement, on_error: OnError) -> None:
+    """Called where a consumer's part of a whole epoch has ended without a good sample.
+
+    That everything is bad is no matter of leaving some out. But of several consumers each knows its own part alone:
+    the others' may be good, and then this one gets nothing, unless it was promised as many samples as there are.
+    """
+    if placement.consumers == 1:
+        raise anew(first_bad)
+    if on_error == "replace":
+        raise DatasetError(
+            f"{placement} got no good sample that could stand for its bad ones, of which the first is bad because of "
+            f"{type(first_bad).__name__}: {first_bad}",
+            remedy="leave the episodes that the stream's quarantine lists out by episodes=..., read with fewer ranks "
+            'and workers, or choose on_error="skip", with which this one gets nothing',
+        ) from first_bad
 
 
 class Substitutes:

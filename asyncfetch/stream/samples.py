@@ -20,7 +20,7 @@ from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.stream.building import Failed
 from asyncfetch.stream.coming import Coming, Decoding, Delivery
 from asyncfetch.stream.jobs import Sizes, parcels
-from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes
+from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes, raise_where_none_is_good
 from asyncfetch.stream.window import EpisodeWindow
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class SamplePass:
             if not self._ended:
                 self._ended = True
                 if self._first_bad is not None and not (self._delivered or self._plan.is_resumed):
-                    raise anew(self._first_bad)  # not one sample is good: that is no matter of leaving some out
+                    raise_where_none_is_good(self._first_bad, self._plan.progress.placement, self._on_error)
                 self._on_end()
             raise StopAsyncIteration
         coming = self._queue[0]

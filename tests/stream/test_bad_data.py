@@ -110,6 +110,38 @@ def test_where_nothing_is_good_the_error_is_raised(broken: str, on_error: str) -
     stream.close()
 
 
+SHARES = [Placement(worker=worker, workers=2, block_samples=len(BAD)) for worker in range(2)]
+"""Of episodes 3 and 1, without shuffling: to the first one only what is bad."""
+
+
+def test_who_gets_none_of_the_good_samples_of_several_has_nothing(broken: str) -> None:
+    stream = make(broken, "skip", shuffle=False, episodes=[3, 1])
+    assert [indices(stream.iterate(share, epoch=0)) for share in SHARES] == [[], list(range(5, 14))]
+    (bad,) = stream.quarantine.episodes()
+    assert (bad.episode, bad.samples) == (3, len(BAD))
+    stream.close()
+
+
+def test_who_gets_none_to_replace_the_bad_ones_by_says_so(broken: str) -> None:
+    stream = make(broken, "replace", shuffle=False, episodes=[3, 1])
+    message = 'rank 0 of 1, worker 0 of 2 got no good sample .* NotFound: .*file-003.* on_error="skip"'
+    with pytest.raises(af.DatasetError, match=message) as caught:
+        list(stream.iterate(SHARES[0], epoch=0))
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert indices(stream.iterate(SHARES[1], epoch=0)) == list(range(5, 14))
+    stream.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
+def test_a_loader_goes_on_where_one_of_its_workers_finds_nothing_good(broken: str) -> None:
+    stream = make(broken, "skip", shuffle=False, episodes=[3, 1])
+    dataset = af.torch.StreamDataset(stream, batch_size=len(BAD))
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    assert [batch["index"].tolist() for batch in loader] == [list(range(5, 14))]
+    assert (stream.epoch, stream.quarantine.samples) == (1, len(BAD))
+    stream.close()
+
+
 class Uncopied:
     """What a transform may put into a sample, and nobody can copy."""
 
