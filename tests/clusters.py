@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
+from tests.merge.on_s3 import set_keys
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -17,9 +21,10 @@ MIB = 1024 * 1024
 
 @contextmanager
 def local_ray(num_cpus: int) -> Iterator[None]:
-    """It reports nothing to anybody, and is gone behind the block."""
+    """It reports nothing to anybody, and is gone behind the block. Its workers have the keys that S3Server knows."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT)}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+        set_keys(patch)
         warnings.simplefilter("ignore")  # Ray's own: on accelerators, on files it leaves open
         import ray
 

@@ -158,6 +158,16 @@ def small_dataset(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
     return write_dataset(tmp_path_factory.mktemp("small") / "dataset", episodes=(20, 31, 17, 24))
 
 
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A real Ray with two workers. It stays once it is there: its start takes seconds, and a process has but one."""
+    pytest.importorskip("ray")
+    from tests.clusters import local_ray
+
+    with local_ray(num_cpus=2):
+        yield
+
+
 @pytest.fixture(scope="session", params=["av1", "h264", "hevc"])
 def dataset_of_each_codec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
     """Three episodes in one codec; a test that takes it runs for each."""

@@ -33,7 +33,9 @@ def sources(library: Library) -> list[Path]:
     return [library(episodes=(9, 4, 5), tasks=("a", "b")).root, library(episodes=(5, 6), tasks=("c", "a")).root]
 
 
-async def test_ray_must_run(library: Library, tmp_path: Path) -> None:
+async def test_ray_must_run(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(ConfigError, match=r"ray\.init"):
         await merge_datasets(sources(library), tmp_path / "out", executor=RayExecutor())
 

@@ -15,7 +15,6 @@ from asyncfetch.config import FetchConfig, RetryConfig, TimeoutConfig
 from asyncfetch.tensors import TensorClient, TensorServer
 from asyncfetch.tensors.server import make_application
 from asyncfetch.tensors.storage import ShardStorage
-from tests.clusters import local_ray
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -52,14 +51,6 @@ http_client = Backend("http", "").client
 async def store(client: TensorClient, server: str, *tensors: torch.Tensor) -> list[RemoteTensor]:
     remotes: list[RemoteTensor] = await client.remotize(list(tensors), server)
     return remotes
-
-
-@pytest.fixture(scope="package")
-def ray_cluster() -> Iterator[None]:
-    """A real Ray, gone before another room's tests: an initialised Ray is seen by all that ask."""
-    pytest.importorskip("ray")
-    with local_ray(num_cpus=1):
-        yield
 
 
 @pytest.fixture
