@@ -200,22 +200,30 @@ class Order:
         return list(zip(episodes[lengths > 0].tolist(), lengths[lengths > 0].tolist(), strict=True))
 
     def turns(self, seating: Seating, cycle: int) -> Sequence[int]:
-        """The seats in the order in which they give their frames of this cycle."""
-        per_lane = self.seats // self.lanes if self.shuffle else 1
-        if per_lane == 1:
-            return sorted(seating.episodes)
-        key = np.uint64(draw_key("cycle", self.seed, self.epoch, cycle))
-        begin = (_mix_array(np.arange(self.lanes, dtype=np.uint64) + key) % np.uint64(per_lane)).astype(int)
-        rows = (np.arange(per_lane)[:, None] + begin) % per_lane
-        visits: list[int] = (rows * self.lanes + np.arange(self.lanes)).ravel().tolist()
+        """The taken seats in the order in which they give their frames of this cycle."""
         taken = seating.episodes
-        return visits if len(taken) == len(visits) else [number for number in visits if number in taken]
+        per_lane = min(self.seats // self.lanes, _MASK >> 1) if self.shuffle else 1  # as far as numpy counts
+        if per_lane == 1:
+            return sorted(taken)
+        key = np.uint64(draw_key("cycle", self.seed, self.epoch, cycle))
+        lanes = np.arange(min(self.lanes, len(self.lengths)))  # those that anybody may sit on
+        begin = (_mix_array(lanes.astype(np.uint64) + key) % np.uint64(per_lane)).astype(np.int64)
+        if len(taken) == self.seats:  # as mostly, and then nothing has to be sorted
+            rows = (np.arange(per_lane)[:, None] + begin) % per_lane
+            visits = (rows * self.lanes + lanes).ravel()
+        else:
+            seats = np.fromiter(taken, np.int64, len(taken))
+            row, lane = np.divmod(seats, len(lanes))
+            visits = seats[np.lexsort((lane, (row - begin[lane]) % per_lane))]
+        turns: list[int] = visits.tolist()
+        return turns
 
     def frames(self, episode: int) -> NDArray[np.int64]:
         """The order of an episode's frames."""
-        length, size = int(self.lengths[episode]), self.group_frames
+        length = int(self.lengths[episode])
         if not self.shuffle:
             return np.arange(length)
+        size = min(self.group_frames, max(length, 1))  # a group may be larger than any episode
         groups = np.arange(1, -(-length // size) + 1, dtype=np.uint64)
         key = np.uint64(draw_key("frames", self.seed, self.epoch, episode))
         drawn = np.argsort(_mix_array(groups * np.uint64(_GOLDEN) + key), kind="stable")

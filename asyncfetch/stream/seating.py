@@ -71,6 +71,8 @@ class Seating:
             self._take_together(seat)
         for seat in range(2 * self._pairs, order.seats):
             self._take(seat)
+            if seat not in self.episodes:  # nobody is left, and there may be any number of seats
+                break
 
     @property
     def stop(self) -> int:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import tracemalloc
 from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -10,8 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.stream.order import Order, permute
+from asyncfetch.stream.order import Order, draw_key, permute
 from asyncfetch.stream.placement import Placement
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from asyncfetch.stream.seating import Seating
 
 lengths_strategy = st.lists(st.integers(0, 40), max_size=24)
 lanes_strategy = st.sampled_from([1, 2, 4, 8])
@@ -53,6 +60,53 @@ def order(
 
 def drawn(whole: Order, start: int = 0, step: int = 1) -> list[tuple[int, int]]:
     return [(one.episode, one.frame) for one in whole.steps(range(start, len(whole), step))]
+
+
+def mixed(value: int) -> int:
+    """Splitmix64's finaliser."""
+    value %= 1 << 64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % (1 << 64)
+    return value ^ (value >> 31)
+
+
+def plain_turns(whole: Order, seating: Seating, cycle: int) -> list[int]:
+    """All seats, of which those are left that are taken."""
+    per_lane = whole.seats // whole.lanes
+    key = draw_key("cycle", whole.seed, whole.epoch, cycle)
+    begin = [mixed(lane + key) % per_lane for lane in range(whole.lanes)]
+    seats = [
+        (turn + begin[lane]) % per_lane * whole.lanes + lane for turn in range(per_lane) for lane in range(whole.lanes)
+    ]
+    return [seat for seat in seats if seat in seating.episodes]
+
+
+def plain_frames(whole: Order, episode: int) -> list[int]:
+    """All frames of whole groups, of which those are left that there are."""
+    length, size = whole.lengths[episode], whole.group_frames
+    key = draw_key("frames", whole.seed, whole.epoch, episode)
+    groups = sorted(range(-(-length // size)), key=lambda group: mixed((group + 1) * 0x9E3779B97F4A7C15 + key))
+    return [frame for group in groups for frame in range(group * size, (group + 1) * size) if frame < length]
+
+
+def work(whole: Order) -> tuple[int, int]:
+    """What it takes to go through an order: calls, and bytes at the peak."""
+    calls = 0
+
+    def count(_: FrameType, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    drawn(whole)  # what is made once is there then
+    tracemalloc.start()
+    sys.setprofile(count)
+    try:
+        drawn(whole)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        sys.setprofile(None)
+        tracemalloc.stop()
+    return calls, peak_bytes
 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
@@ -183,6 +237,56 @@ def test_the_order_is_frozen_across_releases() -> None:
         (4, 1),
         (3, 4),
     ]
+
+
+@pytest.mark.parametrize(
+    ("lanes", "pool", "group", "expected"),
+    [
+        (2, 10, 2, [(1, 0), (0, 2), (2, 0), (1, 1), (0, 3), (2, 1), (1, 2), (0, 0), (2, 2), (0, 4), (0, 1), (2, 3)]),
+        (8, 16, 50, [(1, 0), (2, 0), (0, 0), (2, 1), (0, 1), (1, 1), (1, 2), (2, 2), (0, 2), (2, 3), (0, 3), (0, 4)]),
+    ],
+)
+def test_the_order_of_a_pool_larger_than_the_dataset_is_frozen_too(
+    lanes: int, pool: int, group: int, expected: list[tuple[int, int]]
+) -> None:
+    assert drawn(order([5, 3, 4], lanes=lanes, pool=pool, group=group, seed=3, epoch=1)) == expected
+
+
+@given(
+    lengths=lengths_strategy,
+    seed=st.integers(0, 9),
+    lanes=lanes_strategy,
+    per_lane=st.integers(1, 40),
+    group=st.integers(1, 100),
+)
+def test_turns_and_frames_are_those_of_all_seats_and_of_whole_groups(
+    lengths: list[int], seed: int, lanes: int, per_lane: int, group: int
+) -> None:
+    whole = order(lengths, seed=seed, lanes=lanes, pool=lanes * per_lane, group=group)
+    seating = whole.seating()
+    while seating.episodes:
+        assert list(whole.turns(seating, seating.cycle)) == plain_turns(whole, seating, seating.cycle)
+        seating.advance()
+    for episode in range(len(lengths)):
+        assert whole.frames(episode).tolist() == plain_frames(whole, episode)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "pool", "group"), [(2, 2**20, 2), (2**19, 2**20, 2), (2**20, 2**20, 2), (2, 16, 2**20)]
+)
+def test_a_setting_above_what_there_is_costs_no_more(lanes: int, pool: int, group: int) -> None:
+    lengths = [5, 9, 1, 7, 12, 3]
+    most_calls, most_bytes = work(order(lengths, lanes=2, pool=16, group=12))
+    calls, peak_bytes = work(order(lengths, lanes=lanes, pool=pool, group=group))
+    assert calls < 1.5 * most_calls
+    assert peak_bytes < most_bytes + 2**14
+
+
+@pytest.mark.parametrize("lanes", [1, 2**70])
+def test_settings_of_any_size_mean_all_there_is(lanes: int) -> None:
+    whole = order([5, 0, 3], lanes=lanes, pool=2**80, group=2**80)
+    assert sorted(drawn(whole)) == [*((0, frame) for frame in range(5)), *((2, frame) for frame in range(3))]
+    assert whole.frames(0).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_neighbours_come_from_as_many_episodes_as_there_are_lanes() -> None:
