@@ -145,7 +145,8 @@ class Order:
 
     def open_episodes(self, placement: Placement) -> int:
         """How many episodes a consumer draws from at a time, while every seat has one."""
-        return self.seats // placement.consumers if self.lanes % placement.period == 0 else self.seats
+        seats = self.seats // placement.consumers if self.lanes % placement.period == 0 else self.seats
+        return min(seats, len(self.lengths))
 
     def pool(self, placement: Placement) -> tuple[int, int]:
         """How many different episodes those are at most, and how many frames they have if they are the longest."""

@@ -179,6 +179,13 @@ def test_who_takes_blocks_keeps_whole_lanes_where_these_divide_the_lanes() -> No
     assert whole.open_episodes(Placement(0, 3)) == 8
 
 
+def test_no_more_episodes_are_open_than_there_are() -> None:
+    whole = order([30] * 6, lanes=8, pool=2**20)
+    assert whole.open_episodes(Placement()) == 6
+    assert whole.open_episodes(Placement(0, 3)) == 6
+    assert whole.pool(Placement()) == (6, 180)
+
+
 @given(length=st.integers(1, 40), group=st.integers(1, 6))
 def test_the_frames_of_a_group_come_in_a_row(length: int, group: int) -> None:
     frames = order([length], group=group).frames(0).tolist()
