@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from math import ceil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class Sizes:
         twice.
         """
         longest = 1 + max(0, max_samples - jobs) // (open_episodes + jobs)
-        run_frames = ceil(group_frames / ceil(group_frames / longest))
+        run_frames = -(-group_frames // -(-group_frames // longest))
         job_samples = (max_samples - (run_frames - 1) * open_episodes) // jobs
         job_samples = max(run_frames, min(job_samples, max_job_samples))
         return cls(group_frames, run_frames, job_samples, open_episodes, readers)

@@ -73,10 +73,13 @@ class MixedOrder:
         self._lengths = lengths
         self._orders = orders
         self._firsts = [of(0)[0] for of, length in zip(orders, lengths, strict=True) if length]
-        self.group_frames = max((order.group_frames for order in self._firsts), default=1)
 
     def __len__(self) -> int:
         return self._epoch.total
+
+    def largest_group(self) -> int:
+        """See EpisodeOrder."""
+        return max((order.largest_group() for order in self._firsts), default=1)
 
     def open_episodes(self, placement: Placement) -> int:
         """How many episodes a consumer draws from at a time."""

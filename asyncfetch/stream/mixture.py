@@ -19,6 +19,7 @@ from asyncfetch.lerobot import LeRobotDataset
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.building import JobBuilder
 from asyncfetch.stream.cursor import Rest
+from asyncfetch.stream.epochs import MAX_EPOCH
 from asyncfetch.stream.mixed import AsNamed, MixedBuilder, MixedOrder, OpenMixture
 from asyncfetch.stream.mixed_rest import Batching, MixedRest, left_of_members
 from asyncfetch.stream.mixing import MixedEpoch, Mixing, StopOn
@@ -115,8 +116,8 @@ class Mixture(SampleSource[OpenMixture]):
             raise ConfigError(f'stop_on must be "first", "all" or a number of samples from 1 on, not {stop_on!r}')
         if missing not in {"keep", "drop", "pad", "raise"}:
             raise ConfigError(f'missing must be "keep", "drop", "pad" or "raise", not {missing!r}')
-        if block_samples is not None and not _is_count(block_samples):
-            raise ConfigError(f"block_samples must be at least 1, or None, not {block_samples!r}")
+        if block_samples is not None and not (_is_count(block_samples) and block_samples <= MAX_EPOCH):
+            raise ConfigError(f"block_samples must be from 1, below 2**63 - 1, or None, not {block_samples!r}")
         self.stop_on: StopOn = stop_on if isinstance(stop_on, str) else operator.index(stop_on)
         self.keys = _renames(keys, len(streams))
         self.missing: Missing = missing

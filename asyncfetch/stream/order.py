@@ -64,14 +64,8 @@ class Step(NamedTuple):
     """Of the consumer's positions, those behind this one, or in front of the first, that hold nothing."""
 
 
-def _mix(value: int) -> int:
-    """Splitmix64's finaliser (Steele, Lea and Flood, 2014): a bijection of 64 bits that leaves no pattern."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
-    return value ^ (value >> 31)
-
-
 def _mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Splitmix64's finaliser (Steele, Lea and Flood, 2014): a bijection of 64 bits that leaves no pattern."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: NDArray[np.uint64] = values ^ (values >> np.uint64(31))
@@ -142,6 +136,10 @@ class Order:
             return {"shuffle": False}
         names = ("shuffle", "seed", "lanes", "pool_episodes", "group_frames")
         return {"version": _VERSION, **{name: getattr(self, name) for name in names}}
+
+    def largest_group(self) -> int:
+        """See EpisodeOrder."""
+        return min(self.group_frames, int(self.lengths.max(initial=1)))
 
     def open_episodes(self, placement: Placement) -> int:
         """How many episodes a consumer draws from at a time, while every seat has one."""

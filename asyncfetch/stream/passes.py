@@ -95,7 +95,7 @@ def _pass_maker(stream: SampleSource[R], opened: R, plan: PassPlan, *, is_follow
     open_episodes = plan.order.open_episodes(placement)
     sizes = Sizes.within(
         decoded_samples,
-        group_frames=plan.order.group_frames,
+        group_frames=plan.order.largest_group(),
         open_episodes=open_episodes,
         jobs=2 * opened.decode_pool.threads + HANDED_OVER_PARCELS,  # so that every thread has work
         max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),

@@ -25,9 +25,8 @@ STRETCH_STEPS = 500
 class EpisodeOrder(Protocol):
     """The order of an epoch: see Order, and MixedOrder."""
 
-    @property
-    def group_frames(self) -> int:
-        """Neighbouring frames that are decoded together."""
+    def largest_group(self) -> int:
+        """Most neighbouring frames that are cheaper to decode together: no more than the longest episode has."""
         ...
 
     def open_episodes(self, placement: Placement) -> int:

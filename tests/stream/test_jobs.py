@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -136,3 +137,20 @@ def test_sizes_keep_groups_together_as_far_as_memory_goes(
 ) -> None:
     sizes = Sizes.within(max_samples, group_frames=group, open_episodes=open_episodes, jobs=jobs, max_job_samples=8)
     assert (sizes.run_frames, sizes.job_samples) == (run_frames, job_samples)
+
+
+@given(max_samples=st.integers(1, 2**70), group=st.integers(1, 10**400), open_episodes=st.integers(1, 100))
+def test_groups_of_any_size_divide_exactly(max_samples: int, group: int, open_episodes: int) -> None:
+    sizes = Sizes.within(max_samples, group_frames=group, open_episodes=open_episodes, jobs=4, max_job_samples=8)
+    longest = 1 + max(0, max_samples - 4) // (open_episodes + 4)
+    assert 1 <= sizes.run_frames <= min(group, longest)
+    assert -(-group // sizes.run_frames) == -(-group // longest)
+
+
+def test_a_group_is_no_larger_than_the_longest_episode() -> None:
+    def largest(lengths: list[int], group: int) -> int:
+        order = Order(np.array(lengths, np.int64), shuffle=True, seed=0, epoch=0, lanes=1, pool_episodes=1)
+        return replace(order, group_frames=group).largest_group()
+
+    assert [largest([3, 0, 9, 5], group) for group in (1, 8, 9, 10, 10**30)] == [1, 8, 9, 9, 9]
+    assert largest([], 7) == 1

@@ -443,6 +443,7 @@ def test_a_dataset_may_be_several_members(truths: list[DatasetTruth]) -> None:
         ({"transform": "crop"}, "transform must be"),
         ({"missing": "ignore"}, "missing must be"),
         ({"block_samples": 0}, "block_samples must be"),
+        ({"block_samples": 2**63 - 1}, "block_samples must be"),
         ({"block_samples": "4"}, "block_samples must be"),
         ({"keys": 5}, "keys must be a mapping"),
         ({"keys": ["top", None, None]}, "a mapping or None for each"),
