@@ -318,6 +318,8 @@ class Turn:
         failure.budget, failure.waited_seconds = host.budget, self.waited_seconds
         if failure.kind is Throttled:
             host._refused(host.now() - self._entered_at, failure.retry_after)
+        elif failure.retry_after is not None:
+            host._pause(host._clock.monotonic(), failure.retry_after)
 
 
 class Hosts:

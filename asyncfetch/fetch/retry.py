@@ -183,7 +183,7 @@ class Retries:
 def giving_up(failure: AttemptFailed, config: RetryConfig) -> AttemptFailed:
     """The failure as it is told to the user: with the reason where it isn't in the failure itself.
 
-    A Retry-After that is too long to wait for is throttling, whatever the status.
+    A Retry-After that is too long to wait for is throttling, whatever the status, where another attempt might help.
     """
     if failure.is_over_budget:
         reason = (
@@ -191,7 +191,7 @@ def giving_up(failure: AttemptFailed, config: RetryConfig) -> AttemptFailed:
             " spent: it fails most of what it is asked, so find out why, or raise RetryConfig(budget=...)"
         )
         return replace(failure, message=failure.message + reason)
-    if failure.retry_after is None or failure.retry_after <= config.retry_after_maximum_seconds:
+    if failure.verdict is Verdict.FATAL or (failure.retry_after or 0.0) <= config.retry_after_maximum_seconds:
         return failure
     message = (
         f"the server asks to wait {failure.retry_after:.0f} s, more than"

@@ -18,6 +18,7 @@ from asyncfetch.errors import (
     ConnectionFailed,
     FetchError,
     InvalidResponse,
+    NotFound,
     ObjectChanged,
     RangeNotSatisfiable,
     Throttled,
@@ -231,6 +232,11 @@ def test_retry_after_beyond_the_maximum_is_throttling() -> None:
     final = giving_up(failed(retry_after=31.0), config)
     assert final.kind is Throttled
     assert "31 s" in final.message
+
+
+def test_what_no_wait_would_change_stays_what_it_is() -> None:
+    missing = AttemptFailed(NotFound, "no", Verdict.FATAL, 404, retry_after=3600.0)
+    assert giving_up(missing, RetryConfig()) is missing
 
 
 def test_the_wait_for_a_turn_is_not_in_the_total_time() -> None:

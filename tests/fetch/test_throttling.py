@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from asyncfetch.config import FetchConfig, RetryConfig, StreamConfig
-from asyncfetch.errors import AsyncFetchError, ConfigError, FetchError, Throttled
+from asyncfetch.errors import AccessDenied, AsyncFetchError, ConfigError, FetchError, NotFound, Throttled
 from asyncfetch.fetch.hosts import MAX_IDLE_HOSTS, PAUSE_SPREAD, Host, Hosts
 from asyncfetch.fetch.limit import BACKOFF
 from asyncfetch.fetch.redirects import Route
@@ -48,6 +48,37 @@ async def test_a_pause_is_every_request_s_and_ends_at_different_times(time: Fake
     assert time.sleeps == pytest.approx([20 * (1 + PAUSE_SPREAD / 2)])
     await take_turn(host)
     assert len(time.sleeps) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (500, {"Retry-After": "20"}),
+        (503, {"Retry-After": "20"}),
+        (404, {"RateLimit": '"api";r=0;t=19'}),
+        (403, {"Retry-After": "20"}),
+    ],
+)
+async def test_whatever_the_refusal_its_pause_is_the_hosts_and_its_error_its_own(
+    fetcher_with: Callable[..., Fetcher],
+    any_server: LyingServer,
+    step: type[StepType],
+    time: FakeTime,
+    ca_file: str,
+    status: int,
+    headers: dict[str, str],
+) -> None:
+    any_server.put("/a", CONTENT)
+    url = any_server.put("/b", CONTENT)
+    any_server.will(step(status=status, headers={"Content-Length": "0", **headers}, body=b""))
+    time.luck = 0.0
+    async with fetcher_with(time, ca_file=ca_file, retry=RetryConfig(attempts=1)) as fetcher:
+        with pytest.raises(FetchError) as caught:
+            await fetcher.fetch(any_server.url("/a"), 0, 10)
+        assert caught.value.status == status
+        assert type(caught.value) is {500: FetchError, 503: Throttled, 404: NotFound, 403: AccessDenied}[status]
+        assert await fetcher.fetch(url, 0, 10) == CONTENT[:10]
+    assert time.sleeps == [20.0]
 
 
 async def test_of_two_pauses_the_one_that_ends_later_counts(time: FakeTime) -> None:
