@@ -24,11 +24,10 @@ from asyncfetch.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
 
     from asyncfetch.cache.staging.binding import Binding, Stored, ValueBinding
     from asyncfetch.cache.staging.directory import StagedFile, StagingDirectory
-    from asyncfetch.cache.staging.entries import Claim, Entry, Leftover
+    from asyncfetch.cache.staging.entries import Claim, Entry, Flight, Leftover
     from asyncfetch.cache.staging.quota import Quota
 
 __all__ = ["Engine"]
@@ -117,12 +116,12 @@ class Engine:
         self.discard(leftover)  # closed meanwhile
         return claim
 
-    def join(self, claim: Claim) -> Future[Stored] | StagedFile | None:
+    def join(self, claim: Claim) -> Flight | StagedFile | None:
         """As Table.join; a read that is begun has a thread at once."""
         with self.table() as table:
             return table.join(claim)
 
-    def distrust(self, claim: Claim, file: StagedFile) -> Future[Stored] | StagedFile | None:
+    def distrust(self, claim: Claim, file: StagedFile) -> Flight | StagedFile | None:
         """As Table.distrust."""
         with self.table() as table:
             self.damaged += 1

@@ -6,19 +6,22 @@ newer one. Plain data, which the table alone changes, under the pool's lock; wha
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from asyncfetch.errors import anew
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
+    from types import TracebackType
 
     from asyncfetch.cache.staging.binding import Binding, Stored
     from asyncfetch.cache.staging.directory import StagedFile
     from asyncfetch.cache.staging.quota import Reservation
 
-__all__ = ["Claim", "Entry", "Leftover", "Phase"]
+__all__ = ["Claim", "Entry", "Flight", "Leftover", "Phase"]
 
 
 class Phase(Enum):
@@ -34,6 +37,31 @@ class Phase(Enum):
     BYPASSED = "bypassed"
     FAILED = "failed"
     ENDED = "ended"
+
+
+class Flight(Future["Stored"]):
+    """A read under way, and then what it brought, for as long as a handle may ask for it again."""
+
+    _traceback: TracebackType | None = None
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """The read's error, as its thread raised it."""
+        self._traceback = None if exception is None else exception.__traceback__
+        super().set_exception(exception)
+
+    def stored(self) -> Stored:
+        """What it brought, or raises its error; once it is done.
+
+        All who ask share the exception, and each raise adds its receiver's frames to it, with the sample that they
+        hold. So each is given one of ours anew; one of a store's own keeps no frames but those of the last receiver.
+        """
+        error = self.exception()
+        if error is None:
+            return self.result()
+        try:
+            raise anew(error.with_traceback(self._traceback))
+        finally:
+            del self, error  # else error -> traceback -> this frame -> error is a cycle
 
 
 class Entry:
@@ -58,7 +86,7 @@ class Entry:
         self.phase = Phase.QUEUED
         self.references = 0
         self.joined: set[Claim] = set()
-        self.flight: Future[Stored] | None = None
+        self.flight: Flight | None = None
         self.in_hand: Callable[[], Stored | None] = _nothing
         self.size_bytes: int | None = None
         self.reservation: Reservation | None = None
@@ -79,7 +107,7 @@ class Claim:
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
         self.held = True
-        self.flight: Future[Stored] | None = None
+        self.flight: Flight | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import time
 from abc import ABC, abstractmethod
-from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -15,6 +14,7 @@ import anyio
 import anyio.to_thread
 
 from asyncfetch.cache.staging.binding import Stored
+from asyncfetch.cache.staging.entries import Flight
 from asyncfetch.cache.staging.sources import add_source_info
 from asyncfetch.errors import CacheError, FetchTimeout
 
@@ -99,7 +99,7 @@ class Lazy(ABC, Generic[T]):
         return self.aget().__await__()
 
     @abstractmethod
-    def _advance(self) -> Future[Stored] | None:
+    def _advance(self) -> Flight | None:
         """Hold the value when this returns None, else what to wait for before the next call. In a thread: does I/O."""
 
     def _deadline(self, timeout_seconds: float | None) -> float | None:
@@ -203,14 +203,14 @@ class StagedLazy(Lazy[T]):
     def _deadline(self, timeout_seconds: float | None) -> float | None:
         return super()._deadline(self._timeout_seconds if timeout_seconds is None else timeout_seconds)
 
-    def _advance(self) -> Future[Stored] | None:
+    def _advance(self) -> Flight | None:
         engine, claim = self._at_home()
         found = None if claim is None else engine.join(claim)
         while self._value is _ABSENT:  # a thread that gets the same handle may be quicker
-            if isinstance(found, Future):
+            if isinstance(found, Flight):
                 if not found.done():
                     return found
-                self._finish(found.result())
+                self._finish(found.stored())
             elif found is None or claim is None:
                 self._finish(self._binding.read())  # the pool was closed
             elif (data := found.read()) is not None:
@@ -237,12 +237,12 @@ class StagedLazy(Lazy[T]):
         return engine, self._claim
 
 
-async def _ended(flight: Future[Any]) -> None:
+async def _ended(flight: Flight) -> None:
     """Wait for a future of threads. Cancelled, it leaves the future alone."""
     loop = asyncio.get_running_loop()
     ended = anyio.Event()
 
-    def tell(_: Future[Any]) -> None:
+    def tell(_: object) -> None:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(ended.set)
 

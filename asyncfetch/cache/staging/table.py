@@ -23,11 +23,10 @@ Every method is called under the pool's lock and returns at once; what it return
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from asyncfetch.cache.staging.entries import Claim, Entry, Leftover, Phase
+from asyncfetch.cache.staging.entries import Claim, Entry, Flight, Leftover, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -93,7 +92,7 @@ class Table:
         entry.phase = Phase.BYPASSED if file is None else Phase.STAGED
         return Claim(entry)
 
-    def join(self, claim: Claim) -> Future[Stored] | StagedFile | None:
+    def join(self, claim: Claim) -> Flight | StagedFile | None:
         """Where the claim's bytes are: in a file, or in a read to wait for, which is begun where there is none.
 
         None: nowhere any more, because the claim was released or the table closed.
@@ -121,7 +120,7 @@ class Table:
                 entry.joined.add(claim)
         return claim.flight
 
-    def distrust(self, claim: Claim, file: StagedFile) -> tuple[Future[Stored] | StagedFile | None, Leftover | None]:
+    def distrust(self, claim: Claim, file: StagedFile) -> tuple[Flight | StagedFile | None, Leftover | None]:
         """``join`` for a claim whose file is gone or damaged: it is read again, once for all who find that out."""
         entry, leftover = claim.entry, None
         if entry.phase is Phase.STAGED and entry.file is file:
@@ -241,10 +240,10 @@ class Table:
 
     # The steps.
 
-    def _begin(self, entry: Entry) -> Future[Stored]:
+    def _begin(self, entry: Entry) -> Flight:
         """A read; one that has ended already where the bytes are in somebody's hands."""
         entry.phase = Phase.READING
-        entry.flight = Future()
+        entry.flight = Flight()
         if (stored := entry.in_hand()) is not None:
             entry.flight.set_result(stored)
         return entry.flight

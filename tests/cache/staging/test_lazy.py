@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ from asyncfetch.cache.staging import (
     StagingPool,
     get_source_info,
 )
-from asyncfetch.errors import CacheError, ConfigError, FetchTimeout
+from asyncfetch.errors import CacheError, ConfigError, FetchTimeout, NotFound
 from tests.cache.staging.conftest import GatedStore, InThread, four_numbers, is_empty, is_staged, joined, until
 
 if TYPE_CHECKING:
@@ -100,6 +101,26 @@ def test_s06_a_failure_reaches_all_who_shared_it_and_the_next_request_tries_agai
     store.errors.clear()
     assert pool.get_lazy(store, "a").get() == TEN["a"]
     until(lambda: is_empty(pool))
+
+
+@pytest.mark.parametrize(("error", "held"), [(NotFound("not there"), 0), (OSError("the disk is on fire"), 1)])
+def test_s06_a_failure_holds_no_samples_of_those_who_have_it(make_pool: MakePool, error: Exception, held: int) -> None:
+    store = GatedStore(TEN)
+    store.errors["a"] = error
+    pool = make_pool()
+    lazies = [pool.get_lazy(store, "a") for _ in range(3)]
+    samples: list[weakref.ref[Sample]] = []
+    frames = []
+    for lazy in lazies * 5:
+        sample = Sample()
+        samples.append(weakref.ref(sample))
+        with pytest.raises(type(error), match=str(error)) as caught:
+            lazy.get(sample)
+        frames.append(len(caught.traceback))
+        del sample, caught
+    gc.collect()
+    assert sum(each() is not None for each in samples) == held  # a store's own error keeps its last receiver's frames
+    assert max(frames) == frames[0]
 
 
 def test_s07_the_count_is_a_bound_too(make_pool: MakePool) -> None:
