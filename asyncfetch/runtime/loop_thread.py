@@ -322,10 +322,10 @@ class LoopThread:
     def call(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> LoopCall[T]:  # noqa: ANN401
         """``async_fn(*args)``, not started yet: its owner can end it from its very start on. Raises as ``run`` does."""
         self._engine.guard.check()
+        if self._closed or self._engine.ended:  # asked first: the system gives an ended thread's number to a new one
+            raise ClosedError("this LoopThread is closed: make a new one")
         if self._engine.is_current_thread:
             raise WrongLoop("called on the LoopThread's own thread, where waiting would stop its loop: await instead")
-        if self._closed or self._engine.ended:
-            raise ClosedError("this LoopThread is closed: make a new one")
         return LoopCall(self._engine, partial(async_fn, *args))
 
     async def acall(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401

@@ -181,6 +181,14 @@ def test_its_own_thread_is_refused() -> None:
             loop_thread.run(call_back)
 
 
+def test_a_thread_that_got_the_ended_one_s_number_is_told_that_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop_thread = LoopThread()
+    loop_thread.close()
+    monkeypatch.setattr(loop_thread._engine._thread, "_ident", threading.get_ident())  # as the system may give it
+    with pytest.raises(ClosedError, match="make a new one"):
+        loop_thread.run(double, 1)
+
+
 def test_close_cancels_what_runs_and_tells_its_caller() -> None:
     loop_thread = LoopThread()
     cleaned_up = threading.Event()
