@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from enum import Enum
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
@@ -16,7 +17,7 @@ import anyio.to_thread
 from asyncfetch.cache.staging.binding import Stored
 from asyncfetch.cache.staging.entries import Flight
 from asyncfetch.cache.staging.sources import add_source_info
-from asyncfetch.errors import CacheError, FetchTimeout
+from asyncfetch.errors import CacheError, ConfigError, FetchTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
     from asyncfetch.cache.staging.sources import SourceInfo
     from asyncfetch.cache.staging.stores import FileStore
 
-__all__ = ["DirectLazy", "Lazy", "StagedLazy"]
+__all__ = ["DirectLazy", "Lazy", "StagedLazy", "require_seconds"]
 
 T = TypeVar("T")
+
+MAX_SECONDS: Final = 10**9
+"""Longest wait that can be asked for, 32 years: the system has an end of its own, and none of them takes infinity."""
 
 
 class _Absent(Enum):
@@ -71,6 +75,7 @@ class Lazy(ABC, Generic[T]):
             timeout_seconds: Longest wait for a read; None means the pool's.
 
         Raises:
+            ConfigError: ``timeout_seconds`` is no finite number.
             FetchTimeout: The read took longer; another call waits again for the same one.
             CacheError: A value given to ``to_cache`` is gone.
             Exception: What the store's read or decoding raised; every handle that shared a read gets its error.
@@ -103,6 +108,7 @@ class Lazy(ABC, Generic[T]):
         """Hold the value when this returns None, else what to wait for before the next call. In a thread: does I/O."""
 
     def _deadline(self, timeout_seconds: float | None) -> float | None:
+        require_seconds("timeout_seconds", timeout_seconds)
         return None if timeout_seconds is None else time.monotonic() + timeout_seconds
 
     def _timed_out(self) -> FetchTimeout:
@@ -235,6 +241,13 @@ class StagedLazy(Lazy[T]):
             elif claim is not None:  # another thread was quicker
                 engine.release(claim)
         return engine, self._claim
+
+
+def require_seconds(name: str, seconds: Any) -> None:  # noqa: ANN401 - what a user gave
+    """ConfigError unless it is None, or a number that threads can wait for; a negative one is over at once."""
+    is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if seconds is not None and not (is_number and abs(seconds) <= MAX_SECONDS):
+        raise ConfigError(f"{name} must be a number of seconds, at most {MAX_SECONDS}, or None, not {seconds!r}")
 
 
 async def _ended(flight: Flight) -> None:

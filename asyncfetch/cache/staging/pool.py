@@ -11,10 +11,11 @@ from asyncfetch.cache.directories import absolute_directory
 from asyncfetch.cache.staging.binding import Method, StoreBinding, Stored, ValueBinding, dumps
 from asyncfetch.cache.staging.directory import StagingDirectory
 from asyncfetch.cache.staging.engine import Engine
-from asyncfetch.cache.staging.lazy import DirectLazy, Lazy, StagedLazy
+from asyncfetch.cache.staging.lazy import DirectLazy, Lazy, StagedLazy, require_seconds
 from asyncfetch.cache.staging.quota import Quota
 from asyncfetch.cache.staging.sources import add_source_info
 from asyncfetch.errors import CacheError, ConfigError
+from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
     from typing import Self
@@ -121,8 +122,8 @@ class CachePool:
         method: What is staged. "raw": a file's bytes, decoded when they are picked up; shared by all stores of the same
             path, login and configuration, however they decode. "pickle": the decoded value; shared by handles of the
             same store object.
-        timeout_seconds: Longest that a pick-up waits for a read; None for no limit. Five times what one of our own
-            requests may be retried for; it is for stores that hang.
+        timeout_seconds: Longest that a pick-up waits for a read; None, not infinity, for no limit. Five times what
+            one of our own requests may be retried for; it is for stores that hang.
 
     Raises:
         ConfigError: An argument that can't be meant; the message says what can.
@@ -138,11 +139,12 @@ class CachePool:
         *,
         timeout_seconds: float | None = 600.0,
     ) -> None:
-        for name, number in (("workers", workers), ("max_bytes", max_bytes), ("max_count", max_count)):
-            if number < 1:
-                raise ConfigError(f"{name} of a cache pool must be at least 1, not {number}")
+        workers = whole_number("workers of a cache pool", workers, least=1)
+        max_bytes = whole_number("max_bytes of a cache pool", max_bytes, least=1)
+        max_count = whole_number("max_count of a cache pool", max_count, least=1)
         if method not in get_args(Method):
             raise ConfigError(f"method of a cache pool must be 'raw' or 'pickle', not {method!r}")
+        require_seconds("timeout_seconds", timeout_seconds)
         if timeout_seconds is not None and timeout_seconds <= 0:
             raise ConfigError(f"timeout_seconds must be positive, or None for no limit, not {timeout_seconds}")
         self._parent = None if parent_dir is None else str(absolute_directory(parent_dir))
@@ -222,7 +224,11 @@ class CachePool:
         Args:
             wait_seconds: Longest wait for reads under way to end; None for no limit. One that takes longer, or hangs,
                 goes on in its thread with a warning, and leaves nothing on disk.
+
+        Raises:
+            ConfigError: ``wait_seconds`` is no finite number; the pool is open still.
         """
+        require_seconds("wait_seconds", wait_seconds)
         self._closed = True
         engine = self._engines.get(os.getpid())
         if engine is not None:

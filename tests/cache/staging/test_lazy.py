@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import multiprocessing
 import pickle
 import subprocess
@@ -269,6 +270,14 @@ def test_a_decoder_that_raises_is_the_handle_s_own_affair(make_pool: MakePool) -
         ({"max_bytes": 0}, "max_bytes .* at least 1"),
         ({"max_count": -1}, "max_count .* at least 1"),
         ({"timeout_seconds": 0}, "timeout_seconds must be positive"),
+        ({"workers": 1.5}, "workers .* whole number, at least 1, not 1.5"),
+        ({"max_bytes": math.inf}, "max_bytes .* whole number, at least 1, not inf"),
+        ({"max_bytes": math.nan}, "max_bytes .* whole number, at least 1, not nan"),
+        ({"max_bytes": "1GiB"}, "max_bytes .* whole number, at least 1, not '1GiB'"),
+        ({"max_count": True}, "max_count .* whole number, at least 1, not True"),
+        ({"timeout_seconds": math.inf}, "timeout_seconds must be a number of seconds, .* or None, not inf"),
+        ({"timeout_seconds": math.nan}, "timeout_seconds must be a number of seconds, .* or None, not nan"),
+        ({"timeout_seconds": "10"}, "timeout_seconds must be a number of seconds, .* or None, not '10'"),
         ({"parent_dir": ""}, "'' doesn't name a directory"),
         ({"parent_dir": "a\0b"}, "doesn't name a directory"),
         ({"parent_dir": "~nobody-of-this-name/stage"}, "a user who has no home here"),
@@ -277,6 +286,19 @@ def test_a_decoder_that_raises_is_the_handle_s_own_affair(make_pool: MakePool) -
 def test_a_setting_that_cannot_be_meant_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CachePool(**settings)
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, 1e300, "10"])
+def test_a_wait_that_no_thread_can_wait_is_refused_and_changes_nothing(make_pool: MakePool, seconds: Any) -> None:  # noqa: ANN401
+    store = GatedStore(TEN)
+    pool = make_pool()
+    lazy = pool.get_lazy(store, "a")
+    with pytest.raises(ConfigError, match="timeout_seconds must be a number of seconds"):
+        lazy.get(timeout_seconds=seconds)
+    with pytest.raises(ConfigError, match="wait_seconds must be a number of seconds"):
+        pool.close(wait_seconds=seconds)
+    assert (lazy.get(timeout_seconds=1e9), pool.get_lazy(store, "b").get()) == (TEN["a"], TEN["b"])
+    pool.close(wait_seconds=1e9)
 
 
 @pytest.mark.parametrize("size", [-1, "ten", 1.5])
