@@ -50,7 +50,8 @@ class Lazy(ABC, Generic[T]):
     Equal and of equal hash when name and store (the same object) are; one from ``to_cache`` equals itself alone. Copies
     of it are itself. It can't be pickled, because what it refers to belongs to this process.
 
-    Thread-safe; threads that get the same handle at the same time may decode it twice, but read it once.
+    Thread-safe; threads that get the same handle at the same time may decode it twice, but read it once. Where nothing
+    is staged, of a NoCachePool or after its pool's close, they may read it twice, too; all get the first one's value.
 
     Attributes:
         pool: What made it.
