@@ -41,7 +41,8 @@ class DiskTier:
     _: KW_ONLY
     min_free_bytes: int = 1024**3
     """Of the disk that are left to others: with less free than this, the tier gives room back instead of taking more.
-    1 GiB is what a log or a checkpoint needs to say that the disk is full."""
+    Where not even all that it holds would be enough, it takes no more, but keeps and serves what it has. 1 GiB is what
+    a log or a checkpoint needs to say that the disk is full."""
 
     def __post_init__(self) -> None:
         absolute_directory(self.directory)
