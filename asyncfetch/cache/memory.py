@@ -322,7 +322,9 @@ class ByteCache:
             if load.buffer:
                 load.reservation = self._space.reserve_nowait(len(load.buffer))
             return
-        if size_bytes <= self._max_bytes:
+        known = self._known(wanted.url)
+        # Beyond the known end nothing comes: the reader refuses it, or has a change to tell. No entry need go for that.
+        if size_bytes <= self._max_bytes and (known is None or wanted.stop <= known.size):
             load.reservation = await self._space.reserve(size_bytes)
         try:
             load.buffer = allocate(size_bytes)

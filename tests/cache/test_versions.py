@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfetch.cache import ByteCache
-from asyncfetch.errors import ObjectChanged
+from asyncfetch.config import FetchConfig
+from asyncfetch.errors import ObjectChanged, RangeNotSatisfiable
+from asyncfetch.fetch import Fetcher
 from asyncfetch.ranges import ByteRange, ObjectInfo
+from asyncfetch.testing import RangeServer
 from tests.cache.conftest import PinningReader
 from tests.conftest import all_others_wait
 
@@ -67,6 +70,29 @@ async def test_a_change_that_another_verb_met_drops_what_is_held(verb: str) -> N
         with pytest.raises(ObjectChanged):
             await (cache.stat(URL) if verb == "stat" else getattr(cache, verb)(URL, 10))
         assert set(await cache.fetch(URL, 0, 10)) == {1}
+
+
+async def test_a_range_beyond_the_known_end_evicts_nothing_and_a_grown_object_is_noticed() -> None:
+    objects = {"a.bin": bytes(SIZE)}
+    async with (
+        RangeServer(objects, tls=False) as server,
+        Fetcher(FetchConfig(trust_env=False)) as fetcher,
+        ByteCache(fetcher, max_bytes=1000) as cache,
+    ):
+        url = f"{server.url}/a.bin"
+        for start in range(0, SIZE, 10):
+            await cache.fetch(url, start, start + 10)
+        async with cache.lease(url, 0, 10):  # for the room of all nobody waits either
+            with pytest.raises(RangeNotSatisfiable, match="the object has 100 bytes") as caught:
+                await cache.fetch(url, 0, 1000)
+        assert (caught.value.size, caught.value.stop, caught.value.attempts) == (SIZE, 1000, 1)
+        statistics = cache.statistics()
+        assert (statistics.entries, statistics.evictions, statistics.reserved_bytes) == (10, 0, 0)
+        objects["a.bin"] = bytes(1000)
+        with pytest.raises(ObjectChanged):
+            await cache.fetch(url, 0, 1000)
+        assert len(await cache.fetch(url, 0, 1000)) == 1000
+        assert cache.statistics().entries == 1
 
 
 async def test_a_change_that_the_reader_forgot_is_noticed_when_the_new_version_lands() -> None:
