@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from asyncfetch.cache.names import object_name
 from asyncfetch.errors import ConfigError
+from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +37,8 @@ class CacheKey:
         return cls(asked if name == asked.url else replace(asked, url=name), headroom_bytes)
 
     def __post_init__(self) -> None:
-        if type(self.headroom_bytes) is not int or self.headroom_bytes < 0:
-            raise ConfigError(f"headroom_bytes must be an int and not negative, not {self.headroom_bytes!r}")
+        if type(self.headroom_bytes) is not int or self.headroom_bytes < 0:  # each hit comes by here
+            object.__setattr__(self, "headroom_bytes", whole_number("headroom_bytes", self.headroom_bytes, least=0))
         if self.headroom_bytes and self.range.stop is None:
             raise ConfigError("stop must be a whole number where there is headroom: both are set aside at once")
 

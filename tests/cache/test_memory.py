@@ -403,6 +403,14 @@ async def test_a_range_that_cannot_be_meant_is_refused(start: int, stop: int, he
             cache.lease(URL, start, stop, headroom_bytes=headroom_bytes)
 
 
+async def test_headroom_of_numpy_is_as_good() -> None:
+    reader = FakeReader()
+    async with ByteCache(reader, max_bytes=100) as cache:
+        async with cache.lease(URL, 0, 10, headroom_bytes=np.int8(100 - 10)) as lease:  # type: ignore[arg-type]
+            assert type(lease.key.headroom_bytes) is int  # none overflows
+        assert cache.try_lease(URL, 0, 10, headroom_bytes=90) is not None
+
+
 async def test_headroom_needs_the_end_of_its_range() -> None:
     reader = FakeReader()
     async with ByteCache(reader, max_bytes=2000) as cache:
