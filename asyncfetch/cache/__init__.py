@@ -4,6 +4,7 @@ memory          ByteCache: byte ranges in memory, within a bound
 lease           what callers see of cached bytes
 space           who gets room next
 range_stream    many ranges as they arrive
+shared_calls    equal questions at a time as one
 versions        of which version of each object the entries are
 names           what an object is called, however its url is signed
 directories     what users call a directory

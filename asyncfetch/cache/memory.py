@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import anyio
 
@@ -26,10 +26,11 @@ from asyncfetch.cache.disk.reader import DiskReader
 from asyncfetch.cache.lease import CacheKey, CacheStatistics, Lease
 from asyncfetch.cache.names import object_name
 from asyncfetch.cache.range_stream import RangeStream
-from asyncfetch.cache.space import SpaceQueue
+from asyncfetch.cache.shared_calls import SharedCalls
+from asyncfetch.cache.space import SpaceQueue, require_room
 from asyncfetch.cache.versions import HeldVersions
-from asyncfetch.errors import CacheError, ClosedError, ObjectChanged
-from asyncfetch.fetch.arguments import byte_ranges, closed_range
+from asyncfetch.errors import ClosedError, ObjectChanged
+from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.reader import VersionedReader
 from asyncfetch.ranges import ByteRange, whole_number
@@ -39,7 +40,7 @@ from asyncfetch.runtime.loop_guard import LoopGuard
 from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
     from typing import Self
 
     from asyncfetch.cache.disk.tier import DiskTier
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.leased_lru import EntryLease, Reservation
 
 __all__ = ["ByteCache"]
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
 class _Claim:
@@ -123,6 +127,7 @@ class ByteCache:
             await self._disk.__aenter__()
         self._group = await anyio.create_task_group().__aenter__()
         self._flights: SingleFlight[CacheKey, None] = SingleFlight(self._group)
+        self._questions = SharedCalls(self._group)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -142,21 +147,15 @@ class ByteCache:
 
     async def stat(self, url: str) -> ObjectInfo:
         """Size and version of the object, as the fetcher knows them now."""
-        self._check()
-        with self._watching(url):
-            return await self._fetcher.stat(url)
+        return await self._ask(self._fetcher.stat, url)
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size, version and first bytes of the object, as the fetcher reads them now; they are not kept."""
-        self._check()
-        with self._watching(url):
-            return await self._fetcher.fetch_head(url, max_bytes)
+        return await self._ask(self._fetcher.fetch_head, url, byte_count(max_bytes))
 
     async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size, version and last bytes of the object, as the fetcher reads them now; they are not kept."""
-        self._check()
-        with self._watching(url):
-            return await self._fetcher.fetch_tail(url, max_bytes)
+        return await self._ask(self._fetcher.fetch_tail, url, byte_count(max_bytes))
 
     async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
         """Bytes [start, stop) of the object, read-only.
@@ -180,7 +179,7 @@ class ByteCache:
             CacheError: Together they are larger than the cache, so that they could only be had by breaking its bound.
         """
         ranges = byte_ranges(ranges)
-        self._require_room_for(ranges)
+        require_room(ranges, self._max_bytes)
         async with self.fetch_stream(ranges) as stream:
             views = {index: view async for index, view in stream}
         return [views[index] for index in range(len(ranges))]
@@ -241,14 +240,16 @@ class ByteCache:
             raise ClosedError("this ByteCache is " + ("closed" if self._closed else "not entered: use async with"))
         self._guard.check()
 
-    def _require_room_for(self, ranges: list[ByteRange]) -> None:
-        sizes = [byte_range.stop - byte_range.start for byte_range in set(ranges) if byte_range.stop is not None]
-        needed_bytes = sum(size for size in sizes if size <= self._max_bytes)
-        if needed_bytes > self._max_bytes:
-            raise CacheError(
-                f"{len(sizes)} ranges asked for at once need {needed_bytes} bytes, the cache has max_bytes="
-                f"{self._max_bytes}: ask for fewer at a time, read them with fetch_stream, or raise max_bytes"
-            )
+    async def _ask(self, verb: Callable[[str, *Arguments], Awaitable[T]], url: str, *arguments: *Arguments) -> T:
+        """The fetcher's answer to what isn't kept; to all who ask the same at the time."""
+        self._check()
+        whole = ByteRange(url, 0, None)  # refuses what is no url
+
+        async def ask() -> T:
+            with self._watching(url):
+                return await verb(url, *arguments)
+
+        return await self._questions.run((verb, whole, *arguments), ask)
 
     async def _fetch_range(self, byte_range: ByteRange) -> memoryview:
         with await self._obtain(byte_range, CacheKey.of(byte_range)) as lease:

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
-if TYPE_CHECKING:
-    from collections.abc import Hashable
+from asyncfetch.errors import CacheError
 
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable
+
+    from asyncfetch.ranges import ByteRange
     from asyncfetch.runtime.leased_lru import LeasedLRU, Reservation
 
-__all__ = ["SpaceQueue"]
+__all__ = ["SpaceQueue", "require_room"]
 
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
@@ -83,3 +86,14 @@ class SpaceQueue(Generic[K, V]):
                 waiter.served.set()
         finally:
             self._granting = False
+
+
+def require_room(ranges: Iterable[ByteRange], max_bytes: int) -> None:
+    """CacheError where the ranges, without those that bypass the cache, are larger than it is."""
+    sizes = [byte_range.stop - byte_range.start for byte_range in set(ranges) if byte_range.stop is not None]
+    needed_bytes = sum(size for size in sizes if size <= max_bytes)
+    if needed_bytes > max_bytes:
+        raise CacheError(
+            f"{len(sizes)} ranges asked for at once need {needed_bytes} bytes, the cache has max_bytes={max_bytes}:"
+            " ask for fewer at a time, read them with fetch_stream, or raise max_bytes"
+        )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from asyncfetch.cache.disk import DiskTier
 from asyncfetch.cache.memory import ByteCache
+from asyncfetch.config import FetchConfig
 from asyncfetch.errors import (
     CacheError,
     ClosedError,
@@ -22,13 +23,18 @@ from asyncfetch.errors import (
     RangeNotSatisfiable,
     WrongLoop,
 )
+from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.gate import Caller, calling, current_caller
 from asyncfetch.ranges import ByteRange, ObjectInfo
+from asyncfetch.testing import Fault, RangeServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
+    from pathlib import Path
 
     from asyncfetch.cache.lease import CacheKey, Lease
     from asyncfetch.fetch.reader import RangeReader, WritableBuffer
+    from asyncfetch.testing import ServedRequest
 
 URL = "https://data.example.org/a"
 OTHER = "https://data.example.org/b"
@@ -484,6 +490,128 @@ async def test_close_cancels_requests_and_tells_their_askers() -> None:
         await cache.fetch(URL, 0, 10)
     with pytest.raises(ClosedError, match="not entered"):
         await ByteCache(reader, max_bytes=100).fetch(URL, 0, 10)
+
+
+QUESTIONS = [("stat", ()), ("fetch_head", (10,)), ("fetch_tail", (10,))]
+
+
+@pytest.mark.parametrize(("verb", "arguments"), QUESTIONS)
+async def test_close_cancels_what_is_asked_past_the_cache_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, verb: str, arguments: tuple[int, ...]
+) -> None:
+    """Its askers hear of the close, and nothing goes to the disk tier behind that."""
+    arrived = anyio.Event()
+
+    async def ask() -> None:
+        with pytest.raises(ClosedError, match="closed before the answer came"):
+            await getattr(cache, verb)(url, *arguments)
+
+    def hold(_: ServedRequest) -> Fault:
+        arrived.set()
+        return Fault(ending="stall", after_bytes=None)
+
+    async with (
+        RangeServer({"a.bin": OBJECTS[URL]}, tls=False, fault=hold) as server,
+        Fetcher(FetchConfig(trust_env=False)) as fetcher,
+        anyio.create_task_group() as askers,
+    ):
+        url = f"{server.url}/a.bin"
+        async with ByteCache(fetcher, max_bytes=100, disk=DiskTier(tmp_path, 2**20)) as cache:
+            askers.start_soon(ask)
+            await arrived.wait()
+        assert fetcher.statistics().in_flight == 0
+    assert not caplog.records
+
+
+class HeldQuestions(FakeReader):
+    """Holds back whatever it is asked, and knows on whose behalf that is."""
+
+    def __init__(self) -> None:
+        super().__init__(gated=True)
+        self.callers: list[Caller] = []
+
+    async def _request(self, url: str, start: int, stop: int | None) -> bytes:
+        self.callers.append(current_caller())
+        return await super()._request(url, start, stop)
+
+    async def stat(self, url: str) -> ObjectInfo:
+        return ObjectInfo(url, len(await self._request(url, 0, None)))
+
+    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        return ObjectInfo(url, 1000), await self.fetch(url, 0, max_bytes)
+
+    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        return ObjectInfo(url, 1000), await self.fetch(url, -max_bytes)
+
+
+@pytest.mark.parametrize(("verb", "arguments"), QUESTIONS)
+async def test_equal_questions_are_one_request_as_long_as_anybody_waits(verb: str, arguments: tuple[int, ...]) -> None:
+    reader = HeldQuestions()
+    scopes = [anyio.CancelScope() for _ in range(3)]
+    answers: list[Any] = []
+
+    async def ask(scope: anyio.CancelScope) -> None:
+        with scope:
+            answers.append(await getattr(cache, verb)(URL, *arguments))
+
+    async with ByteCache(reader, max_bytes=100) as cache, anyio.create_task_group() as askers:
+        for scope in scopes:
+            askers.start_soon(ask, scope)
+            await settle()
+        askers.start_soon(getattr(cache, verb), OTHER, *arguments)  # another one
+        await settle()
+        assert len(reader.log) == 2
+        scopes[0].cancel()
+        await settle()
+        held = [event for request, event in reader.under_way.items() if request[0] == URL]
+        assert len(held) == 1
+        held[0].set()
+        await settle()
+        assert len(answers) == 2
+        assert answers[0] is answers[1]
+        askers.start_soon(ask, alone := anyio.CancelScope())
+        await settle()
+        assert len(reader.under_way) == 2
+        alone.cancel()
+        await settle()
+        assert [url for url, *_ in reader.under_way] == [OTHER]
+        askers.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("promoted", [True, False])
+async def test_a_question_of_read_ahead_is_urgent_once_somebody_waits_for_it(*, promoted: bool) -> None:
+    reader = HeldQuestions()
+    ahead, joining = Caller(urgent=False), Caller(urgent=False)
+
+    async def ask(caller: Caller) -> None:
+        with calling(caller):
+            await cache.fetch_tail(URL, 10)
+
+    async with ByteCache(reader, max_bytes=100) as cache, anyio.create_task_group() as askers:
+        for caller in (ahead, joining):
+            askers.start_soon(ask, caller)
+            await settle()
+        assert [caller.urgent for caller in reader.callers] == [False]
+        if promoted:
+            joining.promote()
+        else:
+            askers.start_soon(ask, Caller())
+            await settle()
+        assert [caller.urgent for caller in reader.callers] == [True]
+        assert not ahead.urgent  # what else it asks for can wait
+        askers.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("verb", "arguments"), QUESTIONS)
+async def test_a_question_that_cannot_be_meant_is_refused(verb: str, arguments: tuple[int, ...]) -> None:
+    async with ByteCache(FakeReader(), max_bytes=100) as cache:
+        with pytest.raises(ConfigError, match="a url or path must be a string"):
+            await getattr(cache, verb)([URL], *arguments)
+        if arguments:
+            for wrong in (-1, True, [10]):
+                with pytest.raises(ConfigError, match="max_bytes must be a whole number and not negative"):
+                    await getattr(cache, verb)(URL, wrong)
+            assert await getattr(cache, verb)(URL, np.int64(10)) == await getattr(cache, verb)(URL, 10)
 
 
 async def test_another_loop_is_refused_and_statistics_are_not() -> None:
