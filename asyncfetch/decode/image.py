@@ -28,6 +28,7 @@ SAMPLE_FORMAT, FLOATS = 339, 3
 """The tag that tells what a TIFF's samples are, and what it says where they are floats."""
 
 STORED_AS = {"gray": "gray", "rgba": "rgba", "gray16le": "gray16le", "gray16be": "gray16le"}
+STORED_AS |= {"monob": "gray", "monow": "gray"}  # of one bit, 1 or 0 for white
 """The array format of FFmpeg's pixel formats that keep their channels; all others become rgb24."""
 
 
@@ -35,7 +36,8 @@ def decode_image(data: bytes | memoryview, *, name: str = "image") -> torch.Tens
     """A PNG, JPEG or integer TIFF as a tensor of its own.
 
     RGB images (and every JPEG but a gray one, palettes, and what else has colours) come as (3, height, width) uint8,
-    gray ones as (1, height, width), of uint8 or, with 16 bits (depth), of uint16, unscaled; RGBA has 4 channels.
+    gray ones as (1, height, width), of uint8 or, with 16 bits (depth), of uint16, unscaled; RGBA has 4 channels. Of one
+    bit, black is 0 and white 255.
     JPEGs that store colour at half resolution may differ at edges from other libraries, which interpolate it.
 
     PNG in RGB, what LeRobot writes, needs torchcodec or PyAV; all else PyAV.

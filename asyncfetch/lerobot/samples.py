@@ -234,7 +234,15 @@ def _decode_images(
     if len(shapes) > 1:
         message = f"{where}: frames {list(frames)} have images of different shapes: {sorted(shapes)}"
         raise FormatError(message, remedy=LEAVE_OUT_FEATURE)
+    if len({image.dtype for image in images.values()}) > 1:  # they can't be stacked
+        images = {frame: _with_16_bits(image) for frame, image in images.items()}
     return [images[frame] for frame in frames]
+
+
+def _with_16_bits(image: torch.Tensor) -> torch.Tensor:
+    """As bright: 255 becomes 65535, and so in [0, 1] every value stays the same to the last bit."""
+    torch = import_torch()
+    return image if image.dtype == torch.uint16 else image.to(torch.int32).mul_(257).to(torch.uint16)
 
 
 def _own(value: Any) -> Any:  # noqa: ANN401

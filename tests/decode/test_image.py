@@ -22,13 +22,17 @@ RGB = RANDOM.integers(0, 256, (31, 50, 3), np.uint8)
 RGBA = RANDOM.integers(0, 256, (31, 50, 4), np.uint8)
 GRAY = RANDOM.integers(0, 256, (31, 50), np.uint8)
 GRAY_16 = RANDOM.integers(0, 65536, (31, 50), np.uint16)
+ONE_BIT = RANDOM.integers(0, 2, (31, 50), np.uint8) * np.uint8(255)
 
 
 def image(codec: str, pix_fmt: str, array: NDArray[Any]) -> bytes:
     encoder: Any = av.CodecContext.create(codec, "w")
     encoder.height, encoder.width = array.shape[:2]
     encoder.pix_fmt, encoder.time_base = pix_fmt, Fraction(1)
-    frame = av.VideoFrame.from_ndarray(array, format=pix_fmt)
+    if pix_fmt.startswith("mono"):
+        frame = av.VideoFrame.from_ndarray(array, format="gray").reformat(format=pix_fmt)
+    else:
+        frame = av.VideoFrame.from_ndarray(array, format=pix_fmt)
     return b"".join(bytes(packet) for packet in [*encoder.encode(frame), *encoder.encode(None)])
 
 
@@ -38,9 +42,12 @@ def image(codec: str, pix_fmt: str, array: NDArray[Any]) -> bytes:
         ("png", "rgb24", RGB),
         ("png", "rgba", RGBA),
         ("png", "gray", GRAY),
+        ("png", "monob", ONE_BIT),
         ("png", "gray16be", GRAY_16),
         ("tiff", "rgb24", RGB),
         ("tiff", "gray16le", GRAY_16),
+        ("tiff", "monob", ONE_BIT),
+        ("pbm", "monow", ONE_BIT),
     ],
 )
 @pytest.mark.parametrize("wrap", [bytes, memoryview])

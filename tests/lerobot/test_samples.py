@@ -302,8 +302,11 @@ async def test_the_metadata(truth: DatasetTruth) -> None:
         assert video_path(TOP) in dataset.episodes[0].videos[TOP].url
 
 
-def of_gray(truth: DatasetTruth, bits: int, *, is_depth: bool) -> dict[str, bytes]:
-    """The dataset with gray pictures, whose numbers are those of their rows, in place of the snapshots."""
+def of_gray(truth: DatasetTruth, *bits: int, is_depth: bool) -> dict[str, bytes]:
+    """The dataset with gray pictures, whose numbers are those of their rows, in place of the snapshots.
+
+    Of several numbers of bits the rows take turns.
+    """
     content = in_memory(truth)
     info = json.loads(content["meta/info.json"])
     old = info["features"].pop(SNAPSHOT)
@@ -311,7 +314,7 @@ def of_gray(truth: DatasetTruth, bits: int, *, is_depth: bool) -> dict[str, byte
     content["meta/info.json"] = json.dumps(info).encode()
     for path in [path for path in content if path.startswith("data/")]:
         table = pq.read_table(pa.BufferReader(content[path]))
-        cells = [{"bytes": gray_png(row, bits), "path": None} for row in range(len(table))]
+        cells = [{"bytes": gray_png(row, bits[row % len(bits)]), "path": None} for row in range(len(table))]
         stored = pa.array(cells, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
         written = pa.BufferOutputStream()
         pq.write_table(table.append_column("gray", stored), written)
@@ -349,6 +352,19 @@ async def test_gray_pictures_are_what_the_layout_says_or_refused_by_name(
         assert Field(str(given.dtype).removeprefix("torch."), tuple(given.shape)) == field
         scale = 1 if is_depth or image_dtype == "uint8" else 2**bits - 1
         assert given.flatten().tolist() == pytest.approx([5 / scale] * given.numel())
+
+
+@pytest.mark.parametrize(("is_depth", "scales"), [(False, (255, 65535)), (True, (1, 1))])
+async def test_a_window_over_pictures_of_8_and_of_16_bits_has_each_as_it_is_alone(
+    truth: DatasetTruth, is_depth: bool, scales: tuple[int, int]
+) -> None:
+    content = of_gray(truth, 8, 16, is_depth=is_depth)
+    async with serve(content, features=["gray"], image_dtype="float32") as served:
+        alone = [(await served.dataset.sample(0, frame))["gray"] for frame in (4, 5)]
+        window = (await served.dataset.sample(0, 4, windows={"gray": frames(0, 1)}))["gray"]
+    assert window.dtype == (torch.uint16 if is_depth else torch.float32)
+    assert window.tolist() == [picture.tolist() for picture in alone]
+    assert window.float().amax((1, 2, 3)).tolist() == pytest.approx([4 / scales[0], 5 / scales[1]])
 
 
 def test_a_depth_map_in_a_table_is_laid_out_as_it_is_stored() -> None:
