@@ -6,6 +6,11 @@ take the same epoch. So each keeps a note in memory that they share: which pass 
 came to the end. Who begins a pass looks for a note of the same pass and takes its epoch. Who finds none is the first:
 then nobody works on the pass before any more, its notes won't change, and what they say is what everybody else who
 comes as early reads in them.
+
+Several loaders may read one dataset at a time. A note tells whose it is, and each process writes in a place of its own:
+children of one process have different numbers, so places need no lock. Only where another loader's pass comes to its
+end just when two workers of one both find themselves the first, the two may read different epochs: to agree on what
+changes meanwhile takes a lock.
 """
 
 from __future__ import annotations
@@ -24,14 +29,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MAX_EPOCH", "MAX_WORKERS", "EpochCounter", "Turn", "check_epoch"]
+__all__ = ["MAX_EPOCH", "MAX_WORKERS", "EpochCounter", "Turn", "check_epoch", "child_number"]
 
 MAX_EPOCH = 2**63 - 2
 """They are counted in 64 bits, and so is the one behind the last."""
 MAX_WORKERS = 1024
-"""Loader workers of one rank that epochs are counted for; 104 kB."""
+"""Loader workers of one rank that epochs are counted for."""
 
-_FIELDS = ("loader", "turn", "workers", "settings", "epoch", "finished")
+_PLACES = 4 * MAX_WORKERS
+"""For notes; 492 kB. A place is used again by the process that was started so many later."""
+_FIELDS = ("loader", "worker", "turn", "workers", "settings", "epoch", "finished")
 _NOTE = np.dtype([(name, np.int64) for name in _FIELDS])
 """A worker's word on a pass: the turn-th, from 1, of this loader with so many workers. ``settings`` counts the calls of
 ``set`` before it: those after it make it void."""
@@ -57,14 +64,14 @@ class EpochCounter:
     """
 
     def __init__(self) -> None:
-        self.share(np.zeros(3 + MAX_WORKERS * (1 + 2 * len(_FIELDS)), dtype=np.int64))
+        self.share(np.zeros(3 + _PLACES * (1 + 2 * len(_FIELDS)), dtype=np.int64))
 
     def share(self, memory: NDArray[np.int64]) -> None:
         """Count in this memory, made as a copy of ``self.memory``; other processes may share it."""
         self.memory = memory
-        self._set, self._newest, notes = np.split(memory, [3, 3 + MAX_WORKERS])
-        # Two notes a worker: the newer one is announced when it is whole, and nobody reads the other any more.
-        self._notes: NDArray[Any] = notes.view(_NOTE).reshape(MAX_WORKERS, 2)
+        self._set, self._newest, notes = np.split(memory, [3, 3 + _PLACES])
+        # Two notes a place: the newer one is announced when it is whole, and nobody reads the other any more.
+        self._notes: NDArray[Any] = notes.view(_NOTE).reshape(_PLACES, 2)
 
     def current(self) -> int:
         """Epoch of the next pass."""
@@ -114,26 +121,29 @@ class EpochCounter:
         epoch = check_epoch(self.current() if epoch is None else epoch)
         return Turn(epoch, partial(self._finish_alone, epoch, self.settings))
 
-    def begin_share(self, worker: int, workers: int, loader: int) -> Turn:
+    def begin_share(self, worker: int, workers: int, loader: int, process: int | None = None) -> Turn:
         """A worker's share of a pass, to be begun when no worker of this loader is busy with the pass before.
 
         Args:
             worker: Below ``workers``; begins each pass of its loader once.
             workers: That share the pass.
             loader: The same number for all workers of a loader and all its passes, another one for another loader.
+            process: Another number in each process that begins shares here; None in one that begins them all.
         """
         if not 1 <= workers <= MAX_WORKERS:
             raise ConfigError(f"a rank can have 1 to {MAX_WORKERS} workers, not {workers}")
         notes = self._newest_notes()
         ours = (notes["loader"] == loader) & (notes["workers"] == workers)
         # Who missed a pass, killed before it began, comes level with the others here.
-        turn = max(int(notes["turn"][worker]) * bool(ours[worker]) + 1, int(notes["turn"][ours].max(initial=0)))
+        own = ours & (notes["worker"] == worker)
+        turn = max(int(notes["turn"][own].max(initial=0)) + 1, int(notes["turn"][ours].max(initial=0)))
         begun = notes[ours & (notes["turn"] == turn)]
         settings, epoch = begun[["settings", "epoch"]][0] if len(begun) else (int(self._set[0]), self._next(notes))
-        slot = 1 - int(self._newest[worker])
-        self._notes[worker, slot] = (loader, turn, workers, settings, epoch, False)
-        self._newest[worker] = slot
-        return Turn(int(epoch), partial(self._finish_share, worker, slot, (loader, turn)), is_share=True)
+        place = (worker if process is None else process) % _PLACES
+        slot = 1 - int(self._newest[place])
+        self._notes[place, slot] = (loader, worker, turn, workers, settings, epoch, False)
+        self._newest[place] = slot
+        return Turn(int(epoch), partial(self._finish_share, place, slot, (loader, worker, turn)), is_share=True)
 
     def _finish_alone(self, epoch: int, settings: int) -> bool:
         is_latest = self.settings == settings
@@ -141,14 +151,14 @@ class EpochCounter:
             self._set_to(epoch + 1)
         return is_latest
 
-    def _finish_share(self, worker: int, slot: int, begun: tuple[int, int]) -> bool:
-        note = self._notes[worker, slot]
-        if (note["loader"], note["turn"]) == begun:  # not the note of a later pass
-            self._notes["finished"][worker, slot] = True
+    def _finish_share(self, place: int, slot: int, begun: tuple[int, int, int]) -> bool:
+        note = self._notes[place, slot]
+        if (note["loader"], note["worker"], note["turn"]) == begun:  # not the note of a later pass
+            self._notes["finished"][place, slot] = True
         return bool(note["settings"] == self.settings)
 
     def _newest_notes(self) -> NDArray[Any]:
-        notes: NDArray[Any] = self._notes[np.arange(MAX_WORKERS), self._newest]
+        notes: NDArray[Any] = self._notes[np.arange(_PLACES), self._newest]
         return notes
 
     def _next(self, notes: NDArray[Any]) -> int:
@@ -169,6 +179,17 @@ def check_epoch(epoch: Any) -> int:  # noqa: ANN401 - what a user gave
     if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
         raise ConfigError(f"epoch must be a whole number from 0, below 2**63 - 1, not {epoch!r}")
     return int(epoch)
+
+
+def child_number() -> int | None:
+    """This process's among those that multiprocessing has started in its parent, which counts them all.
+
+    None where it wasn't started so.
+    """
+    from multiprocessing.process import current_process  # loaded where it has a number
+
+    identity = current_process()._identity  # private, but its public form is a name that whoever starts it may choose
+    return identity[-1] if identity else None
 
 
 def _counter_at(epoch: int) -> EpochCounter:

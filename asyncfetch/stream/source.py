@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from asyncfetch.errors import ConfigError
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.cursor import Rest
-from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch
+from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
 from asyncfetch.stream.passes import Samples, StreamIterator
 from asyncfetch.stream.placement import Placement, find_rank
 from asyncfetch.stream.quarantine import Quarantine
@@ -199,7 +199,8 @@ class SampleSource(ABC, Generic[R]):
             return Turn(epoch, lambda: True)
         if loader is None and placement.workers == 1:
             return self.take_turn()
-        return self.epochs.begin_share(placement.worker, placement.workers, loader or 0)
+        process = None if loader is None else child_number()
+        return self.epochs.begin_share(placement.worker, placement.workers, loader or 0, process)
 
     def take_turn(self, epoch: int | None = None) -> Turn:
         """The turn of a pass of one consumer: see ``EpochCounter.begin``."""

@@ -89,6 +89,29 @@ def test_set_epoch_reaches_persistent_workers(stream: af.Stream) -> None:
     assert orders[0] != orders[1]
 
 
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.timeout(60)
+def test_a_pass_counts_beside_one_of_another_loader_that_is_left_early(stream: af.Stream, context: str) -> None:
+    dataset = af.torch.StreamDataset(stream, batch_size=4)
+    loaders = [
+        DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=True, multiprocessing_context=context)
+        for _ in range(2)
+    ]
+    orders = set()
+    for epoch in range(3):
+        whole, left = (iter(loader) for loader in loaders)
+        batches = [[next(side)["index"].tolist() for side in (whole, left)] for _ in range(2)]
+        assert all(ours == others for ours, others in batches)
+        order = [
+            *itertools.chain(*(ours for ours, _ in batches)),
+            *(i for batch in whole for i in batch["index"].tolist()),
+        ]
+        assert sorted(order) == list(range(76))
+        orders.add(tuple(order))
+        assert stream.epoch == epoch + 1
+    assert len(orders) == 3
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
 def test_a_copy_of_a_dataset_counts_its_own_workers_epochs(stream: af.Stream, copied: Any) -> None:  # noqa: ANN401
     dataset = copied(af.torch.StreamDataset(stream))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import asyncfetch as af
-from asyncfetch.stream.epochs import MAX_EPOCH, MAX_WORKERS, EpochCounter
+from asyncfetch.stream.epochs import MAX_EPOCH, MAX_WORKERS, EpochCounter, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,6 +83,35 @@ def test_persistent_workers_and_loaders_of_one_seed_count_the_same(ends: list[li
         events = [(worker, one[worker]) for worker in order]
         assert processes.run(events, workers=3, loader=1) == [expected] * 3
         expected += all(one)
+
+
+@given(data=st.data())
+def test_loaders_over_one_dataset_at_a_time_each_have_their_own_notes(data: st.DataObject) -> None:
+    """Whatever the order, a pass is of the epoch that came next when it began, and a finished one is counted."""
+    trainer = EpochCounter()
+    workers = {1: 2, 2: 2, 3: 1}  # of each loader
+    counters = {(loader, worker): EpochCounter() for loader in workers for worker in range(workers[loader])}
+    for counter in counters.values():
+        counter.share(trainer.memory)
+    begun: dict[tuple[int, int], Turn] = {}
+    ended: dict[int, set[int]] = {loader: set() for loader in workers}
+    expected, epochs = 0, {}
+    for who in data.draw(st.lists(st.sampled_from(sorted(counters)), max_size=60)):
+        loader, worker = who
+        if who not in begun:
+            if all(other != loader for other, _ in begun):
+                epochs[loader] = expected
+            process = sorted(counters).index(who) + 1
+            begun[who] = counters[who].begin_share(worker, workers[loader], loader, process)
+            assert begun[who].epoch == epochs[loader]
+        elif worker not in ended[loader]:
+            begun[who].finish()
+            ended[loader].add(worker)
+            if len(ended[loader]) == workers[loader]:
+                expected = max(expected, epochs[loader] + 1)
+                ended[loader].clear()
+                begun = {other: turn for other, turn in begun.items() if other[0] != loader}
+        assert trainer.current() == expected
 
 
 def test_a_late_worker_takes_the_epoch_that_others_have_finished_twice() -> None:
