@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ from asyncfetch.stream.stream import distinct_episodes
 from asyncfetch.torch.collate import collate
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Collection, Iterator, Sequence
 
     from asyncfetch.config import StreamConfig
@@ -87,7 +87,8 @@ class StreamDataset(IterableDataset[Any]):
         )
         self._memory.attach(stream)
         self._workers_stream: SampleSource[Any] | None = None
-        self._rank: Placement | None = None  # in a spawned worker, which knows nothing of torch.distributed
+        self._sent_rank: tuple[int, Placement] | None = None
+        """For a spawned worker, which knows nothing of torch.distributed: whose rank it is. By its process id."""
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, in persistent workers too."""
@@ -107,8 +108,14 @@ class StreamDataset(IterableDataset[Any]):
             samples = self._workers_stream.iterate(self._placement(worker.id, worker.num_workers), loader=loader)
         return samples if self.batch_size is None else _batches(samples, self.batch_size, drop_last=self.drop_last)
 
+    def _rank(self) -> Placement:
+        # A copy for anything but a worker may have been made before its process became a rank.
+        if self._sent_rank is not None and self._sent_rank[0] == os.getpid() and get_worker_info() is not None:
+            return self._sent_rank[1]
+        return self.stream.placement()
+
     def _placement(self, worker: int, workers: int) -> Placement:
-        rank = self._rank or self.stream.placement()
+        rank = self._rank()
         return self._in_batches(Placement(rank.rank, rank.world_size, worker, workers, self.batch_size or 1))
 
     def _in_batches(self, placement: Placement) -> Placement:
@@ -193,10 +200,10 @@ class StreamDataset(IterableDataset[Any]):
         return (self._workers_stream or self.stream).statistics()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_workers_stream": None, "_rank": self.stream.placement()}
+        return self.__dict__ | {"_workers_stream": None, "_sent_rank": self._rank()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _sent_rank=(os.getpid(), state["_sent_rank"]))
         self._memory.attach(self.stream)
 
     def __repr__(self) -> str:

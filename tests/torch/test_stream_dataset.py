@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import multiprocessing
 import pickle
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 import asyncfetch as af
+from asyncfetch.stream import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,6 +117,28 @@ def test_a_forked_child_can_not_go_on_with_the_parents_iterator(truth: DatasetTr
     assert receiver.poll(10)
     assert "forked" in receiver.recv()
     process.join(10)
+    stream.close()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
+def test_a_copy_from_before_its_process_was_a_rank_reads_that_ranks_part(
+    truth: DatasetTruth,
+    copied: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As launchers make it that pickle the dataset into the ranks."""
+    stream = af.Stream(str(truth.root), features=[])
+    expected = indices(stream.iterate(Placement(1, 2), epoch=0))
+    dataset = copied(af.torch.StreamDataset(stream))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
+    for samples in (dataset, loader):
+        dataset.set_epoch(0)
+        assert indices(samples) == expected
+    assert len(dataset) == len(expected)
+    assert dataset.state_after(len(expected), num_workers=1)["shares"]["world_size"] == 2
+    dataset.stream.close()
     stream.close()
 
 
