@@ -62,6 +62,8 @@ class SampleSource(ABC, Generic[R]):
         """Of the latest pass, while it lasts."""
         self._latest: tuple[Turn, PassPlan] | None = None
         """The latest pass of one consumer, until it is counted."""
+        self.latest_plan: PassPlan | None = None
+        """Of the latest pass of one consumer that counts, behind its end too, until an epoch is set or loaded."""
         self._waiting: tuple[R, Placement] | None = None
         """What the latest synchronous pass will read, and as whom, until it takes its epoch."""
         self.quarantine: Quarantine = Quarantine()
@@ -107,7 +109,7 @@ class SampleSource(ABC, Generic[R]):
         """The same, of what is open already; it counts the same epochs."""
         twin = copy.copy(self)
         twin._opened = opened
-        twin._session = twin._progress = twin._waiting = twin._latest = None
+        twin._session = twin._progress = twin._waiting = twin._latest = twin.latest_plan = None
         return twin
 
     # Epochs and passes.
@@ -124,7 +126,7 @@ class SampleSource(ABC, Generic[R]):
         ``state_dict`` is of this epoch, whatever the pass before has delivered.
         """
         self.epochs.set(epoch)
-        self._latest = self._progress = None
+        self._latest = self._progress = self.latest_plan = None
 
     def samples(
         self, *, epoch: int | None = None, rank: int | None = None, world_size: int | None = None
@@ -214,6 +216,8 @@ class SampleSource(ABC, Generic[R]):
         if turn.epoch == self.epoch or not self.known_identity:  # else nobody goes on from it
             self.known_identity = plan.progress.identity
         self._latest = None if turn.is_share else (turn, plan)  # of a share, other workers read whether it is finished
+        if self._latest is not None and turn.epoch == self.epoch:
+            self.latest_plan = plan
         self._passes += 1
         return plan
 
@@ -317,7 +321,7 @@ class SampleSource(ABC, Generic[R]):
             self.epochs.load(epoch, state["epoch"])
         identity = identity_of(state)
         self._loaded = {epoch: beginning(epoch, identity), state["epoch"]: state} if identity else {}
-        self._progress = self._waiting = self._latest = None
+        self._progress = self._waiting = self._latest = self.latest_plan = None
 
     def _open_session(self) -> Session[R]:
         if self.is_open:
@@ -346,11 +350,11 @@ class SampleSource(ABC, Generic[R]):
         """This for one of a rank's loader workers: bounds, host limits and threads divided among them."""
         twin = copy.copy(self)
         twin.config = self.config.shared_by(workers)
-        twin._session = twin._progress = twin._waiting = twin._latest = None
+        twin._session = twin._progress = twin._waiting = twin._latest = twin.latest_plan = None
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        left_behind = ("_session", "_progress", "_waiting", "_latest", "workers_memory")
+        left_behind = ("_session", "_progress", "_waiting", "_latest", "latest_plan", "workers_memory")
         return self.__dict__ | dict.fromkeys(left_behind)
 
     def __copy__(self) -> Self:

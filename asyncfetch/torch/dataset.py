@@ -176,12 +176,17 @@ class StreamDataset(IterableDataset[Any]):
         if not is_whole_number(num_workers) or not 0 <= num_workers <= MAX_WORKERS:
             raise ConfigError(f"num_workers must be a whole number from 0 to {MAX_WORKERS}, not {num_workers!r}")
         batches, num_workers = int(batches), int(num_workers)
-        begun = self.stream.epochs.shared()
-        epoch = self.stream.epoch if begun is None or not batches else begun
         # Batches made here are those of the rank, whoever makes them.
         workers = max(1, num_workers) if self.batch_size is None else 1
-        progresses = [self.stream.planned(self._placement(worker, workers), epoch) for worker in range(workers)]
-        left = [self._count_batches(len(plan), size) for plan in progresses]
+        placements = [self._placement(worker, workers) for worker in range(workers)]
+        begun = self.stream.epochs.shared() if batches else None
+        alone = self.stream.latest_plan if batches and not num_workers else None
+        if alone is not None and (begun is None or begun <= alone.progress.epoch):
+            epoch, plans = alone.progress.epoch, [alone]  # which may have been counted by now
+        else:
+            epoch = self.stream.epoch if begun is None else begun
+            plans = [self.stream.planned(placement, epoch) for placement in placements]
+        left = [self._count_batches(len(plan), size) for plan in plans]
         if not 0 <= batches <= sum(left):
             raise ConfigError(f"batches={batches} isn't among the {sum(left)} of what this rank takes of epoch {epoch}")
         given = [0] * workers
@@ -191,9 +196,11 @@ class StreamDataset(IterableDataset[Any]):
                 turn += 1
             given[turn % workers] += 1
             turn += 1
-        for plan, count in zip(progresses, given, strict=True):
-            plan.progress.delivered = plan.begun + count * size if count * size < len(plan) else plan.end
-        return merge_shares([plan.progress.state() for plan in progresses])
+        states = []
+        for plan, placement, count in zip(plans, placements, given, strict=True):
+            delivered = plan.begun + count * size if count * size < len(plan) else plan.end
+            states.append(replace(plan.progress, placement=placement, delivered=delivered).state())
+        return merge_shares(states)
 
     def statistics(self) -> DatasetStatistics | None:
         """Of this process: the worker's share where a worker asks."""
