@@ -49,8 +49,7 @@ class SampleSource(ABC, Generic[R]):
             raise ConfigError(f"transform must be a function of a sample, or None, not {transform!r}")
         self.seed: int = int(seed)
         self.transform: Transform | None = transform
-        self.epochs: EpochCounter = EpochCounter()
-        """Which epoch comes next; a loader puts it into memory that its workers share."""
+        self._epochs: EpochCounter = EpochCounter()
         self._opened: R | None = None
         """What is read, where it is open already; else each pass, or the session of all synchronous ones, opens it."""
         self._session: Session[R] | None = None
@@ -113,6 +112,13 @@ class SampleSource(ABC, Generic[R]):
         return twin
 
     # Epochs and passes.
+
+    @property
+    def epochs(self) -> EpochCounter:
+        """Which epoch comes next; a loader puts it into memory that its workers share, and those of no other rank."""
+        if self.workers_memory is not None:
+            self.workers_memory.keep_apart()
+        return self._epochs
 
     @property
     def epoch(self) -> int:

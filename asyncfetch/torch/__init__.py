@@ -1,6 +1,7 @@
 """The bridge to torch's DataLoader.
 
 dataset.py    StreamDataset: iterates a Stream; FrameDataset: dataset[i]
+memory.py     what a rank's workers share
 collate.py    collate: samples as a batch
 bridge.py     AsyncIterableDataset: any async iterator of your own
 

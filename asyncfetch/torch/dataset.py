@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from asyncfetch.config import PrivateUrl, stream_config
@@ -20,10 +19,11 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Placement, SampleSource, Session
 from asyncfetch.stream.epochs import MAX_WORKERS
 from asyncfetch.stream.merged_states import merge_shares
-from asyncfetch.stream.quarantine import BOARD_BYTES, Board, Quarantine
+from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.state import State, check_state
 from asyncfetch.stream.stream import distinct_episodes
 from asyncfetch.torch.collate import collate
+from asyncfetch.torch.memory import WorkersMemory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -48,6 +48,8 @@ class StreamDataset(IterableDataset[Any]):
     a loader drops of its own isn't known here. With workers, a pass is finished when each of them has come to the end
     of its share. They read ``prefetch_factor`` batches ahead of the trainer: behind a ``break`` among the last of
     these, the epoch may count as finished.
+
+    It may be made in the process that starts the ranks, by fork or spawn: each then counts its epochs for itself.
 
     It shards itself. Under Hugging Face accelerate use the loader without ``prepare``, which would share out once more
     what is one rank's share already: of two processes, half of the frames never came.
@@ -82,10 +84,7 @@ class StreamDataset(IterableDataset[Any]):
         self.batch_size = _batch_size(batch_size)
         self.stream = stream
         self.drop_last = drop_last
-        self._memory: _Memory = stream.workers_memory or _Memory(
-            torch.from_numpy(stream.epochs.memory), torch.from_numpy(np.zeros(BOARD_BYTES, dtype=np.uint8))
-        )
-        self._memory.attach(stream)
+        self._memory = WorkersMemory.of(stream)
         self._workers_stream: SampleSource[Any] | None = None
         self._sent_rank: tuple[int, Placement] | None = None
         """For a spawned worker, which knows nothing of torch.distributed: whose rank it is. By its process id."""
@@ -207,6 +206,7 @@ class StreamDataset(IterableDataset[Any]):
         return (self._workers_stream or self.stream).statistics()
 
     def __getstate__(self) -> dict[str, Any]:
+        self._memory.keep_apart()
         return self.__dict__ | {"_workers_stream": None, "_sent_rank": self._rank()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -223,44 +223,6 @@ def _batch_size(given: Any) -> int | None:  # noqa: ANN401 - what a user gave
     if not is_whole_number(given) or given < 1:
         raise ConfigError(f"batch_size must be a whole number, at least 1, or None, not {given!r}")
     return int(given)
-
-
-class _Memory:
-    """Where a stream's epochs and bad data are counted, shared with workers, whether they were forked or spawned.
-
-    All datasets of a stream count in one, and a copy of a dataset in one of its own.
-    """
-
-    def __init__(self, epochs: torch.Tensor, board: torch.Tensor) -> None:
-        self._epochs = _shared(epochs)
-        self._board = _shared(board)
-
-    @property
-    def board(self) -> Board:
-        return Board(self._board.numpy())
-
-    def attach(self, stream: SampleSource[Any]) -> None:
-        """Have the stream count here."""
-        stream.workers_memory = self
-        stream.epochs.share(self._epochs.numpy())
-        stream.quarantine.share(self.board)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Memory, (self._epochs, self._board)
-
-
-def _shared(values: torch.Tensor) -> torch.Tensor:
-    """These values where forked and spawned workers share them; a spawned worker's are there already.
-
-    By numpy: share_memory_() copies and torch.zeros clears them by OpenMP's threads, which a forked child of a process
-    that has used them lacks: it waits for them without end, or crashes.
-    """
-    if values.is_shared():  # type: ignore[no-untyped-call]
-        return values
-    storage = torch.UntypedStorage._new_shared(values.nbytes)  # type: ignore[no-untyped-call]
-    shared = torch.empty(0, dtype=values.dtype, device="cpu").set_(storage)
-    shared.numpy()[:] = values.numpy()
-    return shared
 
 
 _END = object()
