@@ -156,7 +156,6 @@ class Host:
         self.counts.throttled += 1
         pause_seconds = asked_pause_seconds or 0.0
         longest_seconds = self._config.retry.retry_after_maximum_seconds
-        self._pause(self._clock.monotonic(), pause_seconds)
         if self._learned is not None:
             self._learned.refused(self.now(), seconds=seconds, pause_seconds=min(pause_seconds, longest_seconds))
             self._gate.limit = self._learned.limit
@@ -316,10 +315,10 @@ class Turn:
         host = self.host
         host.counts.errors += 1
         failure.budget, failure.waited_seconds = host.budget, self.waited_seconds
+        if failure.retry_after is not None:
+            host._pause(host._clock.monotonic(), failure.retry_after)
         if failure.kind is Throttled:
             host._refused(host.now() - self._entered_at, failure.retry_after)
-        elif failure.retry_after is not None:
-            host._pause(host._clock.monotonic(), failure.retry_after)
 
 
 class Hosts:

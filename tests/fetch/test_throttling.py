@@ -85,7 +85,7 @@ async def test_of_two_pauses_the_one_that_ends_later_counts(time: FakeTime) -> N
     host = web_host(time)
     time.luck = 0.0
     await refuse(host, retry_after=20.0)
-    host._refused(0.0, 5.0)
+    host._pause(host._clock.monotonic(), 5.0)
     await take_turn(host)
     assert time.sleeps == [20.0]
 
