@@ -37,7 +37,6 @@ from asyncfetch.ranges import ByteRange, whole_number
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.runtime.loop_guard import LoopGuard
-from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
@@ -126,8 +125,7 @@ class ByteCache:
         if self._disk is not None:
             await self._disk.__aenter__()
         self._group = await anyio.create_task_group().__aenter__()
-        self._flights: SingleFlight[CacheKey, None] = SingleFlight(self._group)
-        self._questions = SharedCalls(self._group)
+        self._flights = SharedCalls(self._group)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -249,7 +247,7 @@ class ByteCache:
             with self._watching(url):
                 return await verb(url, *arguments)
 
-        return await self._questions.run((verb, whole, *arguments), ask)
+        return await self._flights.run((verb, whole, *arguments), ask)
 
     async def _fetch_range(self, byte_range: ByteRange) -> memoryview:
         with await self._obtain(byte_range, CacheKey.of(byte_range)) as lease:

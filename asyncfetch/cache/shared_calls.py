@@ -28,6 +28,10 @@ class SharedCalls:
         self._flights: SingleFlight[Hashable, Any] = SingleFlight(task_group)
         self._carriers: WeakValueDictionary[Hashable, Caller] = WeakValueDictionary()
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a call of this key would share one that is under way."""
+        return key in self._flights
+
     async def run(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
         """The value of ``work()``, or of the call for ``key`` that is already under way."""
         asking = current_caller()

@@ -20,6 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.heap import trim_heap
 
 if TYPE_CHECKING:
@@ -117,11 +118,8 @@ class DecoderCache(Generic[DecoderT]):
     def __init__(
         self, max_size: int | Literal[_Unset.UNSET] | None = _UNSET, max_bytes: int | None = DEFAULT_BYTES
     ) -> None:
-        self._max_size = _size_from_environment() if max_size is _UNSET else max_size
-        self._max_bytes = max_bytes
-        for name, bound in (("max_size", self._max_size), ("max_bytes", max_bytes)):
-            if bound is not None and bound < 1:
-                raise ConfigError(f"{name} of a decoder cache must be at least 1, or None for no bound, not {bound}")
+        self._max_size = _size_from_environment() if max_size is _UNSET else _bound("max_size", max_size)
+        self._max_bytes = max_bytes = _bound("max_bytes", max_bytes)
         self._trim_bytes = max(TRIM_LEAST_BYTES, (DEFAULT_BYTES if max_bytes is None else max_bytes) // TRIM_SHARE)
         self._closed = False
         # By process, so that a child finds nothing of its parent's, a lock held at the fork included; adding to a
@@ -274,6 +272,10 @@ def _forget(state: _State[DecoderT], key: Hashable, flight: Future[DecoderT]) ->
         return False
     del state.opening[key]
     return True
+
+
+def _bound(name: str, bound: int | None) -> int | None:
+    return None if bound is None else whole_number(f"{name} of a decoder cache, which may be None,", bound, least=1)
 
 
 def _size_from_environment() -> int:

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
-from asyncfetch.errors import CacheError, ClosedError, ConfigError, FrameMissing, redact_url
+from asyncfetch.errors import (
+    LEAVE_OUT_FEATURE,
+    CacheError,
+    ClosedError,
+    ConfigError,
+    FormatError,
+    FrameMissing,
+    redact_url,
+)
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE, Engine
 from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.lerobot.metadata import load_metadata
@@ -287,6 +295,10 @@ class LeRobotDataset:
     def sample_builder(self, windows: Windows | None) -> SampleBuilder:
         """What makes samples with these windows; for the stream above. ConfigError where the windows don't fit."""
         features = self.features
+        if "task" in features:
+            where = f"{redact_url(self.url)}/meta/info.json"
+            message = f"{where} calls a feature 'task', where samples have the words of theirs"
+            raise FormatError(message, remedy=LEAVE_OUT_FEATURE)
         offsets = resolve_windows(windows, fps=self.fps, keys=features)
         return SampleBuilder(features=features, tasks=self.tasks, windows=offsets, image_dtype=self.image_dtype)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asyncfetch.merge.destination import Destination
     from asyncfetch.merge.plan import Limits
 
-__all__ = ["check_limits", "check_workers", "destination_of", "selections_of"]
+__all__ = ["check_limits", "check_workers", "destination_of", "destination_path", "selections_of"]
 
 MOST_FILES_PER_CHUNK = 1000
 """LeRobot reads files in the order of their names, which have three digits: file-1000 comes before file-101."""
@@ -49,11 +49,16 @@ def selections_of(sources: Sequence[str | os.PathLike[str] | Selection] | str) -
     return [source if isinstance(source, Selection) else Selection(source) for source in sources]
 
 
+def destination_path(destination: str | os.PathLike[str]) -> str:
+    """What a user names, which isn't empty: that would mean the working directory."""
+    if not (named := os.fspath(destination)):
+        raise ConfigError("destination is empty; give the directory to write")
+    return named
+
+
 def destination_of(destination: str | os.PathLike[str]) -> Destination:
     """The destination that a user names, read as a fetcher reads urls."""
-    named = os.fspath(destination)
-    if not named:
-        raise ConfigError("destination is empty; give the directory to write")
+    named = destination_path(destination)
     scheme, separator, place = named.partition("://")
     match scheme.lower() if separator else "file":
         case "file":

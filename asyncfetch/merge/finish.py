@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["write_metadata"]
 
+_NEEDED = {"count", "mean", "std"}
+"""Of a part's statistics, to put it together with others."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Build:
@@ -76,15 +79,15 @@ def _overall_statistics(build: _Build) -> dict[str, Statistics]:
 
 
 def _picture_statistics(build: _Build, number: int, key: str) -> Mapping[str, Any] | None:
-    """A source's own, or those of its episodes; None where neither are there, or they are of no picture."""
+    """A source's own, or those of its episodes; None where neither are there whole, or they are of no picture."""
     source = build.plan.sources[number]
     own = (source.metadata.stats or {}).get(key)
-    if own is not None:
+    if own is not None and own.keys() >= _NEEDED:
         return own if np.any(own["count"]) else None
     columns = source.picture_statistics[key]
-    if not columns.keys() >= {"count", "mean", "std"}:
+    if not columns.keys() >= _NEEDED:
         return None
-    is_known = np.all([columns[name].is_known for name in ("count", "mean", "std")], axis=0)
+    is_known = np.all([columns[name].is_known for name in _NEEDED], axis=0)
     parts = [
         {name: column.values[episode] for name, column in columns.items() if column.is_known[episode]}
         for episode in np.flatnonzero(is_known)

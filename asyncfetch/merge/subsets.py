@@ -6,7 +6,6 @@ All are merges of one source, so what is said of ``merge_datasets`` holds.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, TypeAlias, TypedDict
@@ -19,9 +18,11 @@ from asyncfetch.errors import ConfigError, MergeError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.merge.apply import Options, merge_datasets, merge_several
+from asyncfetch.merge.arguments import destination_path
 from asyncfetch.merge.sources import Selection, count_episodes, read_version
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
     from typing import Unpack
 
@@ -105,7 +106,7 @@ async def split_dataset(
         DatasetError: It isn't one.
         MergeError: As of merge_datasets.
     """
-    root, selection = os.fspath(destination), Selection(source)
+    root, selection = destination_path(destination), Selection(source)
     checked = Options(**options)
     async with Fetcher(checked.fetch or FetchConfig()) as fetcher:
         count = await count_episodes(fetcher, selection.url, run=anyio.to_thread.run_sync)

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from asyncfetch.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from asyncfetch.lerobot import Asked, HeldEpisode, Sample, SampleBuilder
     from asyncfetch.stream.order import Step
 
-__all__ = ["Builder", "Failed", "JobBuilder", "Transform", "transformed"]
+__all__ = ["Builder", "Failed", "JobBuilder", "Transform", "mark_padding", "transformed"]
 
 Transform = Callable[["Sample"], "Sample"]
 """Called in a decode thread on every sample; what it returns is delivered."""
@@ -109,10 +111,23 @@ class JobBuilder:
         if isinstance(sample, Failed):
             return sample
         if self._marks_padding:
-            import torch
-
-            sample["is_padding"] = torch.tensor(step.is_padding)
+            try:
+                mark_padding(sample, step)
+            except ConfigError as error:
+                return Failed(error)
         return sample if self._transform is None else transformed(self._transform, sample)
+
+
+def mark_padding(sample: Sample, step: Step) -> None:
+    """Let the sample say whether it is padding. ConfigError where something of it has that name."""
+    import torch
+
+    if "is_padding" in sample:
+        raise ConfigError(
+            'uneven_ends="pad" tells by is_padding whether a sample is some, and that is the name of a feature here: '
+            'leave that out by features=, or choose "drop" or "uneven"'
+        )
+    sample["is_padding"] = torch.tensor(step.is_padding)
 
 
 def transformed(transform: Transform, sample: Sample) -> Sample | Failed:

@@ -11,7 +11,7 @@ from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.gate import Gate
 from asyncfetch.lerobot import Engine, EpisodeCacheStatistics, LeRobotDataset
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.stream.building import Failed, transformed
+from asyncfetch.stream.building import Failed, mark_padding, transformed
 from asyncfetch.stream.order import Step
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.readable import Origin
@@ -298,12 +298,10 @@ class MixedBuilder:
     def _finish(self, member: int, step: Step, result: Sample | Failed) -> Sample | Failed:
         if isinstance(result, Failed):
             return result
-        import torch
-
         try:
             sample = self._shapes[member].apply(member, result)
+            if self._marks_padding:
+                mark_padding(sample, step)
         except ConfigError as error:
             return Failed(error)
-        if self._marks_padding:
-            sample["is_padding"] = torch.tensor(step.is_padding)
         return sample if self._transform is None else transformed(self._transform, sample)

@@ -44,6 +44,8 @@ _VERSION = 3
 second every two; in both, seats dropped out as soon as they found none."""
 _FEISTEL_ROUNDS = 4
 """Enough for a pseudo-random permutation that a distinguisher can't tell cheaply (Luby and Rackoff, 1988)."""
+_FAR_SEATS = 1000
+"""It takes milliseconds until so many have an episode."""
 
 
 class Step(NamedTuple):
@@ -153,7 +155,7 @@ class Order:
 
     def is_far(self, position: int) -> bool:
         """Whether the seating there takes long to find."""
-        return position > 0
+        return position > 0 or min(self.seats, len(self.lengths)) > _FAR_SEATS
 
     def seating(self, position: int = 0) -> Seating:
         """Who sits where at this position. Takes a microsecond or two for each episode in front of it."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 
 from asyncfetch.errors import AsyncFetchError, ConfigError
+from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.tensors.structure import remotes_in
 
@@ -57,9 +58,8 @@ class Ahead:
             raise ConfigError(f"order must hold indices of the {len(items)} items, not {unknown[0]!r}")
         if len(set(self._order)) != len(self._order):
             raise ConfigError("order must not name an item twice: give each pass over the items its own")
-        if max_bytes < 1 or chunk_items < 1:
-            raise ConfigError(f"max_bytes={max_bytes} and chunk_items={chunk_items} must be at least 1")
-        self._max_bytes, self._chunk_items = max_bytes, chunk_items
+        self._max_bytes = whole_number("max_bytes", max_bytes, least=1)
+        self._chunk_items = whole_number("chunk_items", chunk_items, least=1)
         self._wanted = OrderedDict.fromkeys(self._order)  # what was consumed is taken out
         self._unasked = iter(self._order)
         self._ready: dict[int, Any] = {}

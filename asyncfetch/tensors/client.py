@@ -14,6 +14,7 @@ import anyio.to_thread
 from asyncfetch.config import FetchConfig, Secrets
 from asyncfetch.config.checks import require_token
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.ranges import whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.runtime.kept_open import KeptOpen
@@ -107,8 +108,7 @@ class TensorClient:
         shared_memory: bool = True,
         fetch: FetchConfig | None = None,
     ) -> None:
-        if max_bytes < 0:
-            raise ConfigError(f"max_bytes must not be negative, not {max_bytes}")
+        max_bytes = whole_number("max_bytes", max_bytes, least=0)
         if delivery not in get_args(Delivery):
             raise ConfigError(f"delivery must be 'copy' or 'view', not {delivery!r}")
         if backend not in get_args(Backend):

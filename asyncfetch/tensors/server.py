@@ -14,6 +14,7 @@ from aiohttp import web
 
 from asyncfetch.config.checks import require_token
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.ranges import whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.kept_open import KeptOpen
@@ -84,8 +85,7 @@ class TensorServer:
             raise ConfigError("host must be an address or a name; 0.0.0.0 means all of this machine's")
         if not 0 <= port < 65536:
             raise ConfigError(f"port must be from 1 to 65535, or 0 for a free one, not {port}")
-        if max_bytes < 1:
-            raise ConfigError(f"max_bytes must be at least 1, not {max_bytes}")
+        max_bytes = whole_number("max_bytes", max_bytes, least=1)
         if ttl_seconds is not None and not ttl_seconds > 0:
             raise ConfigError(f"ttl_seconds must be positive, or None for ever, not {ttl_seconds}")
         if token is not None:

@@ -578,14 +578,16 @@ async def test_equal_questions_are_one_request_as_long_as_anybody_waits(verb: st
         askers.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("verb", ["fetch_tail", "fetch", "acquire"])
 @pytest.mark.parametrize("promoted", [True, False])
-async def test_a_question_of_read_ahead_is_urgent_once_somebody_waits_for_it(*, promoted: bool) -> None:
+async def test_what_is_read_ahead_is_urgent_once_somebody_waits_for_it(verb: str, *, promoted: bool) -> None:
+    arguments = (10,) if verb == "fetch_tail" else (0, 10)
     reader = HeldQuestions()
     ahead, joining = Caller(urgent=False), Caller(urgent=False)
 
     async def ask(caller: Caller) -> None:
         with calling(caller):
-            await cache.fetch_tail(URL, 10)
+            await getattr(cache, verb)(URL, *arguments)
 
     async with ByteCache(reader, max_bytes=100) as cache, anyio.create_task_group() as askers:
         for caller in (ahead, joining):

@@ -257,8 +257,8 @@ def test_a_bad_environment_is_named(monkeypatch: pytest.MonkeyPatch, value: str)
     DecoderCache(5)
 
 
-@pytest.mark.parametrize("bounds", [{"max_size": 0}, {"max_size": -1}, {"max_bytes": 0}])
-def test_a_bound_below_one_is_refused(bounds: dict[str, int]) -> None:
+@pytest.mark.parametrize("bounds", [{"max_size": 0}, {"max_size": -1}, {"max_size": 1.5}, {"max_bytes": 0}])
+def test_a_bound_below_one_is_refused(bounds: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(bounds))} .* at least 1"):
         DecoderCache(**bounds)
 

@@ -209,6 +209,18 @@ async def test_the_axes_of_a_picture_may_be_in_any_order(library: Library, key: 
         assert (await served.dataset.sample(0, 1))[key].shape == (3, 64, 96)
 
 
+async def test_a_feature_where_samples_have_their_task_is_refused_unless_left_out(library: Library) -> None:
+    content = in_memory(library(episodes=(3,)))
+    info = json.loads(content["meta/info.json"])
+    info["features"]["task"] = {"dtype": "string", "shape": [1], "names": None}
+    content |= {"meta/info.json": json.dumps(info).encode()}
+    async with serve(content) as served:
+        with pytest.raises(FormatError, match=r"info\.json calls a feature 'task'.*features="):
+            await served.dataset.sample(0, 0)
+    async with serve(content, features=["action"]) as served:
+        assert isinstance((await served.dataset.sample(0, 0))["task"], str)
+
+
 async def test_a_table_that_contradicts_the_metadata(library: Library) -> None:
     truth = library(episodes=LENGTHS)
     content = in_memory(truth)

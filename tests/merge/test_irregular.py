@@ -82,6 +82,22 @@ async def test_pictures_of_which_one_source_knows_nothing_get_no_overall_statist
     assert stats.keys() >= {WRIST, "action", "index"}
 
 
+async def test_statistics_without_a_count_are_made_of_the_episodes_own(library: Library, tmp_path: Path) -> None:
+    """As where there are none."""
+    root = library(episodes=(4, 5)).root
+    stats = read_json(root, "stats.json")
+    without = {name: value for name, value in stats[TOP].items() if name != "count"}
+    written = []
+    for number, own in enumerate([{TOP: without}, {}]):
+        shutil.copytree(root, other := tmp_path / f"other-{number}")
+        others = {key: value for key, value in stats.items() if key != TOP}
+        (other / "meta/stats.json").write_text(json.dumps(others | own))
+        await merge_datasets([other], out := tmp_path / f"out-{number}")
+        written.append(read_json(out, "stats.json"))
+    assert written[0] == written[1]
+    assert written[0].keys() == stats.keys()
+
+
 async def test_statistics_of_no_picture_tell_nothing(library: Library, tmp_path: Path) -> None:
     """Neither a source's own nor its episodes'. One with some stays as it is."""
     name = f"stats/{TOP}/count"

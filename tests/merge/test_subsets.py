@@ -139,6 +139,8 @@ async def test_splits(library: Library, tmp_path: Path) -> None:
     assert tasks[0].equals(tasks[1])
     with pytest.raises(MergeError, match="val isn't empty"):
         await split_dataset(truth.root, {"test": [0], "val": [1]}, tmp_path)
+    with pytest.raises(ConfigError, match="destination is empty"):
+        await split_dataset(truth.root, {"test": [0], "val": [1]}, "")
     assert {path.name for path in tmp_path.iterdir()} == {"train", "val"}  # noqa: ASYNC240
 
 

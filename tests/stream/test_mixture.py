@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -161,6 +162,24 @@ async def test_consumers_share_it_and_others_go_on(truths: list[DatasetTruth], d
     async with mixed.samples(epoch=0) as samples:
         given += [key(sample) async for sample in samples]
     assert sorted(given) == sorted(whole)
+
+
+def test_what_tells_the_padding_takes_no_features_place(truths: list[DatasetTruth], tmp_path: Path) -> None:
+    shutil.copytree(truths[0].root, root := tmp_path / "renamed")
+    for path in (root / "data").rglob("*.parquet"):
+        table = pq.read_table(path).rename_columns({"action": "is_padding"})
+        pq.write_table(table.replace_schema_metadata(None), path)
+    info = root / "meta/info.json"
+    info.write_text(info.read_text().replace('"action"', '"is_padding"'))
+    config = af.StreamConfig(uneven_ends="pad")
+    of_one = member(str(root), features=["is_padding"], config=config)
+    renamed = {number: {"action": "is_padding"} for number in range(3)}
+    of_many = mixture(truths, features=["action"], keys=renamed, config=config)
+    for source in (of_one, of_many):
+        with pytest.raises(ConfigError, match=r"that is the name of a feature.*features="):
+            next(iter(source))
+        source.close()
+    assert len(list(member(str(root), features=["is_padding"]))) == truths[0].num_frames
 
 
 @pytest.mark.parametrize("ends", ["drop", "pad"])

@@ -289,6 +289,12 @@ def test_a_setting_above_what_there_is_costs_no_more(lanes: int, pool: int, grou
     assert peak_bytes < most_bytes + 2**14
 
 
+@pytest.mark.parametrize(("lanes", "position", "is_far"), [(64, 0, False), (64, 1, True), (2000, 0, True)])
+def test_a_seating_that_takes_long_to_find_is_known_beforehand(lanes: int, position: int, *, is_far: bool) -> None:
+    assert order([5] * 2000, lanes=lanes, pool=lanes).is_far(position) is is_far
+    assert not order([5] * 64, lanes=lanes, pool=lanes).is_far(0)
+
+
 @pytest.mark.parametrize("lanes", [1, 2**70])
 def test_settings_of_any_size_mean_all_there_is(lanes: int) -> None:
     whole = order([5, 0, 3], lanes=lanes, pool=2**80, group=2**80)

@@ -205,6 +205,8 @@ async def test_an_order_beyond_the_items_is_refused_before_anything_is_fetched(
 ) -> None:
     with pytest.raises(ConfigError, match=f"order must hold indices of the 2 items, not {index}"):
         client.ahead([torch.ones(1)] * 2, [0, index])
+    with pytest.raises(ConfigError, match="max_bytes must be a whole number, at least 1"):
+        client.ahead([torch.ones(1)], max_bytes=index / 2)  # type: ignore[arg-type]
 
 
 async def test_r16_statistics_account_for_every_byte(backend: Backend) -> None:
