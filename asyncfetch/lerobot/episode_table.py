@@ -120,6 +120,8 @@ class EpisodeTable:
         return len(self._lengths)
 
     def __contains__(self, index: object) -> bool:
+        if isinstance(index, bool):  # a mask names no episodes
+            return False
         return hasattr(index, "__index__") and 0 <= operator.index(index) < len(self)
 
     def __iter__(self) -> Iterator[Episode]:

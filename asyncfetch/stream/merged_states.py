@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,8 @@ def merge_states(states: Sequence[Any]) -> State:
             they share then is no one epoch's rest, so take the states a step earlier or later, or have all ranks end
             together by ``uneven_ends="drop"`` or ``"pad"``.
     """
-    ranks = [_told_by(each) for each in states]
+    given = states if isinstance(states, Iterable) else ()  # type: ignore[redundant-expr]
+    ranks = [_told_by(each) for each in given]
     without = sum(not told for told in ranks)
     if without or not ranks:
         raise StateMismatch(f"give one state of each rank in a list: of these {len(ranks)} {without} hold no state")

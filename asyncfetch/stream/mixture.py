@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.config import StreamConfig
@@ -82,12 +83,14 @@ class Mixture(SampleSource[OpenMixture]):
             member's number where it is a mapping.
         missing: What becomes of keys that only some members have. "keep" keeps them; "drop" leaves them out; "pad"
             gives zeros, "" and None in their place, and ``<key>_is_missing`` in every sample; "raise" refuses them.
+            Those that a stream's own transform adds are not among them.
         transform: Applied to each sample, renamed and completed, in a decode thread, behind its stream's own.
         block_samples: How many samples in a row come of one member. None means 1, but where members disagree in keys,
-            dtypes or shapes and batches are made (``StreamDataset(batch_size=)``, ``serve_samples``) as many as all
-            ranks take for one batch each, so that each batch is of one member; there a number must be a multiple of
-            that. The rest of an epoch that was loaded keeps the number that it was begun with; where batches of one
-            member each don't come out even by that, it is dealt out anew, as many samples as that in a row.
+            dtypes, shapes or their own transforms and batches are made (``StreamDataset(batch_size=)``,
+            ``serve_samples``) as many as all ranks take for one batch each, so that each batch is of one member; there
+            a number must be a multiple of that. The rest of an epoch that was loaded keeps the number that it was begun
+            with; where batches of one member each don't come out even by that, it is dealt out anew, as many samples as
+            that in a row.
         config: Bounds, limits and threads of all members together, for one rank. None means that of the streams that
             have one, which must then agree. A stream's own configuration is used for its order alone: ``lanes``,
             ``pool_episodes`` and ``group_frames``; one without gets a part of the mixture's pool, by weight.
@@ -113,10 +116,11 @@ class Mixture(SampleSource[OpenMixture]):
         _check_streams(streams)
         self.schedule = _schedule(weights, len(streams))
         if stop_on not in ("first", "all") and not _is_count(stop_on):
-            raise ConfigError(f'stop_on must be "first", "all" or a number of samples from 1 on, not {stop_on!r}')
+            message = f'stop_on must be "first", "all" or a number of samples from 1, below 2**63 - 1, not {stop_on!r}'
+            raise ConfigError(message)
         if missing not in {"keep", "drop", "pad", "raise"}:
             raise ConfigError(f'missing must be "keep", "drop", "pad" or "raise", not {missing!r}')
-        if block_samples is not None and not (_is_count(block_samples) and block_samples <= MAX_EPOCH):
+        if block_samples is not None and not _is_count(block_samples):
             raise ConfigError(f"block_samples must be from 1, below 2**63 - 1, or None, not {block_samples!r}")
         self.stop_on: StopOn = stop_on if isinstance(stop_on, str) else operator.index(stop_on)
         self.keys = _renames(keys, len(streams))
@@ -242,8 +246,9 @@ class Mixture(SampleSource[OpenMixture]):
         if block % whole:
             raise ConfigError(
                 f"block_samples={block} isn't a multiple of the {whole} samples of a batch of each rank (batch_size="
-                f"{placement.batch_size}, world_size={placement.world_size}), and the members disagree in keys, dtypes "
-                f"or shapes, so batches would end early: give block_samples={-(-block // whole) * whole}, or None"
+                f"{placement.batch_size}, world_size={placement.world_size}), and the members disagree in keys, "
+                f"dtypes, shapes or transforms, so batches would end early: give block_samples="
+                f"{-(-block // whole) * whole}, or None"
             )
         if place is not None and loaded is not None and not is_beginning(loaded):
             block = place.block_samples
@@ -268,7 +273,9 @@ class Mixture(SampleSource[OpenMixture]):
             dataset.sample_builder(stream.windows).layout()
             for stream, dataset in zip(self.streams, opened.datasets, strict=True)
         ]
-        return shapes(layouts, self.keys, self.missing)
+        found, are_alike = shapes(layouts, self.keys, self.missing)
+        # What a transform makes isn't known: those of one are taken to be as alike as what it is given.
+        return found, are_alike and all(stream.transform == self.streams[0].transform for stream in self.streams)
 
     def __repr__(self) -> str:
         return f"Mixture({len(self.streams)} streams, stop_on={self.stop_on!r}, seed={self.seed}, epoch={self.epoch})"
@@ -299,7 +306,7 @@ def _check_streams(streams: Sequence[Stream]) -> None:
 
 
 def _is_count(value: Any) -> bool:  # noqa: ANN401 - what a user gave
-    return is_whole_number(value) and value >= 1
+    return is_whole_number(value) and 1 <= value <= MAX_EPOCH
 
 
 def _schedule(weights: Any, members: int) -> Schedule:  # noqa: ANN401
@@ -348,6 +355,10 @@ def _renames(
         raise ConfigError(f"keys must be a mapping or None for each stream, or {{member: mapping}}, not {keys!r}")
     if len(keys) != members:
         raise ConfigError(f"keys: {members} streams need {members} mappings, or None in their place, not {len(keys)}")
+    for key, new in chain.from_iterable(these.items() for these in keys if these):
+        if {type(key), type(new)} != {str}:
+            message = f"keys: a new name must be a string, as that of {key!r} isn't: {new!r}"
+            raise ConfigError(f"{message}; to leave a key out, use its stream's features=")
     return tuple(these or {} for these in keys)
 
 

@@ -220,7 +220,7 @@ async def test_numpy_and_torch_numbers_are_frames(truth: DatasetTruth, episode: 
         check_sample(await served.dataset.sample(episode, frame), truth, 1, 3)
 
 
-@pytest.mark.parametrize("episode", [2, -1, 1.0, None, "0"])
+@pytest.mark.parametrize("episode", [2, -1, 1.0, None, "0", True])
 async def test_an_unknown_episode_is_a_key_error(truth: DatasetTruth, episode: Any) -> None:  # noqa: ANN401
     async with serve(truth) as served:
         with pytest.raises(EpisodeNotFound, match=rf"no episode {episode!r}; it has 0 to 1"):

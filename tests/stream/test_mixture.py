@@ -458,6 +458,7 @@ def test_a_dataset_may_be_several_members(truths: list[DatasetTruth]) -> None:
         ({"stop_on": "last"}, "stop_on must be"),
         ({"stop_on": 0}, "stop_on must be"),
         ({"stop_on": 1.5}, "stop_on must be"),
+        ({"stop_on": 2**63 - 1}, "stop_on must be"),
         ({"seed": 1.5}, "seed must be"),
         ({"transform": "crop"}, "transform must be"),
         ({"missing": "ignore"}, "missing must be"),
@@ -469,6 +470,9 @@ def test_a_dataset_may_be_several_members(truths: list[DatasetTruth]) -> None:
         ({"keys": {0: "top"}}, "a mapping or None for each"),
         ({"keys": [None]}, "3 streams need 3 mappings"),
         ({"keys": {3: {}}}, "no members .3."),
+        ({"keys": {0: {"action": None}}}, "must be a string, .*features="),
+        ({"keys": {0: {"action": ["a"]}}}, "must be a string"),
+        ({"keys": {0: {1: "action"}}}, "must be a string"),
     ],
     ids=str,
 )

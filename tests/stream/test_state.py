@@ -59,6 +59,7 @@ def state_of(truth: DatasetTruth) -> Any:  # noqa: ANN401
         (lambda of: [beginning(0), beginning(1)], r"different epochs, \[0, 1\]"),
         (lambda of: [of(0, 2, 3), None], "of these 2 1 hold no state"),
         (lambda of: [], "of these 0 0 hold no state"),
+        (lambda of: None, "of these 0 0 hold no state"),
     ],
 )
 def test_states_that_are_not_one_of_each_rank_of_a_pass_are_refused_with_figures(

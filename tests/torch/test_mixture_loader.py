@@ -62,6 +62,25 @@ def test_batches_are_of_one_member_and_the_same_with_workers(truth: DatasetTruth
     later.stream.close()
 
 
+def with_marks(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample | {"mark": torch.ones(2)}
+
+
+@pytest.mark.parametrize("transforms", [(with_marks, None), (None, with_marks), (with_marks, with_marks), (None, None)])
+def test_members_share_a_batch_where_they_share_a_transform(truth: DatasetTruth, transforms: tuple[Any, Any]) -> None:
+    """Keys and shapes that a transform makes aren't known beforehand."""
+    streams = [af.Stream(str(truth.root), features=["action"], transform=transform) for transform in transforms]
+    mixed = af.Mixture(streams, [1, 1], stop_on=8 * SIZE)
+    batches = list(af.torch.StreamDataset(mixed, batch_size=SIZE))
+    mixed.close()
+    assert sum(len(batch["dataset"]) for batch in batches) == 8 * SIZE
+    for batch in batches:
+        members = set(batch["dataset"].tolist())
+        assert len(members) == (2 if transforms[0] is transforms[1] else 1)
+        marked = any(transforms[member] for member in members)
+        assert isinstance(batch.get("mark"), torch.Tensor) is marked
+
+
 @pytest.mark.parametrize("number", [np.int64, np.uint8])
 def test_sizes_of_numpy_are_as_good(truth: DatasetTruth, wide: DatasetTruth, number: Any) -> None:  # noqa: ANN401
     expected = make(truth, wide, block_samples=SIZE)
