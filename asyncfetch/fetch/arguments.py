@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import ConfigError
@@ -12,7 +13,9 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.reader import WritableBuffer
 
-__all__ = ["byte_count", "byte_ranges", "closed_range"]
+__all__ = ["byte_count", "byte_ranges", "closed_range", "has_objects"]
+
+_FIELD_NAME = re.compile(":[^:]*:")
 
 
 def byte_ranges(ranges: Iterable[ByteRange]) -> list[ByteRange]:
@@ -43,11 +46,18 @@ def closed_range(url: str, start: int, stop: int, buffer: WritableBuffer) -> tup
         target = view.cast("B") if usable and length else view
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the buffer can't be written to as bytes: {error}") from error
+    if has_objects(view):
+        raise ConfigError("the buffer holds Python objects, and bytes can't be written over them: give it numbers")
     if not usable:
         kind = f"{'read-only' if view.readonly else 'writable'}{'' if view.c_contiguous else ' with gaps'}"
         message = f"{wanted!r} needs a writable, contiguous buffer of {length} bytes, not one of {view.nbytes}, {kind}"
         raise ConfigError(message)
     return wanted, target
+
+
+def has_objects(view: memoryview) -> bool:
+    """Whether there are Python objects in it, alone or as fields: its bytes are their addresses, good here and now."""
+    return "O" in _FIELD_NAME.sub("", view.format)
 
 
 def byte_count(max_bytes: int) -> int:

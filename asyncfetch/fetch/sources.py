@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged
+from asyncfetch.fetch.arguments import has_objects
 from asyncfetch.runtime.thread_call import run_to_its_end
 
 if TYPE_CHECKING:
@@ -77,13 +78,15 @@ def _memory_for(nbytes: int, memory: MemoryPool) -> memoryview:
 def _bytes_of(content: Any, what: str) -> memoryview:  # noqa: ANN401 - what it is turns out
     try:
         view = memoryview(content)
-        if view.c_contiguous:
-            # A view with a zero in its shape can't be cast.
-            return view.cast("B").toreadonly() if view.nbytes else memoryview(b"")
     except (TypeError, ValueError) as error:
         message = f"{what} must be bytes, a path or an async iterator of bytes, not {type(content).__name__}"
         raise ConfigError(message) from error
-    raise ConfigError(f"{what} must be contiguous in memory: copy it first, by bytes(...)")
+    if not view.c_contiguous:
+        raise ConfigError(f"{what} must be contiguous in memory: copy it first, by bytes(...)")
+    if has_objects(view):
+        raise ConfigError(f"{what} holds Python objects, whose bytes are addresses: give it a type of numbers or text")
+    # A view with a zero in its shape can't be cast.
+    return view.cast("B").toreadonly() if view.nbytes else memoryview(b"")
 
 
 class _BytesSource:

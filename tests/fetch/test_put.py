@@ -10,6 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import numpy as np
 import pytest
 from anyio import to_thread
 from moto.server import ThreadedMotoServer
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from asyncfetch.testing import ServedRequest
@@ -360,15 +360,30 @@ async def test_a_source_that_fails_is_nobody_else_s_error(tmp_path: Path) -> Non
         assert (content, server.uploads, os.listdir(tmp_path)) == ({}, {}, [])
 
 
-SOURCES = {"number": 3, "none": None, "text": "text", "list": [b"x"], "with gaps": memoryview(CONTENT)[::2]}
+SOURCES = {
+    "number": 3,
+    "none": None,
+    "text": "text",
+    "list": [b"x"],
+    "with gaps": memoryview(CONTENT)[::2],
+    "objects": np.array(["a", 1], object),
+    "objects as fields": np.zeros(2, [("a", "i4"), ("b", [("c", "O")], 2)]),
+}
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
 async def test_what_is_no_source(source: object, tmp_path: Path) -> None:
     async with Fetcher() as fetcher:
-        with pytest.raises((ConfigError, NotFound), match=r"must be|path of the source"):
+        with pytest.raises((ConfigError, NotFound), match=r"must be|path of the source|holds Python objects"):
             await fetcher.put(str(tmp_path / "x"), source)  # type: ignore[arg-type]
         assert os.listdir(tmp_path) == []
+
+
+async def test_a_field_s_name_makes_no_object_of_it(tmp_path: Path) -> None:
+    source = np.ones(2, [("O", "i4"), ("P", "f8", (2, 3))])
+    async with Fetcher() as fetcher:
+        await fetcher.put(str(tmp_path / "x"), source)  # type: ignore[arg-type]
+    assert (tmp_path / "x").read_bytes() == source.tobytes()
 
 
 class NoMemory(MemoryPool):

@@ -115,14 +115,14 @@ async def test_fetch_into(fetcher: Fetcher, put: Callable[[str, bytes], str]) ->
 
 @pytest.mark.parametrize(
     "buffer",
-    [b"12345", bytearray(4), bytearray(6), memoryview(bytearray(10))[::2], "12345"],
-    ids=["read-only", "short", "long", "with gaps", "text"],
+    [b"12345678", bytearray(7), bytearray(9), memoryview(bytearray(16))[::2], "12345678", np.empty(1, object).data],
+    ids=["read-only", "short", "long", "with gaps", "text", "objects"],
 )
 async def test_fetch_into_needs_a_writable_buffer_of_the_right_length(
     fetcher: Fetcher, put: Callable[[str, bytes], str], buffer: bytearray
 ) -> None:
     with pytest.raises(ConfigError, match="buffer"):
-        await fetcher.fetch_into(put("x", CONTENT), 0, 5, buffer)
+        await fetcher.fetch_into(put("x", CONTENT), 0, 8, buffer)
     assert fetcher.statistics().requests == 0
 
 
