@@ -305,10 +305,10 @@ async def test_as_many_entries_as_may_be_listed(
 async def test_a_listing_leaves_out_what_is_neither_file_nor_directory(
     fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link to itself, one to nothing, and a file that goes while the directory is read."""
+    """Links to themselves, to nothing, through a file and too long; a file that goes while the directory is read."""
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "gone").write_bytes(b"1")
-    for name, target in [("loop", "loop"), ("nowhere", "none")]:
+    for name, target in [("loop", "loop"), ("nowhere", "none"), ("through", "a/b"), ("long", "x" * 300)]:
         (tmp_path / name).symlink_to(target)
     scan = os.scandir
 

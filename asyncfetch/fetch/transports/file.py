@@ -38,6 +38,9 @@ __all__ = ["FileTransport", "local_path"]
 READ_STEP_BYTES = 1024 * 1024
 """Between two of these a read can be cancelled; about 1 ms on a local disk, and 10 ms on a slow one."""
 
+_LEADS_NOWHERE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES})
+"""Of a link: to itself, through a file, too long, or to where this user may not look."""
+
 T = TypeVar("T")
 
 
@@ -228,7 +231,7 @@ class _FileListing(_InThread[list[ObjectInfo]]):
         return [info for info in infos if info is not None]
 
     def _info_of(self, entry: os.DirEntry[str]) -> ObjectInfo | None:
-        """None for what is neither file nor directory."""
+        """None for what is neither file nor directory, or gone meanwhile."""
         self._next_step()
         name = quote(os.fsencode(entry.name)) if "://" in self._url else entry.name
         try:
@@ -236,7 +239,8 @@ class _FileListing(_InThread[list[ObjectInfo]]):
                 return ObjectInfo(f"{self._base}{name}/", 0)
             return _info(self._base + name, entry.stat()) if entry.is_file() else None
         except OSError as error:
-            if error.errno in {errno.ENOENT, errno.ELOOP}:  # gone meanwhile; a link that leads to itself
+            is_gone = error.errno == errno.ENOENT
+            if is_gone or (error.errno in _LEADS_NOWHERE and entry.is_symlink()):
                 return None
             raise
 
