@@ -234,9 +234,9 @@ class Fetcher:
     async def put(self, url: str, source: Content) -> ObjectInfo:
         """Writes the source to the object, in place of what is there: whole or, after an error, not at all.
 
-        A local file is written beside its place, brought to the disk and renamed; directories above it are made. An
-        object of S3 takes one request, or a multipart upload where it is longer than ``S3Config.upload_part_bytes``;
-        the store checks each part's MD5, and its tags are compared with that.
+        A local file is written beside its place, brought to the disk and renamed; directories above it are made, and
+        stay. An object of S3 takes one request, or a multipart upload where it is longer than
+        ``S3Config.upload_part_bytes``; the store checks each part's MD5, and its tags are compared with that.
 
         Every request is repeated as the retry policy says. An error or a cancellation removes what was begun, for
         which a cancelled call may take some seconds more. What other fetchers and caches have of the object stays

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from asyncfetch.runtime.cancellation import outlast
 from asyncfetch.runtime.thread_call import run_to_its_end
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     import anyio
@@ -26,12 +29,15 @@ STEP_BYTES = 4 * 1024 * 1024
 UNDO_SECONDS = 10.0
 """Longest wait for the removal of what was written in vain; a disk that takes longer doesn't answer at all."""
 
+_log = logging.getLogger(__name__)
+
 
 async def write_file(path: Path, source: Source, limiter: anyio.CapacityLimiter) -> os.stat_result:
     """Writes the source to ``path`` in place of what was there, in one step at its end; what it is then.
 
-    It is on the disk, not only in the system's memory, when this returns. Directories above it are made. An error or a
-    cancellation leaves nothing behind, and a killed process a hidden file beside it.
+    It is on the disk, not only in the system's memory, when this returns; its name, too, unless this user may not read
+    the directory. Directories above it are made, and stay. Of the file itself, an error or a cancellation leaves
+    nothing behind, and a killed process a hidden one beside it.
 
     Raises:
         AttemptFailed: Of the system; the source's own errors come as they are.
@@ -78,21 +84,24 @@ class _Beside:
         """On the disk, and in its place."""
         try:
             os.fsync(self._descriptor)
-            os.replace(self._beside, self._path)
-            self._exists = False
-            status = os.fstat(self._descriptor)
-            _sync_directory(self._path.parent)
+            with _synced(self._path.parent):
+                os.replace(self._beside, self._path)
+                self._exists = False
+                status = os.fstat(self._descriptor)
         except OSError as error:
             raise _as_failure(error) from error
         self._close()
         return status
 
     def discard(self) -> None:
-        """Nothing of it stays, unless it is in its place already."""
+        """Nothing of it stays, unless it is in its place already; an error of that is nobody's but the log's."""
         self._close()
         if self._exists:
             self._exists = False
-            self._beside.unlink(missing_ok=True)
+            try:
+                self._beside.unlink(missing_ok=True)
+            except OSError as error:
+                _log.warning("%s is left: remove it by hand (%s)", self._beside, error.strerror)
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -100,13 +109,20 @@ class _Beside:
             os.close(descriptor)
 
 
-def _sync_directory(path: Path) -> None:
-    """Its entries are on the disk, too."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+@contextmanager
+def _synced(path: Path) -> Iterator[None]:
+    """Behind it, the directory's entries are on the disk, too, unless this user may write it and not read it."""
     try:
-        os.fsync(descriptor)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        descriptor = -1
+    try:
+        yield
+        if descriptor >= 0:
+            os.fsync(descriptor)
     finally:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def _as_failure(error: OSError) -> AttemptFailed:
