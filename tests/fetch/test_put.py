@@ -347,16 +347,20 @@ async def test_an_upload_that_can_not_be_aborted_is_told_of(caplog: pytest.LogCa
     assert "a multipart upload to s3://b/x is left" in record.getMessage()
 
 
-async def test_a_source_that_fails_is_nobody_else_s_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [LookupError("of the source"), ExceptionGroup("of the source", [LookupError(1), ValueError(2)])]
+)
+async def test_a_source_s_own_error_comes_out_as_it_is(error: Exception, tmp_path: Path) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield CONTENT[:2500]
-        raise LookupError("of the source")
+        raise error
 
     content: dict[str, bytes] = {}
     async with S3Server(content) as server, fetcher_for(server) as fetcher:
         for url in ("s3://b/x", str(tmp_path / "x")):
-            with pytest.raises(LookupError, match="of the source"):
+            with pytest.raises(type(error)) as caught:
                 await fetcher.put(url, broken())
+            assert caught.value is error
         assert (content, server.uploads, os.listdir(tmp_path)) == ({}, {}, [])
 
 

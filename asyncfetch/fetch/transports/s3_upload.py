@@ -132,8 +132,7 @@ class S3Upload:
             return ObjectInfo(self._url, len(parts[0]), await self._send("put_object", {}, parts[0]))
         try:
             await self._persist(self._url, self._begin)
-            with ungrouped():
-                await self._send_parts(source, parts, part_bytes)
+            await self._send_parts(source, parts, part_bytes)
             return ObjectInfo(self._url, self._size, await self._complete())
         except BaseException:
             await outlast(self._abort, seconds=UNDO_SECONDS)
@@ -175,7 +174,8 @@ class S3Upload:
                 permits.release()
 
         number = 0
-        with one_caller():
+        failure: Exception | None = None
+        with one_caller(), ungrouped():
             async with anyio.create_task_group() as tasks:
                 while parts:
                     number += 1
@@ -186,8 +186,18 @@ class S3Upload:
                     self._size += len(part)
                     tasks.start_soon(send, number, part)
                     del part
-                    if not source.at_end:
+                    if source.at_end:
+                        break
+                    try:
                         parts.append(await source.read(part_bytes))
+                    except Exception as error:  # noqa: BLE001 - raised below, as it is: it may be a group of its own
+                        failure = error
+                        tasks.cancel_scope.cancel()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                failure = None  # else failure -> traceback -> this frame -> failure is a cycle
 
     async def _complete(self) -> str:
         """Makes the object of the parts; its tag."""
