@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["Listing", "check_length", "listed_size"]
+__all__ = ["Listing", "by_name", "check_length", "listed_size"]
 
 MAX_EMPTY_PAGES = 1000
 """In a row. S3 sends some where it goes over many deleted versions, 1,000 keys at a time."""
@@ -27,6 +27,8 @@ class Listing(Generic[C]):
 
     def __init__(self, max_entries: int) -> None:
         self.infos: list[ObjectInfo] = []
+        self.has_marker = False
+        """Whether there is an object for the directory itself, which may be empty then."""
         self._max_entries = max_entries
         self._empty_pages = 0
         self._asked: set[C] = set()
@@ -51,8 +53,13 @@ class Listing(Generic[C]):
         self.infos += infos
 
     def sorted(self) -> list[ObjectInfo]:
-        """The entries by url."""
-        return sorted(self.infos, key=lambda info: info.url)
+        """The entries by name."""
+        return sorted(self.infos, key=by_name)
+
+
+def by_name(info: ObjectInfo) -> str:
+    """What the entries of one directory are sorted by: a slash behind a name is no part of it."""
+    return info.url.removesuffix("/")
 
 
 def check_length(entries: int, max_entries: int) -> None:

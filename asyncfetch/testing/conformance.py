@@ -215,20 +215,22 @@ async def cancelled_reads(store: Store) -> None:
 
 
 async def listings(store: Store) -> None:
-    """``listdir`` gives what is directly below, sorted, with sizes; directories end in a slash."""
+    """``listdir`` gives what is directly below, sorted by name, with sizes; directories end in a slash."""
     if not store.can_list:
         return
     url = await store.put("listed/b 1.bin", _content(11))
     await store.put("listed/a.bin", _content(12))
     await store.put("listed/sub/c.bin", _content(13))
+    await store.put("listed/sub.bin", _content(14))
     base = url.removesuffix(url.rpartition("/")[2])
     for directory in (base, base.rstrip("/")):
         infos = await store.fetcher.listdir(directory)
-        assert [(info.url.removeprefix(base), info.size) for info in infos if not info.url.endswith("/")] == [
+        assert [(info.url.removeprefix(base), info.size) for info in infos] == [
             ("a.bin", 12),
             (url.removeprefix(base), 11),
+            ("sub/", 0),
+            ("sub.bin", 14),
         ]
-        assert [info.url for info in infos if info.url.endswith("/")] == [f"{base}sub/"]
     assert await store.fetcher.fetch(infos[0].url) == _content(12)
     await _raises(NotFound, store.fetcher.listdir(f"{base}nothing-here"))
 

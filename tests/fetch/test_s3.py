@@ -416,6 +416,15 @@ async def test_listings_come_by_pages() -> None:
         assert [info.url for info in await fetcher.listdir("s3://b")] == ["s3://b/p/", "s3://b/q"]
 
 
+async def test_an_empty_folder_of_a_console_is_a_directory_with_nothing_in_it() -> None:
+    async with S3Server({"b/d/": b"", "b/d-1": b"1", "b/d.x": b"1"}) as server, s3_fetcher(server) as fetcher:
+        assert [info.url for info in await fetcher.listdir("s3://b")] == ["s3://b/d/", "s3://b/d-1", "s3://b/d.x"]
+        for url in ("s3://b/d", "s3://b/d/"):
+            assert await fetcher.listdir(url) == []
+        with pytest.raises(NotFound, match="nothing is below"):
+            await fetcher.listdir("s3://b/d/d")
+
+
 async def test_a_key_with_slashes_side_by_side_is_found_by_going_down() -> None:
     keys = ["a/x", "a//y", "a///z", "/r", "//s"]
     async with S3Server({f"b/{key}": b"1" for key in keys}) as server, s3_fetcher(server) as fetcher:

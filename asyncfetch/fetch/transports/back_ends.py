@@ -27,7 +27,7 @@ from asyncfetch.errors import (
     redact_text,
     redact_url,
 )
-from asyncfetch.fetch.listing import check_length, listed_size
+from asyncfetch.fetch.listing import by_name, check_length, listed_size
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.responses import refusal
 from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
@@ -140,7 +140,7 @@ def list_directory(
                 infos.append(ObjectInfo(f"{base}{name}/", 0))
             else:
                 infos.append(ObjectInfo(f"{base}{name}", _size(entry, redact_url(f"{base}{name}"))))
-    return sorted(infos, key=lambda info: info.url)
+    return sorted(infos, key=by_name)
 
 
 def scheme_of(url: str) -> str:

@@ -150,7 +150,7 @@ class HubTransport:
         return "" if endpoint == ENDPOINT else endpoint
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
-        """The entries of a directory of a repository, sorted by url; a directory has size 0 and a url ending in "/".
+        """The entries of a directory of a repository, sorted by name; a directory has size 0 and a url ending in "/".
 
         FetchError where the pages don't lead to an end within ``max_listed_entries``.
         """

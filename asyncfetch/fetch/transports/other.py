@@ -105,7 +105,7 @@ class OtherTransport:
             await self._clock.sleep(delay)
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
-        """The entries of a directory, sorted by url; a directory among them has size 0 and a url that ends in "/".
+        """The entries of a directory, sorted by name; a directory among them has size 0 and a url that ends in "/".
 
         FetchError where there are more than ``max_listed_entries``; by then the back end holds them all.
         """

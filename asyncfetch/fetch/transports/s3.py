@@ -127,10 +127,11 @@ class S3Transport:
         return explained
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
-        """The objects directly below a prefix, and the prefixes below it, sorted by url.
+        """The objects directly below a prefix, and the prefixes below it, sorted by name.
 
-        A prefix has size 0 and a url that ends in "/". NotFound where nothing is below it, except for a whole bucket.
-        FetchError where the pages don't lead to an end within ``max_listed_entries``.
+        A prefix has size 0 and a url that ends in "/". NotFound where nothing is below it, except for a whole bucket
+        and for the empty folder of a console. FetchError where the pages don't lead to an end within
+        ``max_listed_entries``.
         """
         bucket, key = _split(url)
         prefix = key if not key or key.endswith("/") else f"{key}/"
@@ -147,9 +148,10 @@ class S3Transport:
             parameters["ContinuationToken"] = token
         reply = await self._ask("GET", "list_objects_v2", parameters)
         with reply.is_judged():
-            infos, following = await to_thread.run_sync(_parse_page, reply.body, bucket, prefix)
+            infos, has_marker, following = await to_thread.run_sync(_parse_page, reply.body, bucket, prefix)
             listing.add(infos, asked=token, following=following)
-            if following is None and prefix and not listing.infos:
+            listing.has_marker |= has_marker
+            if following is None and prefix and not listing.infos and not listing.has_marker:
                 raise AttemptFailed(NotFound, "nothing is below this prefix: check the url", Verdict.FATAL)
         return following
 
@@ -244,8 +246,12 @@ def _clock_error(headers: Mapping[str, str], wall_now: float) -> str:
     return f"this machine's clock is {abs(behind):.0f} s {'behind' if behind > 0 else 'ahead of'} the store's"
 
 
-def _parse_page(body: bytes, bucket: str, prefix: str) -> tuple[list[ObjectInfo], str | None]:
-    """The entries of a ListObjectsV2 answer and the token of the next page, None after the last one."""
+def _parse_page(body: bytes, bucket: str, prefix: str) -> tuple[list[ObjectInfo], bool, str | None]:
+    """What a ListObjectsV2 answer has: entries, whether the prefix itself is an object, and the next page's token.
+
+    Consoles put such an object there to show an empty folder. The token is None after the last page.
+    """
+    has_marker = False
     try:
         page = _listing_in(body)
         # A store that doesn't know the parameter ignores it, and says so by not repeating it.
@@ -256,19 +262,21 @@ def _parse_page(body: bytes, bucket: str, prefix: str) -> tuple[list[ObjectInfo]
         ]
         for entry in page.iterfind("{*}Contents"):
             key = plain(entry.findtext("{*}Key", ""))
-            if key != prefix or not prefix:  # what consoles put there to show an empty folder
+            if key == prefix and prefix:
+                has_marker = True
+            else:
                 size, etag = listed_size(entry.findtext("{*}Size", "")), entry.findtext("{*}ETag")
                 infos.append(ObjectInfo(f"s3://{bucket}/{_below(prefix, key)}", size, etag))
     except (ET.ParseError, LookupError, ValueError) as error:  # LookupError: of an encoding
         message = f"the listing is no answer of S3 ({error}): is the endpoint right?"
         raise AttemptFailed(InvalidResponse, message, Verdict.ONCE) from error
     if page.findtext("{*}IsTruncated", "") != "true":
-        return infos, None
+        return infos, has_marker, None
     token = page.findtext("{*}NextContinuationToken", "")
     if not token:
         message = "the listing has more pages and no token to ask for them: the store doesn't speak ListObjectsV2"
         raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
-    return infos, token
+    return infos, has_marker, token
 
 
 def _listing_in(body: bytes) -> ET.Element:
