@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, quote_plus
+from urllib.parse import parse_qs, quote_plus, unquote_plus
 from xml.sax.saxutils import escape
 
 from asyncfetch.testing.s3_signature import Keys, Refusal, check_presigned
@@ -190,11 +190,11 @@ class S3Server(RangeServer):
         keys = [
             path.lstrip("/").partition("/")[2] for path in self.objects if path.lstrip("/").startswith(f"{bucket}/")
         ]
-        names = {_rolled_up(key, prefix, delimiter): key for key in keys if key.startswith(prefix)}
-        page = sorted(name for name in names if name > after)
-        text = "".join(self._entry(bucket, name, is_prefix=name != names[name]) for name in page[: self._page_keys])
+        is_prefix = dict(_rolled_up(key, prefix, delimiter) for key in keys if key.startswith(prefix))
+        page = sorted(name for name in is_prefix if name > unquote_plus(after))
+        text = "".join(self._entry(bucket, name, is_prefix=is_prefix[name]) for name in page[: self._page_keys])
         truncated = len(page) > self._page_keys
-        token = escape(page[self._page_keys - 1]) if truncated and self._quirks.sends_tokens else ""
+        token = quote_plus(page[self._page_keys - 1]) if truncated and self._quirks.sends_tokens else ""
         return xml(
             200,
             '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
@@ -211,10 +211,10 @@ class S3Server(RangeServer):
         return f"<Contents><Key>{encoded}</Key><Size>{size}</Size></Contents>"
 
 
-def _rolled_up(key: str, prefix: str, delimiter: str) -> str:
-    """The key, or the part of it that stands for all keys below the next delimiter."""
+def _rolled_up(key: str, prefix: str, delimiter: str) -> tuple[str, bool]:
+    """The key, or what stands for all keys that have the next delimiter, too; and whether it is that."""
     below, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
-    return f"{prefix}{below}{found}" if found else key
+    return (f"{prefix}{below}{found}", True) if found else (key, False)
 
 
 def _error(refusal: Refusal, more: str = "") -> Answer:

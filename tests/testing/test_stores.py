@@ -5,11 +5,13 @@ from __future__ import annotations
 import http.client
 import ssl
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import botocore.session
 import pytest
+from botocore import UNSIGNED
 from botocore.config import Config
 
 from asyncfetch.testing import HubServer, Keys, S3Server
@@ -117,6 +119,19 @@ def test_errors_are_s3s(server: S3Server) -> None:
     status, headers, body = get(presigned(server), server.ca_file, {"Range": "bytes=256-"})
     assert (status, headers["Content-Range"]) == (416, None)
     assert b"<ActualObjectSize>256</ActualObjectSize>" in body
+
+
+def test_listings_go_on_behind_any_key_and_have_markers_among_their_prefixes() -> None:
+    objects = {"b/d/x": b"1", "b/d/": b"12", "b/\x01<&%+": b"3", "b/z": b"4"}
+    with S3Server(objects, keys=None, page_keys=1) as server:
+        unsigned = Config(signature_version=UNSIGNED)
+        client = botocore.session.Session().create_client(
+            "s3", region_name="us-east-1", endpoint_url=server.url, verify=server.ca_file, config=unsigned
+        )
+        with closing(client):
+            pages = list(client.get_paginator("list_objects_v2").paginate(Bucket="b", Delimiter="/"))
+    assert [one["Key"] for page in pages for one in page.get("Contents", [])] == ["\x01<&%+", "z"]
+    assert [one["Prefix"] for page in pages for one in page.get("CommonPrefixes", [])] == ["d/"]
 
 
 def test_the_hubs_cdn_wants_its_signature_and_no_token() -> None:
