@@ -61,7 +61,7 @@ def open_source(content: Content, memory: MemoryPool, limiter: anyio.CapacityLim
         limiter: Of the threads that read files.
     """
     if isinstance(content, str | os.PathLike):
-        return _FileSource(os.fspath(content), memory, limiter)
+        return _FileSource(os.fsdecode(content), memory, limiter)
     if isinstance(content, AsyncIterable):
         return _IteratedSource(content, memory)
     return _BytesSource(_bytes_of(content, "the source"))
@@ -147,7 +147,7 @@ class _FileSource:
         if not stat.S_ISREG(self._status.st_mode):
             raise NotFound("the source is there, but it is no regular file", url=self._path)
         self.size = self._status.st_size
-        self.at_end = self.size == 0
+        self._look_for_end()
 
     def _read(self, max_bytes: int) -> memoryview:
         wanted = min(max_bytes, self._status.st_size - self._position)
@@ -164,8 +164,21 @@ class _FileSource:
         if (now.st_mtime_ns, now.st_size) != (self._status.st_mtime_ns, self._status.st_size):
             raise self._changed()
         self._position += filled
-        self.at_end = self._position == self.size
+        self._look_for_end()
         return view.toreadonly()
+
+    def _look_for_end(self) -> None:
+        """Whether all of it was read; FetchError where there is more of it than the system says."""
+        self.at_end = self._position == self.size
+        if not self.at_end:
+            return
+        try:
+            more = os.pread(self._descriptor, 1, self._position)
+        except OSError as error:
+            raise self._failure(error) from error
+        if more:
+            message = "the source is longer than the system says, as files of /proc are: read it and put its bytes"
+            raise FetchError(message, url=self._path)
 
     def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1

@@ -364,11 +364,19 @@ async def test_a_source_s_own_error_comes_out_as_it_is(error: Exception, tmp_pat
         assert (content, server.uploads, os.listdir(tmp_path)) == ({}, {}, [])
 
 
+class PathOfBytes:
+    """Of a file that isn't there, and whose name is no text."""
+
+    def __fspath__(self) -> bytes:
+        return b"/none/\xff"
+
+
 SOURCES = {
     "number": 3,
     "none": None,
     "text": "text",
     "list": [b"x"],
+    "path of bytes": PathOfBytes(),
     "with gaps": memoryview(CONTENT)[::2],
     "objects": np.array(["a", 1], object),
     "objects as fields": np.zeros(2, [("a", "i4"), ("b", [("c", "O")], 2)]),
@@ -381,6 +389,15 @@ async def test_what_is_no_source(source: object, tmp_path: Path) -> None:
         with pytest.raises((ConfigError, NotFound), match=r"must be|path of the source|holds Python objects"):
             await fetcher.put(str(tmp_path / "x"), source)  # type: ignore[arg-type]
         assert os.listdir(tmp_path) == []
+
+
+async def test_a_source_that_is_longer_than_the_system_says(tmp_path: Path) -> None:
+    content: dict[str, bytes] = {}
+    async with S3Server(content) as server, fetcher_for(server) as fetcher:
+        for url in ("s3://b/x", str(tmp_path / "x")):
+            with pytest.raises(FetchError, match=r"longer than the system says.*\[/proc/self/status"):
+                await fetcher.put(url, "/proc/self/status")
+        assert (content, os.listdir(tmp_path)) == ({}, [])
 
 
 async def test_a_field_s_name_makes_no_object_of_it(tmp_path: Path) -> None:
