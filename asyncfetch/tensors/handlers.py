@@ -12,6 +12,7 @@ import anyio.to_thread
 from aiohttp import web
 
 from asyncfetch.errors import TensorError
+from asyncfetch.runtime.cancellation import outlast
 from asyncfetch.tensors.off_loop import off_loop
 from asyncfetch.tensors.wire import MAX_HEADER_BYTES, MIN_HEADER_BYTES, Header, is_shard_id, missing, parse_header
 
@@ -30,6 +31,8 @@ PIECE_BYTES = 512 * 1024
 """Written at a time. Python 3.11 copies what the socket doesn't take at once."""
 STALL_SECONDS = 30.0
 """Longest silence within an upload, the engine's stall_seconds from the other side. Its room is given back then."""
+UNDO_SECONDS = 10.0
+"""Longest wait for the removal of what came of a broken upload."""
 
 
 class ShardHandlers:
@@ -68,8 +71,8 @@ class ShardHandlers:
                 return await self._receive(request, upload, header, head)
             finally:
                 if upload.is_open:
-                    with anyio.CancelScope(shield=True):
-                        await off_loop(0, upload.close, blocks=upload.shared)
+                    close = partial(off_loop, 0, upload.close, blocks=upload.shared)
+                    await outlast(close, seconds=UNDO_SECONDS)
         except TensorError as error:
             return refuse(507 if str(error).startswith("max_bytes") else 409 if error.shard_ids else 400, str(error))
         except TimeoutError:

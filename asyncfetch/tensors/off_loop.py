@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-import anyio.to_thread
+from anyio import to_thread
+
+from asyncfetch.runtime.thread_call import run_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,4 +21,6 @@ OFF_LOOP_BYTES = 2 * 1024 * 1024
 
 async def off_loop(nbytes: int, work: Callable[[], T], *, blocks: bool = False) -> T:
     """What ``work()`` returns, which reads or writes so many bytes, or may block; a cancelled caller waits for it."""
-    return await anyio.to_thread.run_sync(work) if blocks or nbytes > OFF_LOOP_BYTES else work()
+    if not blocks and nbytes <= OFF_LOOP_BYTES:
+        return work()
+    return await run_to_its_end(work, to_thread.current_default_thread_limiter())

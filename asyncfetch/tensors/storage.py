@@ -245,6 +245,8 @@ class ShardStorage:
         """Make the reserved room an entry, unless the shard is there."""
         header, now = stored.header, self._now()
         with self._lock:
+            if upload not in self._uploads:
+                raise TensorError(f"the room for {header.shard_id} was given back", shard_ids=[header.shard_id])
             if upload.void:
                 raise TensorError(f"{header.shard_id} was deleted while it came", shard_ids=[header.shard_id])
             there = self._entries.get(header.shard_id)

@@ -18,7 +18,9 @@ import torch
 from asyncfetch.errors import ConnectionFailed, ShardNotFound
 from asyncfetch.tensors import RemoteTensor, TensorServer, http_store
 from asyncfetch.tensors.shared import ROOT, SharedDirectory, find_shared, read_shared
+from asyncfetch.tensors.storage import Upload
 from asyncfetch.tensors.wire import describe
+from tests.conftest import all_others_wait
 from tests.tensors.conftest import MIB, Backend
 
 pytestmark = pytest.mark.skipif(not ROOT.is_dir(), reason="no /dev/shm")
@@ -101,6 +103,39 @@ async def test_a_broken_upload_leaves_no_file() -> None:
         with anyio.fail_after(5):
             while (folder / f"{shard_id}.part").exists():  # noqa: ASYNC110 - another task's doing
                 await anyio.sleep(0.005)
+
+
+@pytest.mark.parametrize("work", ["take_memory", "commit"])
+async def test_a_sender_that_vanishes_while_a_thread_works_on_its_upload_leaves_neither_room_nor_file(
+    monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    began, go_on, ended, work_on = threading.Event(), threading.Event(), threading.Event(), getattr(Upload, work)
+
+    def hold(*args: object) -> object:
+        began.set()
+        go_on.wait(10)
+        try:
+            return work_on(*args)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Upload, work, hold)
+    async with TensorServer(max_bytes=64 * MIB) as server:
+        folder = server.storage._shared_directory.path  # type: ignore[union-attr]
+        shard_id, data = "f" * 32, np.zeros(4 * MIB, np.uint8)  # more than is checked on the loop
+        frame = describe(shard_id, "uint8", (len(data),), data).encode() + data.tobytes()
+        head = f"PUT /shards/{shard_id} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(frame)}\r\n\r\n"
+        async with await anyio.connect_tcp("127.0.0.1", int(server.url.rpartition(":")[2])) as sender:
+            await sender.send(head.encode() + (frame[:1000] if work == "take_memory" else frame))
+            assert await anyio.to_thread.run_sync(began.wait, 10)
+        await all_others_wait()  # until the server knows
+        go_on.set()
+        assert await anyio.to_thread.run_sync(ended.wait, 10)
+        with anyio.fail_after(5):
+            while server.statistics().reserved_bytes or (folder / f"{shard_id}.part").exists():  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+        now = server.statistics()
+        assert now.bytes == now.shards * len(frame)
 
 
 async def test_an_own_servers_files_are_made_off_the_loop() -> None:
