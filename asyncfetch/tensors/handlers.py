@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncfetch.tensors.shared import SharedDirectory
     from asyncfetch.tensors.storage import ShardStorage, Upload
 
-__all__ = ["MAX_IDS", "ShardHandlers", "refuse"]
+__all__ = ["MAX_IDS", "ShardHandlers", "etag_of", "refuse"]
 
 REASON = "X-Error-Code"
 MAX_IDS = 128
@@ -54,7 +54,7 @@ class ShardHandlers:
         if found == [None]:
             return refuse(404, "no such shard")
         parts = [one.frame if one else memoryview(missing(shard_id)) for one, shard_id in zip(found, ids, strict=True)]
-        return await _send(request, parts, etag=f'"{ids[0]}"' if len(ids) == 1 else None)
+        return await _send(request, parts, etag=etag_of(ids[0]) if len(ids) == 1 else None)
 
     async def put(self, request: web.Request) -> web.StreamResponse:
         """Stores a frame under the id that its header has. The same once more is 200, another one 409."""
@@ -120,7 +120,12 @@ class ShardHandlers:
             filled += len(chunk)
         del memory
         is_new = await off_loop(upload.nbytes, partial(upload.commit, header), blocks=shared)
-        return web.Response(status=201 if is_new else 200)
+        return web.Response(status=201 if is_new else 200, headers={"ETag": etag_of(upload.shard_id)})
+
+
+def etag_of(shard_id: str) -> str:
+    """What an answer bears that gives a shard, or says that it is stored."""
+    return f'"{shard_id}"'
 
 
 def refuse(status: int, reason: str) -> web.Response:

@@ -14,7 +14,7 @@ import numpy as np
 from asyncfetch.errors import FetchError, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable, TensorError
 from asyncfetch.fetch.addresses import Found, FoundOnce
 from asyncfetch.tensors.buffer import Shard
-from asyncfetch.tensors.handlers import PIECE_BYTES
+from asyncfetch.tensors.handlers import PIECE_BYTES, etag_of
 from asyncfetch.tensors.off_loop import off_loop
 from asyncfetch.tensors.shared import SHARED_FROM_BYTES, find_shared, read_shared
 from asyncfetch.tensors.urls import shards_url
@@ -78,7 +78,7 @@ class HttpStore:
             headers["Expect"] = "100-continue"
         url = shards_url(server, [shard_id])
         try:
-            await self._fetcher.ask("PUT", url, headers=headers, body=partial(_pieces, head, data))
+            reply = await self._fetcher.ask("PUT", url, headers=headers, body=partial(_pieces, head, data))
         except FetchError as error:
             if error.status in _OURS:
                 raise TensorError(
@@ -87,6 +87,9 @@ class HttpStore:
                     shard_ids=[shard_id],
                 ) from error
             raise
+        if reply.headers.get("ETag") != etag_of(shard_id):
+            what = "the answer isn't a tensor server's: it doesn't say that the tensor is stored"
+            raise InvalidResponse(what, url=server, status=reply.status)
 
     async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
         """From shared memory what can be had there, the rest by one request."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from aiohttp import web
 
-from asyncfetch.errors import AsyncFetchError, TensorError
+from asyncfetch.errors import AsyncFetchError, InvalidResponse, TensorError
 from asyncfetch.fetch import Fetcher
 from tests.tensors.conftest import Backend
 
@@ -115,3 +115,16 @@ async def test_an_answer_that_is_no_tensor_servers_is_an_error(scripted: Scripte
         scripted.always = lie
         with pytest.raises(TensorError, match="isn't a tensor server's"):
             await client.clear(scripted.url, ["0" * 32])
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 302, 307])
+async def test_a_tensor_is_stored_only_where_the_answer_names_it(scripted: ScriptedServer, status: int) -> None:
+    async def lie(request: web.Request) -> web.Response:
+        body = None if status == 204 else "<html>"
+        return web.Response(status=status, text=body, headers={"Location": "http://localhost:1/"})
+
+    async with http_client() as client:
+        scripted.script.append(lie)
+        with pytest.raises(InvalidResponse, match="doesn't say that the tensor is stored"):
+            await client.remotize(torch.ones(2), scripted.url)
+        assert client.statistics().stored == 0
