@@ -92,18 +92,33 @@ def bytes_of(tensor: torch.Tensor) -> tuple[str, NDArray[np.uint8]]:
     The array is on the tensor's own memory where that is on the CPU and contiguous, else on a copy.
 
     Raises:
-        TensorError: It has no bytes of its own, or more than them: sparse, nested, quantised, on the meta device.
+        TensorError: It has no bytes of its own, or more than them: sparse, nested, quantised, on the meta device,
+            freed, masked.
     """
     torch = import_torch()
     name = str(tensor.dtype).removeprefix("torch.")
     item_bytes(name)
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
         raise TensorError(f"only dense tensors with data can be stored, not {tensor.layout} on {tensor.device}")
+    if _bytes_spanned(tensor) > tensor.untyped_storage().nbytes():  # torch would read beyond it
+        raise TensorError("only tensors with data can be stored: this one's storage was freed, or made smaller")
     plain = tensor.detach().resolve_conj().resolve_neg()
     # As whole numbers of the same size: torch can't copy all of its dtypes.
     number = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.itemsize, tensor.dtype)
-    octets: NDArray[np.uint8] = plain.view(number).cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    try:
+        octets: NDArray[np.uint8] = plain.view(number).cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except RuntimeError as error:
+        what = f"a {type(tensor).__name__} whose bytes torch doesn't give"
+        raise TensorError(f"{what} can't be stored: {error}") from error
     return name, octets
+
+
+def _bytes_spanned(tensor: torch.Tensor) -> int:
+    """Of its storage, from there to its last item."""
+    if not tensor.numel():
+        return 0
+    steps = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (int(tensor.storage_offset()) + steps + 1) * tensor.itemsize
 
 
 def tensor_on(array: NDArray[np.uint8], remote: RemoteTensor) -> torch.Tensor:

@@ -14,11 +14,14 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asyncfetch.errors import ClosedError, ConfigError, ShardNotFound, TensorError
 from asyncfetch.tensors import Cleared, RemoteTensor, TensorClient
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.tensors.conftest import Backend
 
 
@@ -265,10 +268,33 @@ async def test_nothing_to_do_is_no_request(backend: Backend, client: TensorClien
     assert client.statistics().requests == 0
 
 
-@pytest.mark.parametrize("tensor", [torch.ones(3, device="meta"), torch.ones(3).to_sparse()])
-async def test_what_cant_be_stored_is_said(backend: Backend, client: TensorClient, tensor: torch.Tensor) -> None:
-    with pytest.raises(TensorError, match="dense tensors"):
-        await client.remotize(tensor, backend.server)
+def shrunk() -> torch.Tensor:
+    tensor = torch.ones(1000)[10:]
+    tensor.untyped_storage().resize_(999 * 4)
+    return tensor
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: torch.ones(3, device="meta"), "dense tensors"),
+        (lambda: torch.ones(3).to_sparse(), "dense tensors"),
+        (shrunk, "storage was freed"),
+        (fake, "FakeTensor whose bytes"),
+        (lambda: torch._efficientzerotensor(3), "ZeroTensor"),
+    ],
+    ids=["meta", "sparse", "shrunk", "fake", "zero"],
+)
+async def test_what_cant_be_stored_is_said(
+    backend: Backend, client: TensorClient, make: Callable[[], torch.Tensor], said: str
+) -> None:
+    with pytest.raises(TensorError, match=said):
+        await client.remotize(make(), backend.server)
 
 
 async def test_a_structure_that_holds_itself_is_refused(backend: Backend, client: TensorClient) -> None:
