@@ -13,6 +13,7 @@ import numpy as np
 
 from asyncfetch.errors import FetchError, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable, TensorError
 from asyncfetch.fetch.addresses import Found, FoundOnce
+from asyncfetch.ranges import is_whole_number
 from asyncfetch.tensors.buffer import Shard
 from asyncfetch.tensors.handlers import PIECE_BYTES, etag_of
 from asyncfetch.tensors.off_loop import off_loop
@@ -146,7 +147,7 @@ class HttpStore:
         try:
             answer = json.loads((await self._fetcher.ask("GET", f"{server}/shared")).body)
             name, proof = str(answer["name"]), str(answer["proof"])
-        except (FetchError, ValueError, KeyError, TypeError):
+        except (FetchError, ValueError, KeyError, TypeError, RecursionError):
             # If anything is wrong, the request for the shard itself will say so.
             return Found(None, ASK_AGAIN_SECONDS)
         return Found(await anyio.to_thread.run_sync(find_shared, name, proof))
@@ -210,9 +211,9 @@ def mismatch(remote: RemoteTensor, came: str) -> TensorError:
 
 def _whole_number(body: bytes, name: str, server: str) -> int:
     try:
-        value = json.loads(body)[name]
-    except (ValueError, KeyError, TypeError) as error:
+        value: int = json.loads(body)[name]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidResponse(f"the answer isn't a tensor server's: no {name!r} in it", url=server) from error
-    if not isinstance(value, int) or value < 0:
+    if not is_whole_number(value) or value < 0:
         raise InvalidResponse(f"the answer isn't a tensor server's: {name} is {value!r}", url=server)
     return value

@@ -106,7 +106,14 @@ async def test_an_over_long_reply_takes_no_memory(scripted: ScriptedServer, monk
     assert received == [sum(remote.frame_bytes for remote in remotes)]
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"deleted": -1}', b'{"deleted": "many"}', b"<html>"])
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b"[]", b'{"deleted": -1}', b'{"deleted": "many"}', b'{"deleted": true}', b"<html>", DEEP],
+    ids=lambda body: body[:20].decode(),
+)
 async def test_an_answer_that_is_no_tensor_servers_is_an_error(scripted: ScriptedServer, body: bytes) -> None:
     async def lie(request: web.Request) -> web.Response:
         return web.Response(body=body)
@@ -128,3 +135,13 @@ async def test_a_tensor_is_stored_only_where_the_answer_names_it(scripted: Scrip
         with pytest.raises(InvalidResponse, match="doesn't say that the tensor is stored"):
             await client.remotize(torch.ones(2), scripted.url)
         assert client.statistics().stored == 0
+
+
+async def test_shared_memory_that_nobody_can_find_is_done_without(scripted: ScriptedServer) -> None:
+    async def lie(request: web.Request) -> web.Response:
+        return web.Response(body=DEEP)
+
+    async with http_client(shared_memory=True) as client:
+        remote = await client.remotize(torch.ones(100_000), scripted.url)
+        scripted.script.append(lie)
+        assert torch.equal(await client.localize(remote), torch.ones(100_000))
