@@ -227,7 +227,8 @@ def make_application(
         refusal = _refusal(request, authorization) or handlers.refusal(request)
         if refusal is None:
             request.writer.output_size = 0
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            with suppress(ConnectionError):  # who asked is gone, and this task is cancelled as soon as it waits
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return refusal
 
     handlers = ShardHandlers(storage, shared)

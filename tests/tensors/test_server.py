@@ -23,6 +23,7 @@ from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.tensors import TensorServer, handlers
 from asyncfetch.tensors.handlers import MAX_IDS
 from asyncfetch.tensors.wire import MAX_HEADER_BYTES, describe
+from tests.conftest import all_others_wait
 from tests.tensors.conftest import MIB, Backend
 
 if TYPE_CHECKING:
@@ -207,6 +208,18 @@ def test_a_reader_that_vanishes_is_no_error_of_the_servers(
                     socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
                 )  # as where it was killed
         assert torch.equal(client.localize(remote), tensor)
+    assert not caplog.records
+
+
+async def test_a_sender_that_vanishes_before_it_is_told_to_go_on_is_no_error_of_the_servers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with TensorServer(max_bytes=MIB, shared_memory=False) as server:
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as sender:
+            head = f"PUT /shards/{SHARD} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1000\r\n\r\n"
+            sender.sendall(head.encode())
+        await all_others_wait()
+        assert server.statistics().reserved_bytes == 0
     assert not caplog.records
 
 
