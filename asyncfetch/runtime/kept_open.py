@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 
 from asyncfetch.errors import ClosedError, anew
+from asyncfetch.runtime.fork import ForkGuard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ class KeptOpen(Generic[T]):
     """
 
     def __init__(self, thread: LoopThread, make: Callable[[], AbstractAsyncContextManager[T]], *, name: str) -> None:
+        self._guard = ForkGuard(name)
         self._thread = thread
         self._entered: Future[T] = Future()
         self._leave: Future[Callable[[], object]] = Future()
@@ -55,8 +57,11 @@ class KeptOpen(Generic[T]):
             del self, error  # else error -> traceback -> this frame -> future -> error is a cycle
 
     def leave(self) -> None:
-        """Leave it and wait until that is done; raises what leaving raises. Nothing where it wasn't entered."""
-        if self._leave.done():
+        """Leave it and wait until that is done; raises what leaving raises.
+
+        Does nothing where it wasn't entered, and in a forked child.
+        """
+        if not self._guard.in_child and self._leave.done():
             self._thread.run(_call, self._leave.result())
             self._call.result()
 

@@ -137,14 +137,14 @@ class TensorClient:
 
     async def __aexit__(self, *exc_info: object) -> None:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._closing.close)
+            await anyio.to_thread.run_sync(self._close)
 
     def __enter__(self) -> BlockingTensorClient:
         self._open()
         return self.blocking
 
     def __exit__(self, *exc_info: object) -> None:
-        self._closing.close()
+        self._close()
 
     def __repr__(self) -> str:
         kept = self._buffer.statistics()
@@ -264,6 +264,10 @@ class TensorClient:
             stack.callback(kept.leave)
             stack.callback(self._buffer.clear)
             self._closing = stack.pop_all()
+
+    def _close(self) -> None:
+        if not self._guard.in_child:  # where the buffer's lock may be held for ever
+            self._closing.close()
 
     def _opened(self) -> tuple[LoopThread, Session]:
         self._guard.check()  # before anything that locks: the lock may have been held when the process forked

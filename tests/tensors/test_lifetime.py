@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -29,6 +29,8 @@ from asyncfetch.tensors import RemoteTensor, TensorServer
 from tests.tensors.conftest import MIB, QUICK, Backend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aiohttp import web
 
     from tests.tensors.conftest import ScriptedServer
@@ -196,6 +198,22 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(server: TensorServer) -> 
             os._exit(0 if told == 3 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert torch.equal(client.localize(remote), torch.ones(3))
+
+
+@pytest.mark.parametrize("make", [http_client, lambda: TensorServer(max_bytes=MIB)], ids=["client", "server"])
+def test_a_forked_child_leaves_the_block_by_what_it_raised_itself(make: Callable[[], Any]) -> None:
+    child = -1
+    try:
+        with make() as opened:
+            child = os.fork()
+            if child == 0:
+                sys.exit(7)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+            opened.statistics()
+    except BaseException as error:
+        if child == 0:
+            os._exit(error.code if isinstance(error, SystemExit) else 1)  # type: ignore[arg-type]
+        raise
 
 
 @pytest.mark.timeout(60)
