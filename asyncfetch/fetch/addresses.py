@@ -164,6 +164,11 @@ class FoundOnce(Generic[K, V]):
             finally:
                 del search  # else error -> traceback -> this frame -> search -> error is a cycle
 
+    def peek(self, key: K) -> V | None:
+        """What is remembered of ``key``, if anything."""
+        kept = self._kept.get(key)
+        return None if kept is None else kept.value
+
     def reject(self, key: K, value: V) -> bool:
         """Forgets ``value`` unless it is brand-new; whether the next ``get`` gives another one."""
         kept = self._kept.get(key)

@@ -44,7 +44,7 @@ __all__ = ["HttpStore", "mismatch", "open_payload"]
 EXPECT_FROM_BYTES = 1024 * 1024
 """An upload of this size asks whether it is wanted before it is sent. The question takes one round trip."""
 ASK_AGAIN_SECONDS = 60.0
-"""Until a server that shares nothing is asked again whether it does; it may have been started anew."""
+"""Until a server is asked again whether and where it shares memory; it may have been started anew."""
 _OURS = frozenset({400, 409, 411, 413, 507})
 """What the server refuses for a reason of its own."""
 
@@ -104,6 +104,9 @@ class HttpStore:
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
         """Asks the server to forget them. Repeated after an answer that got lost, it counts fewer than it did."""
         reply = await self._fetcher.ask("DELETE", shards_url(server, shard_ids))
+        path = self._shared.peek(server)
+        if path is not None:  # it may be what a killed server left, and the answer the next one's
+            self._shared.forget(server, path)
         return _whole_number(reply.body, "deleted", server)
 
     async def _fetch_one(self, remote: RemoteTensor) -> dict[str, Shard]:
@@ -150,7 +153,7 @@ class HttpStore:
         except (FetchError, ValueError, KeyError, TypeError, RecursionError):
             # If anything is wrong, the request for the shard itself will say so.
             return Found(None, ASK_AGAIN_SECONDS)
-        return Found(await anyio.to_thread.run_sync(find_shared, name, proof))
+        return Found(await anyio.to_thread.run_sync(find_shared, name, proof), ASK_AGAIN_SECONDS)
 
 
 def _pieces(head: bytes, data: NDArray[np.uint8]) -> Iterator[bytes | memoryview]:

@@ -219,6 +219,31 @@ with TensorServer(max_bytes=1 << 26) as server, TensorClient(backend="http") as 
             client.localize(remote)
 
 
+@pytest.mark.parametrize("forgotten_by", ["clear", "time"])
+async def test_what_a_killed_server_left_isnt_read_for_ever(monkeypatch: pytest.MonkeyPatch, forgotten_by: str) -> None:
+    if forgotten_by == "time":
+        monkeypatch.setattr(http_store, "ASK_AGAIN_SECONDS", 0.0)
+    async with http_client(shared_memory=True, max_bytes=0) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(SharedDirectory, "close", lambda _: None)
+            async with TensorServer(max_bytes=64 * MIB) as killed:
+                directory = killed.storage._shared_directory
+                remote = await client.remotize(torch.ones(100_000), killed.url)
+                await client.localize(remote)
+        assert client.statistics().shared_reads == 1
+        assert directory is not None
+        port = int(killed.url.rpartition(":")[2])
+        try:
+            async with TensorServer(port=port, max_bytes=64 * MIB, shared_memory=False):
+                if forgotten_by == "clear":
+                    assert torch.equal(await client.localize(remote), torch.ones(100_000))
+                    await client.clear(killed.url, [remote.shard_id])
+                with pytest.raises(ShardNotFound):
+                    await client.localize(remote)
+        finally:
+            await anyio.to_thread.run_sync(directory.close)
+
+
 def test_only_who_holds_the_secret_is_believed() -> None:
     directory = SharedDirectory()
     try:
