@@ -343,8 +343,8 @@ def _engine_config(config: FetchConfig, token: str | None) -> FetchConfig:
 
 
 def _checked(shard_ids: Iterable[str]) -> list[str]:
-    ids = list(dict.fromkeys(shard_ids))
+    ids = list(shard_ids)
     for shard_id in ids:
         if not is_shard_id(shard_id):
             raise ConfigError(f"{shard_id!r} is no shard's id: collect_shards() has them")
-    return ids
+    return list(dict.fromkeys(ids))

@@ -6,7 +6,8 @@ import asyncio
 import hmac
 import socket
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Self
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.to_thread
@@ -14,7 +15,7 @@ from aiohttp import web
 
 from asyncfetch.config.checks import require_token
 from asyncfetch.errors import ClosedError, ConfigError
-from asyncfetch.ranges import whole_number
+from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.kept_open import KeptOpen
@@ -83,11 +84,10 @@ class TensorServer:
     ) -> None:
         if not host:
             raise ConfigError("host must be an address or a name; 0.0.0.0 means all of this machine's")
-        if not 0 <= port < 65536:
-            raise ConfigError(f"port must be from 1 to 65535, or 0 for a free one, not {port}")
+        if not is_whole_number(port) or not 0 <= port < 65536:
+            raise ConfigError(f"port must be a whole number from 1 to 65535, or 0 for a free one, not {port!r}")
         max_bytes = whole_number("max_bytes", max_bytes, least=1)
-        if ttl_seconds is not None and not ttl_seconds > 0:
-            raise ConfigError(f"ttl_seconds must be positive, or None for ever, not {ttl_seconds}")
+        _check_ttl(ttl_seconds)
         if token is not None:
             require_token("token", token)
         elif not allow_anonymous and not is_loopback(host):
@@ -95,7 +95,7 @@ class TensorServer:
                 f"on {host!r} everybody who reaches it could read and delete: give a token=, or say that this is meant"
                 " with allow_anonymous=True"
             )
-        self._host, self._port, self._tls, self._public_host = host, port, tls, public_host
+        self._host, self._port, self._tls, self._public_host = host, int(port), tls, public_host
         self._max_bytes, self._ttl_seconds, self._shares = max_bytes, ttl_seconds, shared_memory
         self._authorization = None if token is None else f"Bearer {token}".encode()
         self._state = "new"
@@ -240,6 +240,12 @@ def make_application(
     router.add_get("/statistics", handlers.statistics, allow_head=False)
     router.add_get("/shared", handlers.shared, allow_head=False)
     return application
+
+
+def _check_ttl(seconds: Any) -> None:  # noqa: ANN401 - what a user gave
+    is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if seconds is not None and not (is_number and seconds > 0):
+        raise ConfigError(f"ttl_seconds must be a positive number, or None for ever, not {seconds!r}")
 
 
 def _refusal(request: web.Request, authorization: bytes | None) -> web.Response | None:

@@ -126,11 +126,11 @@ class Session:
 
         try:
             await for_each(list(tensors.values()), store, key=lambda _: server, workers=self._workers)
+            return replace_leaves(obj, lambda leaf: remotes.get(id(leaf), leaf))
         except BaseException:
             with anyio.move_on_after(CLEAN_UP_SECONDS, shield=True):
                 await self._take_back(server, tried)
             raise
-        return replace_leaves(obj, lambda leaf: remotes.get(id(leaf), leaf))
 
     async def localize(self, obj: Any) -> Any:  # noqa: ANN401
         """``obj`` with its remote tensors fetched; one that is there several times is one tensor."""

@@ -27,7 +27,8 @@ def replace_leaves(obj: Any, replace: Callable[[Any], Any]) -> Any:  # noqa: ANN
     was replaced are made anew, of the same type; the others, and leaves that ``replace`` returns, are the same objects.
 
     Raises:
-        TensorError: The structure holds itself, or is nested too deeply for Python's stack.
+        TensorError: The structure holds itself, is nested too deeply for Python's stack, or has a container of a type
+            that can't be made anew with other items.
     """
     with _bounded():
         return _replaced(obj, replace)
@@ -78,6 +79,14 @@ def _names(obj: Any) -> list[str]:  # noqa: ANN401
 
 def _with_parts(obj: Any, parts: list[Any]) -> Any:  # noqa: ANN401
     """A container like ``obj`` that holds these."""
+    try:
+        return _made_anew(obj, parts)
+    except TypeError as error:  # of a type with a constructor or setters of its own
+        what = f"a {type(obj).__name__} can't be made anew with other items"
+        raise TensorError(f"{what}: put them into a plain dict, list, tuple or dataclass ({error})") from error
+
+
+def _made_anew(obj: Any, parts: list[Any]) -> Any:  # noqa: ANN401
     if isinstance(obj, tuple):
         return obj._make(parts) if hasattr(obj, "_make") else type(obj)(parts)
     if type(obj) is list:

@@ -23,6 +23,8 @@ def server_url(host: str, port: int, *, tls: bool) -> str:
 
 def normal_server(url: str) -> str:
     """A server's url as ``server_url`` spells it; ConfigError where it is no http(s) url of a host alone."""
+    if not isinstance(url, str):
+        raise ConfigError(f"the url of a tensor server must be a string, not of type {type(url).__name__}")
     check_characters(url)
     try:
         parsed = read_url(url)

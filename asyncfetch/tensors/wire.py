@@ -129,9 +129,9 @@ def header_bytes(dimensions: int) -> int:
 MAX_HEADER_BYTES = header_bytes(MAX_DIMENSIONS)
 
 
-def is_shard_id(text: str) -> bool:
+def is_shard_id(value: object) -> bool:
     """Whether it looks like a shard's id."""
-    return _SHARD_ID.fullmatch(text) is not None
+    return isinstance(value, str) and _SHARD_ID.fullmatch(value) is not None
 
 
 def item_bytes(dtype: str) -> int:

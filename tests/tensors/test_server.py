@@ -285,6 +285,10 @@ async def test_over_tls(tmp_path: Path) -> None:
         {"max_bytes": 1, "host": ""},
         {"max_bytes": 1, "port": -1},
         {"max_bytes": 1, "port": 70_000},
+        {"max_bytes": 1, "port": "80"},
+        {"max_bytes": 1, "port": 80.5},
+        {"max_bytes": 1, "ttl_seconds": "1"},
+        {"max_bytes": 1, "ttl_seconds": True},
     ],
 )
 def test_arguments_are_checked(settings: dict[str, object]) -> None:

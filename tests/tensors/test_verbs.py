@@ -7,7 +7,7 @@ import pickle
 import threading
 from collections import OrderedDict, namedtuple
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.lowlevel
@@ -18,10 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from asyncfetch.errors import ClosedError, ConfigError, ShardNotFound, TensorError
 from asyncfetch.tensors import Cleared, RemoteTensor, TensorClient
+from tests.tensors.conftest import http_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asyncfetch.tensors import TensorServer
     from tests.tensors.conftest import Backend
 
 
@@ -29,6 +31,18 @@ if TYPE_CHECKING:
 class Rollout:
     tokens: Any
     reward: float
+
+
+class Couple(tuple[Any, Any]):
+    __slots__ = ()
+
+    def __new__(cls, first: Any, second: Any) -> Self:  # noqa: ANN401
+        return super().__new__(cls, (first, second))
+
+
+class Fixed(dict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:  # noqa: ANN401
+        raise TypeError("it is fixed")
 
 
 Pair = namedtuple("Pair", ["first", "second"])  # noqa: PYI024 - what users have
@@ -297,6 +311,15 @@ async def test_what_cant_be_stored_is_said(
         await client.remotize(make(), backend.server)
 
 
+async def test_a_container_that_cant_be_made_anew_is_refused_and_nothing_stays_stored(server: TensorServer) -> None:
+    async with http_client() as client:
+        for obj in (Couple(torch.ones(1), 2), Fixed(a=torch.ones(1))):
+            with pytest.raises(TensorError, match=f"{type(obj).__name__} can't be made anew"):
+                await client.remotize([torch.ones(1), obj], server.url)
+        assert client.statistics().stored == 4
+        assert server.statistics().shards == 0
+
+
 async def test_a_structure_that_holds_itself_is_refused(backend: Backend, client: TensorClient) -> None:
     endless: list[Any] = [torch.ones(1)]
     endless.append(endless)
@@ -317,7 +340,16 @@ async def test_it_is_used_within_its_block(backend: Backend) -> None:
             pass
 
 
-@pytest.mark.parametrize("ids", [["../../etc"], ["A" * 32], [""]])
-async def test_ids_are_checked(backend: Backend, client: TensorClient, ids: list[str]) -> None:
+@pytest.mark.parametrize("ids", [["../../etc"], ["A" * 32], [""], [5], [[]], [RemoteTensor("", "0" * 32, (), "int8")]])
+async def test_ids_are_checked(backend: Backend, client: TensorClient, ids: list[Any]) -> None:
     with pytest.raises(ConfigError, match="no shard's id"):
         await client.clear(backend.server, ids)
+
+
+@pytest.mark.parametrize("wrong", [5, None, b"http://127.0.0.1:80"])
+async def test_a_server_is_named_by_a_string(wrong: Any) -> None:  # noqa: ANN401
+    async with http_client() as client:
+        with pytest.raises(ConfigError):
+            await client.remotize(torch.ones(1), wrong)
+        with pytest.raises(ConfigError, match="must be a string"):
+            await client.clear(wrong, [])
