@@ -19,10 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.errors import ClosedError, ConfigError, TensorError
 from asyncfetch.tensors import TensorServer, handlers
 from asyncfetch.tensors.handlers import MAX_IDS
-from asyncfetch.tensors.wire import MAX_HEADER_BYTES, describe
+from asyncfetch.tensors.storage import ShardStorage
+from asyncfetch.tensors.wire import MAX_HEADER_BYTES, describe, parse_header
 from tests.conftest import all_others_wait
 from tests.tensors.conftest import MIB, Backend
 
@@ -185,6 +186,17 @@ async def test_what_is_deleted_while_it_comes_isnt_kept(server: TensorServer, se
         await stream.send(body[5000:])
         assert (await stream.receive()).startswith(b"HTTP/1.1 409 ")
     assert (server.statistics().shards, server.statistics().reserved_bytes) == (0, 0)
+
+
+def test_an_upload_whose_room_was_given_back_isnt_kept() -> None:
+    storage, body = ShardStorage(1000), frame(100)
+    upload = storage.reserve(SHARD, len(body))
+    upload.take_memory()[:] = body
+    upload.close()
+    with pytest.raises(TensorError, match="given back"):
+        upload.commit(parse_header(body, max_bytes=len(body)))
+    now = storage.statistics()
+    assert (now.shards, now.bytes, now.reserved_bytes) == (0, 0, 0)
 
 
 async def wait_for(server: TensorServer, *, reserved_bytes: int) -> None:
