@@ -26,6 +26,7 @@ from rich.table import Table
 from torch.utils.data import DataLoader, IterableDataset
 
 import asyncfetch as af
+from asyncfetch.errors import redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 EPISODES, FRAMES = 64, 75
 CACHE_DIRECTORY = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "asyncfetch"
 
-console = Console()
+console = Console(markup=False, highlight=False)  # of paths and urls, which may look like markup
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,18 @@ def write_once(root: Path) -> None:
                 distinct_videos=8,
                 episodes_per_video_file=8,
             )
-            written.root.rename(root)  # whole or not at all
+            try:
+                written.root.rename(root)  # whole or not at all
+            except OSError:
+                if not root.is_dir():  # else another quick start was faster
+                    raise
 
 
 async def look(url: str, config: af.StreamConfig) -> tuple[int, int]:
     """Frames and cameras of the dataset."""
     async with af.open_dataset(url, config=config) as dataset:
-        console.print(f"{url}: {dataset.num_episodes} episodes, {dataset.num_frames} frames at {dataset.fps:g} fps")
+        frames = f"{dataset.num_frames} frames at {dataset.fps:g} fps"
+        console.print(f"{redact_url(url)}: {dataset.num_episodes} episodes, {frames}")
         console.print(f"cameras: {', '.join(dataset.cameras)}")
         return dataset.num_frames, len(dataset.cameras)
 
@@ -194,3 +200,5 @@ if __name__ == "__main__":
         main()
     except af.AsyncFetchError as error:  # its message says what to do
         sys.exit(f"quickstart: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)  # what a shell says of it

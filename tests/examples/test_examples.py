@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING
 
 import pytest
 
+from asyncfetch.testing import Fault, RangeServer, write_dataset
+
 if TYPE_CHECKING:
-    from asyncfetch.testing import DatasetTruth, RangeServer
+    from asyncfetch.testing import DatasetTruth, ServedRequest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -44,6 +50,49 @@ def test_quickstart_writes_serves_and_streams_a_dataset(tmp_path: Path) -> None:
     # Nothing is read twice; hits are the first episodes of a next epoch.
     assert re.search(r"\d+ hits, 64 misses", printed), printed
     assert [path.name.split("-")[0] for path in tmp_path.iterdir()] == ["quickstart"]  # kept for the next time, whole
+
+
+def test_a_quickstart_beside_another_one_takes_the_dataset_that_is_there_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_dataset = runpy.run_path(str(EXAMPLES / "quickstart.py"))["small_dataset"]
+
+    def write(root: Path, **_: object) -> DatasetTruth:
+        write_dataset(tmp_path / root.name, episodes=0)
+        return write_dataset(root, episodes=0)
+
+    monkeypatch.setattr("asyncfetch.testing.write_dataset", write)
+    root = small_dataset(tmp_path)
+    assert list(tmp_path.iterdir()) == [root]
+
+
+def test_quickstart_shows_any_name_as_it_is_but_no_secret(small_dataset: DatasetTruth, tmp_path: Path) -> None:
+    name = "[red]/o[/b]"  # rich's markup
+    shutil.copytree(small_dataset.root, tmp_path / name)
+    with RangeServer(tmp_path, tls=False) as server:
+        printed = run("quickstart.py", f"{server.url}/{name}".replace("//", "//bob:hunter2@", 1))
+        shown = f"{server.url}/{name}".replace("//", "//***@", 1)
+    assert printed.startswith(f"{shown}: {small_dataset.num_episodes} episodes, ")
+    assert "hunter2" not in printed
+
+
+def test_an_interrupted_quickstart_ends_in_silence(small_dataset: DatasetTruth) -> None:
+    asked = Event()
+
+    def stall(_: ServedRequest) -> Fault:
+        asked.set()
+        return Fault.stall(None)
+
+    hears = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background jobs are born deaf to it
+    program = f"import runpy, signal, sys; {hears}; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    with RangeServer(small_dataset, tls=False, fault=stall) as server:
+        command = [sys.executable, "-c", program, str(EXAMPLES / "quickstart.py"), server.url]
+        environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            asked.wait()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate()
+    assert (process.returncode, errors) == (130, "")
 
 
 @pytest.mark.parametrize(
