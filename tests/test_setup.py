@@ -40,10 +40,20 @@ class World:
             (self.lacks / name).touch()
 
     def setup(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.run(self.checkout / ".ci/setup", *arguments, cwd=self.lacks)
+
+    def run(
+        self, script: str | os.PathLike[str], *arguments: str, cwd: Path, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["bash", self.checkout / ".ci/setup", *arguments],
-            cwd=self.lacks,
-            env={"PATH": os.fspath(self.tools), "LACKS": os.fspath(self.lacks), "VIRTUAL_ENV": "/elsewhere"},
+            ["bash", script, *arguments],
+            cwd=cwd,
+            env={
+                "PATH": os.fspath(self.tools),
+                "LACKS": os.fspath(self.lacks),
+                "VIRTUAL_ENV": "/elsewhere",
+                **environment,
+            },
             capture_output=True,
             text=True,
             timeout=60,
@@ -87,6 +97,16 @@ def test_it_does_only_what_is_missing(world: World) -> None:
         constraints.write("another==1\n")
     assert world.setup().returncode == 0
     assert world.installed()
+
+
+@pytest.mark.parametrize("script", ["quickstart", "run", "setup", "test"])
+def test_it_sets_up_the_checkout_where_cd_looks_elsewhere_first(world: World, tmp_path: Path, script: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(world.checkout, elsewhere)
+    ended = world.run(f".ci/{script}", cwd=world.checkout, CDPATH=str(elsewhere))
+    assert ended.stdout == ""
+    assert (world.checkout / ".venv").is_dir(), ended.stderr
+    assert not (elsewhere / ".venv").exists()
 
 
 @pytest.mark.parametrize(
