@@ -84,8 +84,10 @@ def parse_episodes(text: str) -> list[int]:
         match = _RANGE.fullmatch(part)
         if match is None:
             raise ConfigError(f"{text!r} names no episodes: write indices and ranges, such as 0-9,12")
-        first = int(match[1])
-        more = range(first, int(match[2] or first) + 1)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ConfigError(f"{part.strip()!r} names no episodes: both ends count, and the lower one comes first")
+        more = range(first, last + 1)
         if len(episodes) + len(more) > MAX_EPISODES:
             raise ConfigError(f"{text!r} names more than {MAX_EPISODES:,} episodes: take fewer at a time")
         episodes += more
@@ -97,9 +99,7 @@ def parse_share(text: str) -> tuple[str, Share]:
     name, separator, share = text.partition("=")
     if not separator:
         raise ConfigError(f"{text!r} is no part of a split: write a name and a share, such as train=0.9")
-    if share.isascii() and share.isdigit():
-        return name, int(share)
     try:
-        return name, float(share)
+        return name, int(share) if share.isascii() and share.isdigit() else float(share)
     except ValueError:
         return name, parse_episodes(share)

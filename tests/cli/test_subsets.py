@@ -48,11 +48,15 @@ def test_episodes_and_shares_as_people_write_them() -> None:
     for text in ("", "x", "1-", "-1", "0..3"):
         with pytest.raises(ConfigError, match="such as 0-9,12"):
             parse_episodes(text)
+    with pytest.raises(ConfigError, match="'2-1' names no episodes: both ends count"):
+        parse_episodes("0, 2-1")
     for text in ("0-999999999", "0-9999999,0"):
         with pytest.raises(ConfigError, match="more than 10,000,000 episodes"):
             parse_episodes(text)
     with pytest.raises(ConfigError, match=r"train=0\.9"):
         parse_share("train")
+    with pytest.raises(ConfigError, match="such as 0-9,12"):
+        parse_share("train=" + "1" * 5000)
 
 
 def test_two_parts_of_one_name_are_refused(tmp_path: Path) -> None:
