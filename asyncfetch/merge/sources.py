@@ -88,15 +88,14 @@ class Selection:
 
 
 def _ascending(episodes: Iterable[int]) -> tuple[int, ...]:
-    wanted = list(episodes)
-    if not wanted:
-        raise ConfigError(f"episodes must be at least one index, not {episodes!r}; None means all")
     try:
-        indices = sorted(map(index_of, wanted))
+        indices = sorted(map(index_of, episodes))
     except TypeError as error:
-        raise ConfigError(f"episodes must be whole numbers, not {wanted!r:.80}") from error
+        raise ConfigError(f"episodes must be whole numbers, not {episodes!r:.80}") from error
+    if not indices:
+        raise ConfigError(f"episodes must be at least one index, not {episodes!r}; None means all")
     if indices[0] < 0 or len(set(indices)) < len(indices):
-        raise ConfigError(f"episodes must be different indices of at least 0, not {wanted!r:.80}")
+        raise ConfigError(f"episodes must be different indices of at least 0, not {indices!r:.80}")
     return tuple(indices)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, TypeAlias, TypedDict
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 import anyio.to_thread
 import numpy as np
@@ -20,6 +21,7 @@ from asyncfetch.fetch.urls import join_url
 from asyncfetch.merge.apply import Options, merge_datasets, merge_several
 from asyncfetch.merge.arguments import destination_path
 from asyncfetch.merge.sources import Selection, count_episodes, read_version
+from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
     import os
@@ -134,34 +136,48 @@ async def convert_dataset(
     return await merge_datasets([selection], destination, **options)
 
 
-def assign_episodes(splits: Mapping[str, Share], count: int, *, seed: int | None = None) -> dict[str, list[int]]:
+def assign_episodes(
+    splits: Any,  # noqa: ANN401 - what a user gave
+    count: int,
+    *,
+    seed: int | None = None,
+) -> dict[str, list[int]]:
     """The episodes of each part of a split, of so many. Pure.
 
     Raises:
         ConfigError: See split_dataset.
     """
-    if not splits:
-        raise ConfigError("splits must have at least one name")
+    if not isinstance(splits, Mapping) or not splits:
+        raise ConfigError(f"splits must be shares by name, at least one, not {splits!r:.80}")
+    if seed is not None:
+        seed = whole_number("seed, which may be None,", seed, least=0)
     for name in splits:
-        if not name or name in {".", ".."} or "/" in name or "\0" in name:
+        if not isinstance(name, str) or not name or name in {".", ".."} or "/" in name or "\0" in name:
             raise ConfigError(f"{name!r} can't be a split's name: it becomes a directory's")
-    shares = list(splits.values())
-    if any(isinstance(share, bool | str) for share in shares):
-        raise ConfigError(f"a split is a fraction, a number or indices of episodes, not {shares!r:.80}")
-    if all(isinstance(share, float) for share in shares):
-        assigned = _by_fractions(splits, count, seed)
-    elif all(isinstance(share, int) for share in shares):
-        assigned = _by_numbers({name: share for name, share in splits.items() if isinstance(share, int)}, count, seed)
-    elif all(isinstance(share, Iterable) for share in shares):
-        assigned = {name: list(share) for name, share in splits.items() if isinstance(share, Iterable)}
+    if any(isinstance(share, bool | str) for share in splits.values()):
+        raise ConfigError(f"a split is a fraction, a number or indices of episodes, not {[*splits.values()]!r:.80}")
+    shares: dict[str, Share] = {name: _of_python(share) for name, share in splits.items()}
+    if all(isinstance(share, float) for share in shares.values()):
+        assigned = _by_fractions(shares, count, seed)
+    elif all(isinstance(share, int) for share in shares.values()):
+        assigned = _by_numbers({name: share for name, share in shares.items() if isinstance(share, int)}, count, seed)
+    elif all(isinstance(share, Iterable) for share in shares.values()):
+        assigned = {name: list(share) for name, share in shares.items() if isinstance(share, Iterable)}
         if len({one for own in assigned.values() for one in own}) < sum(map(len, assigned.values())):
             raise ConfigError("the splits overlap: an episode is in one of them only")
     else:
-        raise ConfigError(f"splits must all be fractions, numbers or indices of episodes, not {dict(splits)!r:.200}")
+        raise ConfigError(f"splits must all be fractions, numbers or indices of episodes, not {shares!r:.200}")
     empty = [name for name, own in assigned.items() if not own]
     if empty:
         raise ConfigError(f"of {count} episodes none would be in {', '.join(empty)}: give it more, or leave it out")
     return assigned
+
+
+def _of_python(share: Share) -> Share:
+    """A number as Python's: numpy's are as good."""
+    if isinstance(share, Integral):
+        return int(share)
+    return float(share) if isinstance(share, Real) else share
 
 
 def _by_fractions(splits: Mapping[str, Share], count: int, seed: int | None) -> dict[str, list[int]]:

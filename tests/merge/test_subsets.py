@@ -116,8 +116,8 @@ async def test_of_a_file_of_rows_only_the_groups_with_selected_ones_are_read(lib
     await check_selected(tmp_path / "out", [(truth, 2)])
 
 
-@pytest.mark.parametrize("episodes", [[], [0, 0], [-1], ["a"], [0.5], [True, False]], ids=str)
-async def test_selections_that_can_not_be_meant(library: Library, tmp_path: Path, episodes: list[Any]) -> None:
+@pytest.mark.parametrize("episodes", [[], [0, 0], [-1], ["a"], [0.5], [True, False], 3], ids=str)
+async def test_selections_that_can_not_be_meant(library: Library, tmp_path: Path, episodes: Any) -> None:  # noqa: ANN401
     with pytest.raises(ConfigError, match="episodes must be"):
         await select_episodes(library(episodes=(4,)).root, tmp_path / "out", episodes)
 
@@ -192,6 +192,8 @@ async def test_a_split_of_a_broken_dataset_leaves_nothing(library: Library, tmp_
         ({"a": 0.5}, 3, {"a": [0, 1]}),
         ({"a": 1, "b": 2}, 4, {"a": [0], "b": [1, 2]}),
         ({"a": [3, 1], "b": range(2, 3)}, 4, {"a": [3, 1], "b": [2]}),
+        ({"a": np.int64(1), "b": 2}, 4, {"a": [0], "b": [1, 2]}),
+        ({"a": np.float32(0.5)}, 4, {"a": [0, 1]}),
     ],
 )
 def test_who_gets_which_episodes(splits: dict[str, Any], count: int, expected: dict[str, list[int]]) -> None:
@@ -226,12 +228,21 @@ def test_drawn_splits_are_the_same_each_time_and_share_nothing() -> None:
         {"a/b": 0.5},
         {"..": 0.5},
         {"": 0.5},
+        {1: 0.5},
+        ["a"],
+        None,
     ],
     ids=str,
 )
 def test_splits_that_can_not_be_meant(splits: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         assign_episodes(splits, 10)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "x", True])
+def test_a_seed_that_is_none(seed: Any) -> None:  # noqa: ANN401
+    with pytest.raises(ConfigError, match="seed, which may be None, must be a whole number, at least 0"):
+        assign_episodes({"a": 0.5}, 10, seed=seed)
 
 
 @pytest.mark.parametrize("stats", [True, False], ids=["v2.1", "v2.0"])
