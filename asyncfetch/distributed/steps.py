@@ -18,7 +18,7 @@ import anyio
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.merge.apply import DATA_FILE_MAX_BYTES, FILES_PER_CHUNK, VIDEO_FILE_MAX_BYTES, report_on
-from asyncfetch.merge.arguments import check_limits, destination_of, selections_of
+from asyncfetch.merge.arguments import destination_of, selections_of
 from asyncfetch.merge.here import InProcess
 from asyncfetch.merge.job import carry_out, carry_out_share, plan_job
 from asyncfetch.merge.plan import Limits
@@ -66,7 +66,6 @@ def merge_steps(
         MergeError: The destination is taken, or the sources can't be read or disagree; lists every reason.
     """
     limits = Limits(data_file_max_bytes, video_file_max_bytes, files_per_chunk)
-    check_limits(limits)
     selections, target = selections_of(sources), destination_of(destination)
     if private := [selection.url for selection in selections if selection.url.has_secrets]:
         raise ConfigError(

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.merge.arguments import check_limits, check_workers, destination_of, selections_of
+from asyncfetch.merge.arguments import destination_of, selections_of
 from asyncfetch.merge.here import OnThisMachine
 from asyncfetch.merge.job import carry_out, plan_job
 from asyncfetch.merge.plan import Limits
 from asyncfetch.merge.progress import Progress
+from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
     import os
@@ -157,8 +158,10 @@ class Options:
     progress: Callable[[MergeProgress], object] | None = None
 
     def __post_init__(self) -> None:
-        check_workers(self.workers)
-        check_limits(self.limits)
+        if self.workers is not None:
+            workers = whole_number("workers, which may be None for one a processor,", self.workers, least=1)
+            object.__setattr__(self, "workers", workers)
+        _ = self.limits  # refuses what can't be meant
 
     @property
     def limits(self) -> Limits:

@@ -15,31 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncfetch.merge.destination import Destination
-    from asyncfetch.merge.plan import Limits
 
-__all__ = ["check_limits", "check_workers", "destination_of", "destination_path", "selections_of"]
-
-MOST_FILES_PER_CHUNK = 1000
-"""LeRobot reads files in the order of their names, which have three digits: file-1000 comes before file-101."""
-
-
-def check_workers(workers: object) -> None:
-    """A whole number of at least 1, or None."""
-    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ConfigError(f"workers must be a whole number of at least 1, or None for one a processor, not {workers!r}")
-
-
-def check_limits(limits: Limits) -> None:
-    """Whole numbers of at least 1, and no more files in a directory than keep the order of their names."""
-    for name in ("data_file_max_bytes", "video_file_max_bytes", "files_per_chunk"):
-        value = getattr(limits, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
-    if limits.files_per_chunk > MOST_FILES_PER_CHUNK:
-        raise ConfigError(
-            f"files_per_chunk must be at most {MOST_FILES_PER_CHUNK}, or LeRobot would read the files in another order;"
-            f" not {limits.files_per_chunk}"
-        )
+__all__ = ["destination_of", "destination_path", "selections_of"]
 
 
 def selections_of(sources: Sequence[str | os.PathLike[str] | Selection] | str) -> list[Selection]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from asyncfetch.errors import ConfigError
 from asyncfetch.merge.validate import disagreements, refuse
+from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FilePlace", "Limits", "MergePlan", "PlannedEpisode", "VideoPlan", "plan_merge"]
 
+MOST_FILES_PER_CHUNK = 1000
+"""LeRobot reads files in the order of their names, which have three digits: file-1000 comes before file-101."""
 _FORMAT = 1
 """Counted up with what is written for the same plan, so that nothing older is gone on with."""
 _GROUP_BYTES = 200
@@ -30,11 +34,24 @@ _GROUP_BYTES = 200
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large files and directories may become. One episode is never split, so a long one makes a longer file."""
+    """How large files and directories may become. One episode is never split, so a long one makes a longer file.
+
+    Raises:
+        ConfigError: They aren't whole numbers of at least 1, or more files in a directory than keep the order of names.
+    """
 
     data_file_max_bytes: int
     video_file_max_bytes: int
     files_per_chunk: int
+
+    def __post_init__(self) -> None:
+        for name in ("data_file_max_bytes", "video_file_max_bytes", "files_per_chunk"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), least=1))
+        if self.files_per_chunk > MOST_FILES_PER_CHUNK:
+            raise ConfigError(
+                f"files_per_chunk must be at most {MOST_FILES_PER_CHUNK}, or LeRobot would read the files in another "
+                f"order; not {self.files_per_chunk}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from anyio import to_thread
@@ -15,6 +16,7 @@ from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, MergeError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.merge import Selection, merge_datasets
+from asyncfetch.merge.apply import Options
 from asyncfetch.merge.plan import Limits, plan_merge
 from asyncfetch.merge.sources import load_source
 from asyncfetch.testing import RangeServer
@@ -283,8 +285,8 @@ async def test_progress_ends_with_every_file_and_byte(library: Library, tmp_path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": 0}, "workers must be"),
-        ({"workers": -1}, "workers must be"),
+        ({"workers": 0}, "workers, which may be None"),
+        ({"workers": -1}, "workers, which may be None"),
         ({"data_file_max_bytes": 0}, "data_file_max_bytes"),
         ({"video_file_max_bytes": 0}, "video_file_max_bytes"),
         ({"files_per_chunk": 0}, "files_per_chunk"),
@@ -300,6 +302,13 @@ async def test_arguments_that_cannot_be_meant(tmp_path: Path, options: dict[str,
     arguments: dict[str, Any] = {"sources": ["/nowhere"], "destination": tmp_path / "out", **options}
     with pytest.raises(ConfigError, match=message):
         await merge_datasets(**arguments)
+
+
+def test_numbers_of_numpy_are_as_good() -> None:
+    numbers: dict[str, Any] = {"workers": 1, "data_file_max_bytes": 2, "video_file_max_bytes": 3, "files_per_chunk": 4}
+    of_numpy: dict[str, Any] = {name: np.int8(number) for name, number in numbers.items()}
+    plain, given = Options(**numbers), Options(**of_numpy)
+    assert repr((given.workers, given.limits)) == repr((plain.workers, plain.limits))
 
 
 async def test_every_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
