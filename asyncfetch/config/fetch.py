@@ -7,6 +7,7 @@ import os  # noqa: TC003 - check_types reads the annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from asyncfetch.config.checks import check_types, require, require_header, require_token
 from asyncfetch.config.secrets import Secrets
@@ -248,11 +249,15 @@ class FetchConfig:
 def _check_endpoint(name: str, url: str | None) -> None:
     if url is None:
         return
-    said = repr(redact_url(url))
-    require(url.startswith(("http://", "https://")), f"{name} must begin with https:// or http://, not {said}")
-    host = url.split("/")[2]
-    require(host != "", f"{name} {said} names no host")
-    require("@" not in host, f"{name} must not hold a password: {said}")  # it is shown and pickled with the rest
+    require("@" not in url, f"{name} must not hold a password")  # it is shown and pickled with the rest
+    require(not {"?", "#"} & set(url), f"{name} must have no query and no fragment")  # nor a token
+    require(url.startswith(("http://", "https://")), f"{name} must begin with https:// or http://, not {url!r}")
+    try:
+        parts = urlsplit(url)
+        is_place = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_place = False
+    require(is_place, f"{name} {url!r} names no host, or a port that is none")
 
 
 def _checked_entries(setting: str, entries: Mapping[Any, object]) -> Mapping[str, object]:

@@ -38,7 +38,13 @@ def test_what_no_field_may_hold_is_refused_by_its_name(kind: Any) -> None:  # no
         ({"keepalive_seconds": math.inf}, "keepalive_seconds must be positive and finite"),
         ({"max_listed_entries": 0}, "max_listed_entries must be at least 1, not 0"),
         ({"ca_file": ""}, "ca_file must name a file, or be None"),
-        ({"hub_endpoint": "https://"}, "hub_endpoint .* names no host"),
+        *(
+            ({"hub_endpoint": endpoint}, "hub_endpoint '.*' names no host, or a port that is none")
+            for endpoint in ("https://", "https://:80", "https://h:99999", "https://h:0", "https://h:x", "http://[::1")
+        ),
+        ({"hub_endpoint": "https://h?token=hidden"}, "hub_endpoint must have no query and no fragment"),
+        ({"hub_endpoint": "https://me:hidd/hidden@h"}, "hub_endpoint must not hold a password"),
+        ({"hub_endpoint": "me:hidden@h"}, "hub_endpoint must not hold a password"),
         ({"tokens": {"h": 5}}, r"tokens\['h'\] must be a string, not of type int"),
         *(
             ({"tokens": {"h": token}}, r"tokens\['h'\] must be printable ASCII without spaces, .* strip\(\)")

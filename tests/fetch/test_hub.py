@@ -177,11 +177,23 @@ async def test_it_tells_the_hub_that_it_asks(monkeypatch: pytest.MonkeyPatch) ->
         ("", ""),
         ("https://huggingface.co/", ""),
         ("https://hub.example.org/", "https://hub.example.org"),
+        ("https://hub.bücher.example/ü/", "https://hub.xn--bcher-kva.example/%C3%BC"),
     ):
         monkeypatch.setenv("HF_ENDPOINT", named)
         async with Fetcher() as fetcher:
             assert await fetcher.endpoint(URL_TEXT) == endpoint
             assert fetcher.statistics().requests == 0
+
+
+@pytest.mark.parametrize("endpoint", ["https://me:hidden@hub.example.org", "https://hub.example.org?token=hidden"])
+async def test_an_endpoint_with_a_secret_is_refused_without_showing_it(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    async with Fetcher() as fetcher:
+        with pytest.raises(ConfigError, match="must not hold a password or a query: set HF_TOKEN") as caught:
+            await fetcher.fetch(URL_TEXT)
+    assert "hidden" not in "".join(traceback.format_exception(caught.value))
 
 
 async def test_a_token_that_can_be_none_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,10 +213,9 @@ class HubTransport:
 
     async def _find_hub(self) -> Found[_Hub]:
         variables = dict(os.environ) if self._config.trust_env else {}
-        endpoint = (self._config.hub_endpoint or variables.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
-        url = parse_url(endpoint)
-        if userinfo(url) is not None:
-            raise ConfigError("the Hub's endpoint must not hold a password: set HF_TOKEN")
+        url = parse_url(self._config.hub_endpoint or variables.get("HF_ENDPOINT") or ENDPOINT)
+        if userinfo(url) is not None or url.query_string:
+            raise ConfigError("the Hub's endpoint must not hold a password or a query: set HF_TOKEN")
         token = await to_thread.run_sync(_token, variables) if self._config.trust_env else None
         if token is not None:
             require_token("HF_TOKEN, or what `hf auth login` has written down,", token)
@@ -225,7 +224,7 @@ class HubTransport:
         own = static_headers(url, asked=True, headers=self._config.headers, tokens=self._config.tokens, login=None)
         named = any(name.lower() == "authorization" for name in own)
         headers = {} if named else static_headers(url, asked=True, headers={}, tokens=tokens, login=None)
-        return Found(_Hub(endpoint, headers))
+        return Found(_Hub(str(url).rstrip("/"), headers))
 
 
 def _token(variables: Mapping[str, str]) -> str | None:
