@@ -39,11 +39,16 @@ def destination_of(destination: str | os.PathLike[str]) -> Destination:
     scheme, separator, place = named.partition("://")
     match scheme.lower() if separator else "file":
         case "file":
-            return LocalFolder(local_path(named).absolute())
+            found: Destination = LocalFolder(local_path(named).absolute())
         case "s3":
-            return S3Prefix(f"s3://{place.rstrip('/')}")
+            found = S3Prefix(f"s3://{place.rstrip('/')}")
         case _:
             raise ConfigError(
                 f"a dataset is written to a local directory or below an s3:// prefix, not to {redact_url(named)!r}: "
                 "copy the result there"
             )
+    try:
+        str(found.name).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{named!r} has a name that isn't UTF-8, and pyarrow writes to no such: rename it") from error
+    return found

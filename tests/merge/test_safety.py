@@ -296,6 +296,9 @@ async def test_progress_ends_with_every_file_and_byte(library: Library, tmp_path
         ({"destination": "https://host/out"}, "local directory"),
         ({"destination": "file://host/out"}, "of the host 'host'"),
         ({"destination": ""}, "destination is empty"),
+        ({"destination": "/tmp/out-\udcff"}, "isn't UTF-8"),
+        ({"destination": "file:///tmp/out-%ff"}, "isn't UTF-8"),
+        ({"destination": "s3://bucket/out-\udcff"}, "isn't UTF-8"),
     ],
 )
 async def test_arguments_that_cannot_be_meant(tmp_path: Path, options: dict[str, Any], message: str) -> None:
