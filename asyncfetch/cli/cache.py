@@ -127,6 +127,7 @@ def _open(directory: str | None) -> Iterator[Folder]:
 def _progress(*, hidden: bool) -> Iterator[Callable[[str, float], None]]:
     """What is being done and the share of it, shown on stderr as long as it lasts: a million files take minutes."""
     console = Console(stderr=True)
+    hidden = hidden or not console.is_interactive
     with Progress(console=console, transient=True, disable=hidden, refresh_per_second=2) as progress:
         task = progress.add_task("waiting for others at it", total=1)
         yield lambda doing, share: progress.update(task, description=doing, completed=share)

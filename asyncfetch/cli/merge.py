@@ -57,7 +57,8 @@ def merge(
 def run_with_bar(call: Callable[..., Awaitable[T]]) -> T:
     """What the call gives; how far it is, is shown meanwhile."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.fields[files]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
         task = bar.add_task("merge", total=None, files="")
 
         def show(now: MergeProgress) -> None:

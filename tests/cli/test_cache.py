@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[DiskStore]:
 
 def run(*arguments: object, code: int = 0) -> str:
     result = CliRunner().invoke(app, ["cache", *map(str, arguments)])
-    assert result.exit_code == code, result.output
+    assert (result.exit_code, result.stderr) == (code, "")
     return result.stdout
 
 
@@ -125,9 +126,26 @@ def test_every_command_has_help(command: str) -> None:
     assert "--json" in run(command, "--help")
 
 
-def shell(*arguments: str) -> subprocess.CompletedProcess[str]:
+def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "asyncfetch", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "200"})
+    environment = {**os.environ, "COLUMNS": "200", **environment}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_a_name_that_stdout_can_not_encode_is_shown() -> None:
+    ended = shell("cache", "path", "-d", "/l\xe0", PYTHONIOENCODING="ascii")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "/l\\xe0\n", "")
+
+
+def test_an_interrupt_while_it_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "asyncfetch.cli.app", Interrupted("app"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def make(root: Path) -> DatasetTruth:
 def test_merge_says_what_it_wrote(tmp_path: Path) -> None:
     truth = make(tmp_path / "one")
     done = runner.invoke(app, ["merge", str(truth.root), str(truth.root), str(tmp_path / "out"), "--workers", "1"])
-    assert done.exit_code == 0
+    assert (done.exit_code, done.stderr) == (0, "")
     assert "4 episodes, 18 frames, 2 tasks" in done.stdout
     assert (tmp_path / "out/meta/info.json").is_file()
 
