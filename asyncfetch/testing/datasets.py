@@ -10,10 +10,12 @@ layout is that of LeRobot's recorder (0.6), down to the column order, the row gr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncfetch.errors import ConfigError, MissingDependency
+from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.testing.clips import DEPTH_ENCODING, ENCODINGS, require_encoder
 from asyncfetch.testing.identity import paint
 from asyncfetch.testing.quirks import Quirks
@@ -29,7 +31,7 @@ from asyncfetch.testing.truth import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from asyncfetch.testing.clips import Codec, Encoding
 
@@ -99,27 +101,26 @@ def write_dataset(
         ConfigError: An argument can't be meant, or the directory isn't empty.
         MissingDependency: PyAV, an encoder or pyarrow isn't installed.
     """
-    lengths = (length,) * episodes if isinstance(episodes, int) else tuple(episodes)
     truth = DatasetTruth(
         root=Path(root),
-        fps=fps,
-        lengths=lengths,
-        cameras=tuple(cameras),
+        fps=whole_number("fps", fps, least=1),
+        lengths=_lengths(episodes, length),
+        cameras=_names("cameras", cameras),
         extras=tuple(name for name in EXTRAS if name in extras),
-        tasks=tuple(tasks),
-        width=width,
-        height=height,
+        tasks=_names("tasks", tasks),
+        width=whole_number("width", width, least=MIN_SIDE_PX),
+        height=whole_number("height", height, least=MIN_SIDE_PX),
         texture=texture,
-        seed=seed,
-        distinct_videos=distinct_videos,
+        seed=whole_number("seed", seed, least=0),
+        distinct_videos=None if distinct_videos is None else whole_number("distinct_videos", distinct_videos, least=1),
     )
     recording = Recording(
         encoding=_encoding(codec),
-        gop=gop,
-        crf=crf,
+        gop=whole_number("gop", gop, least=1),
+        crf=None if crf is None else whole_number("crf", crf, least=0),
         episodes_per_video_file=_per_video_file(truth, episodes_per_video_file),
-        episodes_per_data_file=episodes_per_data_file,
-        chunks_size=chunks_size,
+        episodes_per_data_file=whole_number("episodes_per_data_file", episodes_per_data_file, least=1),
+        chunks_size=whole_number("chunks_size", chunks_size, least=1),
         quirks=quirks or Quirks(),
     )
     _check_truth(truth, extras)
@@ -129,6 +130,19 @@ def write_dataset(
     return truth
 
 
+def _lengths(episodes: Any, length: Any) -> tuple[int, ...]:  # noqa: ANN401 - what a user gave
+    if is_whole_number(episodes):
+        return (whole_number("length", length, least=0),) * whole_number("episodes", episodes, least=0)
+    return tuple(whole_number("each of episodes", frames, least=0) for frames in episodes)
+
+
+def _names(what: str, names: Any) -> tuple[str, ...]:  # noqa: ANN401 - what a user gave
+    named = tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) for name in named):
+        raise ConfigError(f"{what} must be several strings, not {names!r:.80}")
+    return named
+
+
 def _encoding(codec: Codec) -> Encoding:
     if codec not in ENCODINGS:
         raise ConfigError(f"codec must be one of {list(ENCODINGS)}, not {codec!r}")
@@ -136,13 +150,13 @@ def _encoding(codec: Codec) -> Encoding:
 
 
 def _per_video_file(truth: DatasetTruth, wanted: int | Mapping[str, int]) -> dict[str, int]:
-    if isinstance(wanted, int):
-        return dict.fromkeys(truth.video_features, wanted)
+    if not isinstance(wanted, Mapping):
+        wanted = dict.fromkeys(truth.video_features, wanted)
     if set(wanted) != set(truth.video_features):
         raise ConfigError(
             f"episodes_per_video_file names {sorted(wanted)}, the videos are {sorted(truth.video_features)}"
         )
-    return dict(wanted)
+    return {name: whole_number(f"episodes_per_video_file of {name}", wanted[name], least=1) for name in wanted}
 
 
 def _check_truth(truth: DatasetTruth, extras: Collection[str]) -> None:
@@ -150,16 +164,16 @@ def _check_truth(truth: DatasetTruth, extras: Collection[str]) -> None:
         raise ConfigError(f"unknown extras {sorted(unknown)}; there are {list(EXTRAS)}")
     if not truth.tasks:
         raise ConfigError("a dataset needs at least one task")
-    if min(truth.lengths, default=0) < 0:
-        raise ConfigError(f"an episode can't have {min(truth.lengths)} frames")
-    if not 1 <= truth.fps <= MAX_FPS:
+    if truth.fps > MAX_FPS:
         raise ConfigError(f"fps={truth.fps} must be within 1 and {MAX_FPS}")
+    if odd := [name for name in truth.cameras if name in {"", ".", ".."} or {"/", "\0"} & set(name)]:
+        raise ConfigError(f"cameras can't be called {odd}: a name becomes a directory's")
     if taken := set(truth.cameras) & {*ROBOT_FEATURES, *EXTRAS, *DEFAULT_FEATURES}:
         raise ConfigError(f"cameras can't be called {sorted(taken)}, other features are")
     if len(set(truth.cameras)) < len(truth.cameras) or len(truth.cameras) > SNAPSHOT_CAMERA:
         raise ConfigError(f"cameras must be at most {SNAPSHOT_CAMERA} different names, not {truth.cameras}")
-    if truth.width % 2 or truth.height % 2 or min(truth.width, truth.height) < MIN_SIDE_PX:
-        raise ConfigError(f"{truth.width}x{truth.height} must be even numbers of pixels, at least {MIN_SIDE_PX} each")
+    if truth.width % 2 or truth.height % 2:
+        raise ConfigError(f"{truth.width}x{truth.height} must be even numbers of pixels")
     _check_repeats(truth)
     # Refuses what can't be painted before anything is written.
     last = (max(truth.num_episodes - 1, 0), max((*truth.lengths, 1)) - 1, SNAPSHOT_CAMERA)
@@ -171,8 +185,6 @@ def _check_truth(truth: DatasetTruth, extras: Collection[str]) -> None:
 def _check_repeats(truth: DatasetTruth) -> None:
     if truth.distinct_videos is None:
         return
-    if truth.distinct_videos < 1:
-        raise ConfigError(f"distinct_videos={truth.distinct_videos} must be at least 1")
     for episode, length in enumerate(truth.lengths):
         model = truth.painted_episode(episode)
         if length != truth.lengths[model]:
@@ -184,16 +196,8 @@ def _check_repeats(truth: DatasetTruth) -> None:
 
 def _check_recording(truth: DatasetTruth, recording: Recording) -> None:
     quirks = recording.quirks
-    counts = {
-        "gop": recording.gop,
-        "episodes_per_data_file": recording.episodes_per_data_file,
-        "chunks_size": recording.chunks_size,
-        "episodes_per_meta_file": 1 if quirks.episodes_per_meta_file is None else quirks.episodes_per_meta_file,
-        **{f"episodes_per_video_file of {name}": count for name, count in recording.episodes_per_video_file.items()},
-    }
-    for name, count in counts.items():
-        if count < 1:
-            raise ConfigError(f"{name} must be at least 1, not {count}")
+    if quirks.episodes_per_meta_file is not None:
+        whole_number("episodes_per_meta_file", quirks.episodes_per_meta_file, least=1)
     if not set(quirks.null_index_episodes) <= set(range(truth.num_episodes)):
         raise ConfigError(
             f"null_index_episodes {quirks.null_index_episodes} must be within {truth.num_episodes} episodes"

@@ -417,7 +417,8 @@ def test_the_truth_is_a_path_and_refuses_what_is_not_there(coded: DatasetTruth) 
         {"distinct_videos": 0}, {"distinct_videos": 1, "episodes": (3, 4)}, {"quirks": Quirks(short_video_frames=20)},
         {"quirks": Quirks(null_index_episodes=(4,))}, {"quirks": Quirks(without_default_feature="action")},
         {"quirks": Quirks(episodes_per_meta_file=0)}, {"quirks": Quirks(orphan_rows=-1)},
-        {"quirks": Quirks(empty_video_file=2)},
+        {"quirks": Quirks(empty_video_file=2)}, {"fps": 29.97}, {"seed": -1}, {"episodes": -1}, {"tasks": "pick"},
+        {"tasks": (1,)}, {"cameras": "top"}, {"cameras": ("",)}, {"cameras": ("../../../x",)}, {"length": 1.5},
     ],
     ids=" ".join,
 )  # fmt: skip
@@ -425,6 +426,20 @@ def test_arguments_that_can_not_be_meant_are_refused_before_writing(tmp_path: Pa
     with pytest.raises(ConfigError):
         write_dataset(tmp_path / "new", **arguments)
     assert not (tmp_path / "new").exists()
+
+
+def test_whole_numbers_of_numpy_are_as_good(tmp_path: Path) -> None:
+    numbers = {"episodes": 3, "length": 2, "fps": 10, "width": 96, "height": 64, "gop": 1, "crf": 20, "seed": 1}
+    numbers |= {"episodes_per_video_file": 2, "episodes_per_data_file": 2, "chunks_size": 1, "distinct_videos": 1}
+    of_numpy: dict[str, Any] = {name: np.uint8(number) for name, number in numbers.items()}
+    given: Any = numbers
+    plain = write_dataset(tmp_path / "plain", cameras=(TOP,), **given)
+    same = write_dataset(tmp_path / "same", cameras=(TOP,), **of_numpy)
+
+    def contents(truth: DatasetTruth) -> dict[Path, bytes]:
+        return {path.relative_to(truth.root): path.read_bytes() for path in truth.root.rglob("*") if path.is_file()}
+
+    assert contents(plain) == contents(same)
 
 
 def test_options_that_the_encoder_refuses(tmp_path: Path) -> None:
