@@ -17,6 +17,7 @@ from rich.text import Text
 from asyncfetch.cache.directories import absolute_directory
 from asyncfetch.cache.disk import DIRECTORY_VARIABLE, Folder, default_directory, verify
 from asyncfetch.cli.sizes import format_bytes, parse_bytes
+from asyncfetch.cli.tenths import Tenths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -127,8 +128,10 @@ def _open(directory: str | None) -> Iterator[Folder]:
 def _progress(*, hidden: bool) -> Iterator[Callable[[str, float], None]]:
     """What is being done and the share of it, shown on stderr as long as it lasts: a million files take minutes."""
     console = Console(stderr=True)
-    hidden = hidden or not console.is_interactive
-    with Progress(console=console, transient=True, disable=hidden, refresh_per_second=2) as progress:
+    if hidden or not console.is_interactive:
+        yield (lambda _doing, _share: None) if hidden else Tenths().say
+        return
+    with Progress(console=console, transient=True, refresh_per_second=2) as progress:
         task = progress.add_task("waiting for others at it", total=1)
         yield lambda doing, share: progress.update(task, description=doing, completed=share)
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from asyncfetch.cli.sizes import format_bytes, parse_bytes
+from asyncfetch.cli.tenths import Tenths
 from asyncfetch.merge import merge_datasets
 
 if TYPE_CHECKING:
@@ -58,12 +59,15 @@ def run_with_bar(call: Callable[..., Awaitable[T]]) -> T:
     """What the call gives; how far it is, is shown meanwhile."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.fields[files]}"))
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_interactive) as bar:
+    tenths = None if console.is_interactive else Tenths()
+    with Progress(*columns, console=console, transient=True, disable=tenths is not None) as bar:
         task = bar.add_task("merge", total=None, files="")
 
         def show(now: MergeProgress) -> None:
             files = f"{now.files_done}/{now.files_total} files"
             bar.update(task, completed=now.bytes_done, total=now.bytes_total, files=files)
+            if tenths is not None and now.bytes_total:
+                tenths.say("written", now.bytes_done / now.bytes_total, files)
 
         return anyio.run(partial(call, progress=show))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from typer.testing import CliRunner
@@ -23,7 +24,12 @@ def make(root: Path) -> DatasetTruth:
 def test_merge_says_what_it_wrote(tmp_path: Path) -> None:
     truth = make(tmp_path / "one")
     done = runner.invoke(app, ["merge", str(truth.root), str(truth.root), str(tmp_path / "out"), "--workers", "1"])
-    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.exit_code == 0
+    said = [re.fullmatch(r"written: (\d+) %, [0-3]/3 files", line) for line in done.stderr.splitlines()]
+    shares = [int(line[1]) for line in said if line]  # no terminal, so a line for each tenth of the way
+    assert shares
+    assert len(shares) == len(said)
+    assert shares == sorted(set(shares) & {*range(10, 101, 10)})
     assert "4 episodes, 18 frames, 2 tasks" in done.stdout
     assert (tmp_path / "out/meta/info.json").is_file()
 
