@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import math
 import os
 import pickle
 import socket
@@ -13,7 +14,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import aiohttp
@@ -25,7 +26,7 @@ from asyncfetch.errors import ClosedError, ConfigError, MissingDependency
 from asyncfetch.testing import Fault, FaultEvery, FaultOnce, RangeServer, ServedRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 CONTENT = bytes(range(256)) * 40
@@ -678,14 +679,41 @@ async def test_nothing_blocks_the_loop(tmp_path: Path) -> None:
                 assert len(await response.read()) == 600_000
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("content", (None, 3, b"/tmp", ["a"], {"a": bytearray(1)}, {"a": "text"})),
+        ("first_byte_seconds", (-1, math.nan, math.inf, "1")),
+        ("bytes_per_second", (0, -1, math.nan, "1")),
+        ("max_log", (-1, 1.5, None)),
+    ],
+)
+def test_what_no_argument_may_be(name: str, values: Iterable[object]) -> None:
+    for value in values:
+        arguments: dict[str, Any] = {"content": {}, name: value}
+        with pytest.raises(ConfigError, match=name):
+            RangeServer(**arguments)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Fault(ending="foo"),  # type: ignore[arg-type]
+        lambda: Fault.slow(bytes_per_second=0),
+        lambda: Fault.slow(first_byte_seconds=math.nan),
+        lambda: Fault.status("503"),  # type: ignore[arg-type]
+        lambda: FaultEvery(0, Fault.gzip()),
+    ],
+)
+def test_what_can_be_no_fault(make: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError):
+        make()
+
+
 def test_arguments_that_cannot_be_meant() -> None:
-    with pytest.raises(ConfigError, match="first_byte_seconds"):
-        RangeServer({}, first_byte_seconds=-1)
-    with pytest.raises(ConfigError, match="bytes_per_second"):
-        RangeServer({}, bytes_per_second=0)
-    for port in (-1, 70_000):
-        with pytest.raises(ConfigError, match=f"port must be from 1 to 65535, or 0 .*, not {port}"):
-            RangeServer({}, port=port)
+    for port in (-1, 70_000, "80"):
+        with pytest.raises(ConfigError, match=f"port must be from 1 to 65535, or 0 .*, not {port!r}"):
+            RangeServer({}, port=port)  # type: ignore[arg-type]
     with no_thread_left(), pytest.raises(ConfigError, match="isn't a directory"):
         RangeServer("/nowhere/at/all").__enter__()
     with pytest.raises(ClosedError, match="entered"):

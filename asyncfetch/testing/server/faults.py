@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping  # noqa: TC003 - check_types reads the annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from asyncfetch.config.checks import check_types, require
+from asyncfetch.ranges import whole_number
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from asyncfetch.testing.server.log import ServedRequest
 
@@ -21,7 +26,7 @@ class Fault:
     """What goes wrong with one response.
 
     The static methods make the usual ones. For several at once, set the fields yourself:
-    ``Fault(new_etag=True, ending="stall", after_bytes=1000)``.
+    ``Fault(new_etag=True, ending="stall", after_bytes=1000)``. ConfigError for values that a field can't have.
     """
 
     answer_status: int | None = None
@@ -53,6 +58,12 @@ class Fault:
     """The server's delay to the first byte, for this response."""
     bytes_per_second: float | None = None
     """The server's rate, for this response."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        delay, rate = self.first_byte_seconds, self.bytes_per_second
+        require(delay is None or 0 <= delay < math.inf, f"first_byte_seconds must be 0 or more, and end, not {delay}")
+        require(rate is None or rate > 0, f"bytes_per_second must be positive, or None for no limit, not {rate}")
 
     @staticmethod
     def status(code: int, *, retry_after: float | str | None = None) -> Fault:
@@ -142,7 +153,7 @@ class FaultEvery:
     """A rule: ``fault`` for every ``n``-th request, the ``n``-th first."""
 
     def __init__(self, n: int, fault: Fault) -> None:
-        self._n, self._fault, self._seen = n, fault, 0
+        self._n, self._fault, self._seen = whole_number("n", n, least=1), fault, 0
 
     def __call__(self, request: ServedRequest) -> Fault | None:
         """The fault, or None."""

@@ -7,6 +7,7 @@ import gzip
 import os
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime.fork import stand_still_at_forks
 from asyncfetch.runtime.sockets import Sockets, abort
 from asyncfetch.testing.server.answers import Answer, answer_object, answer_status, asked_range
@@ -29,7 +31,7 @@ from asyncfetch.testing.server.log import RequestLog, ServedRequest, ServerStati
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
 
 __all__ = ["RangeServer", "Receive"]
@@ -40,6 +42,7 @@ BACKLOG = 1024
 """Hundreds of clients may connect at once."""
 HANDSHAKE_SECONDS = 5.0
 """A client that connects and doesn't speak TLS is dropped after this."""
+NO_FAULT = Fault()
 
 Receive: TypeAlias = "Callable[[], Awaitable[bytes]]"
 
@@ -89,18 +92,16 @@ class RangeServer:
         fault: FaultRule | None = None,
         max_log: int = 10_000,
     ) -> None:
-        if not 0 <= port < 65536:
-            raise ConfigError(f"port must be from 1 to 65535, or 0 for a free one, not {port}")
-        if first_byte_seconds < 0:
-            raise ConfigError(f"first_byte_seconds must not be negative, not {first_byte_seconds}")
-        if bytes_per_second is not None and bytes_per_second <= 0:
-            raise ConfigError(f"bytes_per_second must be positive, or None for no limit, not {bytes_per_second}")
+        if not is_whole_number(port) or not 0 <= port < 65536:
+            raise ConfigError(f"port must be from 1 to 65535, or 0 for a free one, not {port!r}")
+        _check_content(content)
+        pace = Fault.slow(first_byte_seconds=first_byte_seconds, bytes_per_second=bytes_per_second)
         self._content = content
         self._contents: Contents  # made on entering: it looks at the disk
         self._host, self._port, self._tls = host, port, tls
-        self._first_byte_seconds, self._bytes_per_second = first_byte_seconds, bytes_per_second
+        self._first_byte_seconds, self._bytes_per_second = pace.first_byte_seconds or 0.0, pace.bytes_per_second
         self._max_concurrent, self._fault = max_concurrent, fault
-        self._log = RequestLog(max_log)
+        self._log = RequestLog(whole_number("max_log", max_log, least=0))
         self._url: str | None = None
         self._pem: TemporaryPem | None = None
         self._http: web.Server | None = None
@@ -248,7 +249,7 @@ class RangeServer:
             answer, stored = answer_status(503, record.method), None
         else:
             record.fault = self._fault(record) if self._fault else None
-            fault = record.fault or Fault()
+            fault = record.fault or NO_FAULT
             if fault.taken_bytes is not None:
                 await _break_off(request, fault.taken_bytes)
             answer, stored = await self._answer(record, fault, request.content.read)
@@ -290,6 +291,12 @@ async def _break_off(request: web.BaseRequest, after_bytes: int) -> None:
     if request.transport is not None:
         abort(request.transport)
     raise ConnectionResetError
+
+
+def _check_content(content: object) -> None:
+    is_mapping = isinstance(content, Mapping) and all(isinstance(value, bytes) for value in content.values())
+    if not is_mapping and not isinstance(content, (str, os.PathLike)):
+        raise ConfigError("content must be the path of a directory, or a mapping of path to bytes")
 
 
 def _contents(content: str | os.PathLike[str] | Mapping[str, bytes]) -> Contents:
