@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--ca-file", help="PEM file of the authorities to trust instead of the system's")
     parser.add_argument("--record-bytes", type=int, default=256 * KIB)
     options = parser.parse_args(arguments)
+    if options.record_bytes < 1:
+        parser.error(f"--record-bytes must be at least 1, not {options.record_bytes}")
     if options.url is not None:
         anyio.run(two_passes, options.url, options.ca_file, options.record_bytes)
         return

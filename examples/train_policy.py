@@ -67,7 +67,10 @@ class Training:
         self.dataset = af.torch.StreamDataset(stream, batch_size=batch_size, drop_last=True)
         self.num_workers = num_workers
         self.policy = policy
-        self.policy(next(iter(self.dataset)))  # sizes the layers
+        first = next(iter(self.dataset), None)
+        if first is None:
+            raise SystemExit(f"the dataset has no {batch_size} frames, which make a batch: take a smaller --batch-size")
+        self.policy(first)  # sizes the layers
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-3)
         self.losses: list[float] = []
         self.batches_of_epoch = 0

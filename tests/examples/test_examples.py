@@ -96,29 +96,36 @@ def test_an_interrupted_quickstart_ends_in_silence(small_dataset: DatasetTruth) 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "arguments", "code", "message"),
     [
-        (["nowhere"], "nowhere"),
+        ("quickstart.py", ["nowhere"], 1, "^quickstart: .*nowhere"),
         (
+            "quickstart.py",
             ["--cache-directory", "file/cache"],
-            r"written to file/cache \(.*directory.*\); name another --cache-directory",
+            1,
+            r"^quickstart: .* written to file/cache \(.*directory.*\); name another --cache-directory",
         ),
+        ("own_ranges.py", ["--record-bytes", "0"], 2, "--record-bytes must be at least 1, not 0$"),
+        ("train_policy.py", ["dataset", "--batch-size", "1000"], 1, "no 1000 frames, .*: take a smaller --batch-size$"),
     ],
-    ids=["dataset", "cache"],
+    ids=["dataset", "cache", "record", "batch"],
 )
-def test_quickstart_says_in_a_line_what_is_wrong(tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_they_say_in_a_line_what_is_wrong(
+    small_dataset: DatasetTruth, tmp_path: Path, name: str, arguments: list[str], code: int, message: str
+) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "dataset").symlink_to(small_dataset.root)
     ended = subprocess.run(
-        [sys.executable, EXAMPLES / "quickstart.py", *arguments],
+        [sys.executable, EXAMPLES / name, *arguments],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ended.returncode == 1
-    [line] = ended.stderr.splitlines()
-    assert line.startswith("quickstart: ")
+    assert ended.returncode == code
+    *usage, line = ended.stderr.splitlines()
+    assert all("[-h]" in shown or shown.startswith(" ") for shown in usage)
     assert re.search(message, line), line
 
 
