@@ -64,6 +64,11 @@ def check_types(config: Any) -> None:  # noqa: ANN401 - a dataclass
     """
     for name, kind in _kinds(config.__class__).items():
         value = getattr(config, name)
+        if isinstance(value, Real):
+            try:
+                float(value)
+            except OverflowError as error:
+                raise ConfigError(f"{name} must be a number that a float can hold") from error
         if not _fits(value, kind):
             raise ConfigError(f"{name} must be {_words(kind)}, not {_shown(value)}")
         if isinstance(value, Real) and type(value) not in {bool, int, float}:
