@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run a command, and exit: with 2 and one line on stderr where an error of ours, or of the system, ends it."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: names of files may be of any characters
     try:
         from asyncfetch.cli.app import app

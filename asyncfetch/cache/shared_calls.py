@@ -35,8 +35,10 @@ class SharedCalls:
     async def run(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
         """The value of ``work()``, or of the call for ``key`` that is already under way."""
         asking = current_caller()
-        carrier = self._carriers.setdefault(key, Caller(urgent=asking.urgent, behind=asking))
-        if asking.urgent:
+        carrier = self._carriers.get(key) if key in self._flights else None  # that of a call that is over may be about
+        if carrier is None:
+            carrier = self._carriers[key] = Caller(urgent=asking.urgent, behind=asking)
+        elif asking.urgent:
             carrier.promote()
         asking.carried_by(carrier)
         with calling(carrier):

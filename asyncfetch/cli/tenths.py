@@ -16,6 +16,6 @@ class Tenths:
     def say(self, doing: str, share: float, more: str = "") -> None:
         """Of what is being done, which has a way of its own, the share that is done, and what stands behind that."""
         now = doing, int(10 * share)
-        if now != self._said and now[1]:
+        if now != self._said and now[1] and sys.stderr is not None:
             print(f"{doing}: {10 * now[1]} %{more and f', {more}'}", file=sys.stderr)
         self._said = now

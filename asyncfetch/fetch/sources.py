@@ -174,8 +174,11 @@ class _FileSource:
             return
         try:
             more = os.pread(self._descriptor, 1, self._position)
+            now = os.fstat(self._descriptor)
         except OSError as error:
             raise self._failure(error) from error
+        if more and now.st_size > self._position:
+            raise self._changed()
         if more:
             message = "the source is longer than the system says, as files of /proc are: read it and put its bytes"
             raise FetchError(message, url=self._path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING, Protocol
 
 from asyncfetch.errors import ConfigError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import Asked, HeldEpisode, Sample, SampleBuilder
     from asyncfetch.stream.order import Step
 
-__all__ = ["Builder", "Failed", "JobBuilder", "Transform", "mark_padding", "transformed"]
+__all__ = ["Builder", "Failed", "JobBuilder", "Transform", "are_one", "mark_padding", "transformed"]
 
 Transform = Callable[["Sample"], "Sample"]
 """Called in a decode thread on every sample; what it returns is delivered."""
@@ -128,6 +129,11 @@ def mark_padding(sample: Sample, step: Step) -> None:
             'leave that out by features=, or choose "drop" or "uneven"'
         )
     sample["is_padding"] = torch.tensor(step.is_padding)
+
+
+def are_one(transform: Transform | None, other: Transform | None) -> bool:
+    """Whether they are one object, or one method of it. Others aren't compared: their ``==`` may be of tensors."""
+    return transform is other or (isinstance(transform, MethodType) and transform == other)
 
 
 def transformed(transform: Transform, sample: Sample) -> Sample | Failed:

@@ -18,7 +18,7 @@ from asyncfetch.config import StreamConfig
 from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import LeRobotDataset
 from asyncfetch.ranges import is_whole_number
-from asyncfetch.stream.building import JobBuilder
+from asyncfetch.stream.building import JobBuilder, are_one
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.epochs import MAX_EPOCH
 from asyncfetch.stream.mixed import AsNamed, MixedBuilder, MixedOrder, OpenMixture
@@ -275,7 +275,7 @@ class Mixture(SampleSource[OpenMixture]):
         ]
         found, are_alike = shapes(layouts, self.keys, self.missing)
         # What a transform makes isn't known: those of one are taken to be as alike as what it is given.
-        return found, are_alike and all(stream.transform == self.streams[0].transform for stream in self.streams)
+        return found, are_alike and all(are_one(self.streams[0].transform, each.transform) for each in self.streams)
 
     def __repr__(self) -> str:
         return f"Mixture({len(self.streams)} streams, stop_on={self.stop_on!r}, seed={self.seed}, epoch={self.epoch})"

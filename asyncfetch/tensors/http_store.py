@@ -89,7 +89,7 @@ class HttpStore:
                 ) from error
             raise
         if reply.headers.get("ETag") != etag_of(shard_id):
-            what = "the answer isn't a tensor server's: it doesn't say that the tensor is stored"
+            what = "it doesn't say that the tensor is stored: no tensor server's answer, or one's of an older version"
             raise InvalidResponse(what, url=server, status=reply.status)
 
     async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
@@ -104,10 +104,11 @@ class HttpStore:
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
         """Asks the server to forget them. Repeated after an answer that got lost, it counts fewer than it did."""
         reply = await self._fetcher.ask("DELETE", shards_url(server, shard_ids))
+        deleted = _whole_number(reply.body, "deleted", server)
         path = self._shared.peek(server)
-        if path is not None:  # it may be what a killed server left, and the answer the next one's
+        if deleted < len(shard_ids) and path is not None:  # it may be what a killed server left: this one lacks them
             self._shared.forget(server, path)
-        return _whole_number(reply.body, "deleted", server)
+        return deleted
 
     async def _fetch_one(self, remote: RemoteTensor) -> dict[str, Shard]:
         url = shards_url(remote.server, [remote.shard_id])

@@ -100,14 +100,14 @@ def bytes_of(tensor: torch.Tensor) -> tuple[str, NDArray[np.uint8]]:
     item_bytes(name)
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
         raise TensorError(f"only dense tensors with data can be stored, not {tensor.layout} on {tensor.device}")
-    if _bytes_spanned(tensor) > tensor.untyped_storage().nbytes():  # torch would read beyond it
-        raise TensorError("only tensors with data can be stored: this one's storage was freed, or made smaller")
-    plain = tensor.detach().resolve_conj().resolve_neg()
     # As whole numbers of the same size: torch can't copy all of its dtypes.
     number = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.itemsize, tensor.dtype)
     try:
+        if _bytes_spanned(tensor) > tensor.untyped_storage().nbytes():  # torch would read beyond it
+            raise TensorError("only tensors with data can be stored: this one's storage was freed, or made smaller")
+        plain = tensor.detach().resolve_conj().resolve_neg()
         octets: NDArray[np.uint8] = plain.view(number).cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError) as error:  # subclasses raise any of these
         what = f"a {type(tensor).__name__} whose bytes torch doesn't give"
         raise TensorError(f"{what} can't be stored: {error}") from error
     return name, octets

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import socket
+import sys
 from contextlib import ExitStack, suppress
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Self
@@ -244,8 +245,8 @@ def make_application(
 
 def _check_ttl(seconds: Any) -> None:  # noqa: ANN401 - what a user gave
     is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-    if seconds is not None and not (is_number and seconds > 0):
-        raise ConfigError(f"ttl_seconds must be a positive number, or None for ever, not {seconds!r}")
+    if seconds is not None and not (is_number and 0 < seconds <= sys.float_info.max):
+        raise ConfigError(f"ttl_seconds must be a positive number, or None for ever, not {seconds!r:.80}")
 
 
 def _refusal(request: web.Request, authorization: bytes | None) -> web.Response | None:

@@ -285,6 +285,8 @@ class Session:
 
 def _bytes_to_move(tensor: torch.Tensor) -> int:
     """Bytes that have to be copied before they can be sent."""
+    if import_torch().nn.parameter.is_lazy(tensor):  # it has none
+        return 0
     is_here = tensor.device.type == "cpu" and tensor.is_contiguous()
     return 0 if is_here else sys.maxsize
 

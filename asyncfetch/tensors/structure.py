@@ -81,7 +81,9 @@ def _with_parts(obj: Any, parts: list[Any]) -> Any:  # noqa: ANN401
     """A container like ``obj`` that holds these."""
     try:
         return _made_anew(obj, parts)
-    except TypeError as error:  # of a type with a constructor or setters of its own
+    except RecursionError:
+        raise
+    except Exception as error:  # a type with a constructor or setters of its own raises what it likes
         what = f"a {type(obj).__name__} can't be made anew with other items"
         raise TensorError(f"{what}: put them into a plain dict, list, tuple or dataclass ({error})") from error
 

@@ -604,6 +604,25 @@ async def test_what_is_read_ahead_is_urgent_once_somebody_waits_for_it(verb: str
         askers.cancel_scope.cancel()
 
 
+async def test_what_is_read_ahead_is_not_urgent_because_somebody_waited_for_it_before() -> None:
+    """Whose caller may still be about, and be seen off."""
+    reader = HeldQuestions()
+
+    async def ask(scope: anyio.CancelScope, caller: Caller) -> None:
+        with scope, calling(caller):
+            await cache.fetch(URL, 0, 10)
+
+    async with ByteCache(reader, max_bytes=100) as cache, anyio.create_task_group() as askers:
+        askers.start_soon(ask, waiting := anyio.CancelScope(), Caller())
+        await settle()
+        waiting.cancel()
+        await settle()
+        askers.start_soon(ask, ahead := anyio.CancelScope(), Caller(urgent=False))
+        await settle()
+        assert [caller.urgent for caller in reader.callers] == [True, False]
+        ahead.cancel()
+
+
 @pytest.mark.parametrize(("verb", "arguments"), QUESTIONS)
 async def test_a_question_that_cannot_be_meant_is_refused(verb: str, arguments: tuple[int, ...]) -> None:
     async with ByteCache(FakeReader(), max_bytes=100) as cache:

@@ -20,6 +20,7 @@ from asyncfetch.cache.disk import DiskStore, DiskTier
 from asyncfetch.cache.disk.layout import Version
 from asyncfetch.cli.app import app
 from asyncfetch.cli.sizes import format_bytes, parse_bytes
+from asyncfetch.cli.tenths import Tenths
 from asyncfetch.errors import ConfigError
 from asyncfetch.ranges import ObjectInfo
 
@@ -140,6 +141,20 @@ def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 def test_a_name_that_stdout_can_not_encode_is_shown() -> None:
     ended = shell("cache", "path", "-d", "/l\xe0", PYTHONIOENCODING="ascii")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "/l\\xe0\n", "")
+
+
+def test_a_name_that_stdout_can_hold_is_told_to_the_byte() -> None:
+    environment = {**os.environ, "LC_ALL": "C"}
+    command = [sys.executable, "-m", "asyncfetch", "cache", "path", "-d", os.fsdecode(b"/l\xff")]
+    assert subprocess.run(command, capture_output=True, check=True, env=environment).stdout == b"/l\xff\n"
+
+
+def test_shares_are_said_to_nobody_where_there_is_no_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    Tenths().say("written", 0.5)
+    assert capsys.readouterr().out == ""
 
 
 def test_an_interrupt_while_it_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -391,6 +391,21 @@ async def test_what_is_no_source(source: object, tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == []
 
 
+async def test_a_source_that_grows_at_its_end_was_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").write_bytes(bytes(5000))
+    pread = os.pread
+
+    def grown(descriptor: int, length: int, offset: int) -> bytes:
+        with (tmp_path / "source").open("ab") as source:
+            source.write(b"more")
+        return pread(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "pread", grown)
+    async with Fetcher() as fetcher:
+        with pytest.raises(ObjectChanged, match="written to while it was being read"):
+            await fetcher.put(str(tmp_path / "x"), tmp_path / "source")
+
+
 async def test_a_source_that_is_longer_than_the_system_says(tmp_path: Path) -> None:
     content: dict[str, bytes] = {}
     async with S3Server(content) as server, fetcher_for(server) as fetcher:

@@ -291,6 +291,7 @@ async def test_over_tls(tmp_path: Path) -> None:
         {"max_bytes": 0},
         {"max_bytes": 1e9},
         {"max_bytes": 1, "ttl_seconds": 0},
+        {"max_bytes": 1, "ttl_seconds": 10**400},
         {"max_bytes": 1, "token": ""},
         {"max_bytes": 1, "token": "a b"},
         {"max_bytes": 1, "token": "\xfc"},

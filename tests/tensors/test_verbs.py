@@ -41,8 +41,19 @@ class Couple(tuple[Any, Any]):
 
 
 class Fixed(dict[str, Any]):
+    error: type[Exception] = TypeError
+
     def __setitem__(self, key: str, value: Any) -> None:  # noqa: ANN401
-        raise TypeError("it is fixed")
+        raise self.error("it is fixed")
+
+
+class Checked(Fixed):
+    error = ValueError
+
+
+class Without(torch.Tensor):
+    def untyped_storage(self) -> Any:  # noqa: ANN401
+        raise TypeError("it has none")
 
 
 Pair = namedtuple("Pair", ["first", "second"])  # noqa: PYI024 - what users have
@@ -301,8 +312,10 @@ def fake() -> torch.Tensor:
         (shrunk, "storage was freed"),
         (fake, "FakeTensor whose bytes"),
         (lambda: torch._efficientzerotensor(3), "ZeroTensor"),
+        (lambda: torch.nn.LazyLinear(3).weight, "UninitializedParameter whose bytes"),
+        (Without, "Without whose bytes"),
     ],
-    ids=["meta", "sparse", "shrunk", "fake", "zero"],
+    ids=["meta", "sparse", "shrunk", "fake", "zero", "lazy", "without"],
 )
 async def test_what_cant_be_stored_is_said(
     backend: Backend, client: TensorClient, make: Callable[[], torch.Tensor], said: str
@@ -313,10 +326,11 @@ async def test_what_cant_be_stored_is_said(
 
 async def test_a_container_that_cant_be_made_anew_is_refused_and_nothing_stays_stored(server: TensorServer) -> None:
     async with http_client() as client:
-        for obj in (Couple(torch.ones(1), 2), Fixed(a=torch.ones(1))):
+        refused = (Couple(torch.ones(1), 2), Fixed(a=torch.ones(1)), Checked(a=torch.ones(1)))
+        for obj in refused:
             with pytest.raises(TensorError, match=f"{type(obj).__name__} can't be made anew"):
                 await client.remotize([torch.ones(1), obj], server.url)
-        assert client.statistics().stored == 4
+        assert client.statistics().stored == 2 * len(refused)
         assert server.statistics().shards == 0
 
 

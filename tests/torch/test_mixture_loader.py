@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,6 +80,31 @@ def test_members_share_a_batch_where_they_share_a_transform(truth: DatasetTruth,
         assert len(members) == (2 if transforms[0] is transforms[1] else 1)
         marked = any(transforms[member] for member in members)
         assert isinstance(batch.get("mark"), torch.Tensor) is marked
+
+
+@dataclass
+class Normalized:
+    """Equal to another one by tensors."""
+
+    mean: torch.Tensor
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return sample | {"action": sample["action"] - self.mean}
+
+
+def test_members_have_transforms_that_can_not_be_compared(truth: DatasetTruth) -> None:
+    streams = [af.Stream(str(truth.root), features=["action"], transform=Normalized(torch.ones(6))) for _ in range(2)]
+    mixed = af.Mixture(streams, [1, 1], stop_on=4 * SIZE)
+    assert len(list(mixed)) == 4 * SIZE
+    for batch in af.torch.StreamDataset(mixed, batch_size=SIZE):
+        assert len(set(batch["dataset"].tolist())) == 1
+    mixed.close()
+    one = Normalized(torch.ones(6))
+    streams = [af.Stream(str(truth.root), features=["action"], transform=one.__call__) for _ in range(2)]
+    mixed = af.Mixture(streams, [1, 1], stop_on=SIZE)
+    (batch,) = af.torch.StreamDataset(mixed, batch_size=SIZE)
+    assert len(set(batch["dataset"].tolist())) == 2
+    mixed.close()
 
 
 @pytest.mark.parametrize("number", [np.int64, np.uint8])

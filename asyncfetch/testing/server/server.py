@@ -294,7 +294,7 @@ async def _break_off(request: web.BaseRequest, after_bytes: int) -> None:
 
 
 def _check_content(content: object) -> None:
-    is_mapping = isinstance(content, Mapping) and all(isinstance(value, bytes) for value in content.values())
+    is_mapping = isinstance(content, Mapping) and all(isinstance(part, bytes | memoryview) for part in content.values())
     if not is_mapping and not isinstance(content, (str, os.PathLike)):
         raise ConfigError("content must be the path of a directory, or a mapping of path to bytes")
 
