@@ -30,9 +30,10 @@ _END_SECONDS = 30.0
 class RayExecutor:
     """An Executor of ``merge_datasets``: its pieces are tasks of the Ray cluster that this process is connected to.
 
-    Each takes one of the cluster's processors; ``workers`` None means all of them. What is reduced stays in the object
-    store until the end. The destination must be a prefix of S3 or a directory that all nodes share. ``fetch`` and the
-    sources' urls travel without their secrets: give credentials to the nodes by their environment.
+    Each takes one of the cluster's processors, and waits for one: so a Ray task that merges should itself have
+    ``num_cpus=0``. ``workers`` None means all of them. What is reduced stays in the object store until the end. The
+    destination must be a prefix of S3 or a directory that all nodes share. ``fetch`` and the sources' urls travel
+    without their secrets: give credentials to the nodes by their environment.
 
     Raises:
         ConfigError: Ray isn't initialised, when a merge begins, or a source's url has a password or a signature.
@@ -86,7 +87,7 @@ class _RayPool:
         try:
             return await asyncio.wrap_future(reference.future())
         except self._ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, AsyncFetchError):
+            if isinstance(error.cause, AsyncFetchError | OSError):
                 raise error.cause from None  # with its fields, as it was raised there
             raise
         except self._ray.exceptions.RayError as error:
@@ -96,7 +97,8 @@ class _RayPool:
         """Nothing of it runs when this returns; else it would write into what is gone on with."""
         await anyio.to_thread.run_sync(partial(self._ray.cancel, reference, force=True))
         with anyio.move_on_after(_END_SECONDS):
-            await asyncio.wait([asyncio.wrap_future(reference.future())])
+            (ended,), _ = await asyncio.wait([asyncio.wrap_future(reference.future())])
+            ended.exception()  # else asyncio logs that nobody asked
 
 
 def _perform(fetch: FetchConfig, piece: Piece, *arguments: Any) -> tuple[None, Any]:  # noqa: ANN401

@@ -9,9 +9,10 @@ The steps have what datatrove asks of one, and don't import it.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 import anyio
 
@@ -20,18 +21,21 @@ from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.merge.apply import DATA_FILE_MAX_BYTES, FILES_PER_CHUNK, VIDEO_FILE_MAX_BYTES, report_on
 from asyncfetch.merge.arguments import destination_of, selections_of
 from asyncfetch.merge.here import InProcess
-from asyncfetch.merge.job import carry_out, carry_out_share, plan_job
+from asyncfetch.merge.job import carry_out, carry_out_share, check_free, plan_job
 from asyncfetch.merge.plan import Limits
 from asyncfetch.merge.progress import Progress
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from asyncfetch.merge.job import MergeJob
     from asyncfetch.merge.sources import Selection
 
 __all__ = ["FinishStep", "WriteStep", "merge_steps"]
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 _JOB_FORMAT = 2
 """Counted up with what a job holds."""
@@ -57,7 +61,7 @@ def merge_steps(
     were when they were planned: of one that was replaced since, or that is another one there, a step raises
     ObjectChanged. Steps that another version of asyncfetch has pickled may be refused, by StateMismatch. ``fetch``
     travels without its secrets, and a url that has some is refused: give credentials to the nodes by their environment.
-    Whatever of it is run again goes on where it stopped.
+    Whatever of it is run again goes on where it stopped; once the dataset is there, it is a MergeError.
 
     Args: Those of ``merge_datasets``.
 
@@ -78,8 +82,16 @@ def merge_steps(
         async with InProcess().open(config, None, Progress(None).wrote) as pool:
             return await plan_job(pool, selections, target, limits, overwrite=overwrite)
 
-    job = anyio.run(plan)
+    job = _run(plan)
     return WriteStep(job, config), FinishStep(job, config)
+
+
+def _run(function: Callable[[*Arguments], Awaitable[T]], *arguments: *Arguments) -> T:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return anyio.run(function, *arguments)
+    raise ConfigError("planning and running steps of a merge block: in a coroutine, call them by asyncio.to_thread")
 
 
 class _Step(ABC):
@@ -105,7 +117,7 @@ class _Step(ABC):
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Any:  # noqa: ANN401 - datatrove's
         """Does a task's part, and gives ``data`` on as it is."""
-        anyio.run(self._run, rank, world_size)
+        _run(self._run, rank, world_size)
         return data
 
     __call__ = run
@@ -122,6 +134,7 @@ class WriteStep(_Step):
 
     async def _run(self, rank: int, world_size: int) -> None:
         async with InProcess().open(self.fetch, None, Progress(None).wrote) as pool:
+            await check_free(pool, self.job.destination, self.job.plan.sources, overwrite=self.job.overwrite)
             await carry_out_share(self.job, pool, rank, world_size)
 
 
@@ -135,5 +148,6 @@ class FinishStep(_Step):
             return  # of several tasks only the first does anything
         started, told = time.monotonic(), Progress(None)
         async with InProcess().open(self.fetch, None, told.wrote) as pool:
+            await check_free(pool, self.job.destination, self.job.plan.sources, overwrite=self.job.overwrite)
             [(files, nbytes)] = await carry_out([self.job], pool, told)
         report_on(self.job, files, nbytes, time.monotonic() - started)

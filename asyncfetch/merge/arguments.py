@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import ConfigError, redact_url
@@ -20,10 +21,15 @@ __all__ = ["destination_of", "destination_path", "selections_of"]
 
 
 def selections_of(sources: Sequence[str | os.PathLike[str] | Selection] | str) -> list[Selection]:
-    """The sources, at least one."""
+    """The sources, at least one; a path is that of the working directory here, wherever it is read."""
     if isinstance(sources, str) or not sources:
         raise ConfigError(f"sources must be a list of at least one dataset, not {sources!r}")
-    return [source if isinstance(source, Selection) else Selection(source) for source in sources]
+    selections = [source if isinstance(source, Selection) else Selection(source) for source in sources]
+    return [replace(one, source=os.path.abspath(one.url)) if _is_relative(one.url) else one for one in selections]
+
+
+def _is_relative(url: str) -> bool:
+    return bool(url) and "://" not in url and not os.path.isabs(url)
 
 
 def destination_path(destination: str | os.PathLike[str]) -> str:

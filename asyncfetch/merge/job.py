@@ -83,8 +83,7 @@ async def plan_job(
     Raises:
         MergeError: It isn't, or they can't be read or disagree; lists every reason.
     """
-    with system_errors([destination.name]):
-        await destination.check(pool.fetcher, [selection.url for selection in selections], overwrite=overwrite)
+    await check_free(pool, destination, selections, overwrite=overwrite)
     different = list(dict.fromkeys(selections))
     shares = [different[number :: pool.workers] for number in range(min(pool.workers, len(different)))]
     pool.expect(_SOURCE_SECONDS * len(different) if _are_anywhere(different) else 0)
@@ -102,6 +101,14 @@ async def plan_job(
     plan = await anyio.to_thread.run_sync(plan_merge, sources, limits)
     units = await anyio.to_thread.run_sync(file_units, plan)
     return MergeJob(plan, tuple(units), destination, overwrite)
+
+
+async def check_free(
+    pool: Pool, destination: Destination, sources: Sequence[Selection | Source], *, overwrite: bool
+) -> None:
+    """MergeError unless a dataset of these can be written there."""
+    with system_errors([destination.name]):
+        await destination.check(pool.fetcher, [source.url for source in sources], overwrite=overwrite)
 
 
 async def load_sources(place: Workplace, selections: Sequence[Selection]) -> list[Source | DatasetError | FetchError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import pickle
 import shutil
@@ -12,6 +13,7 @@ import anyio
 import pyarrow.parquet as pq
 import pytest
 
+from asyncfetch.config import FetchConfig
 from asyncfetch.distributed import RayExecutor
 from asyncfetch.errors import ConfigError, FetchError, FormatError
 from asyncfetch.merge import MergeProgress, Selection, merge_datasets
@@ -24,6 +26,7 @@ from tests.merge.test_safety import names
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from asyncfetch.merge.kernel import Workplace
     from tests.lerobot.serving import Library
 
 pytestmark = [pytest.mark.timeout(90)]  # Ray's workers import
@@ -99,6 +102,17 @@ async def test_a_workers_error_is_ours(library: Library, tmp_path: Path) -> None
         await merge_datasets([root], tmp_path / "out", executor=RayExecutor())
     assert type(caught.value) is FormatError
     assert names(tmp_path) == {"source"}
+
+
+@pytest.mark.usefixtures("ray_cluster")
+async def test_what_a_workers_system_refuses_is_what_it_would_be_here() -> None:
+    async def refused(_: Workplace) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/there")
+
+    async with RayExecutor().open(FetchConfig(), 1, lambda _path, _nbytes: None) as pool:
+        with pytest.raises(PermissionError) as caught:
+            await pool.run(refused)
+    assert (caught.value.filename, "\n" in str(caught.value)) == ("/there", False)
 
 
 @pytest.mark.usefixtures("ray_cluster")

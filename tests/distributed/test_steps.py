@@ -69,6 +69,9 @@ def test_shares_make_the_whole_and_what_is_missing_is_made_up_for(
     assert not (tmp_path / "out").exists()
     finish("data", 0, 2)
     once = all_files(tmp_path / "out")
+    for step in (write, finish):
+        with pytest.raises(MergeError, match="isn't empty"):
+            step.run()
     write, finish = merge_steps(sources(library), tmp_path / "lame", video_file_max_bytes=1)
     write.run(None, 0, 2)
     finish.run()
@@ -112,6 +115,24 @@ def test_a_source_that_is_replaced_meanwhile_is_no_part_of_it(
             step.run()
         assert caught.value.url == str(replaced)
     assert not (tmp_path / "out").exists()
+
+
+async def test_steps_are_not_run_in_a_coroutine(library: Library, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"asyncio\.to_thread"):
+        merge_steps(sources(library), tmp_path / "out")
+
+
+def test_a_source_by_a_relative_path_is_found_from_anywhere(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = library(episodes=(4, 5)).root
+    monkeypatch.chdir(root.parent)
+    steps = merge_steps([root.name, Selection(root.name, [1])], tmp_path / "out")
+    monkeypatch.chdir(tmp_path)
+    for step in steps:
+        step.run()
+    anyio.run(partial(merge_datasets, [root, Selection(root, [1])], tmp_path / "one"))
+    assert all_files(tmp_path / "out") == all_files(tmp_path / "one")
 
 
 def test_a_step_of_another_version_is_refused(library: Library, tmp_path: Path) -> None:

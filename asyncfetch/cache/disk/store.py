@@ -44,7 +44,7 @@ class DiskStatistics:
     hit_bytes: int
     """Read from them."""
     misses: int
-    """Not there."""
+    """Not there. An object's first range is asked for before its version is known, and isn't counted."""
     written: int
     written_bytes: int
     skipped: int
