@@ -166,7 +166,9 @@ async def test_fetch_stream_fetches_no_more_than_it_can_hold(
             for _ in range(100):
                 await anext(stream)
             await all_others_wait()
-        assert 100 <= fetcher.statistics().requests <= 100 + 2 * fetcher.config.max_requests_per_host
+        told = fetcher.statistics()
+        # A machine that stands still for a while breaks some connections; what is asked for again is no further range.
+        assert 100 <= told.requests - told.retries <= 100 + 2 * fetcher.config.max_requests_per_host
 
 
 async def test_fetch_stream_raises_where_the_consumer_asks(fetcher: Fetcher, put: Callable[[str, bytes], str]) -> None:
