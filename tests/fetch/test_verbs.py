@@ -167,7 +167,7 @@ async def test_fetch_stream_fetches_no_more_than_it_can_hold(
                 await anext(stream)
             await all_others_wait()
         told = fetcher.statistics()
-        # A machine that stands still for a while breaks some connections; what is asked for again is no further range.
+        # On a busy machine first bytes come later than these tests wait for; what is asked for again isn't further.
         assert 100 <= told.requests - told.retries <= 100 + 2 * fetcher.config.max_requests_per_host
 
 
