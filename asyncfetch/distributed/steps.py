@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from asyncfetch.merge.job import MergeJob
+    from asyncfetch.merge.kernel import Pool
     from asyncfetch.merge.sources import Selection
 
 __all__ = ["FinishStep", "WriteStep", "merge_steps"]
@@ -122,6 +123,9 @@ class _Step(ABC):
 
     __call__ = run
 
+    async def _check_free(self, pool: Pool) -> None:
+        await check_free(pool, self.job.destination, self.job.plan.sources, overwrite=self.job.overwrite)
+
     @abstractmethod
     async def _run(self, rank: int, world_size: int) -> None:
         """The part of task ``rank`` of ``world_size``."""
@@ -134,7 +138,7 @@ class WriteStep(_Step):
 
     async def _run(self, rank: int, world_size: int) -> None:
         async with InProcess().open(self.fetch, None, Progress(None).wrote) as pool:
-            await check_free(pool, self.job.destination, self.job.plan.sources, overwrite=self.job.overwrite)
+            await self._check_free(pool)
             await carry_out_share(self.job, pool, rank, world_size)
 
 
@@ -148,6 +152,6 @@ class FinishStep(_Step):
             return  # of several tasks only the first does anything
         started, told = time.monotonic(), Progress(None)
         async with InProcess().open(self.fetch, None, told.wrote) as pool:
-            await check_free(pool, self.job.destination, self.job.plan.sources, overwrite=self.job.overwrite)
+            await self._check_free(pool)
             [(files, nbytes)] = await carry_out([self.job], pool, told)
         report_on(self.job, files, nbytes, time.monotonic() - started)
