@@ -19,7 +19,7 @@ __all__ = ["convert", "parse_episodes", "parse_share", "select", "split"]
 
 MAX_EPISODES = 10_000_000
 """That can be named, and are held as a list: 0.4 GB of it."""
-_RANGE = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?")
+_RANGE = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?")
 
 Source = Annotated[str, typer.Argument(help="The dataset, a directory or url.")]
 Destination = Annotated[str, typer.Argument(help="The directory or s3:// prefix to write.")]

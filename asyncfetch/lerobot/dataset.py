@@ -124,7 +124,7 @@ class LeRobotDataset:
 
     @property
     def num_episodes(self) -> int:
-        """Episodes in the dataset."""
+        """Episodes in the dataset: those that meta/episodes names."""
         return len(self.metadata.episodes)
 
     @property
@@ -223,7 +223,7 @@ class LeRobotDataset:
         """The exact frame of an episode, or an error; never a neighbour.
 
         Args:
-            episode: The episode's index in the dataset.
+            episode: The episode's number in the dataset, its ``episode_index``.
             frame: Frame in the episode, from 0.
             windows: Seconds or ``frames(...)`` relative to the frame, by feature key.
 

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import numpy as np
 
-from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, DatasetError, FetchError, FormatError, NotFound, redact_url
+from asyncfetch.errors import (
+    COPY_ANEW,
+    WRITE_ANEW,
+    AccessDenied,
+    DatasetError,
+    FetchError,
+    FormatError,
+    NotFound,
+    redact_url,
+)
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import is_list, is_text, to_array, to_floats, to_integers, to_objects
 from asyncfetch.lerobot.episode_table import ABSENT, EpisodeTable, FilePlaces, TaskLists, VideoPlaces
@@ -47,14 +56,15 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.parquet import TableEnd
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["check_episodes", "episodes_url", "load_episodes"]
+__all__ = ["MAX_NUMBER", "check_episodes", "episodes_url", "load_episodes"]
 
 _MAX_FILES_AT_ONCE = 8
 """Episode files read side by side."""
 _LARGE_FOOTER_BYTES = 8 * 1024 * 1024
 _LARGE_AT_ONCE = 2
 """Of files with a footer of that size: parsing takes a core each, and hundreds of MB."""
-_MAX_NUMBER = 2**31 - 1
+MAX_NUMBER = 2**31 - 1
+"""Of a chunk, a file or a frame, and of the frames of an episode."""
 _FRAME_COLUMNS = ("episode_index", "length", "dataset_from_index", "dataset_to_index")
 _FILE_NUMBERS = ("chunk_index", "file_index")
 _TASKS = "tasks"
@@ -124,11 +134,18 @@ async def load_episodes(
             likely = _MAX_FILES_AT_ONCE if first.file.size >= info.data_file_bytes // 2 else 1
         numbers = range(len(tables), len(tables) + min(likely, _MAX_FILES_AT_ONCE))
         for number, loaded in zip(numbers, await gather(*(partial(load, number) for number in numbers)), strict=True):
+            if isinstance(loaded, AccessDenied | NotFound) and _counts_up_to_last(tables, total):
+                total = rows
             if rows < total:
                 url = episodes_url(root, number, info.chunks_size)
                 tables.append((url, _rows_or_raise(loaded, url, rows, total)))
                 rows += len(tables[-1][1])
     return await run(partial(_build, root, info, cameras, tables))
+
+
+def _counts_up_to_last(tables: Sequence[tuple[str, pa.Table]], total: int) -> bool:
+    """Whether info.json counts the episodes that were taken out of the table, too: all numbers up to the last."""
+    return int(_integers(tables, "episode_index", missing=None).max(initial=-1)) + 1 == total
 
 
 def _rows_or_raise(loaded: pa.Table | DatasetError | FetchError, url: str, rows: int, total: int) -> pa.Table:
@@ -164,13 +181,13 @@ def _build(
     return EpisodeTable(
         root,
         info,
+        numbers=columns["episode_index"],
         lengths=columns["length"].astype(np.int32),
         starts=columns["dataset_from_index"],
         tasks=_task_lists(tables, order),
         data=_file_places(tables, "data", order, info.data_path),
         videos={
-            camera: _video_places(tables, camera, order, lengths=columns["length"], urls=urls, info=info)
-            for camera in cameras
+            camera: _video_places(tables, camera, order, columns=columns, urls=urls, info=info) for camera in cameras
         },
     )
 
@@ -180,11 +197,12 @@ def check_episodes(
 ) -> None:
     """Raise FormatError at the first row, in the order of episodes, that contradicts the others.
 
-    Frames that no episode has are no contradiction: data files may hold rows of deleted episodes.
+    Numbers and frames that no episode has are no contradiction: an episode may have been taken out of the table, and
+    its rows still be there. info.json may count them or not.
     """
     episodes, lengths = columns["episode_index"], columns["length"]
     starts, stops = columns["dataset_from_index"], columns["dataset_to_index"]
-    if len(episodes) != info.total_episodes:
+    if info.total_episodes not in {len(episodes), int(episodes.max(initial=-1)) + 1}:
         message = f"meta/episodes has {len(episodes)} episodes (the last one in {urls[-1] if urls else 'none'})"
         raise FormatError(f"{message}, {redact_url(info_url)} counts {info.total_episodes}", remedy=WRITE_ANEW)
 
@@ -193,25 +211,26 @@ def check_episodes(
             row = int(wrong.argmax())
             raise FormatError(f"{urls[row]}: {says(row)}", remedy=WRITE_ANEW)
 
+    fail(episodes < 0, lambda row: f"episode_index {episodes[row]} is below 0")
     fail(
-        episodes != np.arange(len(episodes)),
-        lambda row: (
-            f"episode_index {episodes[row]} stands where {row} should; each of 0 to {len(episodes) - 1} must occur once"
-        ),
+        np.diff(episodes, prepend=-1) == 0,
+        lambda row: f"episode_index {episodes[row]} is that of a row in {urls[row - 1]}, too; each must occur once",
     )
-    fail((lengths < 0) | (lengths > _MAX_NUMBER), lambda row: f"episode {row} has length {lengths[row]}")
+    fail((lengths < 0) | (lengths > MAX_NUMBER), lambda row: f"episode {episodes[row]} has length {lengths[row]}")
     fail(
         stops - starts != lengths,
-        lambda row: f"episode {row} has frames [{starts[row]}, {stops[row]}), which isn't its length {lengths[row]}",
+        lambda row: (
+            f"episode {episodes[row]} has frames [{starts[row]}, {stops[row]}), which isn't its length {lengths[row]}"
+        ),
     )
-    fail(starts < 0, lambda row: f"episode {row} begins at frame {starts[row]}")
+    fail(starts < 0, lambda row: f"episode {episodes[row]} begins at frame {starts[row]}")
     rows = np.argsort(starts, kind="stable")
     rows = rows[lengths[rows] > 0]
     for place in np.flatnonzero(starts[rows[1:]] < stops[rows[:-1]])[:1]:
         one, other = sorted(rows[place : place + 2].tolist())
         raise FormatError(
-            f"{urls[other]}: episode {other} has frames [{starts[other]}, {stops[other]}), and episode {one} "
-            f"[{starts[one]}, {stops[one]})",
+            f"{urls[other]}: episode {episodes[other]} has frames [{starts[other]}, {stops[other]}), and episode "
+            f"{episodes[one]} [{starts[one]}, {stops[one]})",
             remedy=WRITE_ANEW,
         )
     frames, last = int(lengths.sum()), int(stops.max(initial=0))
@@ -234,7 +253,7 @@ def _file_places(
         if path is not None and not path.has(name):
             return np.zeros(len(order), np.int32)
         values = _integers(tables, f"{prefix}/{name}", missing=ABSENT)[order]
-        return np.where((values < 0) | (values > _MAX_NUMBER), ABSENT, values).astype(np.int32)
+        return np.where((values < 0) | (values > MAX_NUMBER), ABSENT, values).astype(np.int32)
 
     return FilePlaces(*map(numbers, _FILE_NUMBERS))
 
@@ -244,7 +263,7 @@ def _video_places(
     camera: str,
     order: NDArray[np.int64],
     *,
-    lengths: NDArray[np.int64],
+    columns: Mapping[str, NDArray[np.int64]],
     urls: Sequence[str],
     info: DatasetInfo,
 ) -> VideoPlaces:
@@ -261,22 +280,25 @@ def _video_places(
         ]
         return np.concatenate(parts)[order] if parts else np.empty(0)
 
+    episodes, lengths = columns["episode_index"], columns["length"]
     fps, path = info.fps, info.video_path
     files = _file_places(tables, f"videos/{camera}", order, path)
     starts, stops = seconds("from_timestamp"), seconds("to_timestamp")
     with np.errstate(invalid="ignore", over="ignore"):
         frames, durations = np.rint(starts * fps), (stops - starts) * fps
-        placed = (frames >= 0) & (frames <= _MAX_NUMBER)
+        placed = (frames >= 0) & (frames <= MAX_NUMBER)
         no_place = ~placed & ~np.isnan(starts)
         wrong_length = placed & ~np.isnan(durations) & ~(np.abs(durations - lengths) <= 1 / 2)
         first_frames = np.where(placed, frames, ABSENT).astype(np.int64)
     contradictions = {}
     for row in np.flatnonzero(no_place).tolist():
-        contradictions[row] = f"{urls[row]}: episode {row} begins at {starts[row]} s of {camera}, where no video can"
+        contradictions[row] = (
+            f"{urls[row]}: episode {episodes[row]} begins at {starts[row]} s of {camera}, where no video can"
+        )
     for row in np.flatnonzero(wrong_length).tolist():
         contradictions[row] = (
-            f"{urls[row]}: episode {row} has {lengths[row]} frames, but from {starts[row]} s to {stops[row]} s of "
-            f"{camera} are {durations[row]:.10g} at {fps:g} fps"
+            f"{urls[row]}: episode {episodes[row]} has {lengths[row]} frames, but from {starts[row]} s to {stops[row]} "
+            f"s of {camera} are {durations[row]:.10g} at {fps:g} fps"
         )
     lacking = [name for name in _FILE_NUMBERS if path is not None and not path.has(name)]
     note = f"; video_path of info.json has no {' and no '.join(lacking)}" if lacking else ""
@@ -284,9 +306,9 @@ def _video_places(
     for row, other in _overlaps(files, first_frames, lengths, np.flatnonzero(told)):
         for one, two in ((row, other), (other, row)):
             contradictions[one] = (
-                f"{urls[one]}: episode {one} has frames [{first_frames[one]}, {first_frames[one] + lengths[one]}) of "
-                f"{camera} file {files.file[one]} in chunk {files.chunk[one]}, and episode {two} "
-                f"[{first_frames[two]}, {first_frames[two] + lengths[two]}){note}"
+                f"{urls[one]}: episode {episodes[one]} has frames [{first_frames[one]}, "
+                f"{first_frames[one] + lengths[one]}) of {camera} file {files.file[one]} in chunk {files.chunk[one]}, "
+                f"and episode {episodes[two]} [{first_frames[two]}, {first_frames[two] + lengths[two]}){note}"
             )
     return VideoPlaces(files, first_frames, contradictions)
 
@@ -299,7 +321,7 @@ def _overlaps(
     chunk, file = files.chunk[rows], files.file[rows]
     new_file = np.append(True, (chunk[1:] != chunk[:-1]) | (file[1:] != file[:-1]))[: len(rows)]
     # On one axis, where a file begins behind all that may be in the one before it.
-    offsets = (np.cumsum(new_file) - 1) * (2 * _MAX_NUMBER + 2)
+    offsets = (np.cumsum(new_file) - 1) * (2 * MAX_NUMBER + 2)
     starts = first_frames[rows] + offsets
     stops = starts + lengths[rows]
     latest = np.maximum.accumulate(stops)

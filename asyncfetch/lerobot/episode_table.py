@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from asyncfetch.errors import LEAVE_OUT_EPISODE, DatasetError, EpisodeNotFound, 
 from asyncfetch.fetch.urls import join_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -59,9 +60,9 @@ class FilePlaces:
     """In which file each episode is."""
 
     chunk: NDArray[np.int32]
-    """Chunk number per episode, or ABSENT."""
+    """Chunk number per position, or ABSENT."""
     file: NDArray[np.int32]
-    """File number in the chunk per episode, or ABSENT."""
+    """File number in the chunk per position, or ABSENT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +71,38 @@ class VideoPlaces:
 
     files: FilePlaces
     first_frame: NDArray[np.int64]
-    """Number of its frame 0 in the file per episode, or ABSENT."""
+    """Number of its frame 0 in the file per position, or ABSENT."""
     contradictions: Mapping[int, str] = field(default_factory=dict)
-    """What the table says of an episode's frames that can't be true, of those few where that is so."""
+    """What the table says of an episode's frames that can't be true, by position, of those few where that is so."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskLists:
-    """Task strings per episode i: those that ``codes[starts[i] : starts[i] + counts[i]]`` number."""
+    """Task strings per position i: those that ``codes[starts[i] : starts[i] + counts[i]]`` number."""
 
     vocabulary: tuple[str, ...]
     codes: NDArray[np.int32]
     starts: NDArray[np.int64]
     counts: NDArray[np.int32]
 
-    def __getitem__(self, index: int) -> tuple[str, ...]:
-        start = self.starts[index]
-        return tuple(self.vocabulary[code] for code in self.codes[start : start + self.counts[index]])
+    def __getitem__(self, position: int) -> tuple[str, ...]:
+        start = self.starts[position]
+        return tuple(self.vocabulary[code] for code in self.codes[start : start + self.counts[position]])
 
 
 class EpisodeTable:
-    """All episodes, 0 to ``len(table) - 1``; about 30 bytes each and 16 a camera. Immutable."""
+    """All episodes, by their episode_index; about 40 bytes each and 16 a camera. Immutable.
+
+    Numbers that no episode has may lie between theirs. What is known of an episode stands at its position in
+    ``indices``.
+    """
 
     def __init__(
         self,
         root: str,
         info: DatasetInfo,
         *,
+        numbers: NDArray[np.int64],
         lengths: NDArray[np.int32],
         starts: NDArray[np.int64],
         tasks: TaskLists,
@@ -105,6 +111,10 @@ class EpisodeTable:
     ) -> None:
         self._root = root
         self._info = info
+        self._numbers = numbers  # ascending
+        first, stop = (int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else (0, 0)
+        has_gaps = stop - first != len(numbers)
+        self._indices: Sequence[int] = tuple(numbers.tolist()) if has_gaps else range(first, stop)
         self._lengths = lengths
         self._starts = starts
         self._tasks = tasks
@@ -120,26 +130,24 @@ class EpisodeTable:
         return len(self._lengths)
 
     def __contains__(self, index: object) -> bool:
-        if isinstance(index, bool):  # a mask names no episodes
-            return False
-        return hasattr(index, "__index__") and 0 <= operator.index(index) < len(self)
+        return self._find(index) is not None
 
     def __iter__(self) -> Iterator[Episode]:
         return (self[index] for index in self.indices)
 
     @property
-    def indices(self) -> range:
-        """The episode indices."""
-        return range(len(self))
+    def indices(self) -> Sequence[int]:
+        """The episode indices, ascending."""
+        return self._indices
 
     @property
     def lengths(self) -> NDArray[np.int32]:
-        """Frames of each episode, read-only."""
+        """Frames of each episode, in the order of ``indices``, read-only."""
         return self._lengths
 
     @property
     def starts(self) -> NDArray[np.int64]:
-        """The ``index`` of each episode's first row, read-only; between episodes there may be rows of none."""
+        """The ``index`` of each episode's first row, as ``lengths``; between episodes there may be rows of none."""
         return self._starts
 
     @property
@@ -154,39 +162,68 @@ class EpisodeTable:
             EpisodeNotFound: There is none.
             DatasetError: The table doesn't say where the episode's files are, or contradicts itself about it.
         """
-        if index not in self:
-            raise self.not_found(index)
-        index = operator.index(index)
-        length = int(self._lengths[index])
+        position = self._position(index)
+        length = int(self._lengths[position])
         return Episode(
-            index=index,
+            index=self._indices[position],
             length=length,
-            tasks=self._tasks[index],
-            data_url=self._url(index, self._data, "data"),
-            from_index=int(self._starts[index]),
-            to_index=int(self._starts[index]) + length,
-            videos={camera: self._span(index, camera) for camera in self._videos},
+            tasks=self._tasks[position],
+            data_url=self._url(position, self._data, "data"),
+            from_index=int(self._starts[position]),
+            to_index=int(self._starts[position]) + length,
+            videos={camera: self._span(position, camera) for camera in self._videos},
         )
 
-    def not_found(self, index: object) -> EpisodeNotFound:
-        """The error for an episode that isn't there."""
-        have = f"it has 0 to {len(self) - 1}" if len(self) else "it has none"
+    def positions(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        """Where these episodes stand in ``indices``, ``lengths`` and ``starts``.
+
+        Raises:
+            EpisodeNotFound: One of them isn't there.
+        """
+        for index in (min(indices), max(indices)) if len(indices) else ():  # those between fit in 64 bits
+            self._position(index)
+        wanted = np.asarray(indices, np.int64)
+        found = np.searchsorted(self._numbers, wanted)
+        for unknown in wanted[self._numbers[found] != wanted][:1].tolist():
+            raise self._not_found(unknown)
+        return found
+
+    def _position(self, index: object) -> int:
+        position = self._find(index)
+        if position is None:
+            raise self._not_found(index)
+        return position
+
+    def _find(self, index: object) -> int | None:
+        if isinstance(index, bool) or not hasattr(index, "__index__"):  # a mask names no episodes
+            return None
+        number = operator.index(index)
+        position = bisect_left(self._indices, number)
+        return position if position < len(self) and self._indices[position] == number else None
+
+    def _not_found(self, index: object) -> EpisodeNotFound:
+        have = "it has none"
+        if len(self):
+            have = f"it has {self._indices[0]} to {self._indices[-1]}"
+            have += "" if isinstance(self._indices, range) else f", but only {len(self)} of these numbers"
         return EpisodeNotFound(f"{redact_url(self._root)} has no episode {index!r}; {have}")
 
     def sharing_data_file(self, index: int) -> int:
         """How many episodes have their rows in the same file as this one, itself included."""
-        data = self._data
-        return int(np.count_nonzero((data.chunk == data.chunk[index]) & (data.file == data.file[index])))
+        data, position = self._data, self._position(index)
+        return int(np.count_nonzero((data.chunk == data.chunk[position]) & (data.file == data.file[position])))
 
     def sharing_video_file(self, index: int, camera: str) -> tuple[int, int]:
         """How many episodes have their frames of this camera in the same file as this one, and how many frames."""
-        files = self._videos[camera].files
-        shares = (files.chunk == files.chunk[index]) & (files.file == files.file[index])
+        files, position = self._videos[camera].files, self._position(index)
+        shares = (files.chunk == files.chunk[position]) & (files.file == files.file[position])
         return int(np.count_nonzero(shares)), int(self._lengths[shares].sum(dtype=np.int64))
 
     def digest(self) -> bytes:
-        """Hash over lengths and places; equal for equal tables wherever they lie."""
+        """Hash over numbers, lengths and places; equal for equal tables wherever they lie."""
         digest = hashlib.sha256()
+        if (self._numbers != np.arange(len(self))).any():
+            digest.update(b"episode_index" + self._numbers.astype("<i8").tobytes())
         arrays: list[NDArray[Any]] = [self._lengths, self._data.chunk, self._data.file]
         if (self._starts != np.cumsum(self._lengths, dtype=np.int64) - self._lengths).any():
             arrays.append(self._starts)  # elsewhere they follow from the lengths
@@ -196,20 +233,20 @@ class EpisodeTable:
             digest.update(array.astype("<i8").tobytes())
         return digest.digest()
 
-    def _span(self, index: int, camera: str) -> VideoSpan:
+    def _span(self, position: int, camera: str) -> VideoSpan:
         places = self._videos[camera]
-        url = self._url(index, places.files, f"videos/{camera}", camera)
-        first_frame, length = int(places.first_frame[index]), int(self._lengths[index])
-        if length and index in places.contradictions:
-            raise DatasetError(places.contradictions[index], remedy=LEAVE_OUT_EPISODE)
+        url = self._url(position, places.files, f"videos/{camera}", camera)
+        first_frame, length = int(places.first_frame[position]), int(self._lengths[position])
+        if length and position in places.contradictions:
+            raise DatasetError(places.contradictions[position], remedy=LEAVE_OUT_EPISODE)
         if first_frame == ABSENT and length:
-            raise self._absent(index, f"videos/{camera}/from_timestamp")
+            raise self._absent(position, f"videos/{camera}/from_timestamp")
         return VideoSpan(url, max(first_frame, 0), length)
 
-    def _url(self, index: int, files: FilePlaces, column: str, camera: str = "") -> str:
-        chunk, file = int(files.chunk[index]), int(files.file[index])
-        if ABSENT in {chunk, file} and self._lengths[index]:
-            raise self._absent(index, f"{column}/{'chunk' if chunk == ABSENT else 'file'}_index")
+    def _url(self, position: int, files: FilePlaces, column: str, camera: str = "") -> str:
+        chunk, file = int(files.chunk[position]), int(files.file[position])
+        if ABSENT in {chunk, file} and self._lengths[position]:
+            raise self._absent(position, f"{column}/{'chunk' if chunk == ABSENT else 'file'}_index")
         template = self._info.video_path if camera else self._info.data_path
         if template is None:
             message = f"info.json of {redact_url(self._root)} doesn't say by video_path where the files of {camera} are"
@@ -218,6 +255,7 @@ class EpisodeTable:
         path = template.format(chunk_index=max(chunk, 0), file_index=max(file, 0), video_key=camera)
         return join_url(self._root, path)
 
-    def _absent(self, index: int, column: str) -> DatasetError:
-        message = f"meta/episodes of {redact_url(self._root)} has no value in {column} for episode {index}"
-        return DatasetError(f"{message}, which has {self._lengths[index]} frames", remedy=LEAVE_OUT_EPISODE)
+    def _absent(self, position: int, column: str) -> DatasetError:
+        episode, length = self._indices[position], self._lengths[position]
+        message = f"meta/episodes of {redact_url(self._root)} has no value in {column} for episode {episode}"
+        return DatasetError(f"{message}, which has {length} frames", remedy=LEAVE_OUT_EPISODE)

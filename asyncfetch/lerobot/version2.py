@@ -14,7 +14,7 @@ import numpy as np
 
 from asyncfetch.errors import AccessDenied, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.episode_files import check_episodes
+from asyncfetch.lerobot.episode_files import MAX_NUMBER, check_episodes
 from asyncfetch.lerobot.episode_table import EpisodeTable, FilePlaces, TaskLists, VideoPlaces
 from asyncfetch.lerobot.info import as_v3, parse_info, parse_json
 from asyncfetch.lerobot.metadata import Metadata, fingerprint_of
@@ -120,6 +120,7 @@ def _episode_table(
     return EpisodeTable(
         url,
         info,
+        numbers=numbers,
         lengths=lengths.astype(np.int32),
         starts=stops - lengths,
         tasks=TaskLists(
@@ -135,6 +136,7 @@ def _episode_table(
 
 def _whole(line: Mapping[str, Any], key: str, url: str, name: str = _EPISODES) -> int:
     value = line.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise FormatError(f"{key} in {redact_url(join_url(url, name))} is {value!r:.80}; it must be a whole number")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_NUMBER:
+        message = f"{key} in {redact_url(join_url(url, name))} is {value!r:.80}"
+        raise FormatError(f"{message}; it must be a whole number, from 0 and below 2**31")
     return value

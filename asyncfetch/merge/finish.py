@@ -176,7 +176,8 @@ def _picture_column(plan: MergePlan, key: str, name: str) -> EpisodeColumn | Non
             count = len(source.episodes)
             parts.append(EpisodeColumn(np.zeros((count, *like.shape[1:]), like.dtype), np.zeros(count, np.bool_)))
         else:
-            parts.append(column.take(np.array([episode.index for episode in source.episodes], np.int64)))
+            positions = source.metadata.episodes.positions([episode.index for episode in source.episodes])
+            parts.append(column.take(positions))
     return EpisodeColumn(
         np.concatenate([part.values for part in parts]), np.concatenate([part.is_known for part in parts])
     )

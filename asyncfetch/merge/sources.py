@@ -5,7 +5,6 @@ A dataset of LeRobot v2 is known in the terms of v3, and of one of which some ep
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,9 +20,10 @@ from asyncfetch.errors import ConfigError, FetchError, FormatError, NotFound, re
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers
 from asyncfetch.lerobot.episode_files import episodes_url
-from asyncfetch.lerobot.info import as_v3, is_v2, parse_info, parse_json
+from asyncfetch.lerobot.info import is_v2, parse_json
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import fetch_end, open_end, open_table, read_columns
+from asyncfetch.lerobot.row_groups import index_table
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     import pyarrow as pa
-    from numpy.typing import NDArray
 
     from asyncfetch.fetch import Fetcher
     from asyncfetch.fetch.reader import RangeReader
-    from asyncfetch.lerobot.episode_table import Episode
+    from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
+    from asyncfetch.lerobot.parquet import TableFile
     from asyncfetch.lerobot.version2 import Version2
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["DataFile", "Selection", "Source", "count_episodes", "has_pictures", "load_source", "read_version"]
+__all__ = ["DataFile", "Selection", "Source", "has_pictures", "load_source", "read_indices", "read_version"]
 
 _INFO = "meta/info.json"
 _FILES_AT_ONCE = 32
@@ -173,11 +173,15 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
     objects: dict[str, ObjectInfo] = {}
     statistics: _PictureStatistics = {}
     dropped: list[str] = []
+    starts: dict[str, int] = {}
+    all_indices = range(len(metadata.episodes))  # where none was taken out of it
 
     async def data_file(data_url: str) -> None:
         async with limiter:
             end = await fetch_end(reader, data_url)
             file = await open_end(reader, end, run=run)
+            if old is not None and metadata.episodes.indices != all_indices:
+                starts[data_url] = await _first_index(reader, file, run)
         objects[data_url] = end.file
         schema = pack_schema(file.metadata.schema.to_arrow_schema())
         data_files[data_url] = DataFile(schema, file.data_stop / max(1, file.metadata.num_rows))
@@ -203,10 +207,12 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         *(partial(data_file, data_url) for data_url in data_urls),
         *(partial(video_file, camera, *item) for camera, of_file in spans.items() for item in of_file.items()),
     )
-    if len(episodes) < len(metadata.episodes):
+    episodes = [_beginning_at(starts.get(episode.data_url, episode.from_index), episode) for episode in episodes]
+    indices = [episode.index for episode in episodes]
+    if indices != list(all_indices):  # its statistics may be of others, too
         metadata = replace(metadata, statistics=None)
         is_chosen = np.zeros(len(metadata.episodes), np.bool_)
-        is_chosen[[episode.index for episode in episodes]] = True
+        is_chosen[metadata.episodes.positions(indices)] = True
         for columns in statistics.values():
             for column in columns.values():
                 column.is_known[~is_chosen] = False
@@ -225,9 +231,20 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         segments=segments,
         objects=objects,
         picture_statistics=statistics,
-        version=_digest(raw, metadata.fingerprint, [episode.index for episode in episodes], versions),
+        version=_digest(raw, metadata.fingerprint, indices, versions),
         dropped=tuple(dropped),
     )
+
+
+async def _first_index(reader: RangeReader, file: TableFile, run: RunSync) -> int:
+    """The least ``index`` in a file of rows. A v2 dataset says it nowhere else where an episode was taken out of it."""
+    indexed = await index_table(reader, file, run=run)
+    filled = indexed.first[indexed.first <= indexed.last]
+    return int(filled.min()) if len(filled) else 0
+
+
+def _beginning_at(index: int, episode: Episode) -> Episode:
+    return replace(episode, from_index=index, to_index=index + episode.length)
 
 
 def _digest(*described: object) -> str:
@@ -242,12 +259,10 @@ async def _dropped(fetcher: Fetcher, directory: str, carried: Collection[str]) -
     return tuple(entry.url for entry in entries if entry.url.rstrip("/").rsplit("/", 1)[-1] not in carried)
 
 
-async def count_episodes(reader: RangeReader, url: str, *, run: RunSync) -> int:
-    """How many episodes the dataset says it has; errors as of load_source."""
-    raw = await _raw_info(reader, url, run)
-    raw = as_v3(raw) if is_v2(raw) else raw
-    info = await run(partial(parse_info, json.dumps(raw).encode(), join_url(url, _INFO)))
-    return info.total_episodes
+async def read_indices(reader: RangeReader, url: str, *, run: RunSync) -> Sequence[int]:
+    """Of the dataset's episodes, ascending; errors as of load_source."""
+    metadata, _, _ = await _load_metadata(reader, url, run)
+    return metadata.episodes.indices
 
 
 async def read_version(reader: RangeReader, url: str, *, run: RunSync) -> str:
@@ -279,14 +294,16 @@ async def _load_metadata(
 
 def _statistics_of_version2(old: Version2) -> _PictureStatistics:
     found: _PictureStatistics = {}
+    episodes = old.metadata.episodes
     for key, feature in old.metadata.features.items():
         if has_pictures(feature):
-            given = {episode: stats[key] for episode, stats in old.episode_stats.items() if key in stats}
+            named = [(episode, stats) for episode, stats in old.episode_stats.items() if episode in episodes]
+            given = {episode: stats[key] for episode, stats in named if key in stats}
             found[key] = {}
             for name in STATISTICS:
                 values = {episode: own[name] for episode, own in given.items() if name in own}
                 where = f"{name} of {key} in meta/episodes_stats.jsonl of {redact_url(old.metadata.url)}"
-                _put(found[key], name, list(values), list(values.values()), len(old.metadata.episodes), where)
+                _put(found[key], name, episodes, list(values), list(values.values()), where)
     return found
 
 
@@ -299,37 +316,40 @@ async def _picture_statistics(reader: RangeReader, metadata: Metadata, run: RunS
         wanted = [f"stats/{key}/{name}" for key in keys for name in STATISTICS]
         columns = ["episode_index", *(column for column in wanted if column in file.columns)]
         table = await read_columns(reader, file, range(file.metadata.num_row_groups), columns, run=run)
-        await run(partial(_collect, found, table, len(metadata.episodes), file.url))
+        await run(partial(_collect, found, table, metadata.episodes, file.url))
         rows, number = rows + len(table), number + 1
     return found
 
 
-def _collect(found: _PictureStatistics, table: pa.Table, count: int, url: str) -> None:
-    episodes = to_integers(table["episode_index"], "episode_index", url)
+def _collect(found: _PictureStatistics, table: pa.Table, episodes: EpisodeTable, url: str) -> None:
+    indices = to_integers(table["episode_index"], "episode_index", url)
     for key, columns in found.items():
         for name in STATISTICS:
             if (label := f"stats/{key}/{name}") in table.column_names:
                 is_known = table[label].is_valid()
                 values = table[label].filter(is_known).to_pylist()
-                _put(columns, name, episodes[is_known.to_numpy()], values, count, f"{label} in {redact_url(url)}")
+                known = indices[is_known.to_numpy()].tolist()
+                _put(columns, name, episodes, known, values, f"{label} in {redact_url(url)}")
 
 
 def _put(
     columns: dict[str, EpisodeColumn],
     name: str,
-    episodes: Sequence[int] | NDArray[Any],
+    episodes: EpisodeTable,
+    indices: Sequence[int],
     values: Sequence[Any],
-    count: int,
     where: str,
 ) -> None:
-    """Note a statistic of some of ``count`` episodes."""
+    """Note a statistic of some of the episodes."""
     if not len(values):
         return
     try:
         array = np.asarray(values, np.int64 if name == "count" else np.float64)
         if name not in columns:
+            count = len(episodes)
             columns[name] = EpisodeColumn(np.zeros((count, *array.shape[1:]), array.dtype), np.zeros(count, np.bool_))
-        columns[name].values[episodes] = array
-        columns[name].is_known[episodes] = True
-    except (ValueError, TypeError, IndexError) as error:
+        positions = episodes.positions(indices)
+        columns[name].values[positions] = array
+        columns[name].is_known[positions] = True
+    except (ValueError, TypeError) as error:
         raise FormatError(f"{where} isn't a number, or a list of one length, for each episode: {error}") from error

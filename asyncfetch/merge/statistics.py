@@ -41,16 +41,16 @@ _SHARES = np.array(list(QUANTILES.values()))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeColumn:
-    """One statistic of a feature, by episode."""
+    """One statistic of a feature, by the episodes' positions in a table."""
 
     values: NDArray[Any]
     """(episodes, \\*shape)."""
     is_known: NDArray[np.bool_]
     """(episodes,). What isn't has any values."""
 
-    def take(self, episodes: NDArray[np.int64]) -> EpisodeColumn:
+    def take(self, positions: NDArray[np.int64]) -> EpisodeColumn:
         """Of some, in this order."""
-        return EpisodeColumn(self.values[episodes], self.is_known[episodes])
+        return EpisodeColumn(self.values[positions], self.is_known[positions])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ All are merges of one source, so what is said of ``merge_datasets`` holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
@@ -20,7 +20,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.merge.apply import Options, merge_datasets, merge_several
 from asyncfetch.merge.arguments import destination_path
-from asyncfetch.merge.sources import Selection, count_episodes, read_version
+from asyncfetch.merge.sources import Selection, read_indices, read_version
 from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
@@ -104,15 +104,15 @@ async def split_dataset(
 
     Raises:
         ConfigError: The parts can't be meant, or one gets no episode.
-        FetchError: The source's info.json could not be read.
-        DatasetError: It isn't one.
+        FetchError: The source's metadata could not be read.
+        DatasetError: It isn't one, or contradicts itself.
         MergeError: As of merge_datasets.
     """
     root, selection = destination_path(destination), Selection(source)
     checked = Options(**options)
     async with Fetcher(checked.fetch or FetchConfig()) as fetcher:
-        count = await count_episodes(fetcher, selection.url, run=anyio.to_thread.run_sync)
-    assigned = assign_episodes(splits, count, seed=seed)
+        indices = await read_indices(fetcher, selection.url, run=anyio.to_thread.run_sync)
+    assigned = assign_episodes(splits, indices, seed=seed)
     parts = [([Selection(source, episodes)], join_url(root, name)) for name, episodes in assigned.items()]
     return dict(zip(assigned, await merge_several(parts, checked), strict=True))
 
@@ -138,11 +138,11 @@ async def convert_dataset(
 
 def assign_episodes(
     splits: Any,  # noqa: ANN401 - what a user gave
-    count: int,
+    episodes: Sequence[int],
     *,
     seed: int | None = None,
 ) -> dict[str, list[int]]:
-    """The episodes of each part of a split, of so many. Pure.
+    """Which of the episodes each part of a split gets. Pure.
 
     Raises:
         ConfigError: See split_dataset.
@@ -158,9 +158,10 @@ def assign_episodes(
         raise ConfigError(f"a split is a fraction, a number or indices of episodes, not {[*splits.values()]!r:.80}")
     shares: dict[str, Share] = {name: _of_python(share) for name, share in splits.items()}
     if all(isinstance(share, float) for share in shares.values()):
-        assigned = _by_fractions(shares, count, seed)
+        assigned = _by_fractions(shares, episodes, seed)
     elif all(isinstance(share, int) for share in shares.values()):
-        assigned = _by_numbers({name: share for name, share in shares.items() if isinstance(share, int)}, count, seed)
+        numbers = {name: share for name, share in shares.items() if isinstance(share, int)}
+        assigned = _by_numbers(numbers, episodes, seed)
     elif all(isinstance(share, Iterable) for share in shares.values()):
         assigned = {name: list(share) for name, share in shares.items() if isinstance(share, Iterable)}
         if len({one for own in assigned.values() for one in own}) < sum(map(len, assigned.values())):
@@ -169,7 +170,9 @@ def assign_episodes(
         raise ConfigError(f"splits must all be fractions, numbers or indices of episodes, not {shares!r:.200}")
     empty = [name for name, own in assigned.items() if not own]
     if empty:
-        raise ConfigError(f"of {count} episodes none would be in {', '.join(empty)}: give it more, or leave it out")
+        raise ConfigError(
+            f"of {len(episodes)} episodes none would be in {', '.join(empty)}: give it more, or leave it out"
+        )
     return assigned
 
 
@@ -180,19 +183,21 @@ def _of_python(share: Share) -> Share:
     return float(share) if isinstance(share, Real) else share
 
 
-def _by_fractions(splits: Mapping[str, Share], count: int, seed: int | None) -> dict[str, list[int]]:
+def _by_fractions(splits: Mapping[str, Share], episodes: Sequence[int], seed: int | None) -> dict[str, list[int]]:
     fractions = [float(share) for share in splits.values() if isinstance(share, float)]
     if not all(math.isfinite(one) and one > 0 for one in fractions) or math.fsum(fractions) > 1 + 1e-9:
         raise ConfigError(f"fractions must be above 0 and in all at most 1.0, not {fractions}")
     # Of the sum so far, so that what is rounded off one part is the next one's.
-    edges = [0, *(round(count * min(1.0, total)) for total in accumulate(fractions))]
-    return _by_numbers(dict(zip(splits, (stop - start for start, stop in pairwise(edges)), strict=True)), count, seed)
+    edges = [0, *(round(len(episodes) * min(1.0, total)) for total in accumulate(fractions))]
+    numbers = (stop - start for start, stop in pairwise(edges))
+    return _by_numbers(dict(zip(splits, numbers, strict=True)), episodes, seed)
 
 
-def _by_numbers(numbers: Mapping[str, int], count: int, seed: int | None) -> dict[str, list[int]]:
+def _by_numbers(numbers: Mapping[str, int], episodes: Sequence[int], seed: int | None) -> dict[str, list[int]]:
+    count = len(episodes)
     if min(numbers.values()) < 0 or sum(numbers.values()) > count:
         raise ConfigError(f"the dataset has {count} episodes, which can't be split into {dict(numbers)}")
     order = range(count) if seed is None else np.random.default_rng(seed).permutation(count).tolist()
     edges = [0, *accumulate(numbers.values())]
-    parts = (sorted(order[start:stop]) for start, stop in pairwise(edges))
+    parts = (sorted(episodes[position] for position in order[start:stop]) for start, stop in pairwise(edges))
     return dict(zip(numbers, parts, strict=True))

@@ -35,7 +35,8 @@ __all__ = ["AsNamed", "MixedBuilder", "MixedOrder", "OpenMixture"]
 
 OPENED_AT_ONCE = 64
 """Members whose metadata is read side by side: four or five small requests each, mostly one after the other."""
-_EPISODE_BITS = 32
+_EPISODE_BITS = 63
+"""Of an episode_index, which may be any int64 from 0."""
 
 
 def _name(members: int, member: int, cycle: int, episode: int) -> int:

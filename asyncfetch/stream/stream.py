@@ -122,12 +122,8 @@ class Stream(SampleSource[LeRobotDataset]):
 
     def lengths(self, dataset: LeRobotDataset) -> NDArray[np.integer[Any]]:
         """Of the chosen episodes. EpisodeNotFound where one isn't there."""
-        lengths = dataset.episodes.lengths
-        if self.episodes is None:
-            return lengths
-        for episode in (min(self.episodes), max(self.episodes)) if self.episodes else ():
-            dataset.episodes[episode]
-        return lengths[list(self.episodes)]
+        table = dataset.episodes
+        return table.lengths if self.episodes is None else table.lengths[table.positions(self.episodes)]
 
     def identity(self, order: Order) -> dict[str, Any]:
         """What the order depends on beside the dataset and the epoch, as JSON."""

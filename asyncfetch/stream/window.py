@@ -249,7 +249,7 @@ class EpisodeWindow:
         origin = self._origin(episode)
         self._weighed += 1
         self._weighed_bytes += size_bytes
-        self._weighed_frames += int(origin.dataset.episodes.lengths[origin.episode])
+        self._weighed_frames += origin.dataset.episodes[origin.episode].length
         self._largest_bytes = max(self._largest_bytes, size_bytes)
         if size_bytes > self._paid.budget.max_bytes:
             raise self._no_room(episode, size_bytes)

@@ -297,6 +297,7 @@ class FrameDataset(Dataset["Sample"]):
             depth_unit=depth_unit,
         )
         self._session: Session[LeRobotDataset] | None = None
+        self._chosen: Sequence[int] = ()
         self._ends: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
     def __len__(self) -> int:
@@ -320,17 +321,13 @@ class FrameDataset(Dataset["Sample"]):
         ends = self._episode_ends()
         number = int(np.searchsorted(ends, index, side="right"))
         start = int(ends[number - 1]) if number else 0
-        return number if self.episodes is None else self.episodes[number], index - start
+        return self._chosen[number], index - start
 
     def _episode_ends(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         if self._ends is None:
             table = self._opened().opened().episodes
-            lengths = table.lengths
-            if self.episodes is not None:
-                for unknown in (episode for episode in self.episodes if episode not in table):
-                    raise table.not_found(unknown)
-                lengths = lengths[np.array(self.episodes, np.int64)]
-            self._ends = np.cumsum(lengths, dtype=np.int64)
+            self._chosen = table.indices if self.episodes is None else self.episodes
+            self._ends = np.cumsum(table.lengths[table.positions(self._chosen)], dtype=np.int64)
         return self._ends
 
     def _opened(self) -> Session[LeRobotDataset]:

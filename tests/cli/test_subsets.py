@@ -12,6 +12,7 @@ from asyncfetch.cli.app import app
 from asyncfetch.cli.subsets import parse_episodes, parse_share
 from asyncfetch.errors import ConfigError
 from asyncfetch.testing import write_dataset
+from tests.lerobot.serving import renumbered
 from tests.merge.version2 import EPISODE_FILE, as_version2
 
 if TYPE_CHECKING:
@@ -34,6 +35,20 @@ def test_parts_of_a_dataset_and_an_old_one(tmp_path: Path) -> None:
         assert (done.exit_code, [words for words in said if words not in done.stdout]) == (0, []), done.output
     assert {path.name for path in out.iterdir()} == {"some", "a", "b", "new"}
     assert json.loads((out / "new/meta/info.json").read_text())["codebase_version"] == "v3.0"
+
+
+def test_episodes_between_whose_numbers_are_gaps(tmp_path: Path) -> None:
+    truth = write_dataset(tmp_path / "one", episodes=(4, 5, 6), codec="h264", width=96, height=64)
+    root, out = str(renumbered(truth, tmp_path / "gaps", (0, None, 10**12))), tmp_path / "out"
+    for command, said in [
+        (["select", root, str(out / "some"), "--episodes", "1000000000000"], "1 episodes, 6 frames"),
+        (["merge", root, root, str(out / "both")], "4 episodes, 20 frames"),
+        (["split", root, str(out), "a=0.5", "b=0.5"], "1 episodes, 4 frames"),
+    ]:
+        done = runner.invoke(app, command)
+        assert (done.exit_code, said in done.stdout) == (0, True), done.output
+    done = runner.invoke(app, ["select", root, str(out / "none"), "--episodes", "0-1"])
+    assert "no episode 1; it has 0 to 1000000000000, but only 2 of these numbers" in str(done.exception)
 
 
 def test_episodes_and_shares_as_people_write_them() -> None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 import torchcodec.decoders  # noqa: F401  at collection: this takes seconds, which aren't the first test's
 
 from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, StreamConfig
+from asyncfetch.errors import EpisodeNotFound
 from asyncfetch.lerobot import LeRobotDataset, open_dataset
 from asyncfetch.testing import DatasetTruth, RangeServer, read_identity, write_dataset
 
 if TYPE_CHECKING:
     import os
     from collections.abc import AsyncIterator, Mapping, Sequence
-
-    import pytest
+    from pathlib import Path
 
     from asyncfetch.config import DecoderBackend
     from asyncfetch.lerobot import Sample
@@ -90,6 +95,77 @@ async def serve(
 def in_memory(truth: DatasetTruth) -> dict[str, bytes]:
     """The dataset's files by path, to be changed."""
     return {str(path.relative_to(truth.root)): path.read_bytes() for path in truth.root.rglob("*") if path.is_file()}
+
+
+def renumbered(
+    truth: DatasetTruth,
+    root: Path,
+    numbers: Sequence[int | None],
+    *,
+    order: Sequence[int] = (),
+    per_file: int = 1000,
+    counts_all: bool = False,
+) -> Path:
+    """A copy whose table gives each episode another number. Of None it has no row; all else of it is still there.
+
+    Args:
+        truth: The dataset to copy.
+        root: Where to.
+        numbers: By episode.
+        order: Of the table's rows; none is that of the episodes.
+        per_file: Rows in a file of the table.
+        counts_all: Whether info.json counts all numbers up to the last one, and not the rows of the table.
+    """
+    shutil.copytree(truth.root, root)
+    info = json.loads((root / "meta/info.json").read_text())
+    named_rows = [row for row in order or range(len(numbers)) if numbers[row] is not None]
+    table = pa.concat_tables(map(pq.read_table, sorted((root / "meta/episodes").rglob("*.parquet"))))
+    table = _with_numbers(table.take(named_rows), numbers)
+    for number, first in enumerate(range(0, len(table), per_file)):
+        chunk, file = divmod(number, info["chunks_size"])
+        path = root / f"meta/episodes/chunk-{chunk:03d}/file-{file:03d}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(table.slice(first, per_file), path)
+    for path in (root / "data").rglob("*.parquet"):
+        groups = pq.ParquetFile(path)
+        parts = [_with_numbers(groups.read_row_group(group), numbers) for group in range(groups.num_row_groups)]
+        with pq.ParquetWriter(path, parts[0].schema) as writer:
+            for part in parts:
+                writer.write_table(part)
+    rows: list[dict[str, Any]] = table.select(["episode_index", "length", "dataset_to_index"]).to_pylist()
+    if counts_all:
+        info["total_episodes"] = max(row["episode_index"] for row in rows) + 1
+        info["total_frames"] = max(row["dataset_to_index"] for row in rows)
+    else:
+        info["total_episodes"] = len(rows)
+        info["total_frames"] = sum(row["length"] for row in rows)
+    (root / "meta/info.json").write_text(json.dumps(info))
+    return root
+
+
+def _with_numbers(table: pa.Table, numbers: Sequence[int | None]) -> pa.Table:
+    """Rows of an episode that is taken out keep their number."""
+    column = table.column_names.index("episode_index")
+    own: list[Any] = table["episode_index"].to_pylist()
+    given = [number if numbers[number] is None else numbers[number] for number in own]
+    return table.set_column(column, table.schema.field(column), pa.array(given, pa.int64()))
+
+
+async def check_renumbered(dataset: LeRobotDataset, truth: DatasetTruth, numbers: Sequence[int | None]) -> None:
+    """Every frame that is named, and that no other is."""
+    named = {number: own for own, number in enumerate(numbers) if number is not None}
+    assert [*dataset.episodes.indices] == sorted(named)
+    assert (dataset.num_episodes, dataset.num_frames) == (len(named), sum(truth.lengths[own] for own in named.values()))
+    for number, own in named.items():
+        assert dataset.episodes[number].index == number
+        for frame in range(truth.lengths[own]):
+            sample = await dataset.sample(number, frame)
+            assert sample["episode_index"] == number
+            check_sample({**sample, "episode_index": own}, truth, own, frame)
+    for unknown in {*range(len(numbers) + 2), -1, max(named) + 1, 2**63, 10**30} - named.keys():
+        assert unknown not in dataset.episodes
+        with pytest.raises(EpisodeNotFound, match=rf"no episode {unknown}; it has {min(named)} to {max(named)}"):
+            await dataset.sample(unknown, 0)
 
 
 def video_path(camera: str, file: int = 0) -> str:

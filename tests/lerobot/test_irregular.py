@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncfetch.errors import DatasetError, DecodeError, FormatError, FrameMissing, NotFound
+from asyncfetch.errors import DatasetError, DecodeError, EpisodeNotFound, FormatError, FrameMissing, NotFound
 from asyncfetch.lerobot import frames
 from asyncfetch.testing import Fault, FaultOnce, Quirks, read_identity
 from tests.lerobot.serving import (
@@ -17,14 +17,18 @@ from tests.lerobot.serving import (
     WRIST,
     all_frames,
     check_all,
+    check_renumbered,
     check_sample,
     in_memory,
     in_use_bytes,
+    renumbered,
     serve,
     video_path,
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from asyncfetch.testing import DatasetTruth
     from tests.lerobot.serving import Library
 
@@ -49,6 +53,64 @@ async def test_every_frame_is_right(library: Library, quirks: dict[str, Any]) ->
     truth = library(episodes=LENGTHS, quirks=Quirks(**quirks))
     async with serve(truth) as served:
         await check_all(served.dataset, truth)
+
+
+GAPS: dict[str, tuple[int | None, ...]] = {
+    "in the middle": (0, None, 2, 3),
+    "two of them": (0, None, 2, None),
+    "the first missing": (None, 1, 2, 3),
+    "the last missing": (0, 1, 2, None),
+    "not from 0": (5, 6, 7, 8),
+    "a million between": (0, 3, 10**6, 10**6 + 1),
+    "the largest number": (0, 1, 2, 2**63 - 2),
+    "in another order": (7, 3, None, 0),
+}
+
+
+@pytest.mark.parametrize("counts_all", [False, True], ids=["rows", "numbers"])
+@pytest.mark.parametrize("numbers", GAPS.values(), ids=list(GAPS))
+async def test_episodes_are_those_that_the_table_names(
+    library: Library, tmp_path: Path, numbers: tuple[int | None, ...], counts_all: bool
+) -> None:
+    truth = library(episodes=(6, 3, 4, 5), episodes_per_data_file=3, chunks_size=1)
+    root = renumbered(truth, tmp_path / "gaps", numbers, order=(2, 0, 3, 1), per_file=2, counts_all=counts_all)
+    async with serve(root) as served:
+        await check_renumbered(served.dataset, truth, numbers)
+        unknown = served.dataset.prefetch, served.dataset.ready
+        with pytest.raises(EpisodeNotFound, match="no episode 4;"):
+            await unknown[1](4)
+        with pytest.raises(EpisodeNotFound, match="no episode 4;"):
+            unknown[0](4)
+
+
+async def test_a_file_behind_the_tables_last_may_be_one_that_nobody_may_read(library: Library, tmp_path: Path) -> None:
+    """As S3 has it where one may not list: it denies access to what isn't there."""
+    truth, numbers = library(episodes=(6, 3, 4, 5)), (0, None, None, 3)
+    root = renumbered(truth, tmp_path / "gaps", numbers, counts_all=True)
+    fault = FaultOnce("/meta/episodes/chunk-000/file-001.parquet", Fault.status(403))
+    async with serve(root, fault=fault) as served:
+        assert served.dataset.episodes.indices == (0, 3)
+
+
+async def test_episodes_without_the_rows_of_one_between_them_in_a_row_group(library: Library, tmp_path: Path) -> None:
+    """And an episode without frames, whose number only the table has."""
+    truth = library(episodes=LENGTHS, quirks=Quirks(collapsed_row_groups=True))
+    numbers = (2, 4, None, 9)
+    async with serve(renumbered(truth, tmp_path / "gaps", numbers)) as served:
+        await check_renumbered(served.dataset, truth, numbers)
+
+
+async def test_what_fails_of_an_episode_is_kept_by_its_own_number(library: Library, tmp_path: Path) -> None:
+    root = renumbered(library(episodes=(6, 3, 4, 5)), tmp_path / "gaps", (0, None, 3, 8))
+    (root / video_path(TOP, 1)).unlink()
+    async with serve(root) as served:
+        for episode in (3, 8):
+            served.dataset.prefetch(episode)
+            with pytest.raises(NotFound, match=video_path(TOP, 1)):
+                await served.dataset.ready(episode)
+            with pytest.raises(NotFound, match=video_path(TOP, 1)):
+                await served.dataset.sample(episode, 0)
+        await served.dataset.ready(0)
 
 
 async def test_no_stats(library: Library) -> None:

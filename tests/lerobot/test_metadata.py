@@ -246,6 +246,66 @@ async def test_fingerprint_knows_places_but_not_the_url(reader: LocalReader, tab
     assert first.fingerprint == copied.fingerprint != moved.fingerprint
 
 
+def set_value(name: str, row: int, value: object) -> Callable[[Tables], None]:
+    def change(tables: Tables) -> None:
+        values = np.asarray(tables.episodes[name]).tolist()
+        values[row] = value
+        tables.episodes[name] = values
+
+    return change
+
+
+async def test_the_fingerprint_knows_the_episodes_numbers(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
+    """Also from frames that are numbered as the episodes of another dataset are."""
+    tables.lengths = (1, 1, 1)
+    tables.__post_init__()
+    fingerprints = []
+    for number, (episodes, starts) in enumerate([
+        ([0, 1, 2], [0, 1, 2]),
+        ([0, 2, 5], [0, 1, 2]),
+        ([0, 1, 2], [0, 2, 5]),
+    ]):
+        stops = [start + 1 for start in starts]
+        tables.episodes |= {"episode_index": episodes, "dataset_from_index": starts, "dataset_to_index": stops}
+        metadata = await load_metadata(reader, tables.write(tmp_path / str(number)))
+        assert [*metadata.episodes.indices] == episodes
+        fingerprints.append(metadata.fingerprint)
+    assert len(set(fingerprints)) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_value("length", 2, 4), r"episode 9 has frames \[7, 12\), which isn't its length 4"),
+        (set_value("length", 1, -1), r"episode 5 has length -1"),
+        (set_value("dataset_from_index", 1, 2), r"episode 5 has frames \[2, 7\), which isn't its length 4"),
+        (lambda tables: tables.info.update(total_episodes=9), r"file-001.parquet isn't there.* 3 of the 9 episodes"),
+        (lambda tables: tables.info.update(total_episodes=2), r"has 3 episodes.*info.json counts 2"),
+    ],
+)
+async def test_contradictions_name_an_episode_by_its_own_number(
+    reader: LocalReader, tables: Tables, tmp_path: Path, change: Callable[[Tables], object], message: str
+) -> None:
+    tables.episodes["episode_index"] = [0, 5, 9]
+    change(tables)
+    with pytest.raises(FormatError, match=message):
+        await load_metadata(reader, tables.write(tmp_path))
+
+
+async def test_a_place_that_can_not_be_true_fails_the_episode_of_that_number(
+    reader: LocalReader, tables: Tables, tmp_path: Path
+) -> None:
+    tables.episodes["episode_index"] = [0, 5, 9]
+    set_value(f"videos/{TOP}/from_timestamp", 1, -1.0)(tables)
+    set_value("data/file_index", 2, None)(tables)
+    episodes = (await load_metadata(reader, tables.write(tmp_path))).episodes
+    with pytest.raises(DatasetError, match=r"episode 5 begins at -1.0 s"):
+        episodes[5]
+    with pytest.raises(DatasetError, match=r"no value in data/file_index for episode 9, which has 5 frames"):
+        episodes[9]
+    assert episodes[0].index == 0
+
+
 @pytest.mark.parametrize("files", [2, 5, 13])
 async def test_several_episode_files(
     reader: LocalReader, tables: Tables, tmp_path: Path, write_table: WriteTable, files: int
@@ -273,19 +333,14 @@ async def test_a_missing_episode_file_is_named_with_both_counts(
         await load_metadata(reader, tables.write(tmp_path))
 
 
-def set_value(name: str, row: int, value: object) -> Callable[[Tables], None]:
-    def change(tables: Tables) -> None:
-        values = np.asarray(tables.episodes[name]).tolist()
-        values[row] = value
-        tables.episodes[name] = values
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_value("episode_index", 1, 0), r"file-000.parquet: episode_index 0 stands where 1 should"),
+        (
+            set_value("episode_index", 1, 0),
+            r"file-000.parquet: episode_index 0 is that of a row in .*file-000.parquet,",
+        ),
+        (set_value("episode_index", 1, -1), r"file-000.parquet: episode_index -1 is below 0"),
         (set_value("length", 1, 3), r"file-000.parquet: episode 1 has frames \[3, 7\), which isn't its length 3"),
         (set_value("length", 0, -3), r"episode 0 has length -3"),
         (set_value("length", 2, None), r"column length .* has no value in 1 of 3 rows, first in row 2"),

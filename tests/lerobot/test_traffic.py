@@ -18,10 +18,11 @@ from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream import Stream
 from asyncfetch.testing import Quirks, RangeServer
 from tests.lerobot.conftest import RoundReader
-from tests.lerobot.serving import all_frames, check_sample, in_memory, serve
+from tests.lerobot.serving import all_frames, check_sample, in_memory, renumbered, serve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.lerobot.serving import Library
 
@@ -90,6 +91,22 @@ async def test_an_epoch_of_more_than_fits_in_memory_fetches_little_more_than_it_
         fetched_bytes = server.statistics().bytes_sent
     assert len(indices) == truth.num_frames
     assert max_bytes < needed_bytes <= fetched_bytes <= 1.05 * needed_bytes
+
+
+async def test_rows_that_no_episode_names_are_not_fetched(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=(3000,) * 4, cameras=())
+    root = renumbered(truth, tmp_path / "gaps", (0, None, 10**6, None))
+    (path,) = (root / "data").rglob("*.parquet")
+    groups = [pq.ParquetFile(path).metadata.row_group(number) for number in range(4)]
+    starts = [
+        min(one.dictionary_page_offset or one.data_page_offset for one in map(group.column, range(group.num_columns)))
+        for group in groups
+    ]
+    async with serve(root) as served:
+        await gather(*(partial(served.dataset.ready, episode) for episode in served.dataset.episodes.indices))
+        check_sample({**await served.dataset.sample(10**6, 7), "episode_index": 2}, truth, 2, 7)
+        ranges = sorted((one.start, one.stop) for one in served.requests("/data") if one.start and one.stop)
+    assert ranges == [(starts[0], starts[1]), (starts[2], starts[3])]  # beside the footer
 
 
 async def test_a_shared_row_group_is_fetched_once_though_the_budget_is_small(library: Library) -> None:

@@ -18,7 +18,7 @@ from asyncfetch.lerobot.parquet import TAIL_BYTES
 from asyncfetch.merge import Selection, convert_dataset, merge_datasets, select_episodes, split_dataset
 from asyncfetch.merge.subsets import assign_episodes
 from asyncfetch.testing import RangeServer, read_identity
-from tests.lerobot.serving import TOP
+from tests.lerobot.serving import TOP, renumbered
 from tests.merge.test_merge import all_files, check_close, check_merged, read_json, read_table
 from tests.merge.version2 import EPISODE_FILE, as_version2
 
@@ -129,6 +129,47 @@ async def test_an_episode_that_is_not_there(library: Library, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
 
 
+@pytest.mark.parametrize("numbers", [(0, None, 2, 3), (None, 4, 10**6, None), (8, 2, 2**63 - 2, 5)], ids=str)
+@pytest.mark.parametrize("counts_all", [False, True], ids=["rows", "numbers"])
+async def test_what_no_episode_names_is_left_out(
+    library: Library, tmp_path: Path, numbers: tuple[int | None, ...], counts_all: bool
+) -> None:
+    """Its rows, its videos and what stats.json says of its pictures; the others are numbered anew, in their order."""
+    truth = library(episodes=(9, 4, 14, 5), episodes_per_video_file=3, texture=0.5)
+    root = renumbered(truth, tmp_path / "gaps", numbers, per_file=2, counts_all=counts_all)
+    named = sorted((number, own) for own, number in enumerate(numbers) if number is not None)
+    report = await merge_datasets([root, truth.root, root], tmp_path / "out")
+    owns = [own for _, own in named]
+    assert (report.episodes, report.frames) == (2 * len(owns) + 4, 2 * sum(truth.lengths[own] for own in owns) + 32)
+    await check_selected(tmp_path / "out", [(truth, own) for own in [*owns, 0, 1, 2, 3, *owns]])
+    await merge_datasets([root], tmp_path / "alone")
+    await select_episodes(root, tmp_path / "selected", [number for number, _ in named][::-1])
+    assert all_files(tmp_path / "alone") == all_files(tmp_path / "selected")
+    if owns == sorted(owns):
+        await select_episodes(truth.root, tmp_path / "same", owns)
+        assert all_files(tmp_path / "alone") == all_files(tmp_path / "same")
+
+
+async def test_episodes_are_selected_by_their_own_numbers(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=LENGTHS)
+    root = renumbered(truth, tmp_path / "gaps", (7, None, 4, 10**6, 5))
+    await select_episodes(root, tmp_path / "out", [10**6, 4])
+    await check_selected(tmp_path / "out", [(truth, 2), (truth, 3)])
+    with pytest.raises(MergeError, match="no episode 6; it has 4 to 1000000, but only 4 of") as caught:
+        await select_episodes(root, tmp_path / "none", [4, 6, 10**6])
+    assert isinstance(caught.value.__cause__, EpisodeNotFound)
+    expected: list[tuple[dict[str, Any], list[list[int]]]] = [
+        ({"a": 0.5, "b": 0.5}, [[2, 4], [0, 3]]),
+        ({"a": 1, "b": 2}, [[2], [4, 0]]),
+        ({"b": [7, 4]}, [[2, 0]]),
+    ]
+    for number, (splits, parts) in enumerate(expected):
+        out = tmp_path / f"splits-{number}"
+        await split_dataset(root, splits, out)
+        for name, owns in zip(splits, parts, strict=True):
+            await check_selected(out / name, [(truth, own) for own in owns])
+
+
 async def test_splits(library: Library, tmp_path: Path) -> None:
     truth = library(episodes=LENGTHS)
     reports = await split_dataset(truth.root, {"train": 0.8, "val": 0.2}, tmp_path)
@@ -197,11 +238,11 @@ async def test_a_split_of_a_broken_dataset_leaves_nothing(library: Library, tmp_
     ],
 )
 def test_who_gets_which_episodes(splits: dict[str, Any], count: int, expected: dict[str, list[int]]) -> None:
-    assert assign_episodes(splits, count) == expected
+    assert assign_episodes(splits, range(count)) == expected
 
 
 def test_drawn_splits_are_the_same_each_time_and_share_nothing() -> None:
-    drawn = [assign_episodes({"a": 0.7, "b": 0.3}, 100, seed=seed) for seed in (0, 0, 1)]
+    drawn = [assign_episodes({"a": 0.7, "b": 0.3}, range(100), seed=seed) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     for one in drawn:
         assert sorted(one["a"] + one["b"]) == list(range(100))
@@ -236,13 +277,13 @@ def test_drawn_splits_are_the_same_each_time_and_share_nothing() -> None:
 )
 def test_splits_that_can_not_be_meant(splits: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        assign_episodes(splits, 10)
+        assign_episodes(splits, range(10))
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "x", True])
 def test_a_seed_that_is_none(seed: Any) -> None:  # noqa: ANN401
     with pytest.raises(ConfigError, match="seed, which may be None, must be a whole number, at least 0"):
-        assign_episodes({"a": 0.5}, 10, seed=seed)
+        assign_episodes({"a": 0.5}, range(10), seed=seed)
 
 
 @pytest.mark.parametrize("stats", [True, False], ids=["v2.1", "v2.0"])
@@ -262,6 +303,26 @@ async def test_an_old_dataset_becomes_the_new_one(library: Library, tmp_path: Pa
     await check_selected(tmp_path / "both", [(truth, episode) for episode in (0, 1, 2, 3, 4, 3)])
 
 
+@pytest.mark.parametrize("stats", [True, False], ids=["v2.1", "v2.0"])
+@pytest.mark.parametrize(("gone", "total"), [((1,), 4), ((1,), 5), ((0, 2), 3), ((0, 3), 5), ((4,), 4)], ids=str)
+async def test_an_old_dataset_of_which_episodes_were_taken_out(
+    library: Library, tmp_path: Path, stats: bool, gone: tuple[int, ...], total: int
+) -> None:
+    """Where the rows of those behind them begin only their files say. Their statistics are still there."""
+    truth = library(episodes=(9, 4, 6, 14, 5), **EPISODE_FILE)
+    old = as_version2(truth, tmp_path / "old", stats=stats)
+    left = [own for own in range(5) if own not in gone]
+    path = old / "meta/episodes.jsonl"
+    path.write_text("".join(f"{line}\n" for own, line in enumerate(path.read_text().splitlines()) if own in left))
+    info = read_json(old, "info.json")
+    info |= {"total_episodes": total, "total_frames": sum(truth.lengths[own] for own in left)}
+    (old / "meta/info.json").write_text(json.dumps(info))
+    await convert_dataset(old, tmp_path / "new")
+    await check_selected(tmp_path / "new", [(truth, own) for own in left])
+    await select_episodes(old, tmp_path / "some", left[-1:])
+    await check_selected(tmp_path / "some", [(truth, left[-1])])
+
+
 def _drop_last_line(root: Path) -> None:
     path = root / "meta/episodes.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
@@ -278,12 +339,18 @@ def _drop_number(root: Path) -> None:
     path.write_text("\n".join(map(json.dumps, lines)))
 
 
+def _number_beyond(root: Path) -> None:
+    path = root / "meta/episodes.jsonl"
+    path.write_text(path.read_text().replace('"episode_index": 2', f'"episode_index": {2**64}'))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (_drop_last_line, "has 2 episodes.*counts 3"),
         (_break_line, "tasks.jsonl isn't JSON"),
         (_drop_number, "length in .*episodes.jsonl is None"),
+        (_number_beyond, r"episode_index in .*episodes.jsonl is 18446744073709551616; .* below 2\*\*31"),
     ],
 )
 async def test_a_damaged_old_dataset(

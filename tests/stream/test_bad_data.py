@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import shutil
@@ -17,6 +18,7 @@ import asyncfetch as af
 from asyncfetch.stream import Placement
 from asyncfetch.stream.quarantine import BOARD_BYTES, BOARD_EPISODES, Board, Quarantine, Quarantined, Substitutes
 from asyncfetch.testing import RangeServer
+from tests.lerobot.serving import renumbered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +75,22 @@ def test_left_out_and_listed(broken: str, truth: DatasetTruth, caplog: pytest.Lo
     assert stream.epoch == 1
     for each in (stream, whole):
         each.close()
+
+
+def test_listed_by_its_own_number(truth: DatasetTruth, tmp_path: Path) -> None:
+    """Which is one of Python's, as a report of it in JSON needs it."""
+    root = renumbered(truth, tmp_path / "gaps", (None, 1, None, 10**6, None, 5, None, None))
+    next((root / f"videos/{TOP}").glob("*/file-003.mp4")).unlink()
+    stream = make(str(root), "skip")
+    assert sorted(indices(stream)) == [*range(5, 14), *range(34, 37)]
+    (bad,) = stream.quarantine.episodes()
+    assert json.loads(json.dumps([bad.episode, bad.samples])) == [10**6, len(BAD)]
+    stream.close()
+    for unknown in (0, 3, 7):  # one that was taken out, and those between
+        stream = make(str(root), "skip", episodes=[5, unknown, 10**6])
+        with pytest.raises(af.EpisodeNotFound, match=f"no episode {unknown}; it has 1 to 1000000, but only 3 of"):
+            next(iter(stream))
+        stream.close()
 
 
 def test_replaced_by_the_good_sample_before_it(broken: str, truth: DatasetTruth) -> None:

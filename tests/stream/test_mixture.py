@@ -24,6 +24,7 @@ from asyncfetch.stream import Placement
 from asyncfetch.stream.state import identity_of, run_of
 from asyncfetch.testing import RangeServer, read_identity, write_dataset
 from asyncfetch.torch import merge_states
+from tests.lerobot.serving import renumbered
 from tests.stream.conftest import FRONT, TOP
 
 if TYPE_CHECKING:
@@ -348,6 +349,29 @@ def test_members_are_made_to_go_together(truths: list[DatasetTruth]) -> None:
     cameras = {name for sample in dropped for name in sample if name.startswith("observation.images")}
     assert not cameras
     dropped.close()
+
+
+@pytest.mark.parametrize("largest", [7, 2**32, 2**63 - 2])
+def test_members_have_episodes_of_any_numbers(truths: list[DatasetTruth], tmp_path: Path, largest: int) -> None:
+    """Each is read and, where it is bad, listed by its own; two numbers that agree in 32 bits are two episodes."""
+    root = renumbered(truths[1], tmp_path / "gaps", (0, None, largest))
+    video = next(iter((root / "videos").rglob("file-000.mp4")))  # of its episodes 0 and 1
+    streams = [member(str(truths[2].root), seed=1), member(str(root), seed=2)]
+    mixed = af.Mixture(streams, [1, 1], stop_on="all", config=af.StreamConfig(on_error="skip"))
+    found = list(mixed)
+    assert {key(sample) for sample in found if sample["dataset"] == 1} == {
+        (1, number, frame) for number, length in ((0, 4), (largest, 3)) for frame in range(length)
+    }
+    for sample in found:
+        if sample["dataset"] == 1:
+            own = 0 if sample["episode_index"] == 0 else 2
+            assert read_identity(sample[FRONT]) == truths[1].identity(own, int(sample["frame_index"]), FRONT)
+    mixed.close()
+    video.unlink()
+    mixed = af.Mixture(streams, [1, 1], stop_on="all", config=af.StreamConfig(on_error="skip"))
+    assert {key(sample)[:2] for sample in mixed if sample["dataset"] == 1} == {(1, largest)}
+    assert {(bad.member, bad.episode) for bad in mixed.quarantine.episodes()} == {(1, 0)}
+    mixed.close()
 
 
 def test_bad_data_of_a_member(truths: list[DatasetTruth], tmp_path: Path) -> None:

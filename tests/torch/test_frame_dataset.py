@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 import asyncfetch as af
 from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
 from asyncfetch.testing import read_identity, write_dataset
+from tests.lerobot.serving import renumbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +90,29 @@ def test_chosen_episodes_are_counted_alone(truth: DatasetTruth) -> None:
     expected = [(3, frame) for frame in range(12)] + [(0, frame) for frame in range(5)]
     assert [key_of(dataset[index], truth) for index in range(len(dataset))] == expected
     dataset.close()
+
+
+@pytest.mark.parametrize(
+    ("episodes", "expected"), [(None, [(0, 5), (3, 12), (10**6, 9)]), ([10**6, 0], [(10**6, 9), (0, 5)])]
+)
+def test_frames_of_episodes_between_whose_numbers_are_gaps_are_counted_through(
+    truth: DatasetTruth, tmp_path: Path, episodes: list[int] | None, expected: list[tuple[int, int]]
+) -> None:
+    """Their ``index`` stays what is stored. Workers know them, too, and what lies in a gap is no episode."""
+    root = renumbered(truth, tmp_path / "gaps", (0, 10**6, None, 3, None, None))
+    dataset = af.torch.FrameDataset(str(root), episodes=episodes)
+    frames = [(number, frame) for number, length in expected for frame in range(length)]
+    starts = {0: 0, 10**6: 5, 3: 15}
+    for each in (dataset, pickle.loads(pickle.dumps(dataset))):
+        found = [each[index] for index in range(len(each))]
+        assert [(int(one["episode_index"]), int(one["frame_index"])) for one in found] == frames
+        assert [int(one["index"]) for one in found] == [starts[number] + frame for number, frame in frames]
+        assert read_identity(found[-1][TOP])[:2] == (1 if episodes is None else 0, frames[-1][1])
+        each.close()
+    unknown = af.torch.FrameDataset(str(root), episodes=[0, 1, 10**6])
+    with pytest.raises(af.EpisodeNotFound, match="no episode 1; it has 0 to 1000000, but only 3 of these numbers"):
+        len(unknown)
+    unknown.close()
 
 
 @pytest.mark.parametrize("episode", [6, -1, 10**30])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -19,6 +20,7 @@ import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
 from asyncfetch.stream.state import beginning, identity_of
+from tests.lerobot.serving import renumbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -129,6 +131,41 @@ def test_over_any_world_sizes_just_what_was_left_comes(
     assert stream.epoch == (len(taken) == TOTAL)
     rest = keys_of(stream.iterate(Placement(), epoch=0))  # none of one that is over, though it is asked for
     assert sorted(taken + rest) == [(e, f) for e, length in enumerate(truth.lengths) for f in range(length)]
+
+
+def test_an_epoch_of_episodes_between_whose_numbers_are_gaps_goes_on_over_any_world_sizes(
+    truth: DatasetTruth, tmp_path: Path
+) -> None:
+    """In the order of as many episodes without gaps; their states aren't taken for one another's."""
+    roots = [
+        renumbered(truth, tmp_path / "gaps", (None, 1, 2, 3, None, 5)),
+        renumbered(truth, tmp_path / "million", (None, 1, 2, 3, None, 10**6)),
+    ]
+    gaps, million, chosen = [
+        make_stream(dataclasses.replace(truth, root=root), **options)
+        for root, options in ((roots[0], {}), (roots[1], {}), (truth.root, {"episodes": [1, 2, 3, 5]}))
+    ]
+    whole = keys_of(gaps)
+    assert (whole, gaps.epoch) == (keys_of(chosen), 1)
+    assert keys_of(million) == [(10**6 if episode == 5 else episode, frame) for episode, frame in whole]
+    taken: list[Key] = []
+    state = beginning(0)
+    for world_size in (3, 2):
+        states = []
+        for rank in range(world_size):
+            gaps.load_state_dict(state)
+            samples = gaps.iterate(Placement(rank, world_size), epoch=0)
+            taken += keys_of(itertools.islice(samples, 2 + rank))
+            states.append(samples.state_dict())
+            samples.close()
+        state = saved(af.torch.merge_states(states))
+    million.load_state_dict(state)
+    with pytest.raises(StateMismatch, match=state["dataset"]):
+        next(iter(million))
+    gaps.load_state_dict(state)
+    assert sorted(taken + keys_of(gaps)) == sorted(whole)
+    for each in (gaps, million, chosen):
+        each.close()
 
 
 def test_a_state_of_one_rank_goes_on_as_that_rank_alone(stream: af.Stream) -> None:
