@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ __all__ = [
     "empty_column",
     "is_list",
     "is_text",
+    "take_rows",
     "to_array",
     "to_column",
     "to_floats",
@@ -117,7 +120,11 @@ def to_column(column: pa.ChunkedArray[Any], feature: Feature, url: str) -> Colum
         return _images(pa, array, feature, url)
     if feature.kind == "string" and not is_text(array.type):
         raise _unfit(f"feature {feature.key} of {redact_url(url)} must hold strings, not {array.type}")
-    return to_objects(array, f"feature {feature.key} of {redact_url(url)}", remedy=LEAVE_OUT_FEATURE)
+    where = f"feature {feature.key} of {redact_url(url)}"
+    objects = to_objects(array, where, remedy=LEAVE_OUT_FEATURE)
+    if feature.kind == "language" and is_list(array.type) and pa.types.is_struct(array.type.value_type):
+        _say_as_lerobot(objects, where)
+    return objects
 
 
 def to_array(column: pa.ChunkedArray[Any]) -> Array:
@@ -127,6 +134,17 @@ def to_array(column: pa.ChunkedArray[Any]) -> Array:
     if isinstance(array, pa.ChunkedArray):  # always with pyarrow 16, and where it takes more than 2 GiB
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     return _storage(pa, array)
+
+
+def take_rows(table: pa.Table, places: NDArray[np.int64]) -> pa.Table:
+    """The rows at these places, in this order, whatever is in them."""
+    runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
+    if len(runs) == 1:
+        return table.slice(int(places[0]) if len(places) else 0, len(places))
+    try:
+        return table.take(places)
+    except require_pyarrow().ArrowNotImplementedError:  # pyarrow (26) takes no views
+        return require_pyarrow().concat_tables([table.slice(int(run[0]), len(run)) for run in runs])
 
 
 def to_objects(array: Array, where: str, *, remedy: str) -> list[Any]:
@@ -140,6 +158,18 @@ def to_objects(array: Array, where: str, *, remedy: str) -> list[Any]:
     except (ValueError, ArithmeticError, LookupError, require_pyarrow().ArrowException) as error:
         raise FormatError(f"{where} holds a {array.type} that Python can't: {error}", remedy=remedy) from error
     return objects
+
+
+def _say_as_lerobot(rows: Sequence[Any], where: str) -> None:
+    """Annotations as LeRobot gives them, however they are stored: times as float32, calls of tools out of JSON."""
+    for said in itertools.chain.from_iterable(row or () for row in rows):
+        if said and said.get("timestamp") is not None:
+            said["timestamp"] = float(np.float32(said["timestamp"]))
+        if said and (calls := said.get("tool_calls")):
+            try:
+                said["tool_calls"] = [json.loads(call) if isinstance(call, str) else call for call in calls]
+            except ValueError as error:
+                raise _unfit(f"{where} has a call of a tool that isn't JSON, {calls!r:.80}") from error
 
 
 def is_list(arrow_type: pa.DataType) -> bool:

@@ -258,7 +258,11 @@ class FetchedColumns:
                 page_checksum_verification=True,
             )
             names = sorted(self.columns, key=lambda column: file.leaves[column].start)
-            table: pa.Table = parquet.read_row_groups(groups, columns=names, use_threads=False)
+            read = partial(parquet.read_row_groups, columns=names, use_threads=False)
+            try:
+                table: pa.Table = read(groups)
+            except arrow.ArrowNotImplementedError:  # of several groups: dictionaries in lists, 2 GiB of pictures
+                table = arrow.concat_tables([read([group]) for group in groups])
             expected = sum(file.metadata.row_group(group).num_rows for group in groups)
         if table.num_rows != expected:
             message = f"{redact_url(file.url)} says its row groups {groups} have {expected} rows"

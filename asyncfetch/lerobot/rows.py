@@ -16,7 +16,7 @@ import anyio.to_thread
 import numpy as np
 
 from asyncfetch.errors import LEAVE_OUT_EPISODE, ConfigError, DatasetError, redact_url
-from asyncfetch.lerobot.columns import empty_column, to_column, to_integers
+from asyncfetch.lerobot.columns import empty_column, take_rows, to_column, to_integers
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, INDEX_FEATURES
 from asyncfetch.lerobot.parquet import MAX_TAIL_BYTES, FetchedColumns, fetch_columns, open_table, require_pyarrow
 from asyncfetch.lerobot.row_groups import IndexedTable, index_table
@@ -95,10 +95,11 @@ class _Group:
             start, stop = np.searchsorted(self.index, (episode.from_index, episode.to_index))
             rows = self.rows.slice(start, stop - start)
         else:
-            rows = self.rows.take(np.flatnonzero((self.index >= episode.from_index) & (self.index < episode.to_index)))
+            is_its = (self.index >= episode.from_index) & (self.index < episode.to_index)
+            rows = take_rows(self.rows, np.flatnonzero(is_its))
         mine = to_integers(rows["episode_index"], "episode_index", url) == episode.index
         # Rows of a deleted episode may carry the same numbers.
-        return rows if mine.all() else rows.take(np.flatnonzero(mine))
+        return rows if mine.all() else take_rows(rows, np.flatnonzero(mine))
 
 
 class RowCache:
@@ -242,7 +243,7 @@ def _select(
     rows = require_pyarrow().concat_tables(parts) if len(parts) > 1 else parts[0]
     frames = to_integers(rows["frame_index"], "frame_index", url)
     if (frames[1:] < frames[:-1]).any():
-        rows = rows.take(np.argsort(frames, kind="stable"))
+        rows = take_rows(rows, np.argsort(frames, kind="stable"))
     columns: dict[str, Any] = {}
     nbytes = 0
     for key, feature in features.items():

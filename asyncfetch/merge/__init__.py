@@ -23,6 +23,7 @@
     finish        the metadata, at the end
     tables, statistics, info     what is in the files
     schemas       schemas that pickle
+    arrow_types   types that differ in nulls only
     progress      how far it is
 
 Sources are read with the engine, so they may lie wherever it reads from.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncfetch.errors import FormatError, redact_url
-from asyncfetch.lerobot.columns import is_list, to_integers
+from asyncfetch.lerobot.columns import is_list, take_rows, to_integers
 from asyncfetch.lerobot.parquet import require_pyarrow
+from asyncfetch.merge.arrow_types import common_type, converted
 from asyncfetch.merge.statistics import EpisodeColumn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -22,36 +24,55 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
 
-__all__ = ["RowsByIndex", "column_type", "open_writer", "rows_schema", "write_episodes", "write_tasks"]
+__all__ = ["RowsByIndex", "column_type", "open_writer", "rows_schema", "write_episodes", "write_rows", "write_tasks"]
 
 _COMPRESSION = "snappy"
 """LeRobot's."""
 _EPISODES_PER_GROUP = 100
 """Rows of meta/episodes that share a row group; LeRobot's recorder has 10, which its flushes ask for."""
+_NUMBERED_ANEW = ("episode_index", "index", "task_index")
 
 
 def column_type(feature: Feature, stored: Any) -> Any:  # noqa: ANN401  (pyarrow's types know no lists)
-    """The type that the feature's column gets: the stored one, but a vector as a list of fixed size."""
+    """The type that the feature's column gets: the stored one, but a vector as a list of fixed size.
+
+    What is numbered anew is an int64, as LeRobot has it: a narrower type may have no room for all sources' numbers.
+    """
     pa = require_pyarrow()
+    if feature.key in _NUMBERED_ANEW:
+        return pa.int64()
     if feature.kind == "value" and len(feature.shape) == 1 and feature.shape != (1,) and is_list(stored):
         return pa.list_(pa.field("element", stored.value_type), feature.shape[0])
     return stored
 
 
 def rows_schema(plan: MergePlan) -> pa.Schema:
-    """The schema of the data files, which agree, with the ``huggingface`` metadata of the first that has some."""
+    """The schema of the data files, in which the values of all have room.
+
+    It has the ``huggingface`` metadata of the first that has some and stores just these types.
+    """
     pa = require_pyarrow()
     schemas = [file.schema for source in plan.sources for file in source.data_files.values()]
     if not schemas:
         empty: Schema = pa.schema([])
         return empty
-    metadata = next((one.metadata for one in schemas if b"huggingface" in (one.metadata or {})), {})
-    fields = []
-    for key, feature in plan.sources[0].metadata.features.items():
-        if feature.has_column:
-            field = schemas[0].field(key)
-            fields.append(field.with_type(column_type(feature, field.type)))
+    features = {key: one for key, one in plan.sources[0].metadata.features.items() if one.has_column}
+    types = {key: column_type(one, schemas[0].field(key).type) for key, one in features.items()}
+    is_nullable = dict.fromkeys(features, False)
+    for schema in schemas:
+        for key, feature in features.items():
+            field = schema.field(key)
+            types[key] = common_type(types[key], column_type(feature, field.type))
+            is_nullable[key] |= field.nullable
+    described = (
+        one.metadata
+        for one in schemas
+        if b"huggingface" in (one.metadata or {})
+        and all(column_type(feature, one.field(key).type) == types[key] for key, feature in features.items())
+    )
+    metadata = next(described, None)
     kept = {b"huggingface": metadata[b"huggingface"]} if metadata else None
+    fields = [schemas[0].field(key).with_type(types[key]).with_nullable(is_nullable[key]) for key in features]
     schema: Schema = pa.schema(fields, metadata=kept)
     return schema
 
@@ -64,7 +85,7 @@ class RowsByIndex:
     """
 
     def __init__(self, table: pa.Table, url: str) -> None:
-        self._table = table.combine_chunks()  # pyarrow would do it anew for each episode
+        self._table = table
         self._episodes = to_integers(table["episode_index"], "episode_index", url)
         indices = to_integers(table["index"], "index", url)
         self._order = np.argsort(indices, kind="stable")
@@ -74,7 +95,7 @@ class RowsByIndex:
         """The episode's rows, in order, with their new numbers.
 
         Raises:
-            FormatError: They aren't there, or name a task that isn't.
+            FormatError: They aren't there, name a task that isn't, or have no room in the schema.
         """
         pa = require_pyarrow()
         episode = planned.episode
@@ -86,7 +107,7 @@ class RowsByIndex:
                 f"{where} has {len(places)} rows with index in [{episode.from_index}, {episode.to_index}); "
                 f"there must be one for each of its {episode.length} frames"
             )
-        own = self._table.take(pa.array(self._order[places]))
+        own = take_rows(self._table, self._order[places])
         tasks = to_integers(own["task_index"], "task_index", episode.data_url)
         if unknown := sorted(set(tasks.tolist()) - task_map.keys()):
             raise FormatError(f"{where} has task_index {unknown}, which meta/tasks.parquet doesn't number")
@@ -95,14 +116,32 @@ class RowsByIndex:
             "index": np.arange(len(places)) + planned.from_index,
             "task_index": np.array([task_map[task] for task in tasks.tolist()], np.int64),
         }
-        columns = [
-            pa.chunked_array([pa.array(numbers[field.name]).cast(field.type)])
-            if field.name in numbers
-            else own[field.name].cast(field.type)
-            for field in schema
-        ]
-        renumbered: Table = pa.table(columns, schema=schema)
+        with _arrow_errors(where):
+            columns = [
+                pa.array(numbers[field.name]) if field.name in numbers else converted(own[field.name], field.type)
+                for field in schema
+            ]
+            renumbered: Table = pa.table(columns, schema=schema)
         return renumbered
+
+
+def write_rows(writer: Any, rows: pa.Table, where: str) -> None:  # noqa: ANN401  (pyarrow has no types)
+    """Write them as a row group.
+
+    Raises:
+        FormatError: Parquet can't hold them; the message begins with ``where``.
+    """
+    with _arrow_errors(where):
+        writer.write_table(rows, row_group_size=len(rows))
+
+
+@contextmanager
+def _arrow_errors(where: str) -> Iterator[None]:
+    pa = require_pyarrow()
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise FormatError(f"{where} can't be written anew: {str(error).strip()}") from error
 
 
 def open_writer(path: Path, schema: pa.Schema) -> Any:  # noqa: ANN401  (pyarrow has no types)

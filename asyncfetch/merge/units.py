@@ -13,13 +13,14 @@ from typing import IO, TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from asyncfetch.errors import redact_url
 from asyncfetch.lerobot.layout import PathTemplate
 from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.lerobot.row_groups import index_table
 from asyncfetch.merge.info import DATA_PATH, VIDEO_PATH
 from asyncfetch.merge.schemas import pack_schema, unpack_schema
 from asyncfetch.merge.summaries import cut_parts
-from asyncfetch.merge.tables import RowsByIndex, open_writer, rows_schema
+from asyncfetch.merge.tables import RowsByIndex, open_writer, rows_schema, write_rows
 from asyncfetch.merge.videos import build_video
 
 if TYPE_CHECKING:
@@ -216,4 +217,4 @@ def _write_episodes(writer: Any, unit: RowsUnit, episodes: Sequence[PlannedEpiso
     source = RowsByIndex(table, episodes[0].episode.data_url)
     for planned in episodes:
         rows = source.find(planned, unit.task_maps[planned.source], writer.schema)
-        writer.write_table(rows, row_group_size=len(rows))
+        write_rows(writer, rows, f"{redact_url(planned.episode.data_url)}: episode {planned.episode.index}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncfetch.errors import MergeError, redact_url
 from asyncfetch.fetch.objects import difference
+from asyncfetch.merge.arrow_types import common_type
 from asyncfetch.merge.tables import column_type
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["disagreements", "refuse"]
 
 _DEPTH_KEYS = ("depth_unit", "video.depth_min", "video.depth_max", "video.shift", "video.use_log")
-"""What of a video feature's ``info`` changes the meaning of its pixels. The rest describes the encoder, or one file."""
+"""What of a depth feature's ``info`` changes the meaning of its pixels. The rest describes the encoder, or one file."""
 
 
 def disagreements(sources: Sequence[Source]) -> list[str]:
@@ -61,13 +62,14 @@ def _differences(first: Source, other: Source) -> Iterator[str]:
 
 
 def _meaning(feature: Feature) -> dict[str, Any]:
-    settings = {key: feature.info.get(key) for key in _DEPTH_KEYS} if feature.is_depth else {}
-    return {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names, "kind": feature.kind, **settings}
+    settings = {key: feature.info.get(key) if feature.is_depth else None for key in _DEPTH_KEYS}
+    own = {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names, "is_depth_map": feature.is_depth}
+    return own | settings
 
 
 def _different_columns(sources: Sequence[Source]) -> Iterator[str]:
-    """Of every file of rows: what it lacks, and what it stores otherwise."""
-    types: dict[str, tuple[str, str]] = {}
+    """Of every file of rows: what it lacks, and what it stores otherwise, but for what may be null."""
+    types: dict[str, tuple[Any, str]] = {}
     for source in sources:
         columns = [feature for feature in source.metadata.features.values() if feature.has_column]
         for url, file in source.data_files.items():
@@ -76,13 +78,15 @@ def _different_columns(sources: Sequence[Source]) -> Iterator[str]:
                 yield f"{where} has no column {', '.join(missing)}"
             for feature in columns:
                 if feature.key in schema.names:
-                    stored = str(column_type(feature, schema.field(feature.key).type))
-                    first, first_where = types.setdefault(feature.key, (stored, where))
-                    if stored != first:
+                    stored = column_type(feature, schema.field(feature.key).type)
+                    first, first_where = types.get(feature.key, (stored, where))
+                    common = common_type(first, stored)
+                    if common is None:
                         yield (
                             f"the stored type of feature {feature.key} is {first} in {first_where}, but {stored} in "
                             f"{where}"
                         )
+                    types[feature.key] = (first if common is None else common, first_where)
 
 
 def _different_pictures(sources: Sequence[Source], camera: str) -> Iterator[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -258,6 +259,67 @@ async def test_strings_pictures_and_language(reader: LocalReader, tables: Tables
     assert second["p"] == [picture["bytes"] for picture in pictures[3:7]]
     assert second["l"] == remarks[3:7]
     assert second.nbytes > sum(column.nbytes for column in second.values() if isinstance(column, np.ndarray))
+
+
+async def test_annotations_are_as_lerobot_gives_them(reader: LocalReader) -> None:
+    """Times as float32, though they are stored as doubles; what is always null is None."""
+    root = DATA / "language"
+    rows = await open_rows(reader, str(root))
+    stored = pq.read_table(root / DATA_FILE).to_pylist()
+    assert {said["timestamp"] for row in stored for said in row["language_persistent"]} == {0.0, 0.1}
+    for row in stored:
+        for said in row["language_persistent"]:
+            said["timestamp"] = float(np.float32(said["timestamp"]))
+    for episode in rows.metadata.episodes:
+        own = await rows.rows(episode)
+        for key in ("language_persistent", "language_events"):
+            assert own[key] == [row[key] for row in stored if row["episode_index"] == episode.index]
+
+
+@pytest.mark.parametrize("kind", ["json", "text"])
+async def test_calls_of_tools_come_out_of_their_json(
+    reader: LocalReader, tables: Tables, tmp_path: Path, kind: str
+) -> None:
+    """As LeRobot writes them by its own types, where pyarrow has a type for JSON and where it has none."""
+    if kind == "json" and not hasattr(pa, "json_"):
+        pytest.skip("pyarrow 19 is the first with a type for JSON")
+
+    def annotate(call: str) -> pa.Array[Any]:
+        calls: Any = pa.array([call] * 24)
+        if kind == "json":
+            calls = pa.ExtensionArray.from_storage(pa.json_(), calls)
+        of_entries = pa.ListArray.from_arrays(pa.array([0, 0, *range(2, 24, 2)], pa.int32()), calls)
+        entries = pa.StructArray.from_arrays([pa.array(["user"] * 12), of_entries], ["role", "tool_calls"])
+        return pa.ListArray.from_arrays(pa.array(range(13), pa.int32()), entries)
+
+    said = {"type": "function", "function": {"name": "say", "arguments": {"text": "ü"}}}
+    tables.features["language_events"] = {"dtype": "language", "shape": [1], "names": None}
+    tables.rows["language_events"] = annotate(json.dumps(said))
+    rows = await all_rows(await open_rows(reader, tables.write(tmp_path)))
+    entries = [entry for part in rows for row in part["language_events"] for entry in row]
+    assert entries == [{"role": "user", "tool_calls": [said] * count} for count in (0, *(2,) * 11)]
+    tables.rows["language_events"] = annotate("say(x)")
+    with pytest.raises(FormatError, match=r"language_events of .* has a call of a tool that isn't JSON, \['say"):
+        await all_rows(await open_rows(reader, tables.write(tmp_path / "other")))
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "view"])
+async def test_types_that_pyarrow_does_not_read_in_one_go(
+    reader: LocalReader, tables: Tables, tmp_path: Path, kind: str
+) -> None:
+    """Dictionaries in lists from several row groups, views from rows in another order."""
+    words = pa.array([f"w{i % 5}" for i in range(12)])
+    order = list(range(12))
+    if kind == "dictionary":
+        stored: Any = pa.ListArray.from_arrays(pa.array(range(13), pa.int32()), words.dictionary_encode())
+    else:
+        stored = words.cast(pa.string_view())
+        order = [2, 1, 0, 6, 5, 3, 4, 8, 7, 9, 11, 10]
+    tables.features["x"] = {"dtype": "own", "shape": [1], "names": None}
+    tables.rows = {key: np.asarray(values)[order] if key != "x" else values for key, values in tables.rows.items()}
+    tables.rows["x"] = pa.concat_arrays([stored[place : place + 1] for place in order])
+    rows = await all_rows(await open_rows(reader, tables.write(tmp_path, group_rows=2)))
+    assert [value for part in rows for value in part["x"]] == stored.to_pylist()
 
 
 class Matrix(pa.ExtensionType):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +15,9 @@ import pytest
 from anyio import to_thread
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import MergeError
+from asyncfetch.errors import FormatError, MergeError
 from asyncfetch.fetch import Fetcher
-from asyncfetch.merge import Selection, merge_datasets
+from asyncfetch.merge import Selection, merge_datasets, select_episodes
 from asyncfetch.merge.sources import load_source
 from asyncfetch.merge.tables import write_episodes
 from asyncfetch.testing import Quirks, RangeServer
@@ -25,7 +26,7 @@ from tests.merge.test_merge import all_files, check_merged, read_json, read_tabl
 from tests.merge.test_safety import changed, names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.lerobot.serving import Library
@@ -272,3 +273,202 @@ async def test_all_files_of_a_source_are_looked_at_side_by_side(library: Library
         source = await load_source(fetcher, Selection(server.url), run=to_thread.run_sync)
         [host] = fetcher.statistics().hosts.values()
     assert host.peak_in_flight >= len(source.data_files) + sum(map(len, source.pictures.values())) == 9
+
+
+N = 9
+"""Rows of the two episodes below."""
+NUMBERS = range(N)
+WORDS = pa.array(["yes" if i % 2 else "no" for i in NUMBERS])
+OFFSETS = pa.array(range(N + 1), pa.int32())
+CALL = {"name": "say", "camera": None}
+HELD_TYPES: dict[str, pa.Array[Any]] = {
+    "null": pa.nulls(N),
+    "list of nulls": pa.array([[None] * (i % 3) for i in NUMBERS]),
+    "language, a field always null": pa.array([[CALL | {"at": i}] * (i % 3) for i in NUMBERS]),
+    "nulls three levels down": pa.array([
+        {"a": {"b": None, "c": [{"d": None}] * i}} if i % 2 else None for i in NUMBERS
+    ]),
+    "large list of structs of nulls": pa.array(
+        [[CALL] * i for i in NUMBERS], pa.large_list(pa.struct({"name": pa.string(), "camera": pa.null()}))
+    ),
+    "list of two structs of nulls": pa.array(
+        [[CALL] * 2 for _ in NUMBERS], pa.list_(pa.struct({"name": pa.string(), "camera": pa.null()}), 2)
+    ),
+    "map to nulls": pa.array([[(str(i), None)] for i in NUMBERS], pa.map_(pa.string(), pa.null())),
+    "map": pa.array([[("a", i)] for i in NUMBERS], pa.map_(pa.string(), pa.int16())),
+    "dictionary": WORDS.dictionary_encode(),
+    "narrow dictionary": WORDS.cast(pa.dictionary(pa.int8(), pa.string())),
+    "list of dictionaries": pa.ListArray.from_arrays(OFFSETS, WORDS.dictionary_encode()),
+    "struct of dictionaries": pa.StructArray.from_arrays([WORDS.dictionary_encode()], ["word"]),
+    "large string": WORDS.cast(pa.large_string()),
+    "large binary": WORDS.cast(pa.large_binary()),
+    "string view": WORDS.cast(pa.string_view()),
+    "fixed binary": pa.array([bytes(3)] * N, pa.binary(3)),
+    "large list": pa.array([[i] * i for i in NUMBERS], pa.large_list(pa.int16())),
+    "fixed lists of fixed lists": pa.array([[[i, i]] * 3 for i in NUMBERS], pa.list_(pa.list_(pa.int8(), 2), 3)),
+    "time in a zone": pa.array(list(NUMBERS), pa.timestamp("us", "Europe/Berlin")),
+    "nanoseconds": pa.array([i * 1000 for i in NUMBERS], pa.timestamp("ns")),
+    "time of day": pa.array(list(NUMBERS), pa.time64("us")),
+    "duration": pa.array(list(NUMBERS), pa.duration("ms")),
+    "decimal": pa.array([Decimal(i) / 8 for i in NUMBERS], pa.decimal128(20, 3)),
+    "long decimal": pa.array([Decimal(i) / 8 for i in NUMBERS], pa.decimal256(50, 3)),
+    "half floats": pa.array(np.arange(N, dtype=np.float16)),
+    "tensors": pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(N * 6).reshape(N, 2, 3)),
+}
+if hasattr(pa, "json_"):  # pyarrow 19
+    JSON = pa.ExtensionArray.from_storage(pa.json_(), pa.array([f'{{"n": {i}}}' for i in NUMBERS]))
+    HELD_TYPES |= {"JSON": JSON, "list of JSON": pa.ListArray.from_arrays(OFFSETS, JSON)}
+
+
+def with_column(
+    root: Path, copy: Path, column: pa.Array[Any], *, nullable: bool = True, order: Sequence[int] | None = None
+) -> Path:
+    """A copy of a dataset of one file of rows with one feature more, of a kind that nobody knows."""
+    changed(root, copy, lambda info: info["features"].update(extra={"dtype": "own", "shape": [1], "names": None}))
+    (path,) = (copy / "data").rglob("*.parquet")
+    rows = pq.read_table(path).append_column(pa.field("extra", column.type, nullable), column)
+    one_by_one = pa.concat_tables([rows.slice(place, 1) for place in order or NUMBERS])
+    pq.write_table(one_by_one, path, row_group_size=4)
+    return copy
+
+
+@pytest.mark.parametrize("column", HELD_TYPES.values(), ids=list(HELD_TYPES))
+async def test_every_type_passes_unchanged(library: Library, tmp_path: Path, column: pa.Array[Any]) -> None:
+    """Through a merge and a selection, from rows in their order and in another, in row groups cut anyhow."""
+    root = library(episodes=(4, 5)).root
+    order = [3, 2, 0, 1, 8, 7, 6, 5, 4]
+    sources = [
+        with_column(root, tmp_path / "one", column),
+        with_column(root, tmp_path / "two", column, order=order),
+    ]
+    await merge_datasets(sources, tmp_path / "out")
+    await select_episodes(tmp_path / "out", tmp_path / "part", [1, 2])
+    stored = pq.read_table(next((tmp_path / "one/data").rglob("*.parquet")))["extra"]
+    for name, pieces in (("out", [stored, stored]), ("part", [stored[4:], stored[:4]])):
+        got = read_table(tmp_path / name, "data")["extra"]
+        got.validate(full=True)
+        assert got.type == stored.type
+        assert got.to_pylist() == [value for piece in pieces for value in piece.to_pylist()]
+
+
+ENTRY = pa.struct({"role": pa.string(), "camera": pa.null()})
+FULL_ENTRY = pa.struct([pa.field("role", pa.string(), nullable=False), pa.field("camera", pa.string())])
+UNITED_ENTRY = pa.struct({"role": pa.string(), "camera": pa.string()})
+UNITED: dict[str, tuple[pa.DataType, pa.DataType, pa.DataType]] = {
+    "null and text": (pa.null(), pa.string(), pa.string()),
+    "null and dictionary": (pa.null(), pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int8(), pa.string())),
+    "fields of structs in lists": (pa.list_(ENTRY), pa.list_(FULL_ENTRY), pa.list_(UNITED_ENTRY)),
+    "in large lists": (pa.large_list(ENTRY), pa.large_list(FULL_ENTRY), pa.large_list(UNITED_ENTRY)),
+    "in lists of two": (pa.list_(ENTRY, 2), pa.list_(FULL_ENTRY, 2), pa.list_(UNITED_ENTRY, 2)),
+    "in maps": (pa.map_(pa.string(), ENTRY), pa.map_(pa.string(), FULL_ENTRY), pa.map_(pa.string(), UNITED_ENTRY)),
+    "lists of nothing": (pa.list_(pa.null()), pa.list_(pa.list_(pa.int8())), pa.list_(pa.list_(pa.int8()))),
+    "names of elements": (
+        pa.list_(pa.field("item", pa.list_(pa.field("item", pa.int8())))),
+        pa.list_(pa.field("x", pa.list_(pa.field("y", pa.int8(), nullable=False)))),
+        pa.list_(pa.list_(pa.int8())),
+    ),
+}
+
+
+def filled(arrow_type: pa.DataType, number: int) -> Any:  # noqa: ANN401
+    """A value of the type, as Python has it; at number 3 a null where one may be."""
+    types = pa.types
+    if types.is_null(arrow_type):
+        return None
+    if types.is_struct(arrow_type):
+        return {"role": str(number), "camera": filled(arrow_type.field("camera").type, number)}
+    if types.is_map(arrow_type):
+        return [(str(number), filled(arrow_type.item_type, number))] * (number % 3)
+    if types.is_list(arrow_type) or types.is_large_list(arrow_type):
+        return None if number == 3 else [filled(arrow_type.value_type, number)] * (number % 3)
+    if types.is_fixed_size_list(arrow_type):
+        return None if number == 3 else [filled(arrow_type.value_type, number)] * 2
+    return number if types.is_integer(arrow_type) else str(number)
+
+
+@pytest.mark.parametrize(("one", "other", "united"), UNITED.values(), ids=list(UNITED))
+@pytest.mark.parametrize("is_turned", [False, True], ids=["null first", "null last"])
+async def test_types_that_differ_in_nulls_only_become_one(
+    library: Library,
+    tmp_path: Path,
+    one: pa.DataType,
+    other: pa.DataType,
+    united: pa.DataType,
+    is_turned: bool,
+) -> None:
+    root = library(episodes=(4, 5)).root
+    columns = [
+        pa.array([filled(own, i) for i in NUMBERS], own) for own in ((other, one) if is_turned else (one, other))
+    ]
+    sources = [with_column(root, tmp_path / str(at), column) for at, column in enumerate(columns)]
+    await merge_datasets(sources, tmp_path / "out")
+    got = read_table(tmp_path / "out", "data")["extra"]
+    got.validate(full=True)
+    assert got.type == united
+    assert got.to_pylist() == columns[0].to_pylist() + columns[1].to_pylist()
+    await merge_datasets([tmp_path / "out", sources[0]], tmp_path / "again")
+
+
+async def test_a_column_may_be_null_where_one_source_may(library: Library, tmp_path: Path) -> None:
+    root = library(episodes=(4, 5)).root
+    words = pa.array([None, *"abcdefgh"])
+    sources = [
+        with_column(root, tmp_path / "never", words.fill_null("x"), nullable=False),
+        with_column(root, tmp_path / "some", words),
+    ]
+    await merge_datasets(sources, tmp_path / "out")
+    assert read_table(tmp_path / "out", "data")["extra"].to_pylist() == [
+        "x",
+        *words.to_pylist()[1:],
+        *words.to_pylist(),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.string(), pa.large_string()),
+        (pa.list_(pa.struct({"a": pa.int8()})), pa.list_(pa.struct({"b": pa.int8()}))),
+        (pa.list_(pa.int8(), 2), pa.list_(pa.int8(), 3)),
+        (pa.timestamp("us", "UTC"), pa.timestamp("us")),
+        (pa.struct({"a": pa.null()}), pa.struct({"a": pa.null(), "b": pa.null()})),
+    ],
+)
+async def test_types_that_differ_otherwise_are_listed(
+    library: Library, tmp_path: Path, one: pa.DataType, other: pa.DataType
+) -> None:
+    root = library(episodes=(4, 5)).root
+    sources = [with_column(root, tmp_path / str(at), pa.nulls(N, own)) for at, own in enumerate((one, other))]
+    with pytest.raises(MergeError, match=r"the stored type of feature extra is .* in .*0/data.*, but .* in .*1/data"):
+        await merge_datasets(sources, tmp_path / "out")
+    assert names(tmp_path) == {"0", "1"}
+
+
+async def test_what_is_numbered_anew_has_room(library: Library, tmp_path: Path) -> None:
+    """Numbers that were stored as narrow as one source needs them."""
+    truth = library(episodes=(4, 5) * 8)
+    shutil.copytree(truth.root, tmp_path / "source")
+    (path,) = (tmp_path / "source/data").rglob("*.parquet")
+    rows = pq.read_table(path)
+    for name in ("index", "episode_index", "task_index"):
+        rows = rows.set_column(rows.column_names.index(name), name, rows[name].cast(pa.int8()))
+    pq.write_table(rows, path)
+    await merge_datasets([tmp_path / "source"] * 9, tmp_path / "out")
+    out = read_table(tmp_path / "out", "data")
+    assert out["index"].to_pylist() == list(range(9 * 72))
+    assert out["episode_index"][-1].as_py() == 143
+
+
+async def test_rows_that_cannot_be_written_leave_nothing(library: Library, tmp_path: Path) -> None:
+    """A vector of another length in one row, though files are finished by then."""
+    root = tmp_path / "source"
+    shutil.copytree(library(episodes=(4, 5)).root, root)
+    (path,) = (root / "data").rglob("*.parquet")
+    rows = pq.read_table(path)
+    state = rows["observation.state"].to_pylist()
+    state[-1] = state[-1][:-1]
+    place = rows.column_names.index("observation.state")
+    pq.write_table(rows.set_column(place, "observation.state", [state]), path)
+    with pytest.raises(FormatError, match=r"source/data/.*: episode 1 can't be written anew: .*"):
+        await merge_datasets([root, root], tmp_path / "out", workers=1)
+    assert names(tmp_path) == {"source"}

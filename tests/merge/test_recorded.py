@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from anyio import to_thread
 
 from asyncfetch.errors import MergeError
 from asyncfetch.lerobot import open_dataset
-from asyncfetch.merge import merge_datasets
+from asyncfetch.merge import merge_datasets, select_episodes, split_dataset
 from tests.lerobot.serving import TOP, WRIST
 from tests.merge.test_merge import read_json, read_table
+from tests.merge.test_safety import names
 from tests.recorded import DATA, read_code
 
 if TYPE_CHECKING:
@@ -78,3 +81,31 @@ async def test_another_codec_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MergeError, match=f"codec of {TOP} is 'av1' in .*merge-a.*, but 'h264' in .*h264"):
         await merge_datasets([*ROOTS, DATA / "h264"], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
+
+
+async def test_a_dataset_with_annotations_is_selected_split_and_merged(tmp_path: Path) -> None:
+    """Where a field of the annotations is always null, and merged with one that says what a camera saw."""
+    root, answered = DATA / "language", tmp_path / "answered"
+    await to_thread.run_sync(shutil.copytree, root, answered)
+    (path,) = (answered / "data").rglob("*.parquet")
+    rows = pq.read_table(path)
+    place = rows.column_names.index("language_events")
+    said = [[{"role": "assistant", "content": "2", "style": "vqa", "camera": TOP, "tool_calls": None}]] * len(rows)
+    pq.write_table(rows.set_column(place, "language_events", [said]), path)
+    await select_episodes(root, tmp_path / "part", [2, 0])
+    await split_dataset(root, {"a": 0.5, "b": 0.5}, tmp_path / "split")
+    await merge_datasets([root, answered, tmp_path / "part"], tmp_path / "all")
+    stored = pq.read_table(root / "data/chunk-000/file-000.parquet").to_pylist()
+    parts = [[row for row in stored if row["episode_index"] in own] for own in ((0, 2), (0, 1), (2, 3))]
+    for name, expected in (("part", parts[0]), ("split/a", parts[1]), ("split/b", parts[2])):
+        got = read_table(tmp_path / name, "data")
+        assert got.schema.equals(pq.read_schema(root / "data/chunk-000/file-000.parquet"))
+        for key in ("language_persistent", "language_events", "observation.state"):
+            assert got[key].to_pylist() == [row[key] for row in expected]
+    everything = read_table(tmp_path / "all", "data")
+    events = [row["language_events"] for row in stored]
+    assert everything["language_events"].to_pylist() == events + said + [row["language_events"] for row in parts[0]]
+    async with open_dataset(str(tmp_path / "all")) as dataset:
+        sample = await dataset.sample(4, 0)
+        assert sample["language_events"] == said[0]
+    assert names(tmp_path) == {"answered", "part", "split", "all"}
