@@ -79,6 +79,8 @@ def print_report(report: MergeReport) -> None:
             print(f"{file.path}: {file.episodes:,} episodes, about {format_bytes(file.bytes)}")
     for url in report.dropped:
         print(f"not carried over: {url}")
+    for line in report.differences:
+        print(f"not carried over: {line}")
     print(
         f"{report.destination}: {report.episodes:,} episodes, {report.frames:,} frames, {report.tasks:,} tasks in "
         f"{report.files:,} files, {format_bytes(report.bytes)}, {report.seconds:.1f} s"

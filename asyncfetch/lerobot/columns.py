@@ -144,7 +144,8 @@ def take_rows(table: pa.Table, places: NDArray[np.int64]) -> pa.Table:
     try:
         return table.take(places)
     except require_pyarrow().ArrowNotImplementedError:  # pyarrow (26) takes no views
-        return require_pyarrow().concat_tables([table.slice(int(run[0]), len(run)) for run in runs])
+        joined: pa.Table = require_pyarrow().concat_tables([table.slice(int(run[0]), len(run)) for run in runs])
+        return joined
 
 
 def to_objects(array: Array, where: str, *, remedy: str) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from asyncfetch.config import FetchConfig
 from asyncfetch.merge.arguments import destination_of, selections_of
 from asyncfetch.merge.here import OnThisMachine
+from asyncfetch.merge.info import differences
 from asyncfetch.merge.job import carry_out, plan_job
 from asyncfetch.merge.plan import Limits
 from asyncfetch.merge.progress import Progress
@@ -66,6 +67,9 @@ class MergeReport:
     dropped: tuple[str, ...]
     """Urls of what lies in the sources' ``meta`` and isn't carried over, of sources that can be listed. A directory's
     ends in "/"."""
+    differences: tuple[str, ...] = ()
+    """What info.json says of a feature or of the dataset in some sources only, or otherwise in another one, and isn't
+    carried over, in words."""
 
 
 async def merge_datasets(
@@ -212,4 +216,5 @@ def report_on(job: MergeJob, files: int, nbytes: int, seconds: float, *, is_dry_
         is_dry_run=is_dry_run,
         planned=tuple(PlannedFile(unit.path, unit.num_episodes, unit.nbytes) for unit in job.units),
         dropped=tuple(dict.fromkeys(url for source in job.plan.sources for url in source.dropped)),
+        differences=tuple(differences(job.plan)),
     )

@@ -36,7 +36,7 @@ def common_type(one: ArrowType, other: ArrowType) -> ArrowType | None:
     if types.is_fixed_size_list(one) and one.list_size != other.list_size:
         return None
     pairs = [(one.field(at), other.field(at)) for at in range(one.num_fields)]
-    fields = [_common_field(*pair) for pair in pairs]
+    fields: list[Any] = [_common_field(*pair) for pair in pairs]
     if any(field is None for field in fields):
         return None
     if types.is_struct(one):
@@ -60,8 +60,11 @@ def _common_field(one: pa.Field[Any], other: pa.Field[Any]) -> pa.Field[Any] | N
 
 def converted(column: pa.ChunkedArray[Any], arrow_type: ArrowType) -> pa.ChunkedArray[Any]:
     """The column's values as this type, a ``common_type`` of its own."""
-    pa = require_pyarrow()
-    return pa.chunked_array([_converted(pa, chunk, arrow_type) for chunk in column.chunks], arrow_type)
+    arrow = require_pyarrow()
+    same: pa.ChunkedArray[Any] = arrow.chunked_array(
+        [_converted(arrow, chunk, arrow_type) for chunk in column.chunks], arrow_type
+    )
+    return same
 
 
 def _converted(pa: Any, array: Array, to: ArrowType) -> Array:  # noqa: ANN401

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from asyncfetch.errors import redact_url
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from asyncfetch.merge.plan import MergePlan
     from asyncfetch.merge.sources import Source
 
-__all__ = ["DATA_PATH", "INFO_PATH", "VIDEO_PATH", "merged_info"]
+__all__ = ["DATA_PATH", "INFO_PATH", "VIDEO_PATH", "differences", "merged_info"]
 
 INFO_PATH = "meta/info.json"
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -28,8 +30,13 @@ _ENCODER_KEYS = (
     "video.video_backend",
 )
 """How the videos were made. Null where the sources differ."""
+_SPLIT = "train"
+_MARKS = ("is_depth_map", "video.is_depth_map")
+"""Of a depth feature: today's, and an older one."""
 _STALE_KEYS = frozenset({"total_videos", "total_chunks"})
 """Older versions' counts."""
+_OF_FILES = frozenset({"video.fps", "video.height", "video.width", "video.codec", "video.pix_fmt", "has_audio"})
+"""What the merged files themselves say."""
 
 
 def merged_info(plan: MergePlan) -> dict[str, Any]:
@@ -50,44 +57,99 @@ def merged_info(plan: MergePlan) -> dict[str, Any]:
         "data_path": DATA_PATH,
         "video_path": VIDEO_PATH if cameras else None,
         "robot_type": first.get("robot_type"),
-        "splits": {"train": f"0:{len(plan.episodes)}"},
+        "splits": {_SPLIT: f"0:{len(plan.episodes)}"},
     }
     if tools := _united([tool for source in sources for tool in source.raw_info.get("tools") or ()]):
         info["tools"] = tools
-    for key, value in first.items():
-        if key not in info and key not in _STALE_KEYS and all(_has(source.raw_info, key, value) for source in sources):
-            info[key] = value
-    return info
+    agreed, _ = _agreed([source.raw_info for source in sources])
+    return info | {key: value for key, value in agreed.items() if key not in info and key not in _STALE_KEYS}
+
+
+def differences(plan: MergePlan) -> list[str]:
+    """What info.json of some sources says, and that of the merged dataset doesn't, a line each."""
+    sources, merged = plan.sources, merged_info(plan)
+    raws = [source.raw_info for source in sources]
+    lines = [
+        _difference(key, sources, raws)
+        for key in _agreed(raws)[1]
+        if key not in merged and key not in _STALE_KEYS and key != "tools"
+    ]
+    for source in sources:
+        own = source.raw_info.get("splits") or {}
+        if own.keys() - {_SPLIT}:
+            lines.append(f"splits is {own!r:.200} in {redact_url(source.url)}")
+    for key, feature in sources[0].metadata.features.items():
+        blocks = [raw["features"][key] for raw in raws]
+        skipped = {"dtype", "shape", "names", "info", "video_info"}
+        lines += [
+            _difference(f"{one} of {key}", sources, blocks, one) for one in _agreed(blocks)[1] if one not in skipped
+        ]
+        infos = _infos(sources, feature)
+        skipped = {*_MARKS, *(_OF_FILES if feature.is_camera else ())}
+        lines += [
+            _difference(f"{one} of {key}", sources, infos, one) for one in _agreed(infos)[1] if one not in skipped
+        ]
+    return lines
+
+
+def _difference(
+    what: str, sources: Sequence[Source], blocks: Sequence[Mapping[str, Any]], key: str | None = None
+) -> str:
+    key = what if key is None else key
+    (first, one) = next((source.url, block[key]) for source, block in zip(sources, blocks, strict=True) if key in block)
+    other, says = next(
+        (source.url, f"{block[key]!r:.200}" if key in block else "missing")
+        for source, block in zip(sources, blocks, strict=True)
+        if not _has(block, key, one)
+    )
+    return f"{what} is {one!r:.200} in {redact_url(first)}, but {says} in {redact_url(other)}"
 
 
 def _feature(sources: Sequence[Source], feature: Feature) -> dict[str, Any]:
     blocks = [source.raw_info["features"][feature.key] for source in sources]
     merged = {"dtype": feature.dtype, "shape": list(feature.shape), "names": feature.names}
+    infos = _infos(sources, feature)
     if feature.is_camera:
-        infos = [source.metadata.features[feature.key].info for source in sources]
         files = [one for source in sources for one in source.pictures[feature.key].values()]
         merged["info"] = _video_info(infos, files[0] if files else None, sources[0].metadata.info.fps, feature)
-    for key, value in blocks[0].items():
-        if key not in {*merged, "info", "video_info"} and all(_has(block, key, value) for block in blocks):
-            merged[key] = value
-    return merged
+    elif any(infos) or all("info" in block for block in blocks):
+        agreed, _ = _agreed(infos)
+        merged["info"] = {key: value for key, value in agreed.items() if key != _MARKS[1]}
+        if feature.is_depth or any(_MARKS[0] in own for own in infos):
+            merged["info"][_MARKS[0]] = feature.is_depth
+    agreed, _ = _agreed(blocks)
+    return merged | {key: value for key, value in agreed.items() if key not in {*merged, "info", "video_info"}}
+
+
+def _infos(sources: Sequence[Source], feature: Feature) -> list[Mapping[str, Any]]:
+    """What each says of the feature; of a camera without its sound, since only the pictures are merged."""
+    infos = [source.metadata.features[feature.key].info for source in sources]
+    if not feature.is_camera:
+        return infos
+    return [{key: value for key, value in own.items() if not key.startswith("audio.")} for own in infos]
 
 
 def _video_info(
     infos: Sequence[Mapping[str, Any]], pictures: Pictures | None, fps: float, feature: Feature
 ) -> dict[str, Any]:
-    """What all say alike, and what the files themselves say. No sound any more: only the pictures are merged."""
-    info = {key: value for key, value in infos[0].items() if all(_has(other, key, value) for other in infos)}
-    info = {key: value for key, value in info.items() if not key.startswith("audio.") and key != "video.is_depth_map"}
+    """What all say alike, and what the files themselves say."""
+    agreed, _ = _agreed(infos)
+    info = {key: value for key, value in agreed.items() if key != _MARKS[1]}
     for key in _ENCODER_KEYS:
         if key not in info and any(key in other for other in infos):
             info[key] = {} if key == "video.extra_options" else None
-    info |= {"video.fps": fps, "has_audio": False, "is_depth_map": feature.is_depth}
+    info |= {"video.fps": fps, "has_audio": False, _MARKS[0]: feature.is_depth}
     if pictures is not None:
         info |= {"video.height": pictures.height, "video.width": pictures.width, "video.codec": pictures.codec}
         if pictures.pixel_format:
             info["video.pix_fmt"] = pictures.pixel_format
     return info
+
+
+def _agreed(blocks: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """What all say alike, and the keys of the rest."""
+    agreed = {key: value for key, value in blocks[0].items() if all(_has(block, key, value) for block in blocks)}
+    return agreed, [key for key in dict.fromkeys(key for block in blocks for key in block) if key not in agreed]
 
 
 def _has(block: Mapping[str, Any], key: str, value: object) -> bool:

@@ -73,8 +73,8 @@ def rows_schema(plan: MergePlan) -> pa.Schema:
     metadata = next(described, None)
     kept = {b"huggingface": metadata[b"huggingface"]} if metadata else None
     fields = [schemas[0].field(key).with_type(types[key]).with_nullable(is_nullable[key]) for key in features]
-    schema: Schema = pa.schema(fields, metadata=kept)
-    return schema
+    united: Schema = pa.schema(fields, metadata=kept)
+    return united
 
 
 class RowsByIndex:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from asyncfetch.cli.app import app
 from asyncfetch.errors import ConfigError
 from asyncfetch.testing import DatasetTruth, write_dataset
+from tests.merge.test_safety import changed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,11 +38,13 @@ def test_merge_says_what_it_wrote(tmp_path: Path) -> None:
 def test_a_dry_run_says_that_nothing_was_written(tmp_path: Path) -> None:
     truth = make(tmp_path / "one")
     (truth.root / "meta/lineage.json").touch()
-    done = runner.invoke(app, ["merge", str(truth.root), str(tmp_path / "out"), "--dry-run"])
+    other = changed(truth.root, tmp_path / "other", lambda info: info.update(note=1))
+    done = runner.invoke(app, ["merge", str(truth.root), str(other), str(tmp_path / "out"), "--dry-run"])
     assert done.exit_code == 0
     assert "nothing written" in done.stdout
-    assert "data/chunk-000/file-000.parquet: 2 episodes, about" in done.stdout
+    assert "data/chunk-000/file-000.parquet: 4 episodes, about" in done.stdout
     assert f"not carried over: {truth.root}/meta/lineage.json" in done.stdout
+    assert f"not carried over: note is 1 in {other}, but missing in {truth.root}" in done.stdout
     assert not (tmp_path / "out").exists()
 
 

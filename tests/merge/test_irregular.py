@@ -289,10 +289,10 @@ HELD_TYPES: dict[str, pa.Array[Any]] = {
         {"a": {"b": None, "c": [{"d": None}] * i}} if i % 2 else None for i in NUMBERS
     ]),
     "large list of structs of nulls": pa.array(
-        [[CALL] * i for i in NUMBERS], pa.large_list(pa.struct({"name": pa.string(), "camera": pa.null()}))
+        [[CALL] * i for i in NUMBERS], pa.large_list(pa.struct([("name", pa.string()), ("camera", pa.null())]))
     ),
     "list of two structs of nulls": pa.array(
-        [[CALL] * 2 for _ in NUMBERS], pa.list_(pa.struct({"name": pa.string(), "camera": pa.null()}), 2)
+        [[CALL] * 2 for _ in NUMBERS], pa.list_(pa.struct([("name", pa.string()), ("camera", pa.null())]), 2)
     ),
     "map to nulls": pa.array([[(str(i), None)] for i in NUMBERS], pa.map_(pa.string(), pa.null())),
     "map": pa.array([[("a", i)] for i in NUMBERS], pa.map_(pa.string(), pa.int16())),
@@ -351,9 +351,9 @@ async def test_every_type_passes_unchanged(library: Library, tmp_path: Path, col
         assert got.to_pylist() == [value for piece in pieces for value in piece.to_pylist()]
 
 
-ENTRY = pa.struct({"role": pa.string(), "camera": pa.null()})
+ENTRY = pa.struct([("role", pa.string()), ("camera", pa.null())])
 FULL_ENTRY = pa.struct([pa.field("role", pa.string(), nullable=False), pa.field("camera", pa.string())])
-UNITED_ENTRY = pa.struct({"role": pa.string(), "camera": pa.string()})
+UNITED_ENTRY = pa.struct([("role", pa.string()), ("camera", pa.string())])
 UNITED: dict[str, tuple[pa.DataType, pa.DataType, pa.DataType]] = {
     "null and text": (pa.null(), pa.string(), pa.string()),
     "null and dictionary": (pa.null(), pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int8(), pa.string())),
@@ -397,7 +397,7 @@ async def test_types_that_differ_in_nulls_only_become_one(
     is_turned: bool,
 ) -> None:
     root = library(episodes=(4, 5)).root
-    columns = [
+    columns: list[Any] = [
         pa.array([filled(own, i) for i in NUMBERS], own) for own in ((other, one) if is_turned else (one, other))
     ]
     sources = [with_column(root, tmp_path / str(at), column) for at, column in enumerate(columns)]
@@ -428,17 +428,17 @@ async def test_a_column_may_be_null_where_one_source_may(library: Library, tmp_p
     ("one", "other"),
     [
         (pa.string(), pa.large_string()),
-        (pa.list_(pa.struct({"a": pa.int8()})), pa.list_(pa.struct({"b": pa.int8()}))),
+        (pa.list_(pa.struct([("a", pa.int8())])), pa.list_(pa.struct([("b", pa.int8())]))),
         (pa.list_(pa.int8(), 2), pa.list_(pa.int8(), 3)),
         (pa.timestamp("us", "UTC"), pa.timestamp("us")),
-        (pa.struct({"a": pa.null()}), pa.struct({"a": pa.null(), "b": pa.null()})),
+        (pa.struct([("a", pa.null())]), pa.struct([("a", pa.null()), ("b", pa.null())])),
     ],
 )
 async def test_types_that_differ_otherwise_are_listed(
     library: Library, tmp_path: Path, one: pa.DataType, other: pa.DataType
 ) -> None:
     root = library(episodes=(4, 5)).root
-    sources = [with_column(root, tmp_path / str(at), pa.nulls(N, own)) for at, own in enumerate((one, other))]
+    sources = [with_column(root, tmp_path / str(at), pa.array([None] * N, own)) for at, own in enumerate((one, other))]
     with pytest.raises(MergeError, match=r"the stored type of feature extra is .* in .*0/data.*, but .* in .*1/data"):
         await merge_datasets(sources, tmp_path / "out")
     assert names(tmp_path) == {"0", "1"}
@@ -465,7 +465,7 @@ async def test_rows_that_cannot_be_written_leave_nothing(library: Library, tmp_p
     shutil.copytree(library(episodes=(4, 5)).root, root)
     (path,) = (root / "data").rglob("*.parquet")
     rows = pq.read_table(path)
-    state = rows["observation.state"].to_pylist()
+    state: list[Any] = rows["observation.state"].to_pylist()
     state[-1] = state[-1][:-1]
     place = rows.column_names.index("observation.state")
     pq.write_table(rows.set_column(place, "observation.state", [state]), path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from anyio import to_thread
@@ -15,7 +16,7 @@ from anyio import to_thread
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, DatasetError, MergeError
 from asyncfetch.fetch import Fetcher
-from asyncfetch.merge import Selection, merge_datasets
+from asyncfetch.merge import Selection, merge_datasets, select_episodes
 from asyncfetch.merge.apply import Options
 from asyncfetch.merge.plan import Limits, plan_merge
 from asyncfetch.merge.sources import load_source
@@ -132,6 +133,82 @@ async def test_what_describes_the_encoder_may_differ(library: Library, tmp_path:
         assert (video["video.crf"], video["video.extra_options"], video["video.height"]) == (None, {}, 64)
         assert video["video.g"] == read_json(truth.root, "info.json")["features"][TOP]["info"]["video.g"]
         assert "fps" not in features["action"]
+
+
+PICTURE = {"dtype": "image", "shape": [2, 2, 1], "names": ["height", "width", "channels"]}
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"is_depth_map": True, "depth_unit": "m"},
+        {"is_depth_map": True, "depth_unit": "mm", "own": {"deep": [1]}},
+        {"video.is_depth_map": True},
+        {"is_depth_map": False},
+        {},
+    ],
+)
+async def test_what_is_said_of_a_picture_in_the_table_stays(
+    library: Library, tmp_path: Path, info: dict[str, Any]
+) -> None:
+    """Also of numbers. What comes of it can be merged with what it is made of."""
+
+    def change(said: dict[str, Any]) -> None:
+        said["features"] |= {"depth": {**PICTURE, "info": info, "maker": "x"}}
+        said["features"]["action"] |= {"info": {"unit": "rad"}, "fps": 30.0}
+        said["note"] = {"by": "us"}
+
+    root = changed(library(episodes=(4, 5)).root, tmp_path / "source", change)
+    (path,) = (root / "data").rglob("*.parquet")
+    picture = pa.array([{"bytes": b"png", "path": None}] * 9, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    pq.write_table(pq.read_table(path).append_column("depth", picture), path)
+    one = await merge_datasets([root], tmp_path / "one")
+    await select_episodes(root, tmp_path / "part", [1])
+    two = await merge_datasets([tmp_path / "one", root, tmp_path / "part"], tmp_path / "two")
+    said = {"is_depth_map": True} if "video.is_depth_map" in info else info
+    for name in ("one", "part", "two"):
+        merged = read_json(tmp_path / name, "info.json")
+        assert merged["features"]["depth"] == {**PICTURE, "info": said, "maker": "x"}
+        assert merged["features"]["action"]["info"] == {"unit": "rad"}
+        assert merged["features"]["action"]["fps"] == 30.0
+        assert merged["note"] == {"by": "us"}
+    assert one.differences == two.differences == ()
+
+
+async def test_what_sources_say_differently_is_listed(library: Library, tmp_path: Path) -> None:
+    """Of a feature, of its info, and of the whole; in one source only, too."""
+
+    def change(said: dict[str, Any]) -> None:
+        said["features"]["action"] |= {"info": {"unit": "deg"}, "fps": 30.0}
+        said["features"][TOP]["info"] |= {"video.crf": 99, "lens": "wide", "video.height": 1, "audio.codec": "aac"}
+        said |= {"note": 2, "splits": {"train": "0:2", "test": "2:3"}, "total_videos": 7, "tools": [{"name": "a"}]}
+
+    root = library(episodes=(4, 5, 3)).root
+    one = changed(root, tmp_path / "one", lambda said: said["features"]["action"].update(info={"unit": "rad"}))
+    other = changed(root, tmp_path / "other", change)
+    report = await merge_datasets([one, other], tmp_path / "out")
+    crf = read_json(root, "info.json")["features"][TOP]["info"]["video.crf"]
+    assert set(report.differences) == {
+        f"note is 2 in {other}, but missing in {one}",
+        f"splits is {{'train': '0:2', 'test': '2:3'}} in {other}",
+        f"unit of action is 'rad' in {one}, but 'deg' in {other}",
+        f"fps of action is 30.0 in {other}, but missing in {one}",
+        f"video.crf of {TOP} is {crf} in {one}, but 99 in {other}",
+        f"lens of {TOP} is 'wide' in {other}, but missing in {one}",
+    }
+    assert read_json(tmp_path / "out", "info.json")["features"]["action"]["info"] == {}
+
+
+async def test_units_of_depth_that_differ_are_refused(library: Library, tmp_path: Path) -> None:
+    """In the table too, and depth beside what is none."""
+    root = library(episodes=(4,), cameras=()).root
+    infos = [{"is_depth_map": True, "depth_unit": "m"}, {"is_depth_map": True, "depth_unit": "mm"}, {}]
+    roots = [
+        changed(root, tmp_path / str(at), lambda said, info=info: said["features"].update(p={**PICTURE, "info": info}))
+        for at, info in enumerate(infos)
+    ]
+    with pytest.raises(MergeError, match=r"(?s)depth_unit of feature p is 'm' .* 'mm' .*is_depth_map .* True .* False"):
+        await merge_datasets(roots, tmp_path / "out")
 
 
 async def test_a_destination_with_files_is_refused_before_anything_is_read(tmp_path: Path) -> None:
