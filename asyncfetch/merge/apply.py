@@ -94,7 +94,8 @@ async def merge_datasets(
     datasets gives what merging all at once does.
 
     A fetch that fails, a cancellation or a kill leaves that folder where a file in it is finished. The same call goes
-    on from there; one for the same destination with other sources or limits removes it.
+    on from there, and where the destination is all there already, it tells of it as if it had just been written; one
+    for the same destination with other sources or limits removes the folder.
 
     On S3 nothing is renamed. A file is written in a temporary folder (``TMPDIR``), put when it is whole, and removed
     there, so that there are no more of them than workers; ``meta/info.json`` comes last. What is interrupted leaves

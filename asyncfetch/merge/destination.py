@@ -58,7 +58,8 @@ class Destination(Protocol):
         """Put right what a killed merge left.
 
         Raises:
-            MergeError: It isn't free and may not be replaced, or has to do with a source.
+            MergeError: It isn't free and may not be replaced, or has to do with a source. Where it is perhaps what a
+                merge has finished, ``Build.open`` raises it.
         """
         ...
 
@@ -82,6 +83,17 @@ class Build(Protocol):
         """Write beside others of the same plan, who agree on who writes what; errors as of ``open``."""
         ...
 
+    async def finished(self, fetcher: Fetcher) -> list[WrittenFile] | None:
+        """All files of the destination, where a merge of this plan was killed after the dataset had taken its place.
+
+        None where it wasn't, or the dataset isn't what it was then.
+        """
+        ...
+
+    async def forget(self, fetcher: Fetcher) -> None:
+        """Of the build of what is published there is nothing from now on."""
+        ...
+
     async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
         """The file, if it is finished and still what it was."""
         ...
@@ -101,7 +113,7 @@ class Build(Protocol):
     async def publish(
         self, fetcher: Fetcher, room: Path, files: Sequence[WrittenFile], metadata: Sequence[str], *, overwrite: bool
     ) -> None:
-        """The dataset is there from now on, and of the build nothing else.
+        """The dataset is there from now on. That it is finished is known until ``forget``.
 
         Args:
             fetcher: Writes.

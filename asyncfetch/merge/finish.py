@@ -17,10 +17,13 @@ from asyncfetch.merge.tables import write_episodes, write_tasks
 from asyncfetch.merge.units import file_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from asyncfetch.merge.plan import MergePlan
+    from asyncfetch.merge.sources import Source
     from asyncfetch.merge.statistics import Statistics
     from asyncfetch.merge.summaries import Summary
 
@@ -69,30 +72,43 @@ def _overall_statistics(build: _Build) -> dict[str, Statistics]:
     sources = build.plan.sources
     for key, feature in sources[0].metadata.features.items():
         if has_pictures(feature):
-            parts = [_picture_statistics(build, number, key) for number in range(len(sources))]
-            weighed = [part for part in parts if part is not None]
-            if len(weighed) == len(parts) and (combined := statistics.combine(weighed)) is not None:
+            parts = [_picture_statistics(source, key) for source in sources]
+            weighed = [part for own in parts for part in own]
+            if all(parts) and (combined := statistics.combine(weighed)) is not None:
                 overall[key] = combined
         elif key in build.numbers:
             overall[key] = build.numbers[key]
     return overall
 
 
-def _picture_statistics(build: _Build, number: int, key: str) -> Mapping[str, Any] | None:
-    """A source's own, or those of its episodes; None where neither are there whole, or they are of no picture."""
-    source = build.plan.sources[number]
-    own = (source.metadata.stats or {}).get(key)
-    if own is not None and own.keys() >= _NEEDED:
-        return own if np.any(own["count"]) else None
+def _picture_statistics(source: Source, key: str) -> Sequence[Mapping[str, Any]]:
+    """A source's own, or those of its episodes; empty where neither are there whole, or they are of no picture.
+
+    Where both say the same, counts, means and deviations are those of its episodes: then the sums of a merge of merges
+    are those of the merge of all, term by term.
+    """
     columns = source.picture_statistics[key]
-    if not columns.keys() >= _NEEDED:
-        return None
-    is_known = np.all([columns[name].is_known for name in _NEEDED], axis=0)
-    parts = [
-        {name: column.values[episode] for name, column in columns.items() if column.is_known[episode]}
-        for episode in np.flatnonzero(is_known)
-    ]
-    return statistics.combine(parts)
+    parts: list[dict[str, Any]] = []
+    if columns.keys() >= _NEEDED:
+        is_known = np.all([columns[name].is_known for name in _NEEDED], axis=0)
+        parts = [
+            {name: column.values[episode] for name, column in columns.items() if column.is_known[episode]}
+            for episode in np.flatnonzero(is_known)
+        ]
+    combined = statistics.combine(parts)
+    own = (source.metadata.stats or {}).get(key)
+    if own is None or not own.keys() >= _NEEDED:
+        return parts if combined is not None else ()
+    if not np.any(own["count"]):
+        return ()
+    if combined is None or not all(_is_same(own[name], combined[name]) for name in _NEEDED):
+        return (own,)
+    return [{**own, **{name: part[name] for name in _NEEDED}} for part in parts]
+
+
+def _is_same(one: Any, other: NDArray[Any]) -> bool:  # noqa: ANN401 - as JSON has it
+    """But for what was rounded: a deviation that LeRobot takes from sums of squares is off by 1e-8."""
+    return np.shape(one) == other.shape and np.allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
 def _write_episode_table(build: _Build) -> None:

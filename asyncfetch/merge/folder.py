@@ -5,6 +5,7 @@
         dataset/    what becomes the destination, by renaming
         journal/    a small file for each that is finished, with its size and checksum
         replaced    what was at the destination, between two renames
+    finished    what the dataset is, from just before it takes its place until all else here is gone
 
 The fingerprint is that of the plan, of which every byte follows, so what is finished there is what would be written
 again. A file that isn't in the journal, or isn't what the journal says, is written anew.
@@ -27,9 +28,17 @@ from asyncfetch.errors import MergeError
 from asyncfetch.merge.destination import WrittenFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["BuildFolder", "build_folder", "locked", "open_folder", "restore_target", "share_folder"]
+__all__ = [
+    "BuildFolder",
+    "build_folder",
+    "is_perhaps_finished",
+    "locked",
+    "open_folder",
+    "restore_target",
+    "share_folder",
+]
 
 _READ_BYTES = 1024 * 1024
 
@@ -55,6 +64,20 @@ class BuildFolder:
         """What was at the destination."""
         return self.root / "replaced"
 
+    @property
+    def finished(self) -> Path:
+        """What the dataset is that takes its place, or has taken it."""
+        return self.root / "finished"
+
+    def finished_at(self, target: Path) -> list[WrittenFile] | None:
+        """The files of the target, where it is what was built here and nothing else. Reads all of it."""
+        try:
+            noted = [WrittenFile(**one) for one in json.loads(self.finished.read_text())]
+            paths = sorted(str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir())
+            return noted if noted == [_measure(target / path, path) for path in paths] else None
+        except (FileNotFoundError, ValueError):  # there is none, or half of it, or of the dataset
+            return None
+
     def find(self, path: str) -> WrittenFile | None:
         """The file, if it is finished and still what it was. Reads all of it."""
         with suppress(OSError, ValueError, TypeError):
@@ -78,34 +101,42 @@ class BuildFolder:
         return sum(path.stat().st_size for path in self.dataset.rglob("*") if path.is_file())
 
     def keep_finished(self) -> int:
-        """How many files the journal has; the folder is removed where it has none."""
+        """How many files the journal has; the folder is removed where nothing is finished."""
         count = sum(1 for _ in (self.root / "journal").glob("*.json"))
-        if not count:
+        if not count and not self.finished.exists():
             self.remove()
         return count
 
-    def publish(self, target: Path, *, overwrite: bool) -> None:
-        """Move the dataset to the target, and what is there out of its way.
+    def publish(self, target: Path, files: Sequence[WrittenFile], metadata: Sequence[str], *, overwrite: bool) -> None:
+        """Move the dataset to the target, and what is there out of its way. Until ``remove`` that is known.
 
         Raises:
             MergeError: It was made, or filled, by somebody else.
         """
         moves = overwrite and target.exists()
+        whole = [*files, *(_measure(self.dataset / path, path) for path in metadata)]
+        noted = [asdict(file) for file in sorted(whole, key=lambda file: file.path)]
+        self.finished.write_text(json.dumps(noted))
         if moves:
             target.rename(self.replaced)
         try:
             self.dataset.rename(target)  # onto an empty directory too, but onto no other
         except OSError as error:
+            self.finished.unlink()
             if moves:
                 self.replaced.rename(target)
             raise MergeError(f"{target} was written to by somebody else during the merge: {error}") from error
-        self.remove()
+        self._remove_all_but_the_note()
 
     def remove(self) -> None:
         """All of it, the lock last: where that is killed, the next merge sees that it may go."""
+        self._remove_all_but_the_note()
+        self.finished.unlink(missing_ok=True)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _remove_all_but_the_note(self) -> None:
         for directory in (self.replaced, self.dataset, self.root / "journal"):
             shutil.rmtree(directory, ignore_errors=True)
-        shutil.rmtree(self.root, ignore_errors=True)
 
     def _note(self, path: str) -> Path:
         return self.root / "journal" / f"{blake2b(path.encode(), digest_size=16).hexdigest()}.json"
@@ -143,6 +174,7 @@ def open_folder(folder: BuildFolder, target: Path) -> Iterator[None]:
     with locked(folder.root) as is_mine:
         if is_mine is False:
             raise _busy(target, folder)
+        folder.finished.unlink(missing_ok=True)  # of what isn't there any more
         if target.exists():  # a merge was killed when it had taken its place, before it had tidied up
             shutil.rmtree(folder.replaced, ignore_errors=True)
         yield
@@ -154,6 +186,11 @@ def restore_target(target: Path) -> None:
         with locked(folder.root) as is_mine:
             if is_mine and folder.replaced.exists() and not target.exists():
                 folder.replaced.rename(target)
+
+
+def is_perhaps_finished(target: Path) -> bool:
+    """Whether a merge was killed when its dataset was about to take its place here, or had taken it."""
+    return any(folder.finished.exists() for folder in _folders(target))
 
 
 def _prefix(target: Path) -> str:

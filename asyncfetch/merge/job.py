@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from asyncfetch.merge.destination import Build, Destination
+    from asyncfetch.merge.destination import Build, Destination, WrittenFile
     from asyncfetch.merge.kernel import Pool, Workplace
     from asyncfetch.merge.plan import Limits, MergePlan
     from asyncfetch.merge.progress import Progress
@@ -129,7 +129,7 @@ async def carry_out(jobs: Sequence[MergeJob], pool: Pool, progress: Progress) ->
     """Write what isn't written yet: number of files and their bytes, by job.
 
     When all of it is written, the datasets take their places one right after the other: what ends earlier leaves none,
-    and all of it is gone on with.
+    and all of it is gone on with. What was killed after that is told like what is written now.
 
     Raises:
         MergeError: There is no room or no leave to write, or the destination is being built or was filled by somebody
@@ -143,15 +143,20 @@ async def carry_out(jobs: Sequence[MergeJob], pool: Pool, progress: Progress) ->
 
 
 async def _carry_out(jobs: Sequence[MergeJob], pool: Pool, progress: Progress) -> list[tuple[int, int]]:
+    finished = [await job.build.finished(pool.fetcher) for job in jobs]
     async with AsyncExitStack() as stack:
-        for job in jobs:
-            await stack.enter_async_context(
-                job.build.open(pool.fetcher, job.needed(pool.workers), overwrite=job.overwrite)
-            )
+        for job, files in zip(jobs, finished, strict=True):
+            if files is None:
+                needed = job.needed(pool.workers)
+                await stack.enter_async_context(job.build.open(pool.fetcher, needed, overwrite=job.overwrite))
         publications: list[Callable[[], Awaitable[None]]] = []
         written = []
-        pool.expect(sum(job.seconds for job in jobs))
-        for job in jobs:
+        pool.expect(sum(job.seconds for job, files in zip(jobs, finished, strict=True) if files is None))
+        for job, there in zip(jobs, finished, strict=True):
+            if there is not None:
+                _tell_of(job, there, progress)
+                written.append((len(there), sum(file.nbytes for file in there)))
+                continue
             files, summary, numbers = await write_and_summarise(pool, job.units, job.build, progress)
             room = await stack.enter_async_context(job.build.room())
             metadata = await anyio.to_thread.run_sync(write_metadata, job.plan, summary, numbers, room)
@@ -162,7 +167,16 @@ async def _carry_out(jobs: Sequence[MergeJob], pool: Pool, progress: Progress) -
             written.append((len(files) + len(metadata), sum(file.nbytes for file in files) + nbytes))
         for publish in publications:
             await publish()
+        for job in jobs:
+            await job.build.forget(pool.fetcher)
     return written
+
+
+def _tell_of(job: MergeJob, files: Sequence[WrittenFile], progress: Progress) -> None:
+    paths = {unit.path for unit in job.units}
+    for file in files:
+        if file.path in paths:
+            progress.finished(job.build.url(file.path), file.nbytes)
 
 
 async def carry_out_share(job: MergeJob, pool: Pool, rank: int, world_size: int) -> None:
@@ -173,6 +187,8 @@ async def carry_out_share(job: MergeJob, pool: Pool, rank: int, world_size: int)
         FetchError, DatasetError: See ``carry_out``.
     """
     with system_errors([job.destination.name]):
+        if await job.build.finished(pool.fetcher) is not None:
+            return
         async with job.build.share(pool.fetcher, job.needed(pool.workers), overwrite=job.overwrite):
             await write_files(pool, job.units[rank::world_size], job.build)
 

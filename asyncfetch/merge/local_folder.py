@@ -15,7 +15,14 @@ import anyio.to_thread
 from asyncfetch.errors import DatasetError, MergeError
 from asyncfetch.fetch.transports.file import local_path
 from asyncfetch.merge.destination import check_space, is_taken
-from asyncfetch.merge.folder import BuildFolder, build_folder, open_folder, restore_target, share_folder
+from asyncfetch.merge.folder import (
+    BuildFolder,
+    build_folder,
+    is_perhaps_finished,
+    open_folder,
+    restore_target,
+    share_folder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -54,8 +61,8 @@ class LocalFolder:
                 raise MergeError(f"{target} is, holds or lies in the source {source}: sources are never changed")
         if target.is_symlink() or (target.exists() and not target.is_dir()):
             raise MergeError(f"{target} isn't a directory; remove it or choose another destination")
-        if target.exists() and any(target.iterdir()) and not overwrite:
-            raise is_taken(target)
+        if not overwrite and not is_perhaps_finished(target):
+            _check_free(target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,8 @@ class LocalBuild:
     async def open(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
         """See Build."""
         folder = self.folder
+        if not overwrite:
+            await anyio.to_thread.run_sync(_check_free, self.target)
         with ExitStack() as stack:
             await anyio.to_thread.run_sync(stack.enter_context, open_folder(folder, self.target))
             try:
@@ -87,10 +96,20 @@ class LocalBuild:
     @asynccontextmanager
     async def share(self, fetcher: Fetcher, needed: Needed, *, overwrite: bool) -> AsyncIterator[None]:
         """See Build."""
+        if not overwrite:
+            await anyio.to_thread.run_sync(_check_free, self.target)
         with ExitStack() as stack:
             await anyio.to_thread.run_sync(stack.enter_context, share_folder(self.folder, self.target))
             await anyio.to_thread.run_sync(self._check_space, needed)
             yield
+
+    async def finished(self, fetcher: Fetcher) -> list[WrittenFile] | None:
+        """See Build. Reads all of it."""
+        return await anyio.to_thread.run_sync(self.folder.finished_at, self.target)
+
+    async def forget(self, fetcher: Fetcher) -> None:
+        """See Build."""
+        await anyio.to_thread.run_sync(self.folder.remove)
 
     async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
         """See Build. Reads all of it."""
@@ -119,10 +138,16 @@ class LocalBuild:
         overwrite: bool,
     ) -> None:
         """See Build."""
-        await anyio.to_thread.run_sync(partial(self.folder.publish, self.target, overwrite=overwrite))
+        publish = partial(self.folder.publish, self.target, files, metadata, overwrite=overwrite)
+        await anyio.to_thread.run_sync(publish)
 
     def _check_space(self, needed: Needed) -> None:
         check_space(self.folder.root, needed.dataset - self.folder.measure())
+
+
+def _check_free(target: Path) -> None:
+    if target.exists() and any(target.iterdir()):
+        raise is_taken(target)
 
 
 def _place_of(source: str) -> Path | None:

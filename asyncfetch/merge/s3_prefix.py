@@ -2,6 +2,7 @@
 
     PREFIX/data/ videos/ meta/              each file put when it is whole, what was there replaced
     PREFIX/.merging-FINGERPRINT/begun       put before anything else: what is there is a merge under way
+    PREFIX/.merging-FINGERPRINT/finished    what the dataset is, put right before info.json, and the last to go
     PREFIX/.merging-FINGERPRINT/PATH        the note that the dataset's file PATH is finished, with its size and tag
 
 ``meta/info.json`` is removed first and put last, so nobody takes a mixture for a dataset; the notes go after it. They
@@ -17,6 +18,7 @@ import tempfile
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +43,7 @@ __all__ = ["S3Prefix"]
 
 _DELETED_AT_ONCE = 16
 _MARK = ".merging-"
+_FINISHED = "finished"
 _SCHEMES = frozenset({"s3", "s3a"})
 """Of sources on S3; the second one is fsspec's."""
 
@@ -62,16 +65,21 @@ class S3Prefix:
             if scheme.lower() in _SCHEMES and (own.startswith(target) or target.startswith(own)):
                 raise MergeError(f"{self.name} is, holds or lies in the source {source}: sources are never changed")
         if not overwrite:
-            await self.check_free(fetcher)
+            await self.check_free(fetcher, or_finished=True)
 
-    async def check_free(self, fetcher: Fetcher) -> None:
-        """Raise MergeError unless nothing is there but what a killed merge left."""
+    async def check_free(self, fetcher: Fetcher, *, or_finished: bool = False) -> None:
+        """Raise MergeError unless nothing is there but what a killed merge left, which perhaps was finished."""
         entries = await _list(fetcher, self.name)
         if not entries:
             return
-        is_left_over = any(entry.startswith(join_url(self.name, _MARK)) for entry in entries)
-        if not is_left_over or join_url(self.name, INFO_PATH) in await _list(fetcher, join_url(self.name, "meta")):
-            raise is_taken(self.name)
+        left_over = [entry for entry in entries if entry.startswith(join_url(self.name, _MARK))]
+        if left_over and join_url(self.name, INFO_PATH) not in await _list(fetcher, join_url(self.name, "meta")):
+            return
+        if or_finished:
+            for entry in left_over:
+                if join_url(entry, _FINISHED) in await _list(fetcher, entry):
+                    return
+        raise is_taken(self.name)
 
     def build(self, fingerprint: str) -> S3Build:
         """See Destination."""
@@ -111,6 +119,23 @@ class S3Build:
         await fetcher.put(self._note("begun"), b"")
         yield
 
+    async def finished(self, fetcher: Fetcher) -> list[WrittenFile] | None:
+        """See Build."""
+        try:
+            noted = json.loads(bytes(await fetcher.fetch(self._note(_FINISHED))))
+            *files, info = [WrittenFile(**one) for one in noted]
+            content = bytes(await fetcher.fetch(self.url(info.path)))
+            states = await gather(*(partial(fetcher.stat, self.url(file.path)) for file in files))
+        except NotFound:
+            return None
+        now = [WrittenFile(file.path, state.size, str(state.etag)) for file, state in zip(files, states, strict=True)]
+        return [*files, info] if [*now, _described(info.path, content)] == [*files, info] else None
+
+    async def forget(self, fetcher: Fetcher) -> None:
+        """See Build."""
+        await _delete(fetcher, set(await _list(fetcher, self.url(self.journal), deep=True)) - {self._note(_FINISHED)})
+        await fetcher.delete(self._note(_FINISHED))
+
     async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
         """See Build."""
         with suppress(NotFound, ValueError, TypeError):
@@ -148,14 +173,17 @@ class S3Build:
     ) -> None:
         """See Build."""
         *others, info = metadata
+        whole = list(files)
         for path in others:
-            await fetcher.put(self.url(path), room / path)
-        wanted = {self.url(path) for path in (*(file.path for file in files), *others)}
+            put = await fetcher.put(self.url(path), room / path)
+            whole.append(WrittenFile(path, put.size, str(put.etag)))
+        wanted = {self.url(file.path) for file in whole}
         there = await _list(fetcher, self.prefix.name, deep=True)
-        notes = [url for url in there if url.startswith(self._note(""))]
-        await _delete(fetcher, set(there) - wanted - set(notes))
-        await fetcher.put(self.url(info), room / info)
-        await _delete(fetcher, notes)
+        await _delete(fetcher, {url for url in there if not url.startswith(self._note(""))} - wanted)
+        content = await anyio.to_thread.run_sync((room / info).read_bytes)
+        noted = [asdict(file) for file in (*whole, _described(info, content))]
+        await fetcher.put(self._note(_FINISHED), json.dumps(noted).encode())
+        await fetcher.put(self.url(info), content)
 
     async def _remove(self, fetcher: Fetcher) -> None:
         """What was put, and the notes of it after that."""
@@ -165,6 +193,11 @@ class S3Build:
 
     def _note(self, path: str) -> str:
         return f"{self.url(self.journal)}/{path}"
+
+
+def _described(path: str, content: bytes) -> WrittenFile:
+    """A file whose entity tag isn't known before it is put."""
+    return WrittenFile(path, len(content), blake2b(content, digest_size=16).hexdigest())
 
 
 async def _list(fetcher: Fetcher, url: str, *, deep: bool = False) -> list[str]:

@@ -88,8 +88,7 @@ async def split_dataset(
     """Write parts of a dataset as datasets, each in a directory of its name in the destination.
 
     All are there at the end, one right after the other, and before that none. The same call goes on with what was
-    interrupted, unless it was killed in just that moment: then those that are there are refused, and ``overwrite``
-    replaces them.
+    interrupted, also between two of them.
 
     Args:
         source: A directory or url.

@@ -260,6 +260,39 @@ async def test_a_dataset_whose_merge_was_killed_behind_its_end_is_one(library: L
     assert not any("merging" in name for name in content)
 
 
+async def test_what_ended_behind_its_end_is_told_by_the_same_call(library: Library) -> None:
+    """Where its notes could not be removed any more; but not when the dataset has been changed since."""
+    root = library(episodes=(4, 5)).root
+    content: dict[str, bytes] = {}
+
+    def refuse(request: ServedRequest) -> Fault | None:
+        is_over = "bucket/sets/out/meta/info.json" in content
+        return Fault.status(403) if is_over and request.method == "DELETE" else None
+
+    async with S3Server(content, fault=refuse) as server:
+        fetch = config(server)
+        with pytest.raises(AccessDenied):
+            await merge_datasets([root], OUT, fetch=fetch)
+        with pytest.raises(MergeError, match="isn't empty"):
+            await merge_datasets([root, root], OUT, fetch=fetch)
+        (video, *_) = (name for name in content if name.endswith(".mp4"))
+        whole = dict(content)
+        for name in (video, "bucket/sets/out/meta/info.json"):
+            content[name] += b" "
+            with pytest.raises(MergeError, match="isn't empty"):
+                await merge_datasets([root], OUT, fetch=fetch)
+            content[name] = whole[name]
+        server._fault = None
+        before = len(server.requests)
+        report = await merge_datasets([root], OUT, fetch=fetch)
+        assert "PUT" not in {request.method for request in server.requests[before:]}
+    assert (report.files, report.bytes) == (len(below(content)), sum(map(len, below(content).values())))
+    assert (
+        below(content).items() <= {name.removeprefix("bucket/sets/out/"): data for name, data in whole.items()}.items()
+    )
+    assert not any("merging" in name for name in content)
+
+
 @pytest.mark.parametrize("destination", [OUT, OUT.replace("s3", "S3")])
 @pytest.mark.parametrize(
     "source", [OUT, f"{OUT}/", f"{OUT}/part", "s3://bucket/sets", "S3://bucket/sets/out", "s3a://bucket/sets/out"]

@@ -77,6 +77,17 @@ async def test_recorded_datasets(tmp_path: Path) -> None:
     assert read_json(out, "info.json")["total_tasks"] == len({task for _, tasks in expected for task in tasks})
 
 
+async def test_statistics_of_a_merge_of_merges_are_those_of_the_merge_of_all(tmp_path: Path) -> None:
+    """To the last bit, those of pictures too."""
+    await merge_datasets(ROOTS, tmp_path / "flat")
+    await merge_datasets(ROOTS[:3], tmp_path / "left")
+    await merge_datasets(ROOTS[1:3], tmp_path / "middle")
+    await merge_datasets([tmp_path / "left", ROOTS[3]], tmp_path / "one")
+    await merge_datasets([ROOTS[0], tmp_path / "middle", ROOTS[3]], tmp_path / "other")
+    stats = [(tmp_path / name / "meta/stats.json").read_bytes() for name in ("flat", "one", "other")]
+    assert stats[0] == stats[1] == stats[2]
+
+
 async def test_another_codec_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MergeError, match=f"codec of {TOP} is 'av1' in .*merge-a.*, but 'h264' in .*h264"):
         await merge_datasets([*ROOTS, DATA / "h264"], tmp_path / "out")

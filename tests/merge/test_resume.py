@@ -9,13 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
 from asyncfetch.errors import FetchError, MergeError
-from asyncfetch.merge import merge_datasets
+from asyncfetch.merge import merge_datasets, split_dataset
 from asyncfetch.merge.folder import BuildFolder, open_folder
 from tests.merge.test_merge import all_files, check_merged
 from tests.merge.test_safety import names
@@ -208,3 +210,86 @@ async def test_what_the_system_refuses_is_an_error_of_ours(library: Library, tmp
         resource.setrlimit(resource.RLIMIT_FSIZE, soft_hard)
     await merge_datasets([root], tmp_path / "out")
     assert names(tmp_path) == {"file", "out"}
+
+
+ENDING = """
+import os, signal, sys
+import anyio
+from asyncfetch.merge import folder, merge_datasets, split_dataset
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+publish = folder.BuildFolder.publish
+def once(*arguments, **options):
+    folder.BuildFolder.publish = die
+    publish(*arguments, **options)
+
+what, source, target = sys.argv[1:]
+if what == "split":
+    folder.BuildFolder.publish = once
+    anyio.run(split_dataset, source, {"a": 0.5, "b": 0.5}, target)
+else:
+    folder.BuildFolder.remove = die
+    anyio.run(merge_datasets, [source, source], target)
+"""
+"""Dies right behind a dataset's taking its place."""
+
+
+async def die_behind_the_end(what: str, source: Path, target: Path) -> None:
+    command = [sys.executable, "-c", ENDING, what, str(source), str(target)]
+    done = await anyio.run_process(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+async def test_what_was_killed_behind_its_end_is_told_by_the_same_call(
+    library: Library, tmp_path: Path, overwrite: bool
+) -> None:
+    """And isn't written again."""
+    source, target = library(episodes=(4, 5)).root, tmp_path / "out"
+    whole = await merge_datasets([source, source], tmp_path / "whole")
+    await die_behind_the_end("merge", source, target)
+    before = {path: path.stat().st_ino for path in target.rglob("*")}
+    told: list[MergeProgress] = []
+    report = await merge_datasets([source, source], target, overwrite=overwrite, progress=told.append)
+    assert replace(report, destination=whole.destination, seconds=whole.seconds) == whole
+    assert (told[-1].files_done, told[-1].bytes_done) == (told[-1].files_total, told[-1].bytes_total)
+    assert {path: path.stat().st_ino for path in target.rglob("*")} == before
+    assert all_files(target) == all_files(tmp_path / "whole")
+    assert names(tmp_path) == {"out", "whole"}
+    with pytest.raises(MergeError, match="isn't empty"):
+        await merge_datasets([source, source], target)
+
+
+async def test_of_a_split_killed_between_its_parts_the_rest_is_written(library: Library, tmp_path: Path) -> None:
+    source = library(episodes=(4, 5)).root
+    whole = await split_dataset(source, {"a": 0.5, "b": 0.5}, tmp_path / "whole")
+    await die_behind_the_end("split", source, tmp_path / "out")
+    assert (tmp_path / "out/a/meta/info.json").is_file()
+    assert not (tmp_path / "out/b").exists()
+    reports = await split_dataset(source, {"a": 0.5, "b": 0.5}, tmp_path / "out")
+    assert {name: one.bytes for name, one in reports.items()} == {name: one.bytes for name, one in whole.items()}
+    assert all_files(tmp_path / "out") == all_files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("change", ["a file less", "a file more", "another byte", "other sources"])
+async def test_what_is_not_what_was_asked_for_is_refused(library: Library, tmp_path: Path, change: str) -> None:
+    source, target = library(episodes=(4, 5)).root, tmp_path / "out"
+    await die_behind_the_end("merge", source, target)
+    path = next(target.rglob("*.mp4"))
+    sources = [source, source]
+    match change:
+        case "a file less":
+            path.unlink()
+        case "a file more":
+            path.with_name("more").touch()
+        case "another byte":
+            path.write_bytes(path.read_bytes()[:-1] + b"x")
+        case _:
+            sources.append(source)
+    with pytest.raises(MergeError, match="isn't empty"):
+        await merge_datasets(sources, target)
+    await merge_datasets(sources, target, overwrite=True)
+    assert names(tmp_path) == {"out"}
+    await check_merged(target, [library(episodes=(4, 5))] * len(sources))

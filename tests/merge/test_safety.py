@@ -160,7 +160,9 @@ async def test_what_is_said_of_a_picture_in_the_table_stays(
 
     root = changed(library(episodes=(4, 5)).root, tmp_path / "source", change)
     (path,) = (root / "data").rglob("*.parquet")
-    picture = pa.array([{"bytes": b"png", "path": None}] * 9, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    picture = pa.array(
+        [{"bytes": b"png", "path": None}] * 9, pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    )
     pq.write_table(pq.read_table(path).append_column("depth", picture), path)
     one = await merge_datasets([root], tmp_path / "one")
     await select_episodes(root, tmp_path / "part", [1])
@@ -202,11 +204,10 @@ async def test_what_sources_say_differently_is_listed(library: Library, tmp_path
 async def test_units_of_depth_that_differ_are_refused(library: Library, tmp_path: Path) -> None:
     """In the table too, and depth beside what is none."""
     root = library(episodes=(4,), cameras=()).root
-    infos = [{"is_depth_map": True, "depth_unit": "m"}, {"is_depth_map": True, "depth_unit": "mm"}, {}]
-    roots = [
-        changed(root, tmp_path / str(at), lambda said, info=info: said["features"].update(p={**PICTURE, "info": info}))
-        for at, info in enumerate(infos)
-    ]
+    roots: list[Path] = []
+    for info in ({"is_depth_map": True, "depth_unit": "m"}, {"is_depth_map": True, "depth_unit": "mm"}, {}):
+        own = {"p": {**PICTURE, "info": info}}
+        roots.append(changed(root, tmp_path / str(len(roots)), lambda said, own=own: said["features"].update(own)))  # type: ignore[misc]
     with pytest.raises(MergeError, match=r"(?s)depth_unit of feature p is 'm' .* 'mm' .*is_depth_map .* True .* False"):
         await merge_datasets(roots, tmp_path / "out")
 
