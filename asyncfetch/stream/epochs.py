@@ -36,6 +36,7 @@ MAX_EPOCH = 2**63 - 2
 MAX_WORKERS = 1024
 """Loader workers of one rank that epochs are counted for."""
 
+_SETTINGS = 5
 _PLACES = 4 * MAX_WORKERS
 """For notes; 492 kB. A place is used again by the process that was started so many later."""
 _FIELDS = ("loader", "worker", "turn", "workers", "settings", "epoch", "finished")
@@ -53,6 +54,8 @@ class Turn:
     """To be called where the worker came to the end of its share; whether no epoch was set or loaded meanwhile."""
     is_share: bool = False
     """Whether it is a loader's worker's, who doesn't know how far the pass is where its share has ended."""
+    check: Callable[[], None] = lambda: None
+    """To be called before a sample is given: raises ConfigError where a state was loaded meanwhile."""
 
 
 class EpochCounter:
@@ -64,12 +67,12 @@ class EpochCounter:
     """
 
     def __init__(self) -> None:
-        self.share(np.zeros(3 + _PLACES * (1 + 2 * len(_FIELDS)), dtype=np.int64))
+        self.share(np.zeros(_SETTINGS + _PLACES * (1 + 2 * len(_FIELDS)), dtype=np.int64))
 
     def share(self, memory: NDArray[np.int64]) -> None:
         """Count in this memory, made as a copy of ``self.memory``; other processes may share it."""
         self.memory = memory
-        self._set, self._newest, notes = np.split(memory, [3, 3 + _PLACES])
+        self._set, self._newest, notes = np.split(memory, [_SETTINGS, _SETTINGS + _PLACES])
         # Two notes a place: the newer one is announced when it is whole, and nobody reads the other any more.
         self._notes: NDArray[Any] = notes.view(_NOTE).reshape(_PLACES, 2)
 
@@ -79,9 +82,13 @@ class EpochCounter:
 
     def shared(self) -> int | None:
         """Epoch of the latest pass that workers share, begun after the latest ``set``; None where there was none."""
-        notes = self._newest_notes()
-        notes = notes[(notes["settings"] == self._set[0]) & (notes["turn"] > 0)]
-        return int(notes["epoch"].max()) if len(notes) else None
+        epochs = self._shared_notes()["epoch"]
+        return int(epochs.max()) if len(epochs) else None
+
+    def sharing(self) -> set[int]:
+        """How many workers share that pass; of several loaders, each."""
+        notes = self._shared_notes()
+        return set(notes["workers"][notes["epoch"] == self.shared()].tolist())
 
     @property
     def settings(self) -> int:
@@ -96,9 +103,35 @@ class EpochCounter:
         """
         return int(self._set[2])
 
+    @property
+    def loaded(self) -> int:
+        """Epoch that the state loaded latest goes on with; 0 where none was."""
+        return int(self._set[3])
+
+    @property
+    def loads(self) -> int:
+        """How many states were loaded for all who count here: see ``note_load``."""
+        return int(self._set[4])
+
+    def note_load(self) -> None:
+        """Have those know who count here and weren't given the state that was loaded: passes that have begun, copies.
+
+        A ``StatefulDataLoader`` gives it to each of its workers, so those don't call this.
+        """
+        self._set[4] += 1
+
+    def check_loads(self, known: int) -> None:
+        """Raises ConfigError where a state was loaded that who knows of so many hasn't got."""
+        if self._set[4] != known:
+            raise ConfigError(
+                "a state was loaded after this pass, or the loader's workers that read it, had begun, and these can't "
+                "go on from it: call load_state_dict before iterating, with persistent workers before the loader is "
+                "iterated for the first time; to go on now, iterate anew, by a new loader where its workers persist"
+            )
+
     def load(self, epoch: int, state_epoch: int) -> None:
         """``set`` where a state of this epoch, or of the one before it, was loaded."""
-        self._set[2] = state_epoch
+        self._set[2:4] = state_epoch, epoch
         self._note_set(epoch)
 
     def set(self, epoch: int) -> None:
@@ -106,10 +139,12 @@ class EpochCounter:
         self._set_to(check_epoch(epoch))
 
     def _set_to(self, epoch: int) -> None:
-        current = self.current()
+        self._note_finished(self.current())
+        self._note_set(epoch)
+
+    def _note_finished(self, current: int) -> None:
         if current > self._set[1]:  # by what workers have finished since
             self._set[2] = max(self.finished, current)
-        self._note_set(epoch)
 
     def _note_set(self, epoch: int) -> None:
         # The count is written last here and read first elsewhere: the new count never goes with the old epoch.
@@ -119,7 +154,8 @@ class EpochCounter:
     def begin(self, epoch: int | None = None) -> Turn:
         """A pass of one consumer in this process; one of a given epoch counts only where that is the next."""
         epoch = check_epoch(self.current() if epoch is None else epoch)
-        return Turn(epoch, partial(self._finish_alone, epoch, self.settings))
+        finish = partial(self._finish_alone, epoch, self.settings)
+        return Turn(epoch, finish, check=partial(self.check_loads, self.loads))
 
     def begin_share(self, worker: int, workers: int, loader: int, process: int | None = None) -> Turn:
         """A worker's share of a pass, to be begun when no worker of this loader is busy with the pass before.
@@ -143,7 +179,8 @@ class EpochCounter:
         slot = 1 - int(self._newest[place])
         self._notes[place, slot] = (loader, worker, turn, workers, settings, epoch, False)
         self._newest[place] = slot
-        return Turn(int(epoch), partial(self._finish_share, place, slot, (loader, worker, turn)), is_share=True)
+        finish = partial(self._finish_share, place, slot, (loader, worker, turn))
+        return Turn(int(epoch), finish, is_share=True, check=partial(self.check_loads, self.loads))
 
     def _finish_alone(self, epoch: int, settings: int) -> bool:
         is_latest = self.settings == settings
@@ -157,12 +194,17 @@ class EpochCounter:
             self._notes["finished"][place, slot] = True
         return bool(note["settings"] == self.settings)
 
+    def _shared_notes(self) -> NDArray[Any]:
+        notes = self._newest_notes()
+        shared: NDArray[Any] = notes[(notes["settings"] == self._set[0]) & (notes["turn"] > 0)]
+        return shared
+
     def _newest_notes(self) -> NDArray[Any]:
         notes: NDArray[Any] = self._notes[np.arange(_PLACES), self._newest]
         return notes
 
     def _next(self, notes: NDArray[Any]) -> int:
-        settings, epoch, _ = self._set.tolist()
+        settings, epoch = self._set[:2].tolist()
         notes = notes[(notes["settings"] == settings) & (notes["turn"] > 0)]
         if not len(notes):
             return int(epoch)
@@ -171,7 +213,7 @@ class EpochCounter:
         return int(last["epoch"][0]) + bool((finished == passes["workers"]).any())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _counter_at, (self.current(),)
+        return _counter_at, (self.current(), self._set.tolist())
 
 
 def check_epoch(epoch: Any) -> int:  # noqa: ANN401 - what a user gave
@@ -192,7 +234,9 @@ def child_number() -> int | None:
     return identity[-1] if identity else None
 
 
-def _counter_at(epoch: int) -> EpochCounter:
+def _counter_at(epoch: int, settings: list[int]) -> EpochCounter:
     counter = EpochCounter()
-    counter._set_to(epoch)
+    counter._set[:] = settings
+    counter._note_finished(epoch)
+    counter._note_set(epoch)
     return counter

@@ -162,6 +162,12 @@ class Mixture(SampleSource[OpenMixture]):
 
     def plan(self, opened: OpenMixture, placement: Placement, epoch: int) -> PassPlan:
         """See SampleSource."""
+        for member, stream in enumerate(self.streams):
+            if stream.has_unused_state:
+                raise ConfigError(
+                    f"a state was loaded into member {member} of this mixture, which reads no member's own state: load "
+                    "a state of the mixture into the mixture, and make it of streams that none was loaded into"
+                )
         identity, mixed = self._epoch(opened, placement, epoch)
         batching, ends = self._batching(opened, placement), self.config.uneven_ends
         progress = Progress(identity, epoch, mixed.total, Rest(), placement, ends)

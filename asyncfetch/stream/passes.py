@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -81,7 +81,7 @@ class Samples(Generic[R]):
         turn = stream.take_turn(self._epoch)
         plan = stream.begin(opened, self._placement, turn)
         make = _pass_maker(stream, opened, plan, is_followed=self._is_followed)
-        return make(on_end=partial(stream.finish, turn, plan))
+        return make(check=turn.check, on_end=partial(stream.finish, turn, plan))
 
 
 def _pass_maker(stream: SampleSource[R], opened: R, plan: PassPlan, *, is_followed: bool) -> Callable[..., SamplePass]:
@@ -197,13 +197,17 @@ def _deliver(
     plan = stream.begin(opened, placement, turn)
     plans.append(plan)
     make = _pass_maker(stream, opened, plan, is_followed=is_followed)
-    yield from iterate(
+    deliveries = iterate(
         session.thread,
-        # The pass itself is ahead of the consumer, so it doesn't count the epoch.
-        partial(_Parcels, partial(make, on_end=lambda: None)),
+        # The pass itself is ahead of the consumer, so it doesn't count the epoch, nor know what it was given.
+        partial(_Parcels, partial(make, check=lambda: None, on_end=lambda: None)),
         max_batches=HANDED_OVER_PARCELS - 1,
         times=session.hand_over,
     )
+    with closing(deliveries):
+        for delivery in deliveries:
+            turn.check()
+            yield delivery
     stream.finish(turn, plan)
 
 

@@ -78,6 +78,7 @@ class SamplePass:
         origin: Where an episode comes from.
         beyond: Of the pass that will follow on the same dataset, if one will: its first episodes are prefetched while
             the last ones of this pass are used.
+        check: Called before a sample is given to who iterates this itself; what it raises comes in its place.
         on_end: Called when the consumer has come to the end.
     """
 
@@ -95,6 +96,7 @@ class SamplePass:
         quarantine: Quarantine,
         origin: Callable[[int], Origin],
         beyond: PassPlan | None,
+        check: Callable[[], None],
         on_end: Callable[[], None],
     ) -> None:
         self._dataset = dataset
@@ -111,6 +113,7 @@ class SamplePass:
         self._substitutes = Substitutes()
         self._first_bad: Exception | None = None
         self._beyond = beyond
+        self._check_given = check
         self._on_end = on_end
         self._turn = anyio.Lock(fast_acquire=True)
         self._queue: deque[Coming] = deque()
@@ -175,6 +178,7 @@ class SamplePass:
             async with self._turn:
                 while not self._current:
                     self._current.extend(await self._next_parcel())
+        self._check_given()
         self._latest = self._current.popleft()
         self._plan.progress.delivered = self._latest.delivered
         return self._latest.sample

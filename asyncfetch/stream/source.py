@@ -16,7 +16,16 @@ from asyncfetch.stream.placement import Placement, find_rank
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.readable import Readable
 from asyncfetch.stream.session import Session
-from asyncfetch.stream.state import Progress, State, beginning, check_state, has_given_all, identity_of, is_finished
+from asyncfetch.stream.state import (
+    Progress,
+    State,
+    beginning,
+    check_state,
+    has_given_all,
+    identity_of,
+    is_beginning,
+    is_finished,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,6 +64,10 @@ class SampleSource(ABC, Generic[R]):
         self._session: Session[R] | None = None
         self._loaded: dict[int, State] = {}
         """By epoch, what is known from a state that was loaded: where it was taken, and of which dataset it is."""
+        self._loads: int = 0
+        """Which of the loads counted in ``epochs`` that was."""
+        self.has_unused_state: bool = False
+        """Whether no pass in this process has gone on from it yet."""
         self.known_identity: Mapping[str, Any] = {}
         """Of what the latest pass has read, here or in another process: see Progress. A mixture counts on from it."""
         self._progress: Progress | None = None
@@ -130,7 +143,18 @@ class SampleSource(ABC, Generic[R]):
 
         A pass takes its epoch when its first sample is asked for, a loader's when the loader is iterated. Until then
         ``state_dict`` is of this epoch, whatever the pass before has delivered.
+
+        Raises:
+            ConfigError: It isn't an epoch; or a state was loaded from which no pass has gone on yet, and this lies in
+                front of the epoch that it goes on with, or behind it where something of that is left.
         """
+        epoch = check_epoch(epoch)
+        if self._passes_over(epoch):
+            raise self._passed_over(f"set_epoch({epoch})")
+        if self.epochs.shared() is not None:
+            self.has_unused_state = False
+        if epoch < self.epochs.loaded:
+            self._loaded = {}  # who begins in front of a rest comes to the whole of its epoch
         self.epochs.set(epoch)
         self._latest = self._progress = self.latest_plan = None
 
@@ -146,13 +170,16 @@ class SampleSource(ABC, Generic[R]):
             rank: This process among ``world_size``; None finds both, from torch.distributed or torchrun's variables.
             world_size: Processes that share the epoch.
 
-        Where a state was loaded, a pass of its epoch begins where the state was taken.
+        Where a state was loaded, a pass of its epoch begins where the state was taken, and the first one can't be of
+        another: ConfigError.
 
         Entering opens the dataset, where the source is a URL: FetchError, FormatError, DatasetError as it says. An
         error of a sample is raised by the iterator at that sample's place. Leaving stops everything.
         """
         if epoch is not None:
             epoch = check_epoch(epoch)
+            if epoch not in self._loaded and self._passes_over(epoch):
+                raise self._passed_over(f"samples(epoch={epoch})")
         return self.samples_of(self.placement(rank, world_size), epoch=epoch)
 
     def samples_of(self, placement: Placement, *, epoch: int | None = None) -> Samples[R]:
@@ -193,7 +220,8 @@ class SampleSource(ABC, Generic[R]):
         is_followed = epoch is None and (loader is None or self._passes > 0)
         iterator = partial(StreamIterator, self, session, opened, placement, is_followed=is_followed)
         self._progress, self._waiting = None, (opened, placement) if epoch is None else None
-        if loader is not None and self._loaded_of(self.epoch) and not self.plan(opened, placement, self.epoch):
+        loaded = self._loads == self.epochs.loads and self._loaded_of(self.epoch)  # else the first sample is an error
+        if loader is not None and loaded and not self.plan(opened, placement, self.epoch):
             # A StatefulDataLoader that was loaded at an epoch's end makes workers for it, and at once those of the next
             # epoch, which must find it finished: so this isn't left to the first sample that is asked for.
             turn = self._take_turn(placement, epoch, loader)
@@ -217,6 +245,10 @@ class SampleSource(ABC, Generic[R]):
 
     def begin(self, opened: R, placement: Placement, turn: Turn) -> PassPlan:
         """``plan`` of the pass that ``state_dict`` speaks of from now on."""
+        self.epochs.check_loads(self._loads)
+        self._note_use(turn.epoch)
+        if turn.is_share and turn.epoch < self.epochs.loaded:
+            self._loaded = {}  # as set_epoch does, which persistent workers don't hear of
         plan = self.plan(opened, placement, turn.epoch)
         self._progress, self._waiting = plan.progress, None
         if turn.epoch == self.epoch or not self.known_identity:  # else nobody goes on from it
@@ -268,8 +300,30 @@ class SampleSource(ABC, Generic[R]):
         return has_given_all(state, self.config.uneven_ends, least_samples)
 
     def start_of(self, epoch: int) -> State:
-        """Where a pass of this epoch begins: where a loaded state of it was taken, or at the beginning."""
+        """Where a pass that begins has to: where a loaded state of this epoch was taken, or at the beginning."""
+        self.epochs.check_loads(self._loads)
+        self._note_use(epoch)
         return self._loaded_of(epoch) or beginning(epoch)
+
+    def _note_use(self, epoch: int) -> None:
+        if epoch == self.epochs.loaded or epoch in self._loaded:
+            self.has_unused_state = False
+
+    def _passes_over(self, epoch: int) -> bool:
+        """Whether a pass of this epoch leaves out what was loaded, and nobody has gone on from that yet."""
+        if not self.has_unused_state or self.epochs.shared() is not None:  # by a loader's workers
+            return False
+        loaded = self.epochs.loaded
+        rest = self._loaded.get(loaded)
+        return epoch < loaded or (epoch > loaded and rest is not None and not is_beginning(rest))
+
+    def _passed_over(self, call: str) -> ConfigError:
+        loaded = self.epochs.loaded
+        return ConfigError(
+            f"a state was loaded that goes on with epoch {loaded}, and {call} would pass it over: go on with epoch "
+            f"{loaded}, which load_state_dict has set already, and count from there (accelerate sets epochs by itself, "
+            f"from 0 on: call set_epoch({loaded}) of its loader before iterating); or make this anew, without the state"
+        )
 
     def _loaded_of(self, epoch: int) -> State | None:
         return None if epoch < self.epochs.finished else self._loaded.get(epoch)
@@ -309,6 +363,9 @@ class SampleSource(ABC, Generic[R]):
         of the epoch for any rank, that is the next epoch's. Where smaller batches are dropped, load it into what makes
         the batches, which knows that less than one is nothing.
 
+        Call it before iterating: a pass that has begun, and a loader's workers that were made, don't go on from it, and
+        raise ConfigError at their next sample.
+
         Raises:
             StateMismatch: It isn't a state, or one of a version that can't be read.
         """
@@ -320,6 +377,8 @@ class SampleSource(ABC, Generic[R]):
         self.go_on(state, state["epoch"] + is_finished(state, self.config.uneven_ends, least_samples))
         # What workers of earlier loaders are still doing doesn't count any more.
         self.epochs.load(self.epoch, state["epoch"])
+        self.epochs.note_load()
+        self._loads, self.has_unused_state = self.epochs.loads, True
 
     def go_on(self, state: State, epoch: int) -> None:
         """What loading does: a state that was checked, and the epoch to begin with, which may be the one behind it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import os
 from dataclasses import replace
@@ -9,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from asyncfetch.config import PrivateUrl, stream_config
 from asyncfetch.errors import ConfigError, StateMismatch, redact_url
@@ -55,11 +57,12 @@ class StreamDataset(IterableDataset[Any]):
     what is one rank's share already: of two processes, half of the frames never came.
 
     Resuming: ``state_dict`` says what was delivered in this process, and ``load_state_dict``, called before the loader
-    is iterated, lets it go on from there. Without workers that is all of a rank; torchdata's ``StatefulDataLoader``
-    calls them in its workers; behind a ``break`` among the last batches of a pass, ask its state only when each of its
-    persistent workers has given a batch again, for before that some may not know yet which epoch it is of. For a plain
-    loader with workers, count its batches and ask ``state_after``. States of several ranks are put together by
-    ``merge_states``.
+    is iterated, lets it go on from there; what was iterated before, and workers made before, raise ConfigError then
+    instead of going on. A ``StatefulDataLoader``'s own ``load_state_dict`` is for its next ``iter``. Without workers
+    that is all of a rank; torchdata's ``StatefulDataLoader`` calls them in its workers; behind a ``break`` among the
+    last batches of a pass, ask its state only when each of its persistent workers has given a batch again, for before
+    that some may not know yet which epoch it is of. For a plain loader with workers, count its batches and ask
+    ``state_after``. States of several ranks are put together by ``merge_states``.
 
     Args:
         stream: What to read. ``set_epoch`` on it, or here, reaches the workers of a running loader when it is iterated
@@ -90,7 +93,7 @@ class StreamDataset(IterableDataset[Any]):
         """For a spawned worker, which knows nothing of torch.distributed: whose rank it is. By its process id."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass, in persistent workers too."""
+        """Set the epoch of the next pass, in persistent workers too; see ``Stream.set_epoch``."""
         self.stream.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
@@ -156,7 +159,7 @@ class StreamDataset(IterableDataset[Any]):
     def state_after(self, batches: int, *, batch_size: int | None = None, num_workers: int = 0) -> State:
         """This rank's state where a plain ``DataLoader`` has given so many batches of the epoch.
 
-        Exact for loaders that keep their batches in order, as they do by default. What ``on_error="skip"`` left out in
+        Exact where the loader keeps its batches in order, as it does by default. What ``on_error="skip"`` left out in
         the workers isn't known here: as many samples as that may come again.
 
         Args:
@@ -167,7 +170,8 @@ class StreamDataset(IterableDataset[Any]):
             num_workers: The loader's.
 
         Raises:
-            ConfigError: So many batches aren't in an epoch.
+            ConfigError: So many batches aren't in an epoch; or the loader has another number of workers, or, with
+                several of them, ``in_order=False``: then nobody knows which of them has given which batches.
         """
         size = self.batch_size or _batch_size(batch_size) or 1
         if not is_whole_number(batches):
@@ -175,6 +179,11 @@ class StreamDataset(IterableDataset[Any]):
         if not is_whole_number(num_workers) or not 0 <= num_workers <= MAX_WORKERS:
             raise ConfigError(f"num_workers must be a whole number from 0 to {MAX_WORKERS}, not {num_workers!r}")
         batches, num_workers = int(batches), int(num_workers)
+        if num_workers > 1 and _is_taken_out_of_order(self):
+            raise ConfigError(
+                f"batches={batches} don't tell which of {num_workers} workers gave them where the loader has "
+                "in_order=False: leave it out, as loaders keep their batches in order by default"
+            )
         # Batches made here are those of the rank, whoever makes them.
         workers = max(1, num_workers) if self.batch_size is None else 1
         placements = [self._placement(worker, workers) for worker in range(workers)]
@@ -184,6 +193,10 @@ class StreamDataset(IterableDataset[Any]):
             epoch, plans = alone.progress.epoch, [alone]  # which may have been counted by now
         else:
             epoch = self.stream.epoch if begun is None else begun
+            sharing = self.stream.epochs.sharing() if begun is not None and self.batch_size is None else {num_workers}
+            if num_workers not in sharing:
+                read_by = f"{min(sharing)} workers read epoch {epoch}"
+                raise ConfigError(f"num_workers={num_workers}, and {read_by}: give the loader's num_workers")
             plans = [self.stream.planned(placement, epoch) for placement in placements]
         left = [self._count_batches(len(plan), size) for plan in plans]
         if not 0 <= batches <= sum(left):
@@ -223,6 +236,20 @@ def _batch_size(given: Any) -> int | None:  # noqa: ANN401 - what a user gave
     if not is_whole_number(given) or given < 1:
         raise ConfigError(f"batch_size must be a whole number, at least 1, or None, not {given!r}")
     return int(given)
+
+
+def _is_taken_out_of_order(dataset: StreamDataset) -> bool:
+    """Whether a loader of this process takes batches of several workers as they come. Torch tells no dataset."""
+    holders = gc.get_referrers(dataset)
+    holders += gc.get_referrers(*(each for each in holders if type(each) is dict))  # attributes of an object
+    orders = [
+        (getattr(each, "in_order", True), each.num_workers)
+        if issubclass(type(each), DataLoader)
+        else (getattr(each, "_in_order", True), each._num_workers)
+        for each in holders
+        if issubclass(type(each), DataLoader | _BaseDataLoaderIter)
+    ]
+    return any(workers > 1 and not in_order for in_order, workers in orders)
 
 
 _END = object()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
-from asyncfetch.stream.state import identity_of, run_of
+from asyncfetch.stream.state import beginning, identity_of, run_of
 from asyncfetch.testing import RangeServer, read_identity, write_dataset
 from asyncfetch.torch import merge_states
 from tests.lerobot.serving import renumbered
@@ -530,3 +530,19 @@ async def test_members_and_their_configurations(truths: list[DatasetTruth]) -> N
     shared = af.Mixture([af.Stream(root), member(root), af.Stream(root)], [6, 1, 3])
     pools = [(stream.config.lanes, stream.config.pool_episodes) for stream in shared.streams]
     assert pools == [(32, 38), (2, 2), (16, 19)]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_state_of_a_member_is_refused_as_nobody_would_read_it(truths: list[DatasetTruth], moment: str) -> None:
+    streams = [member(str(each.root), features=[]) for each in truths]
+    if moment == "before":
+        next(iter(streams[0]))
+        streams[0].load_state_dict(saved(streams[0].state_dict()))
+    mixed = af.Mixture(streams, WEIGHTS, stop_on="all")
+    if moment == "after":
+        mixed.streams[0].load_state_dict(beginning(3))
+    with pytest.raises(ConfigError, match="loaded into member 0 of this mixture"):
+        next(iter(mixed))
+    mixed.close()
+    for each in streams:
+        each.close()

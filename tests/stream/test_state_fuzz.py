@@ -14,6 +14,7 @@ import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
 from asyncfetch.stream.merged_states import merge_states
+from asyncfetch.stream.state import beginning
 from tests.stream.test_mixture import saved
 from tests.stream.test_mixture_layouts import parted
 
@@ -118,7 +119,7 @@ def test_a_state_with_junk_in_it_is_refused_or_gives_at_most_the_epoch(
     except (StateMismatch, ConfigError):
         return
     finally:
-        source.set_epoch(0)
+        source.load_state_dict(beginning(0))
     # A block of any size is one that a run can have been begun with, and its epoch is as long.
     if damaged.get("order", {}).get("block_samples") == state.get("order", {}).get("block_samples"):
         assert len({(step.episode, step.frame) for step in given}) == len(given) < 200
@@ -145,7 +146,7 @@ def test_what_is_left_in_batches_of_any_size_takes_no_more_work_than_it_has_samp
         assert len(plan) <= 3 * size + len(left)
     assert len(given) == len(set(given))
     assert {*given} == left if not drop_last else {*given} < left
-    mixed.set_epoch(0)
+    mixed.load_state_dict(beginning(0))
 
 
 @pytest.mark.parametrize("far", [HUGE, 2**63 - 1])
@@ -163,7 +164,7 @@ def test_consumers_that_are_too_far_apart_are_refused_before_what_one_lacks_take
     }
     with pytest.raises(StateMismatch, match=f"have come .* further than others|an epoch of {damaged['total']} samples"):
         steps_behind(mixed, damaged, Placement(batch_size=4))
-    mixed.set_epoch(0)
+    mixed.load_state_dict(beginning(0))
 
 
 def test_a_member_does_not_go_back_behind_the_epochs_beginning(sources: list[tuple[Any, State]]) -> None:
@@ -171,4 +172,4 @@ def test_a_member_does_not_go_back_behind_the_epochs_beginning(sources: list[tup
     earlier = {"position": 0, "missing": []}
     with pytest.raises(StateMismatch, match="is left of samples of a member that come from"):
         steps_behind(mixed, put(state, ("order", "dealt_anew", "members", 0), earlier), Placement(batch_size=3))
-    mixed.set_epoch(0)
+    mixed.load_state_dict(beginning(0))

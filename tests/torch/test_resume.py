@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -304,7 +306,8 @@ def test_what_is_set_or_loaded_within_a_pass_outlasts_it(stream: af.Stream) -> N
     samples = iter(stream)
     next(samples)
     stream.load_state_dict(state)
-    assert len(list(samples)) == TOTAL - 1
+    with pytest.raises(ConfigError, match="before iterating"):
+        next(samples)
     assert len(keys_of(stream)) == TOTAL - 1
     assert stream.epoch == 1
 
@@ -444,8 +447,9 @@ def test_states_of_epochs_that_have_no_common_rest_are_refused(stream: af.Stream
 def test_a_state_says_what_comes_next_though_another_epochs_was_loaded(stream: af.Stream, other: af.Stream) -> None:
     next(iter(stream))
     other.load_state_dict(stream.state_dict())
+    next(iter(other))
     other.set_epoch(3)
-    assert other.state_dict() == beginning(3)
+    assert other.state_dict() == beginning(3, identity_of(stream.state_dict()))
     unbegun = iter(other)
     assert other.state_dict() == unbegun.state_dict()
     assert other.state_dict()["epoch"] == 3
@@ -631,3 +635,97 @@ def test_a_state_behind_padding_is_read_where_there_is_none(truth: DatasetTruth)
 def test_what_is_no_state_at_all_is_refused(stream: af.Stream, state: Any) -> None:  # noqa: ANN401
     with pytest.raises(StateMismatch, match="isn't a state"):
         stream.load_state_dict(state)
+
+
+def begun_in_epoch(stream: af.Stream, epoch: int) -> State:
+    stream.set_epoch(epoch)
+    assert len(keys_of(itertools.islice(iter(stream), 7))) == 7
+    return saved(stream.state_dict())
+
+
+@pytest.mark.parametrize("copied", [None, copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("as_dataset", [False, True])
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_no_epoch_is_set_that_passes_over_a_state_which_was_not_used(
+    stream: af.Stream,
+    other: af.Stream,
+    copied: Any,  # noqa: ANN401
+    as_dataset: bool,
+    epoch: int,
+) -> None:
+    """Nor is a pass told such a one. That of the state, or any behind a pass that has gone on from it, may be set."""
+    state = begun_in_epoch(stream, 2)
+    one: Any = af.torch.StreamDataset(other) if as_dataset else other
+    one.load_state_dict(begun_in_epoch(stream, 3))
+    one.load_state_dict(state)  # the last one counts
+    if copied is not None:
+        one = copied(one)
+    source: af.Stream = one.stream if as_dataset else one
+    with pytest.raises(ConfigError, match=rf"goes on with epoch 2, and set_epoch\({epoch}\)"):
+        one.set_epoch(epoch)
+    with pytest.raises(ConfigError, match=rf"goes on with epoch 2, and samples\(epoch={epoch}\)"):
+        source.samples(epoch=epoch)
+    one.set_epoch(2)
+    assert len(keys_of(itertools.islice(iter(one), 3))) == 3
+    one.set_epoch(epoch)
+    assert one.state_dict()["epoch"] == epoch
+    assert len(keys_of(one)) == TOTAL
+    source.close()
+
+
+def test_a_state_that_does_not_fit_was_not_passed_over_in_silence(truth: DatasetTruth, stream: af.Stream) -> None:
+    state = begun_in_epoch(stream, 2)
+    changed = make_stream(truth, seed=1)
+    changed.load_state_dict(state)
+    with pytest.raises(StateMismatch):
+        next(iter(changed))
+    changed.set_epoch(0)
+    assert len(keys_of(changed)) == TOTAL
+    changed.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}])
+def test_who_goes_back_in_front_of_a_rest_comes_to_the_whole_of_its_epoch(
+    stream: af.Stream, other: af.Stream, options: dict[str, Any]
+) -> None:
+    state = begun_in_epoch(stream, 1)
+    dataset = af.torch.StreamDataset(other)
+    dataset.load_state_dict(state)
+    loader = DataLoader(dataset, batch_size=None, **options)
+    next(iter(loader))
+    dataset.set_epoch(0)
+    assert [len(keys_of(loader)) for _ in range(2)] == [TOTAL, TOTAL]
+
+
+async def test_a_pass_that_was_entered_before_does_not_go_on_without_the_state(
+    truth: DatasetTruth, stream: af.Stream
+) -> None:
+    async with af.open_dataset(str(truth.root), features=[], config=stream.config) as dataset:
+        source = af.Stream(dataset)
+        async with source.samples(epoch=2) as samples:
+            assert len(keys_of([await anext(samples) for _ in range(7)])) == 7
+            state = saved(samples.state_dict())
+        async with source.samples() as samples:
+            source.load_state_dict(state)
+            with pytest.raises(ConfigError, match="before iterating"):
+                await anext(samples)
+        async with source.samples() as samples:
+            assert len(keys_of([sample async for sample in samples])) == TOTAL - 7
+
+
+def test_a_state_behind_a_passs_last_sample_is_no_error(stream: af.Stream, other: af.Stream) -> None:
+    state = begun_in_epoch(stream, 2)
+    for number, _ in enumerate(other, 1):
+        if number == TOTAL:
+            other.load_state_dict(state)
+    assert len(keys_of(other)) == TOTAL - 7
+
+
+def test_a_copy_does_not_go_on_without_the_state_of_the_other(stream: af.Stream, other: af.Stream) -> None:
+    """They count the same epochs."""
+    twin = copy.copy(other)
+    twin.load_state_dict(begun_in_epoch(stream, 2))
+    with pytest.raises(ConfigError, match="a state was loaded"):
+        next(iter(other))
+    assert len(keys_of(twin)) == TOTAL - 7
+    twin.close()

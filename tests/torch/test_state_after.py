@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import asyncfetch as af
 from asyncfetch.stream import Placement
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
     from asyncfetch.testing import DatasetTruth
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*use of fork:DeprecationWarning",
+    "ignore:'set_vital' is deprecated:UserWarning",  # torchdata's own call
+)
 SIZE = 4
 
 
@@ -130,3 +134,33 @@ def test_passes_with_workers_and_without_come_in_turns(make: Callable[[], Any]) 
             if dataset.batch_size is not None:  # who makes the batches here needs no word on workers
                 assert after(dataset, given)["epoch"] == epoch
     assert dataset.stream.epoch == 4
+
+
+@pytest.mark.parametrize("keeps", ["loader", "iterator"])
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_batches_that_come_out_of_order_tell_no_state(make: Callable[[], Any], keeps: str, kind: Any) -> None:  # noqa: ANN401
+    dataset = make()
+    size = SIZE if dataset.batch_size is None else None
+    options = {"collate_fn": collated, "multiprocessing_context": "fork"}
+    loader = kind(dataset, size, num_workers=2, in_order=False, **options)
+    batches = iter(loader)
+    next(batches)
+    if keeps == "iterator":
+        del loader
+    with pytest.raises(af.ConfigError, match="in_order=False"):
+        after(dataset, 1, workers=2)
+    batches = loader = None
+    batches = iter(kind(dataset, size, num_workers=1, in_order=False, **options))  # one can't but keep it
+    next(batches)
+    assert after(dataset, 1, workers=1)["epoch"] == 0
+
+
+@pytest.mark.parametrize("own_size", [None], indirect=True)
+@pytest.mark.parametrize("told", [0, 1, 3])
+def test_another_number_of_workers_than_have_read_is_refused(make: Callable[[], Any], told: int) -> None:
+    dataset = make()
+    batches = iter(loader_of(dataset, 2))
+    next(batches)
+    with pytest.raises(af.ConfigError, match=f"num_workers={told}, and 2 workers read epoch 0"):
+        after(dataset, 1, workers=told)
+    assert after(dataset, 1, workers=2)["epoch"] == 0

@@ -7,13 +7,16 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import asyncfetch as af
+from asyncfetch.errors import ConfigError
 from tests.torch.test_resume import keys_of_batches, make_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from asyncfetch.testing import DatasetTruth
 
@@ -156,3 +159,147 @@ def test_a_state_of_another_number_of_workers_is_refused_and_goes_on_merged(fres
     stream.load_state_dict(af.torch.merge_states([state]))
     rest = keys_of_batches(make_loader(stream, 0, by_dataset=False))
     assert len({key for batch in first + rest for key in batch}) == 30 == sum(map(len, first + rest))
+
+
+LOADERS = pytest.mark.parametrize(
+    ("workers", "options"),
+    [(0, {}), (1, {}), (2, {}), (1, {"persistent_workers": True}), (2, {"persistent_workers": True})],
+    ids=["none", "one", "two", "one that persists", "two that persist"],
+)
+
+
+@pytest.fixture
+def begun(fresh: Any) -> tuple[list[Any], Any]:  # noqa: ANN401
+    """The batches of the third epoch, and a dataset's state behind three of them."""
+    dataset = af.torch.StreamDataset(fresh(), batch_size=SIZE)
+    dataset.set_epoch(2)
+    batches = keys_of_batches(dataset)
+    dataset.set_epoch(2)
+    keys_of_batches(itertools.islice(iter(dataset), 3))
+    return batches, json.loads(json.dumps(dataset.state_dict()))
+
+
+@pytest.mark.timeout(60)
+@LOADERS
+@pytest.mark.parametrize("given", [0, 1])
+def test_a_loaders_own_state_takes_effect_when_it_is_iterated_next(
+    fresh: Any,  # noqa: ANN401
+    workers: int,
+    options: dict[str, Any],
+    given: int,
+) -> None:
+    """Whatever the pass that was under way has come to, and twice as once."""
+    loader = make_loader(fresh(), workers, by_dataset=True)
+    states, batches = states_and_batches(loader)
+    loader = make_loader(fresh(), workers, by_dataset=True, **options)
+    iterator = iter(loader)
+    assert keys_of_batches(itertools.islice(iterator, given)) == batches[:given]
+    for _ in range(2):
+        loader.load_state_dict(json.loads(json.dumps(states[3])))
+    assert keys_of_batches(loader) == batches[3:]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("failed_loaders_end_soon")
+@LOADERS
+@pytest.mark.parametrize("plain", [False, True], ids=["stateful", "plain"])
+@pytest.mark.parametrize("given", [0, 1, None], ids=["asked for its state", "iterated", "begun"])
+def test_a_datasets_state_takes_effect_or_is_an_error_in_what_was_iterated_before(
+    fresh: Any,  # noqa: ANN401
+    begun: tuple[list[Any], Any],
+    workers: int,
+    options: dict[str, Any],
+    plain: bool,
+    given: int | None,
+) -> None:
+    batches, state = begun
+    loader = make_loader(fresh(), workers, by_dataset=True, **options)
+    if plain:
+        context = "fork" if workers else None
+        loader = DataLoader(
+            loader.dataset, batch_size=None, num_workers=workers, multiprocessing_context=context, **options
+        )
+    elif given == 0:
+        loader.state_dict()  # makes its workers
+    iterator = None if given == 0 and not plain else iter(loader)
+    if given is None:
+        assert iterator is not None
+        next(iterator)
+    loader.dataset.load_state_dict(state)
+    iterator = iter(loader) if iterator is None else iterator
+    if workers or given is None:
+        with pytest.raises(ConfigError, match="before iterating"):
+            list(iterator)
+    else:
+        assert keys_of_batches(iterator) == batches[3:]
+        return
+    if options:
+        with pytest.raises(ConfigError, match="by a new loader where its workers persist"):
+            list(loader)
+    again = DataLoader(loader.dataset, batch_size=None, num_workers=workers)
+    assert keys_of_batches(again) == batches[3:]
+
+
+def accelerated(stateful: bool, dispatched: bool) -> Any:  # noqa: ANN401
+    from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
+
+    config = DataLoaderConfiguration(dispatch_batches=dispatched, use_stateful_dataloader=stateful)
+    return Accelerator(cpu=True, dataloader_config=config)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("failed_loaders_end_soon")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize(("stateful", "prepared_first"), [(False, False), (False, True), (True, True)])
+def test_accelerate_does_not_pass_over_a_state_by_setting_epochs(
+    fresh: Any,  # noqa: ANN401
+    begun: tuple[list[Any], Any],
+    workers: int,
+    dispatched: bool,
+    stateful: bool,
+    prepared_first: bool,
+) -> None:
+    from accelerate import skip_first_batches
+
+    batches, state = begun
+    dataset = af.torch.StreamDataset(fresh(), batch_size=SIZE)
+    accelerator = accelerated(stateful, dispatched)
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers)
+    if prepared_first:
+        loader = accelerator.prepare(loader)
+        dataset.load_state_dict(state)
+    else:
+        dataset.load_state_dict(state)
+        loader = accelerator.prepare(loader)
+    if stateful and workers:  # prepare has made them, and they have begun by then or not
+        with pytest.raises(ConfigError, match="a state was loaded"):
+            list(loader)
+        return
+    for each in (loader, skip_first_batches(loader, 1)):
+        with pytest.raises(ConfigError, match=r"epoch 2, and set_epoch\(0\) .* call set_epoch\(2\) of its loader"):
+            list(each)
+    loader.set_epoch(2)
+    assert keys_of_batches(loader) == batches[3:]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_loader_that_accelerate_saved_goes_on_and_later_epochs_are_whole(
+    fresh: Any,  # noqa: ANN401
+    tmp_path: Path,
+    dispatched: bool,
+) -> None:
+    """By the states of its own loader; from an epoch that is set in front of the loaded one, all of that comes."""
+    accelerator = accelerated(stateful=True, dispatched=dispatched)
+    dataset = af.torch.StreamDataset(fresh(), batch_size=SIZE)
+    loader = accelerator.prepare(DataLoader(dataset, batch_size=None))
+    whole = [keys_of_batches(loader) for _ in range(3)]
+    loader.set_epoch(2)
+    assert keys_of_batches(itertools.islice(iter(loader), 3)) == whole[2][:3]
+    accelerator.save_state(tmp_path)
+    accelerator = accelerated(stateful=True, dispatched=dispatched)
+    loader = accelerator.prepare(DataLoader(af.torch.StreamDataset(fresh(), batch_size=SIZE), batch_size=None))
+    accelerator.load_state(tmp_path)
+    assert [keys_of_batches(loader) for _ in range(3)] == [whole[2][3:], whole[1], whole[2]]
