@@ -43,7 +43,15 @@ if TYPE_CHECKING:
         TarStore,
         UrlStore,
     )
-    from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, StreamConfig, TimeoutConfig
+    from asyncfetch.config import (
+        FetchConfig,
+        HedgeConfig,
+        RetryConfig,
+        RetryDetails,
+        S3Config,
+        StreamConfig,
+        TimeoutConfig,
+    )
     from asyncfetch.decode import DecoderCache
     from asyncfetch.errors import (
         AccessDenied,
@@ -106,7 +114,15 @@ _HOMES = {
         "TarStore",
         "UrlStore",
     ],
-    "config": ["FetchConfig", "HedgeConfig", "RetryConfig", "S3Config", "StreamConfig", "TimeoutConfig"],
+    "config": [
+        "FetchConfig",
+        "HedgeConfig",
+        "RetryConfig",
+        "RetryDetails",
+        "S3Config",
+        "StreamConfig",
+        "TimeoutConfig",
+    ],
     "decode": ["DecoderCache"],
     "errors": [
         "AccessDenied",
@@ -197,6 +213,7 @@ __all__ = [
     "RangeNotSatisfiable",
     "RangeReader",
     "RetryConfig",
+    "RetryDetails",
     "S3Config",
     "SamplePass",
     "Selection",

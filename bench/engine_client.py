@@ -70,7 +70,7 @@ Fetch = Callable[[int], Awaitable[int]]
 """Fetches the range that starts there and tells how many bytes came."""
 
 
-async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: bool = True, loops: int = 1) -> Fetch:
+async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: bool = True) -> Fetch:
     """This engine."""
     import asyncfetch as af
 
@@ -81,7 +81,6 @@ async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: b
         trust_env=False,
         direct_bodies=direct_bodies,
         aiofastnet=False,  # that client runs on a loop of its own, so that this one shows what it saves
-        loops=loops,
     )
     fetcher = await stack.enter_async_context(af.Fetcher(config))
 
@@ -94,11 +93,6 @@ async def open_asyncfetch(case: Case, stack: AsyncExitStack, *, direct_bodies: b
 async def open_asyncfetch_copying(case: Case, stack: AsyncExitStack) -> Fetch:
     """This engine where the socket doesn't write into the buffers itself."""
     return await open_asyncfetch(case, stack, direct_bodies=False)
-
-
-async def open_asyncfetch_2_loops(case: Case, stack: AsyncExitStack) -> Fetch:
-    """This engine with large bodies on two loops."""
-    return await open_asyncfetch(case, stack, loops=2)
 
 
 async def open_aiohttp(case: Case, stack: AsyncExitStack) -> Fetch:
@@ -153,7 +147,6 @@ async def open_fsspec(case: Case, stack: AsyncExitStack) -> Fetch:
 CLIENTS: dict[str, Callable[[Case, AsyncExitStack], Coroutine[None, None, Fetch]]] = {
     "asyncfetch": open_asyncfetch,
     "asyncfetch-copying": open_asyncfetch_copying,
-    "asyncfetch-2-loops": open_asyncfetch_2_loops,
     "obstore": open_obstore,
     "aiohttp": open_aiohttp,
     "fsspec": open_fsspec,

@@ -56,7 +56,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--loop", choices=LOOPS, help="the loop that all async tests run on, instead of their own choice")
     parser.addoption("--copied", action="store_true", help="the engine's bodies come by way of aiohttp's reader")
     parser.addoption("--carried", action="store_true", help="aiofastnet carries TLS on asyncio's loop, too")
-    parser.addoption("--documented", action="store_true", help="aiohttp is taken for one that has changed inside")
 
 
 def pytest_asyncio_loop_factories(

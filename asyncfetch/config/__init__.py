@@ -8,7 +8,7 @@ checks      what a field may hold
 
 from __future__ import annotations
 
-from asyncfetch.config.fetch import FetchConfig, HedgeConfig, RetryConfig, S3Config, TimeoutConfig
+from asyncfetch.config.fetch import FetchConfig, HedgeConfig, RetryConfig, RetryDetails, S3Config, TimeoutConfig
 from asyncfetch.config.secrets import PrivateUrl, Secrets
 from asyncfetch.config.stream import DecoderBackend, OnError, StreamConfig, stream_config, usable_cpus
 
@@ -19,6 +19,7 @@ __all__ = [
     "OnError",
     "PrivateUrl",
     "RetryConfig",
+    "RetryDetails",
     "S3Config",
     "Secrets",
     "StreamConfig",

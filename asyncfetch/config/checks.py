@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from numbers import Integral, Real
 from os import PathLike
@@ -22,6 +22,7 @@ _WORDS: Mapping[object, str] = {
     PathLike: "a path",
     NoneType: "None",
     Mapping: "a mapping by name",
+    Callable: "a function",
 }
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os  # noqa: TC003 - check_types reads the annotations
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +13,7 @@ from asyncfetch.config.checks import check_types, require, require_header, requi
 from asyncfetch.config.secrets import Secrets
 from asyncfetch.errors import ConfigError, redact_url
 
-__all__ = ["MIB", "FetchConfig", "HedgeConfig", "RetryConfig", "S3Config", "TimeoutConfig"]
+__all__ = ["MIB", "FetchConfig", "HedgeConfig", "RetryConfig", "RetryDetails", "S3Config", "TimeoutConfig"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -46,6 +46,28 @@ class TimeoutConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetryDetails:
+    """One attempt that failed and is made again, as ``RetryConfig.on_retry`` is told of it."""
+
+    url: str
+    """The object as the caller wrote it, without its secrets."""
+    start: int | None
+    """First byte of the caller's range; None where none was asked for."""
+    stop: int | None
+    """One past the last byte; None means to the end."""
+    host: str | None
+    """``host:port`` that the attempt ended at; None where it got to none."""
+    status: int | None
+    """Of the answer; None where there was none."""
+    cause: str
+    """What happened, in words."""
+    attempt: int
+    """Attempts so far, this one included."""
+    wait_seconds: float
+    """Until the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetryConfig:
     """The one retry layer. Waits are drawn from U(0, min(initial * 2**n, maximum)): "full jitter"."""
 
@@ -64,6 +86,9 @@ class RetryConfig:
     tokens of aws-c-s3 and botocore, but one for a repeat instead of 5 or 10, and one back for each answer: theirs runs
     dry where 3 in 10 requests fail at random, and of those in flight when a server restarts. Repeats at the time that
     a server names are free. 0 allows no others."""
+    on_retry: Callable[[RetryDetails], None] | None = None
+    """Called on the fetcher's loop for each attempt that failed and is made again, before the wait; it mustn't block.
+    The logger ``asyncfetch`` says the same at DEBUG."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -189,21 +214,14 @@ class FetchConfig:
     trust_env: bool = True
     """Whether HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc count. A login of netrc goes where headers by host go."""
     direct_bodies: bool = True
-    """Whether the socket writes bodies into their buffers itself, where the installed aiohttp allows it. It saves a
-    third of the CPU of large ones; False copies every body, as happens anyway where it can't be done. Then a warning
-    says so, and a request costs more CPU, too; all else is the same but that the connection of a second request
-    (``hedge``) is closed behind its answer."""
+    """Whether ranges are asked for on connections of our own, which read plain answers into their buffers. It saves
+    more than half of the CPU of small ranges and a third of that of large ones. False has aiohttp's session ask for
+    all, as it does behind a proxy, and where a host's answers aren't plain; then no late answer is asked for again."""
     aiofastnet: bool = True
     """Whether aiofastnet, where it is installed (an extra), carries TLS on asyncio's own loop. That took 7-15 % less of
     the client's CPU over TLS in ranges of 1-16 MiB, and as much or 9 % less in ranges of 64 KiB; a stream of samples
-    kept up no better with it. Through a proxy the loop carries TLS all the same, as uvloop does, and any loop where the
-    installed version of aiofastnet or of aiohttp isn't known, which a warning says."""
-    loops: int = 1
-    """Event loops that bodies of 4 MiB and more are spread over: the caller's, and ``loops - 1`` in threads of their
-    own, each with connections of its own. Worth a try where one loop fills its core, at about 1 GB/s of TLS, and more
-    cores are free. With one core for the client and one for the server, 2 loops brought 17-20 % more MiB/s over plain
-    HTTP in ranges of 4 and 16 MiB, and nothing over TLS (-12 and +2 %), for 6-15 % more CPU. A body that comes on
-    another loop than the caller's isn't asked for a second time where it is late."""
+    kept up no better with it. uvloop carries TLS itself, and so does any loop where the installed version of aiofastnet
+    isn't known, which a warning says."""
     max_idle_buffer_bytes: int = 128 * MIB
     """Memory of bodies that nobody refers to any more, kept for the next ones; blocks below 64 KiB are not. Fresh pages
     cost 0.8 ms a MiB where this was measured, more than all the rest of a fetch over plain HTTP. It comes beside the
@@ -239,7 +257,6 @@ class FetchConfig:
         require(self.max_redirects >= 0, "max_redirects must not be negative")
         require(0 < self.keepalive_seconds < math.inf, "keepalive_seconds must be positive and finite")
         require(self.ca_file != "", "ca_file must name a file, or be None for the system's authorities")
-        require(self.loops >= 1, f"loops must be at least 1, the caller's own, not {self.loops}")
         require(self.max_idle_buffer_bytes >= 0, "max_idle_buffer_bytes must not be negative")
         require(self.max_known_objects >= 1, "max_known_objects must be at least 1")
         require(self.max_listed_entries >= 1, f"max_listed_entries must be at least 1, not {self.max_listed_entries}")

@@ -28,8 +28,8 @@ transports  http (session, requests, lines, visit, exchange, hedging, direct, pa
 reader      RangeReader, the protocol of the verbs
 """
 
+from asyncfetch.fetch.counters import FetchStatistics, HostStatistics
 from asyncfetch.fetch.engine import Fetcher
 from asyncfetch.fetch.reader import RangeReader
-from asyncfetch.fetch.tally import FetchStatistics, HostStatistics
 
 __all__ = ["FetchStatistics", "Fetcher", "HostStatistics", "RangeReader"]

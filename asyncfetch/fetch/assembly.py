@@ -61,6 +61,7 @@ class Assembly:
         self._memory = memory
         self._read = read
         self._parts = PartSizes(config)
+        self._undivided_bytes = min(2 * config.min_part_bytes, config.part_bytes + 1)
         self._workers = WORKERS_PER_REQUEST * config.max_requests_per_host
         self._apart = 0
         shared = replace(config, max_span_bytes=min(config.max_span_bytes, MAX_SHARED_BYTES))
@@ -79,6 +80,8 @@ class Assembly:
             return await self.fetch_alone(wanted, buffer)
         shared, company = await self._joining.ask(wanted)
         if shared is None:
+            if wanted.stop - wanted.start < self._undivided_bytes:
+                return await self._read(wanted.url, Wanted(wanted.start, wanted.stop), buffer)
             return await self.fetch_alone(wanted, buffer, company=company)
         request, outcome = shared.request, await shared.body.outcome()
         if isinstance(outcome, tuple):

@@ -10,6 +10,7 @@ reservation moves the time up to which the cap is spent, and tells by how much t
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Allowance", "Bandwidth", "TokenBucket"]
+__all__ = ["Allowance", "Bandwidth", "RateLimit", "TokenBucket"]
 
 BURST_SECONDS = 0.05
 """What isn't used can be used this long. Timers and loops are late by some milliseconds; over 2 s, it is 2.5 %."""
@@ -127,6 +128,63 @@ class Allowance:
     def _pay(self, nbytes: int) -> float:
         self.left_bytes += nbytes
         return self._bandwidth.reserve(nbytes)
+
+
+class RateLimit:
+    """Lets a connection read what an allowance has left, and pauses its transport until there is more."""
+
+    def __init__(self, allowance: Allowance, paused: Callable[[float], None]) -> None:
+        """``paused`` is told for how many seconds nothing is read from now on."""
+        self._allowance = allowance
+        self._paused = paused
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.Handle | None = None
+        self._is_paused = False
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """Read no more than is left by what came with the head."""
+        self._transport = transport
+        self._pay()
+
+    def room(self, buffer: memoryview) -> memoryview:
+        """Return as much of ``buffer`` as is paid for; all of it for what has left the socket already."""
+        left_bytes = self._allowance.left_bytes
+        return buffer[:left_bytes] if left_bytes else buffer
+
+    def came(self, nbytes: int) -> None:
+        """Note that ``nbytes`` of the body came, and pay for what comes next."""
+        self._allowance.came(nbytes)
+        if self._transport is not None and not self._allowance.left_bytes and self._timer is None:
+            # Not at once: what a TLS transport has read by now it would keep, and aiofastnet's gives it out only when
+            # more comes behind it, which may be never.
+            self._timer = self._loop.call_soon(self._pay)
+
+    def end(self) -> None:
+        """Pause nothing any more. May be called again."""
+        transport, self._transport = self._transport, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._is_paused and transport is not None and not transport.is_closing():
+            transport.resume_reading()
+
+    def _pay(self) -> None:
+        self._timer = None
+        if self._allowance.left_bytes > 0 or self._transport is None:
+            return
+        seconds = self._allowance.more()
+        if seconds:
+            self._paused(seconds)
+            self._transport.pause_reading()
+            self._is_paused = True
+            self._timer = self._loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        self._timer = None
+        self._is_paused = False
+        if self._transport is not None:
+            self._transport.resume_reading()
 
 
 _caps: weakref.WeakValueDictionary[int, Bandwidth] = weakref.WeakValueDictionary()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from asyncfetch.errors import FetchError, InvalidResponse, ObjectChanged
 from asyncfetch.fetch.objects import strong_etag
-from asyncfetch.fetch.responses import Wanted
+from asyncfetch.fetch.responses import ExpectedAnswer, Wanted
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Download:
 
     __slots__ = (
         "_buffer",
+        "_expected",
         "_is_part",
         "_memory",
         "_objects",
@@ -81,11 +82,17 @@ class Download:
         self._memory = memory
         self._buffer = buffer
         self._span: tuple[int, int] | None = None
+        self._expected: ObjectInfo | None = None
         self._remembered: ObjectInfo | None = None
         self.info = part_of
         self.host: Host | None = None
         """That the bytes came from; None where a transport doesn't say."""
         self.landed_bytes = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing was known of the object before it."""
+        return self._remembered is None
 
     @property
     def known(self) -> ObjectInfo | None:
@@ -113,6 +120,47 @@ class Download:
         known = self.known
         return 0 if known is None else max(0, known.size - wanted.start)
 
+    def ask(self, etag: str | None) -> tuple[str, str | None, ExpectedAnswer | None]:
+        """Return what the next attempt's request says of the bytes, and the answer that may be expected to it.
+
+        Args:
+            etag: The object's version where the answers' own tags don't count; None where they do.
+
+        Returns:
+            The value of Range; that of If-Match, None where no version is insisted on; and the only answer whose body
+            may land in ``room`` before it is accepted, None where too little is known.
+        """
+        info = self.info
+        if info is None:
+            info = self._remembered = self._objects.get(self.url)
+        if self._span is None:
+            start, stop = self.wanted.start, self.wanted.stop
+        else:
+            start, stop = self._span[0] + self.landed_bytes, self._span[1]
+        tag = strong_etag(info)
+        if stop is None:
+            return self.next_request().header(), tag if etag is None else None, None
+        expected = None
+        if info is not None and tag is not None and stop <= info.size and (etag is None or etag == info.etag):
+            self._expected = info
+            place = f"bytes {start}-{stop - 1}/{info.size}"
+            expected = ExpectedAnswer(place, str(stop - start), tag if etag is None else None)
+        return f"bytes={start}-{stop - 1}", tag if etag is None else None, expected
+
+    def room(self) -> Views:
+        """Return the writable memory for what the expected answer brings."""
+        if self._buffer is None:
+            assert self.wanted.stop is not None
+            self._buffer = memory_for(self.wanted.stop - self.wanted.start, self._memory)
+        return self._buffer[self.landed_bytes :]
+
+    def landed(self, count: int) -> None:
+        """Note that so many bytes have landed, of the answer that was accepted or of the expected one."""
+        if self._span is None:
+            assert self.wanted.stop is not None
+            self._span, self.info = (self.wanted.start, self.wanted.stop), self._expected
+        self.landed_bytes += count
+
     def accept(self, delivery: Delivery) -> Views:
         """Pins the object's version and gives the writable memory for just this delivery's bytes."""
         if (self._is_part or self.landed_bytes) and delivery.info.etag != strong_etag(self.info):
@@ -133,10 +181,10 @@ class Download:
         if self.info is not None and self.info is not self._remembered:
             self._objects.remember(self.info)
 
-    def broke(self, failure: AttemptFailed) -> None:
-        """An attempt failed: keeps what has landed where the rest can be asked for safely, else starts over.
+    def keep_landed(self, failure: AttemptFailed) -> int:
+        """Return how many bytes are kept after an attempt that failed: all where the rest can be asked for safely.
 
-        Of an object that changed nothing is remembered, so that the next call starts afresh.
+        Else it starts over. Of an object that changed nothing is remembered, so that the next call starts afresh.
         """
         if failure.kind is ObjectChanged:
             self._objects.forget(self.url)
@@ -144,6 +192,7 @@ class Download:
         whole = self._buffer is not None and self.landed_bytes == len(self._buffer)
         if whole or strong_etag(self.info) is None:
             self.landed_bytes = 0
+        return self.landed_bytes
 
     def result(self) -> tuple[ObjectInfo, memoryview]:
         """The object and its bytes, read-only, where they are in one view. Only after the whole range has landed."""

@@ -18,8 +18,9 @@ from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, p
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import Hosts
 from asyncfetch.fetch.objects import ObjectMemory, difference
+from asyncfetch.fetch.parts import MIN_TELLING_BYTES
 from asyncfetch.fetch.responses import Wanted
-from asyncfetch.fetch.retry import Clock
+from asyncfetch.fetch.retry import Clock, retried
 from asyncfetch.fetch.schemes import Transports
 from asyncfetch.fetch.sources import open_source
 from asyncfetch.fetch.transports.http import WEB_URLS
@@ -28,14 +29,14 @@ from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from asyncfetch.fetch.counters import FetchStatistics
     from asyncfetch.fetch.reader import WritableBuffer
     from asyncfetch.fetch.scatter import Target
     from asyncfetch.fetch.schemes import WritableTransport
     from asyncfetch.fetch.sources import Content
-    from asyncfetch.fetch.tally import FetchStatistics
-    from asyncfetch.fetch.transports.asking import Body, Reply
+    from asyncfetch.fetch.transports.http import Response
     from asyncfetch.ranges import Request
 
 __all__ = ["Fetcher"]
@@ -136,7 +137,13 @@ class Fetcher:
         sharing requests with other calls, take a range whose end is known when it is asked for. Give the ``stop``
         where an object is long; ``stat`` has its size.
         """
-        return await self._fetch(ByteRange(url, start, stop))
+        self._check()
+        wanted = ByteRange(url, start, stop)
+        if wanted.start == wanted.stop:
+            self._transports.of(url)
+            return _EMPTY
+        _, view = await self._assembly.fetch(wanted)
+        return view
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
         """Size and version of the object and its first ``min(max_bytes, size)`` bytes, in one request."""
@@ -282,8 +289,13 @@ class Fetcher:
                 self._objects.forget(url)
 
     async def ask(
-        self, method: str, url: str, *, headers: Mapping[str, str] | None = None, body: Body | None = None
-    ) -> Reply:
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: Callable[[], Iterable[bytes | memoryview]] | None = None,
+    ) -> Response:
         """A web server's answer to what isn't a question for an object's bytes, read whole; for the rooms above.
 
         Sent again as the retry policy says, so it must be a request that may arrive twice.
@@ -301,12 +313,12 @@ class Fetcher:
         if self._transports.of(url) is not self._transports.http:
             raise ConfigError(f"{method} is for urls of http and https, not {redact_url(url)!r}")
 
-        async def attempt() -> Reply:
+        async def attempt(_: object) -> Response:
             address = await WEB_URLS.resolve(url)
             address = replace(address, headers={**address.headers, **(headers or {})})
             return await self._transports.http.ask(method, address, WEB_URLS, body=body)
 
-        return await self._call(url, self._transports.http.persist(url, attempt))
+        return await self._call(url, retried(self.config.retry, self._clock, url, attempt))
 
     @property
     def _workers(self) -> int:
@@ -346,14 +358,21 @@ class Fetcher:
         part_of: ObjectInfo | None = None,
     ) -> tuple[ObjectInfo, memoryview]:
         """One range through the transport of its url, which isn't empty; the other arguments are Download's."""
-        self._check()
-        transport = self._transports.of(url)
+        if self._state != "open":  # since the call began
+            self._check()
         download = Download(url, wanted, self._objects, self._memory, buffer, asked=asked, part_of=part_of)
-        await self._call(url, transport.read(download))
-        info, view = download.result()
-        if download.host is not None:
+        attempts = self._transports.of(url).attempts(download)
+        with Interrupt() as call:
+            self._calls.add(call)
+            try:
+                await retried(self.config.retry, self._clock, url, attempts, download)
+            finally:
+                self._left(call)
+        if call.cancelled_caught:
+            raise ClosedError(f"the Fetcher was closed while it read {redact_url(url)}")
+        if download.host is not None and (download.landed_bytes >= MIN_TELLING_BYTES or download.is_first):
             self._assembly.came_from(url, download.host, download.landed_bytes)
-        return info, view
+        return download.result()
 
     async def _call(self, url: str, work: Awaitable[T], *, doing: str = "read") -> T:
         """What ``work`` returns; ClosedError where the fetcher is closed before that."""
@@ -362,10 +381,13 @@ class Fetcher:
             try:
                 return await work
             finally:
-                self._calls.discard(call)
-                if not self._calls and self._state == "closed":
-                    self._last_call_left.set()
+                self._left(call)
         raise ClosedError(f"the Fetcher was closed while it {doing} {redact_url(url)}")
+
+    def _left(self, call: Interrupt) -> None:
+        self._calls.discard(call)
+        if not self._calls and self._state == "closed":
+            self._last_call_left.set()
 
     def _check(self) -> None:
         if self._state != "open":

@@ -13,15 +13,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["Caller", "Gate", "Place", "calling", "current_caller", "one_caller"]
+__all__ = ["Caller", "Gate", "Place", "calling", "current_caller", "one_caller", "running_caller"]
 
 EVERY = 8
 """Read-ahead gets one turn of so many, and leaves one place of so many free where places are reserved."""
@@ -69,6 +70,10 @@ def current_caller() -> Caller:
     return _current.get(None) or Caller()
 
 
+running_caller: Callable[[], Caller | None] = partial(_current.get, None)
+"""Gives the caller that this task runs for; None where nobody said."""
+
+
 @contextmanager
 def calling(caller: Caller) -> Iterator[None]:
     """What is asked for in this block, and in tasks that it starts, is asked for by ``caller``."""
@@ -102,19 +107,16 @@ class _Waiter:
 class _Lines:
     """Those who wait, in lines that take turns. Each call takes constant time, however many they are."""
 
-    __slots__ = ("_count", "_lines")
+    __slots__ = ("_lines", "count")
 
     def __init__(self) -> None:
         self._lines: OrderedDict[object, OrderedDict[_Waiter, None]] = OrderedDict()
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0
 
     def add(self, waiter: _Waiter) -> None:
         """Behind the others of its line; a line that is new has the last turn."""
         self._lines.setdefault(waiter.line, OrderedDict())[waiter] = None
-        self._count += 1
+        self.count += 1
 
     def remove(self, waiter: _Waiter) -> None:
         """It no longer waits."""
@@ -122,7 +124,7 @@ class _Lines:
         del line[waiter]
         if not line:
             del self._lines[waiter.line]
-        self._count -= 1
+        self.count -= 1
 
     def take(self) -> _Waiter:
         """The first of the line whose turn it is."""
@@ -130,7 +132,7 @@ class _Lines:
         waiter, _ = line.popitem(last=False)
         if line:
             self._lines[key] = line
-        self._count -= 1
+        self.count -= 1
         return waiter
 
 
@@ -171,7 +173,7 @@ class Gate:
         self._ahead_in_use = 0
 
     def __repr__(self) -> str:
-        return f"<Gate {self.in_use} of {self._limit} in, {len(self._urgent)} urgent and {len(self._ahead)} wait>"
+        return f"<Gate {self.in_use} of {self._limit} in, {self._urgent.count} urgent and {self._ahead.count} wait>"
 
     @property
     def limit(self) -> int:
@@ -186,7 +188,7 @@ class Gate:
     @property
     def waiting(self) -> int:
         """How many wait for their turn."""
-        return len(self._urgent) + len(self._ahead)
+        return self._urgent.count + self._ahead.count
 
     @property
     def free(self) -> int:
@@ -225,16 +227,18 @@ class Gate:
         """Lets the current caller in where there is room. What ``enter`` returns, or None where it would wait."""
         caller = _current.get(None)
         urgent = caller is None or caller.urgent
-        if not self._has_room(urgent=urgent):
+        if self._room(urgent=urgent) <= 0:
             return None
-        self._let_in(urgent=urgent)
+        self.in_use += 1
+        self._ahead_in_use += not urgent
         return urgent
 
     def leave(self, *, urgent: bool) -> None:
         """Gives the place to the next one."""
         self.in_use -= 1
         self._ahead_in_use -= not urgent
-        self._grant()
+        if self._urgent.count or self._ahead.count:
+            self._grant()
 
     def place(self) -> Place:
         """A turn for a block: ``async with gate.place():``."""
@@ -248,24 +252,18 @@ class Gate:
         reserved = self._limit // EVERY if self._reserves else 0
         return min(room, self._limit - reserved - self._ahead_in_use)
 
-    def _has_room(self, *, urgent: bool) -> bool:
-        return self._room(urgent=urgent) > 0
-
-    def _let_in(self, *, urgent: bool) -> None:
-        self.in_use += 1
-        self._ahead_in_use += not urgent
-
     def _grant(self) -> None:
         while (lines := self._next_lines()) is not None:
             waiter = lines.take()
             del waiter.caller._waiting[waiter]
-            self._let_in(urgent=waiter.urgent)
+            self.in_use += 1
+            self._ahead_in_use += not waiter.urgent
             waiter.granted.set()
 
     def _next_lines(self) -> _Lines | None:
         """The lines that the next turn belongs to; None where nobody may enter."""
-        ahead_may = bool(self._ahead) and self._has_room(urgent=False)
-        if self._urgent and self._has_room(urgent=True) and not (ahead_may and self._urgent_turns >= EVERY - 1):
+        ahead_may = self._ahead.count > 0 and self._room(urgent=False) > 0
+        if self._urgent.count and self._room(urgent=True) > 0 and not (ahead_may and self._urgent_turns >= EVERY - 1):
             self._urgent_turns = self._urgent_turns + 1 if ahead_may else 0
             return self._urgent
         if ahead_may:

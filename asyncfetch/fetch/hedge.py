@@ -59,11 +59,17 @@ class Hedging:
         self._budget = BURST
         self._success = 0.5
 
-    def sent(self) -> None:
-        """A request was sent that isn't a second one: the budget grows."""
-        if self._config is not None:
-            earned = self._config.max_share * max(self._success, LEAST_SHARE)
-            self._budget = min(BURST, self._budget + earned)
+    def sent(self) -> float | None:
+        """Note that a request is sent that isn't a second one: the budget grows.
+
+        Returns:
+            How long its answer may take before it is late; None where there would be no second request anyway.
+        """
+        if self._config is None:
+            return None
+        earned = self._config.max_share * max(self._success, LEAST_SHARE)
+        self._budget = min(BURST, self._budget + earned)
+        return self.patience_seconds if self._budget >= 1 else None
 
     def answered(self, first_byte_seconds: float) -> None:
         """An answer came after so long, or would have come even later."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from asyncfetch.fetch.gate import Caller, calling, current_caller
+from asyncfetch.fetch.gate import Caller, calling, running_caller
 from asyncfetch.fetch.parts import Company
 from asyncfetch.runtime.relay import Relay
 
@@ -58,7 +58,7 @@ class Ask:
 
     def __init__(self, one: ByteRange) -> None:
         self.range = one
-        self.caller = current_caller()
+        self.caller = running_caller()
         self.company: Company | None = None
         """The requests that bring all that was asked for in the turn; None before its end."""
         self.shared: Shared | None = None
@@ -101,8 +101,8 @@ class Joining:
             ask.company = Company(len(asks), place)
         if len(asks) == 1:
             return
-        urgent = [ask for ask in asks if ask.caller.urgent]
-        ahead = [ask for ask in asks if not ask.caller.urgent]
+        urgent = [ask for ask in asks if ask.caller is None or ask.caller.urgent]
+        ahead = [ask for ask in asks if ask.caller is not None and not ask.caller.urgent]
         plans = [(group, self._requests(group)) for group in (urgent, ahead)]
         total, before = sum(len(requests) or len(group) for group, requests in plans), 0
         for group, requests in plans:
@@ -139,9 +139,10 @@ class Joining:
 def _caller_for(served: Sequence[Ask]) -> Caller:
     """On whose behalf a shared request is made: in the line of the first, and urgent once one of them is."""
     first = served[0].caller
-    if first.urgent:
-        return first
+    if first is None or first.urgent:
+        return first or Caller()
     carrier = Caller(urgent=False, behind=first)
     for ask in served:
-        ask.caller.carried_by(carrier)
+        if ask.caller is not None:
+            ask.caller.carried_by(carrier)
     return carrier

@@ -135,8 +135,8 @@ class LearnedLimit:
         size_bytes: int,
         in_flight: int,
         others_waited: bool,
-    ) -> None:
-        """A request was answered, whole and well.
+    ) -> bool:
+        """A request was answered, whole and well. Whether the limit is another one now.
 
         Args:
             now: When its last byte came.
@@ -146,19 +146,22 @@ class LearnedLimit:
             in_flight: Requests in flight until now, itself included.
             others_waited: Whether requests waited for their turn, so that it was the limit that held them.
         """
-        self._count_share(refused=False)
+        limit = int(self._limit)
+        self._refused_share -= self._refused_share / max(SHARE_OF_REQUESTS, limit)
         current = self._round
         if now - seconds < current.since:
-            return
+            return False
         current.ended += 1
         current.waited += others_waited
         current.in_flight += in_flight
         current.work_bytes += REQUEST_BYTES + size_bytes
         current.seconds += seconds
         current.first_bytes.append(first_byte_seconds)
-        if current.ended >= max(ROUND_REQUESTS, 2 * self.limit) and now >= current.since + ROUND_SECONDS:
-            self._round = _Round(now)
-            self._end_round(current, now)
+        if current.ended < max(ROUND_REQUESTS, 2 * limit) or now < current.since + ROUND_SECONDS:
+            return False
+        self._round = _Round(now)
+        self._end_round(current, now)
+        return limit != int(self._limit)
 
     def refused(self, now: float, *, seconds: float, pause_seconds: float = 0.0) -> None:
         """A request was answered 429 or 503.
@@ -168,7 +171,7 @@ class LearnedLimit:
             seconds: Since it began.
             pause_seconds: What the server asked to wait; 0 where it didn't. No trial begins within twice that.
         """
-        self._count_share(refused=True)
+        self._refused_share += (1 - self._refused_share) / max(SHARE_OF_REQUESTS, self.limit)
         if not pause_seconds and self._refused_share < TOLERATED_SHARE:
             return
         self._next_trial_at = max(self._next_trial_at, now + 2 * pause_seconds)
@@ -180,9 +183,6 @@ class LearnedLimit:
         self._backed_off_at, self._grew = now, False
         self._trial, self._step = None, SMALLEST_STEP
         self._move_to(BACKOFF * self._limit, now)
-
-    def _count_share(self, *, refused: bool) -> None:
-        self._refused_share += (refused - self._refused_share) / max(SHARE_OF_REQUESTS, self.limit)
 
     def _end_round(self, done: _Round, now: float) -> None:
         trial, self._trial = self._trial, None

@@ -28,7 +28,16 @@ from asyncfetch.ranges import ObjectInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MISDIRECTED", "NO_REASON", "TOKEN_CODES", "Delivery", "Wanted", "check_response", "refusal"]
+__all__ = [
+    "MISDIRECTED",
+    "NO_REASON",
+    "TOKEN_CODES",
+    "Delivery",
+    "ExpectedAnswer",
+    "Wanted",
+    "check_response",
+    "refusal",
+]
 
 SLICE_LIMIT_BYTES = 1024 * 1024
 """A server that ignores Range is read and sliced up to here: about what another round trip to a far host costs."""
@@ -92,6 +101,27 @@ class Wanted:
 
 
 @dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
+class ExpectedAnswer:
+    """The answer to a closed range of a version that is known, of which all that matters is known beforehand."""
+
+    content_range: str
+    content_length: str
+    etag: str | None
+    """None where the answer's own doesn't count."""
+
+    def is_met_by(self, status: int, headers: Mapping[str, str]) -> bool:
+        """Return whether an answer says in so many words that it is this one."""
+        return (
+            status == 206
+            and headers.get("Content-Range") == self.content_range
+            and headers.get("Content-Length") == self.content_length
+            and (self.etag is None or headers.get("ETag") == self.etag)
+            and "Content-Encoding" not in headers
+            and not headers.get("Content-Type", "").startswith(("m", "M"))
+        )
+
+
+@dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
 class Delivery:
     """An answer that passed: which bytes of which object its body holds."""
 
@@ -141,9 +171,6 @@ def refusal(status: int, headers: Mapping[str, str]) -> AttemptFailed:
 
 
 def _partial(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> Delivery:
-    if known is not None and _is_just_that(wanted, headers, known):
-        assert wanted.stop is not None
-        return Delivery(known, wanted.start, wanted.stop)
     _check_encoding(206, headers)
     if headers.get("Content-Type", "").lower().startswith("multipart/byteranges"):
         raise _lie(206, "one range was asked for, several were sent (multipart/byteranges)")
@@ -157,20 +184,6 @@ def _partial(wanted: Wanted, headers: Mapping[str, str], url: str, known: Object
         raise _lie(206, f"asked for {wanted.header()}, got Content-Range {headers['Content-Range']!r}")
     _check_length(206, headers, stop - start)
     return Delivery(info, start, stop)
-
-
-def _is_just_that(wanted: Wanted, headers: Mapping[str, str], known: ObjectInfo) -> bool:
-    """Whether a 206 says in so many words that it is these bytes of this version: the short way, of nearly all."""
-    start, stop = wanted.start, wanted.stop
-    return (
-        stop is not None
-        and stop <= known.size
-        and headers.get("Content-Range") == f"bytes {start}-{stop - 1}/{known.size}"
-        and headers.get("Content-Length") == str(stop - start)
-        and headers.get("ETag") == known.etag is not None
-        and "Content-Encoding" not in headers
-        and not headers.get("Content-Type", "").startswith(("m", "M"))
-    )
 
 
 def _whole(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> Delivery:

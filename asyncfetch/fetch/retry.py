@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
+from asyncfetch.config import RetryDetails
 from asyncfetch.errors import FetchError, Throttled, redact_url
 from asyncfetch.fetch.quota import spent_quota_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+    from typing import TypeAlias
 
     from asyncfetch.config import RetryConfig
+    from asyncfetch.fetch.download import Download
+
+    Attempt: TypeAlias = Callable[["AttemptFailed | None"], Awaitable[None]]
 
 __all__ = [
+    "Attempt",
     "AttemptFailed",
     "Clock",
     "Retries",
@@ -28,8 +35,14 @@ __all__ = [
     "Verdict",
     "cause_of",
     "pause_seconds",
+    "retried",
     "retry_after_seconds",
 ]
+
+
+log = logging.getLogger("asyncfetch")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +131,26 @@ class RetryBudget:
     A repeat at the time that the server named (Retry-After, RateLimit) takes none: it is what was asked for.
     """
 
-    __slots__ = ("_size", "left")
+    __slots__ = ("_size", "is_drawn", "left")
 
     def __init__(self, size: int) -> None:
         self._size = size
         self.left = size
+        self.is_drawn = False
+        """Whether there are fewer than at first."""
 
     def take(self) -> bool:
         """Whether there was a token to take."""
         if not self.left:
             return False
         self.left -= 1
+        self.is_drawn = True
         return True
 
     def give_back(self) -> None:
         """A request brought what was asked."""
         self.left = min(self.left + 1, self._size)
+        self.is_drawn = self.left < self._size
 
 
 class Retries:
@@ -225,3 +242,76 @@ def pause_seconds(headers: Mapping[str, str], *, wall_now: float) -> float | Non
     """How long the headers of a refusal ask us to wait, None where they don't: Retry-After, or else RateLimit."""
     asked = retry_after_seconds(headers.get("Retry-After"), wall_now=wall_now)
     return spent_quota_seconds(headers) if asked is None else asked
+
+
+async def retried(
+    config: RetryConfig,
+    clock: Clock,
+    url: str,
+    attempt: Callable[[AttemptFailed | None], Awaitable[T]],
+    download: Download | None = None,
+) -> T:
+    """Return what ``attempt`` returns, over as many attempts as the policy allows. This is the one retry loop.
+
+    Args:
+        config: The policy.
+        clock: Time and dice.
+        url: The object as the caller wrote it, for errors and logs.
+        attempt: Given the failure of the attempt before it; None for the first one.
+        download: What the attempts fill; None where no bytes of an object are asked for.
+
+    Raises:
+        FetchError: The last attempt failed.
+    """
+    started, count, landed_bytes = clock.monotonic(), 0, 0
+    failure: AttemptFailed | None = None
+    retries: Retries | None = None
+    start, stop = (None, None) if download is None else (download.asked.start, download.asked.stop)
+    while True:
+        try:
+            return await attempt(failure)
+        except AttemptFailed as error:
+            failure = error
+        count += 1
+        progressed = False
+        if download is not None:
+            before, landed_bytes = landed_bytes, download.keep_landed(failure)
+            progressed = landed_bytes > before
+        retries = retries or Retries(config, now=started, uniform=clock.uniform)
+        delay = retries.delay_after(failure, progressed=progressed, now=clock.monotonic())
+        if delay is None:
+            final = giving_up(failure, config).error(url=url, start=start, stop=stop, attempts=count)
+            cause = failure.__cause__
+            failure = None  # else failure -> traceback -> this frame -> failure is a cycle
+            try:
+                raise final from cause
+            finally:
+                del final, cause  # likewise
+        failure = failure.with_traceback(None)
+        _tell(config, url, start, stop, failure, count, delay)
+        await clock.sleep(delay)
+
+
+def _tell(
+    config: RetryConfig,
+    url: str,
+    start: int | None,
+    stop: int | None,
+    failure: AttemptFailed,
+    attempt: int,
+    delay: float,
+) -> None:
+    """Tells the log and the hook that an attempt failed and is made again."""
+    if config.on_retry is None and not log.isEnabledFor(logging.DEBUG):
+        return
+    url = redact_url(url)
+    details = RetryDetails(
+        url=url, start=start, stop=stop, host=failure.host, status=failure.status,
+        cause=f"{failure.kind.__name__}: {failure.message}", attempt=attempt, wait_seconds=delay,
+    )  # fmt: skip
+    log.debug(
+        "attempt %d at %s failed (host %s, status %s): %s; again in %.3g s",
+        attempt, url, failure.host, failure.status, details.cause, delay,
+    )  # fmt: skip
+    if config.on_retry is not None:
+        config.on_retry(details)

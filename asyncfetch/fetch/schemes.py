@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts
-    from asyncfetch.fetch.retry import Clock
+    from asyncfetch.fetch.retry import Attempt, Clock
     from asyncfetch.ranges import ObjectInfo
 
 __all__ = ["Transport", "Transports", "WritableTransport"]
@@ -30,8 +30,8 @@ WritableTransport = FileTransport | S3Transport
 class Transport(Protocol):
     """One way to reach objects."""
 
-    async def read(self, download: Download) -> None:
-        """Fills ``download``; FetchError where that isn't possible."""
+    def attempts(self, download: Download) -> Attempt:
+        """Return what makes an attempt at what the download lacks, with the failure of the one before."""
         ...
 
     async def listdir(self, url: str) -> list[ObjectInfo]:

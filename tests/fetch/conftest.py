@@ -25,11 +25,9 @@ import trustme
 from botocore.loaders import JSONFileLoader
 
 from asyncfetch.config import FetchConfig, RetryConfig, S3Config, TimeoutConfig
-from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch import Fetcher, connection
+from asyncfetch.fetch.hosts import Permit
 from asyncfetch.fetch.retry import Clock
-from asyncfetch.fetch.transports import exchange
-from asyncfetch.fetch.transports import lines as lines_module
-from asyncfetch.fetch.transports.lines import Lines
 from asyncfetch.testing import Keys
 from tests.conftest import LOOPS
 from tests.fetch.odd_files import OddFileSystem
@@ -274,8 +272,10 @@ def pytest_asyncio_loop_factories(
 
 FAST = TimeoutConfig(connect_seconds=2.0, first_byte_seconds=0.3, stall_seconds=0.3)
 """For a fetcher on the server's own loop: it knows when that is late, and waits longer; see ``_lateness_is_seen``."""
+
+
 PATIENT = TimeoutConfig(connect_seconds=15, first_byte_seconds=15, stall_seconds=15)
-"""For one with loops besides the server's, which know nothing of how late that is on a busy machine."""
+"""For tests that are about no limit."""
 
 
 def s3_fetcher(
@@ -296,16 +296,25 @@ def cancel_after(monkeypatch: pytest.MonkeyPatch, nbytes: int, scope: anyio.Canc
     """In the turn behind the one in which so many bytes of bodies have come, on whichever loop."""
     missing = nbytes
     loop = asyncio.get_running_loop()
-    came = exchange.Exchange._came
 
-    def come(self: exchange.Exchange, count: int) -> None:
+    def came(count: int) -> None:
         nonlocal missing
-        came(self, count)
         missing -= count
         if missing <= 0:
             loop.call_soon_threadsafe(scope.cancel)
 
-    monkeypatch.setattr(exchange.Exchange, "_came", come)
+    landed, noted = connection.Connection._landed, Permit.landed
+
+    def land(self: connection.Connection, count: int) -> None:
+        landed(self, count)
+        came(count)
+
+    def note(self: Permit, count: int) -> None:
+        noted(self, count)
+        came(count)
+
+    monkeypatch.setattr(connection.Connection, "_landed", land)
+    monkeypatch.setattr(Permit, "landed", note)
 
 
 def fork() -> int:
@@ -316,7 +325,7 @@ def fork() -> int:
 
 
 def make_fetcher(time: FakeTime | None = None, **settings: object) -> Fetcher:
-    settings.setdefault("timeouts", FAST if settings.get("loops", 1) == 1 else PATIENT)
+    settings.setdefault("timeouts", FAST)
     settings.setdefault("trust_env", False)
     settings.setdefault("hedge", None)  # tests count requests, and a busy machine answers late
     config = FetchConfig(**settings)  # type: ignore[arg-type]
@@ -326,7 +335,7 @@ def make_fetcher(time: FakeTime | None = None, **settings: object) -> Fetcher:
 @pytest.fixture(autouse=True)
 def _lateness_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits of FAST are shorter than what a busy machine may hold up a loop, and with it the server."""
-    monkeypatch.setattr(exchange, "LOOP_LAG_SECONDS", 0.02)
+    monkeypatch.setattr(connection, "LOOP_LAG_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="session")
@@ -391,16 +400,6 @@ def odd() -> Iterator[type[OddFileSystem]]:
     OddFileSystem.store.clear()
 
 
-@pytest.fixture
-def only_documented(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fetchers find that nothing of aiohttp is as expected but what it documents."""
-
-    async def is_as_expected() -> bool:
-        return False
-
-    monkeypatch.setattr(lines_module, "is_as_expected", is_as_expected)
-
-
 def is_copied(request: pytest.FixtureRequest) -> bool:
     """Whether bodies come by way of aiohttp's reader, where a test has no other choice."""
     return bool(request.config.getoption("copied")) or COPIED in request.node.name
@@ -408,8 +407,6 @@ def is_copied(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(autouse=True)
 def _way_of_the_whole_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.config.getoption("documented"):
-        request.getfixturevalue("only_documented")
     defaults = FetchConfig.__init__.__kwdefaults__
     assert defaults is not None
     is_fast = "aiofastnet" in request.node.name or request.config.getoption("loop") == "aiofastnet"
@@ -433,46 +430,21 @@ def _garbage_is_collected_here(request: pytest.FixtureRequest) -> Iterator[None]
 
 
 @pytest.fixture
-def inner_parts(request: pytest.FixtureRequest) -> None:
-    """What the test is about needs more of aiohttp than it documents."""
-    if request.config.getoption("documented"):
-        pytest.skip("it needs more of aiohttp than that documents")
-
-
-@pytest.fixture
 def way(request: pytest.FixtureRequest) -> str:
-    """How the fetchers below take bodies: into their buffer at once ("direct"), by way of aiohttp's reader ("copied"),
-    so and by requests of its session ("documented"), or at once on another loop ("elsewhere"). A module that wants
-    several has a fixture of this name with more values.
+    """How the fetchers below take bodies: on connections of ours ("direct"), or by aiohttp's session ("copied"). A
+    module that wants both has a fixture of this name with both values.
     """
     return "copied" if is_copied(request) else "direct"
 
 
 @pytest.fixture
-def direct_bodies(way: str, request: pytest.FixtureRequest) -> bool:
-    if way == "documented":
-        request.getfixturevalue("only_documented")
+def direct_bodies(way: str) -> bool:
     return way != "copied"
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every exchange of a fetcher with several loops runs on the last one, however small its body is."""
-    monkeypatch.setattr(Lines, "choose", lambda self, _: [line for line in self._lines if not line.has_ended][-1])
-
-
-@pytest.fixture
-def loops(way: str, request: pytest.FixtureRequest) -> int:
-    """Event loops that the fetchers below spread bodies over."""
-    if way == "elsewhere":
-        request.getfixturevalue("elsewhere")
-        return 2
-    return 1
-
-
-@pytest.fixture
-def fetcher_with(direct_bodies: bool, loops: int) -> Callable[..., Fetcher]:
-    return functools.partial(make_fetcher, direct_bodies=direct_bodies, loops=loops)
+def fetcher_with(direct_bodies: bool) -> Callable[..., Fetcher]:
+    return functools.partial(make_fetcher, direct_bodies=direct_bodies)
 
 
 @pytest_asyncio.fixture

@@ -114,13 +114,11 @@ class Reader:
                 assert await self._fetcher.fetch(self._url, start, stop) == CONTENT[start:stop]
 
 
-@pytest.mark.parametrize("loops", [1, 2])
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.usefixtures("aws_keys")
-async def test_right_bytes_and_nothing_left_behind(kind: str, loops: int) -> None:
+async def test_right_bytes_and_nothing_left_behind(kind: str) -> None:
     async with store(kind) as (url, weather, settings):
         config = FetchConfig(
-            loops=loops,
             max_bytes_per_second=400 << 20,
             max_requests_per_host=16,
             hedge=HedgeConfig(quantile=0.5, max_share=0.5),

@@ -38,7 +38,7 @@ class Store:
 
 
 @asynccontextmanager
-async def web(*, tls: bool, direct_bodies: bool, loops: int = 1) -> AsyncIterator[Store]:
+async def web(*, tls: bool, direct_bodies: bool) -> AsyncIterator[Store]:
     objects: dict[str, bytes] = {}
 
     def write(name: str, content: bytes) -> str:
@@ -46,13 +46,13 @@ async def web(*, tls: bool, direct_bodies: bool, loops: int = 1) -> AsyncIterato
         return f"{server.url}/{quote(name)}"
 
     async with RangeServer(objects, tls=tls) as server:
-        config = FetchConfig(ca_file=server.ca_file, trust_env=False, direct_bodies=direct_bodies, loops=loops)
+        config = FetchConfig(ca_file=server.ca_file, trust_env=False, direct_bodies=direct_bodies)
         async with Fetcher(config) as fetcher:
             yield Store(fetcher, write, can_list=False)
 
 
 @asynccontextmanager
-async def s3(*, direct_bodies: bool, loops: int = 1) -> AsyncIterator[Store]:
+async def s3(*, direct_bodies: bool) -> AsyncIterator[Store]:
     objects: dict[str, bytes] = {}
 
     def write(name: str, content: bytes) -> str:
@@ -61,13 +61,13 @@ async def s3(*, direct_bodies: bool, loops: int = 1) -> AsyncIterator[Store]:
 
     async with S3Server(objects, page_keys=2) as server:
         s3 = S3Config(endpoint_url=server.url)
-        config = FetchConfig(ca_file=server.ca_file, s3=s3, direct_bodies=direct_bodies, loops=loops)
+        config = FetchConfig(ca_file=server.ca_file, s3=s3, direct_bodies=direct_bodies)
         async with Fetcher(config) as fetcher:
             yield Store(fetcher, write)
 
 
 @asynccontextmanager
-async def hub(*, direct_bodies: bool, loops: int = 1) -> AsyncIterator[Store]:
+async def hub(*, direct_bodies: bool) -> AsyncIterator[Store]:
     files: dict[str, bytes] = {}
 
     def write(name: str, content: bytes) -> str:
@@ -82,7 +82,6 @@ async def hub(*, direct_bodies: bool, loops: int = 1) -> AsyncIterator[Store]:
             tokens={"127.0.0.1": "t"},
             trust_env=False,
             direct_bodies=direct_bodies,
-            loops=loops,
         )
         async with Fetcher(config) as fetcher:
             yield Store(fetcher, write, can_replace=False)
@@ -141,7 +140,7 @@ async def s3_of_moto(client: Any, bucket: str) -> AsyncIterator[Store]:  # noqa:
 
 @pytest.fixture
 def stores(tmp_path: Path) -> dict[str, Callable[..., AbstractAsyncContextManager[Store]]]:
-    """Those with sockets take ``loops``, and are read in both ways."""
+    """Those with sockets are read in both ways."""
     return {
         "http": partial(web, tls=False, direct_bodies=True),
         "http, copied": partial(web, tls=False, direct_bodies=False),
@@ -177,17 +176,4 @@ async def test_conformance_of_what_motos_server_serves(moto: tuple[Any, str], ch
     when they expire: S3Server does, above.
     """
     async with s3_of_moto(*moto) as store:
-        await check(store)
-
-
-@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", ON_THE_NET)
-async def test_conformance_on_two_loops(
-    stores: dict[str, Callable[..., AbstractAsyncContextManager[Store]]],
-    name: str,
-    check: Check,
-    aws_keys: None,
-    elsewhere: None,
-) -> None:
-    async with stores[name](loops=2) as store:
         await check(store)

@@ -14,21 +14,18 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 import aiofastnet
-import aiohttp
 import anyio
 import pytest
 import trustme
 
 from asyncfetch import ConnectionFailed, Fetcher, TimeoutConfig
-from asyncfetch.fetch.transports import fast_tls as fast_tls_module
-from asyncfetch.fetch.transports.direct import Channel
+from asyncfetch.fetch import tls
+from asyncfetch.fetch.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.fetch.conftest import LyingServer, Step
-
-pytestmark = pytest.mark.usefixtures("inner_parts")
 
 CONTENT = bytes(range(256)) * 4096
 
@@ -40,9 +37,9 @@ def on_uvloop() -> bool:
 @pytest.fixture
 def looked_at_anew() -> Iterator[None]:
     """What is installed is seen again in the test, and behind it."""
-    fast_tls_module._is_known.cache_clear()
+    tls._is_known.cache_clear()
     yield
-    fast_tls_module._is_known.cache_clear()
+    tls._is_known.cache_clear()
 
 
 @pytest.fixture
@@ -60,16 +57,14 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.Transport]:
     return made
 
 
-@pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "copied"])
 async def test_bodies_come_whole_over_connections_that_are_used_again(
     fetcher_with: Callable[..., Fetcher],
     tls_server: LyingServer,
     ca_file: str,
     carried: list[asyncio.Transport],
-    direct_bodies: bool,
 ) -> None:
     url = tls_server.put("/x", CONTENT)
-    async with fetcher_with(ca_file=ca_file, aiofastnet=True, direct_bodies=direct_bodies) as fetcher:
+    async with fetcher_with(ca_file=ca_file, aiofastnet=True) as fetcher:
         for start, stop in ((0, 10), (5, 1 << 16), (0, len(CONTENT)), (100, 100_000)):
             assert await fetcher.fetch(url, start, stop) == CONTENT[start:stop]
         async with anyio.create_task_group() as group:
@@ -120,35 +115,21 @@ async def _connect_anew(self: object, address: tuple[str, int]) -> None:
 
 
 @pytest.mark.usefixtures("looked_at_anew")
-@pytest.mark.parametrize(
-    ("what", "changed", "warning"),
-    [
-        (aiofastnet, {"__version__": "1.3.0"}, "aiofastnet 1.3.0 is not known"),
-        (aiohttp.TCPConnector, {"_wrap_create_connection": _connect_anew}, "connects in another way"),
-    ],
-    ids=["aiofastnet", "aiohttp"],
-)
 async def test_where_a_version_is_not_known_the_loop_carries_tls_after_one_warning(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    what: object,
-    changed: dict[str, object],
-    warning: str,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name, value in changed.items():
-        monkeypatch.setattr(what, name, value)
-    assert [fast_tls_module._is_known() for _ in range(2)] == [False, False]
-    assert not await fast_tls_module.can_be_fast()
-    assert [warning in record.message for record in caplog.records] == [True]
+    monkeypatch.setattr(aiofastnet, "__version__", "1.3.0")
+    assert [tls._is_known() for _ in range(2)] == [False, False]
+    assert not await tls.can_be_fast()
+    assert ["aiofastnet 1.3.0 is not known" in record.message for record in caplog.records] == [True]
 
 
 async def test_it_carries_tls_on_every_loop_but_uvloop() -> None:
-    assert await fast_tls_module.can_be_fast() is not on_uvloop()
+    assert await tls.can_be_fast() is not on_uvloop()
 
 
 async def test_certificates_are_checked_as_ever(ca_file: str) -> None:
-    context = ssl.create_default_context(cafile=ca_file)
-    fast_tls_module.fast_tls(context, 1.0)
+    context = await tls.tls_context(ca_file, is_fast=True)
     assert context.verify_mode is ssl.CERT_NONE  # what it says
     assert ssl.SSLContext.verify_mode.fget(context) is ssl.CERT_REQUIRED  # type: ignore[attr-defined]
     assert context.check_hostname
@@ -258,4 +239,4 @@ async def test_its_connections_have_our_protocol(
 ) -> None:
     async with fetcher_with(ca_file=ca_file, aiofastnet=True, direct_bodies=True) as fetcher:
         await fetcher.fetch(tls_server.put("/x", CONTENT))
-        assert [isinstance(transport.get_protocol(), Channel) for transport in carried] == [True] * (not on_uvloop())
+        assert [isinstance(transport.get_protocol(), Connection) for transport in carried] == [True] * (not on_uvloop())

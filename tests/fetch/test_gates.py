@@ -102,7 +102,7 @@ async def test_the_gate_is_free_while_a_retry_waits(
             await fetcher.fetch(url, 5, 6)
             await real_sleep(seconds)
 
-        fetcher._transports.http._clock = type(fetcher._clock)(sleep=sleep)
+        fetcher._clock = type(fetcher._clock)(sleep=sleep)
         server.will(step(status=503))
         assert bytes(await fetcher.fetch(url, 0, 5)) == CONTENT[:5]
     assert held == [0]
@@ -151,7 +151,7 @@ async def test_cancelled_where_it_waits(
     used = tls_server if tls else server
     url = used.put("/x", CONTENT)
     async with fetcher_with(ca_file=ca_file, max_requests_per_host=1) as fetcher:
-        used.will(step(**kind))
+        used.every = lambda _: step(**kind)
         answered = asyncio.Event()
         with anyio.move_on_after(5) as scope:
 
@@ -163,7 +163,7 @@ async def test_cancelled_where_it_waits(
             await fetcher.fetch(url, 0, 100)
         assert scope.cancelled_caught
         assert answered.is_set()
-        used.gate = lambda: None
+        used.gate, used.every = lambda: None, lambda _: None
         assert fetcher.statistics().in_flight == 0
         assert bytes(await fetcher.fetch(url, 0, 100)) == CONTENT[:100]
 
@@ -231,10 +231,10 @@ async def test_leaving_a_stream_cancels_what_is_under_way(
 async def test_idle_hosts_are_forgotten_and_their_sums_kept() -> None:
     hosts = Hosts(FetchConfig(max_requests_per_host=2))
     busy = hosts.get("busy")
-    async with busy.turn():
+    async with busy.permit():
         for number in range(MAX_IDLE_HOSTS * 2):
             host = hosts.get(f"host {number}")
-            async with host.turn():
+            async with host.permit():
                 host.counts.requests += 1
         now = hosts.statistics(MemoryPool(0).statistics())
         assert len(now.hosts) == MAX_IDLE_HOSTS
@@ -266,8 +266,8 @@ async def test_statistics_are_taken_in_another_thread_while_hosts_come_and_go() 
 async def test_the_wait_at_the_gate_is_timed() -> None:
     now = 0.0
     host = Hosts(FetchConfig(max_requests_per_host=1), now=lambda: now).get("host")
-    async with anyio.create_task_group() as group, host.turn():
-        group.start_soon(host.turn().__aenter__)
+    async with anyio.create_task_group() as group, host.permit():
+        group.start_soon(host.permit().__aenter__)
         await all_others_wait()
         now = 3.0
     wait = host.statistics().wait
@@ -276,9 +276,9 @@ async def test_the_wait_at_the_gate_is_timed() -> None:
 
 async def test_a_cancelled_wait_is_not_timed() -> None:
     host = Hosts(FetchConfig(max_requests_per_host=1)).get("host")
-    async with host.turn():
+    async with host.permit():
         with anyio.move_on_after(0.01):
-            await host.turn().__aenter__()
+            await host.permit().__aenter__()
     assert host.statistics().wait.count == 1
 
 
@@ -287,7 +287,7 @@ async def test_the_times_of_forgotten_hosts_stay_in_the_total() -> None:
     hosts = Hosts(FetchConfig(max_requests_per_host=1), now=lambda: now)
     for number in range(MAX_IDLE_HOSTS * 2):
         host = hosts.get(f"host {number}")
-        async with host.turn():
+        async with host.permit():
             host.times.first_byte.record(1.0)
             host.times.body.record(2.0)
     total = hosts.statistics(MemoryPool(0).statistics())

@@ -5,33 +5,26 @@ from __future__ import annotations
 import asyncio
 import gc
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import anyio
 import anyio.lowlevel
 import pytest
 
 from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.errors import AccessDenied, ConfigError, FetchTimeout, NotFound
-from asyncfetch.fetch import Fetcher, scatter
+from asyncfetch.fetch import Fetcher, connection, scatter
+from asyncfetch.fetch.connection import Connection
 from asyncfetch.fetch.hedge import BURST, REFRESH, SHORTEST_PATIENCE_SECONDS, Hedging
-from asyncfetch.fetch.hosts import Hosts
-from asyncfetch.fetch.redirects import Route
-from asyncfetch.fetch.retry import AttemptFailed
-from asyncfetch.fetch.transports import direct
-from asyncfetch.fetch.transports.direct import Channel
-from asyncfetch.fetch.transports.exchange import Exchange
-from asyncfetch.fetch.transports.hedging import Race
+from asyncfetch.fetch.hosts import Permit
+from asyncfetch.fetch.transports.http import HttpRequest
 from asyncfetch.ranges import ByteRange
 from asyncfetch.testing import Fault, HubServer, S3Server
 from tests.fetch.test_lifetime import connections_to
-from tests.fetch.test_proxies import ConnectProxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from asyncfetch.fetch.hosts import Turn
     from asyncfetch.testing import ServedRequest
     from tests.fetch.conftest import LyingServer
     from tests.fetch.conftest import Step as StepType
@@ -40,16 +33,10 @@ CONTENT = bytes(range(256)) * 1024
 PATIENT = TimeoutConfig(connect_seconds=5, first_byte_seconds=5, stall_seconds=5)
 
 
-@pytest.fixture(params=["direct", "copied", "documented"])
+@pytest.fixture(params=["direct"])
 def way(request: pytest.FixtureRequest) -> str:
     value: str = request.param
     return value
-
-
-@pytest.fixture
-def twin(way: str, request: pytest.FixtureRequest) -> bool:
-    """Whether second requests have a connector of their own, which pools no connections."""
-    return way == "documented" or bool(request.config.getoption("documented"))
 
 
 def hedging(**settings: float) -> Hedging:
@@ -107,7 +94,7 @@ def hedges(fetcher: Fetcher) -> tuple[int, int]:
 
 
 async def test_a_late_answer_is_overtaken(
-    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], twin: bool
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     async with acquainted(fetcher_with, server) as (fetcher, url):
         server.will(step(silent="stall"))
@@ -116,20 +103,20 @@ async def test_a_late_answer_is_overtaken(
         assert hedges(fetcher) == (1, 1)
         first, second = server.requests
         assert first.connection != second.connection
-        assert dict(first.headers) | ({"connection": "close"} if twin else {}) == second.headers
+        assert first.headers == second.headers
         assert fetcher.statistics().in_flight == 0
         assert fetcher.statistics().errors == 0
 
 
 async def test_the_losers_connection_is_closed(
-    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], twin: bool
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     async with acquainted(fetcher_with, server) as (fetcher, url):
         server.will(step(silent="stall"))
         await fetcher.fetch(url)
         for start in range(10):
             await fetcher.fetch(url, start, start + 1)
-        assert [request.connection for request in server.requests[1:]] == [2] + [3 if twin else 2] * 10
+        assert [request.connection for request in server.requests[1:]] == [2] * 11
         assert connections_to(server.port) == 1
 
 
@@ -201,13 +188,13 @@ async def test_the_body_of_a_first_answer_that_does_not_fit_is_not_hoarded(
     size = 60_000_000
     place = {"Content-Range": f"bytes 0-{size - 1}/{size}", "Content-Length": str(size)}
     held = [0]
-    grow = Channel._grow
+    grow = Connection._grow
 
-    def note(channel: Channel) -> None:
-        grow(channel)
-        held.append(len(channel._memory))
+    def note(connection: Connection) -> None:
+        grow(connection)
+        held.append(len(connection._scratch))
 
-    monkeypatch.setattr(Channel, "_grow", note)
+    monkeypatch.setattr(Connection, "_grow", note)
     async with acquainted(fetcher_with, server) as (fetcher, url):
         server.every = lambda request: (
             step(headers=place, body=bytes(size), end="stall") if request.connection == 1 else None
@@ -250,15 +237,6 @@ async def test_an_overtaken_request_gives_its_place_away_before_the_winners_body
                 assert fetcher.statistics().in_flight == 1
                 group.cancel_scope.cancel()
         assert fetcher.statistics().in_flight == 0
-
-
-async def test_an_answer_that_does_not_fit_is_not_taken_whatever_else_could_be_made_of_it() -> None:
-    async def second(turn: Turn, race: Race[None]) -> None:
-        raise AssertionError("nobody is late")
-
-    race = Race(Hosts(FetchConfig()).get("https://x:443", Route).turn(), 1.0, lambda _: False, second)
-    with pytest.raises(AttemptFailed, match="doesn't fit"):
-        await race.claim(cast("aiohttp.ClientResponse", None))
 
 
 async def test_when_both_fail_the_firsts_error_is_raised(
@@ -325,25 +303,6 @@ async def test_over_tls(
         assert hedges(fetcher) == (1, 1)
 
 
-async def test_through_a_proxys_tunnel(
-    fetcher_with: Callable[..., Fetcher],
-    tls_server: LyingServer,
-    step: type[StepType],
-    ca_file: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with ConnectProxy() as proxy:
-        for name in ("no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY", "HTTPS_PROXY"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.port}")
-        async with acquainted(fetcher_with, tls_server, ca_file=ca_file, trust_env=True) as (fetcher, url):
-            tls_server.will(step(silent="stall"))
-            with anyio.fail_after(2):
-                assert await fetcher.fetch(url) == CONTENT
-            assert hedges(fetcher) == (1, 1)
-            assert len(proxy.heads) == 2
-
-
 @pytest.mark.parametrize("kind", [{}, {"status": 503}, {"silent": "reset"}], ids=str)
 async def test_a_race_leaves_nothing_to_the_garbage_collector(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], kind: dict[str, Any]
@@ -358,7 +317,7 @@ async def test_a_race_leaves_nothing_to_the_garbage_collector(
             await fetcher.fetch(url)
             await anyio.lowlevel.checkpoint()
             gc.collect()
-            left = [thing for thing in gc.garbage if type(thing) in {Exchange, Race, aiohttp.ClientResponse}]
+            left = [thing for thing in gc.garbage if type(thing) in {Connection, HttpRequest, Permit}]
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
@@ -436,7 +395,7 @@ async def test_ranges_of_one_request_are_of_one_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scatter, "LONG_BYTES", 1000)
-    monkeypatch.setattr(direct, "HEAD_BYTES", 1024)
+    monkeypatch.setattr(connection, "SCRATCH_BYTES", 1024)
     spans = [(0, 20_000), (20_000, 20_100), (20_200, 60_000)]
     async with acquainted(fetcher_with, server) as (fetcher, url):
         for microseconds in range(0, 4000, 400):

@@ -7,7 +7,7 @@ import gc
 import os
 import socket
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import anyio
@@ -19,7 +19,10 @@ from aiohttp.client_proto import ResponseHandler
 from asyncfetch.config import RetryConfig
 from asyncfetch.errors import ClosedError, ConfigError, FetchTimeout, NotFound, WrongLoop
 from asyncfetch.fetch import Fetcher
-from asyncfetch.fetch.transports.exchange import Exchange
+from asyncfetch.fetch.connection import Connection
+from asyncfetch.fetch.hosts import Permit
+from asyncfetch.fetch.transports.http import HttpRequest
+from asyncfetch.fetch.transports.session import Exchange
 from asyncfetch.ranges import ByteRange
 from tests.conftest import all_others_wait
 from tests.fetch.conftest import fork
@@ -134,13 +137,14 @@ async def test_a_call_cancelled_as_its_handshake_ends_leaves_no_connection(
 ) -> None:
     url = tls_server.put("/x", CONTENT)
     scope = anyio.CancelScope()
-    made = ResponseHandler.connection_made
+    way = Connection if fetcher_with().config.direct_bodies else ResponseHandler
+    made = way.connection_made
 
-    def made_and_cancelled(handler: ResponseHandler, transport: asyncio.BaseTransport) -> None:
+    def made_and_cancelled(handler: Any, transport: asyncio.BaseTransport) -> None:  # noqa: ANN401
         made(handler, transport)
         scope.cancel()
 
-    monkeypatch.setattr(ResponseHandler, "connection_made", made_and_cancelled)
+    monkeypatch.setattr(way, "connection_made", made_and_cancelled)
     async with fetcher_with(ca_file=ca_file) as fetcher:
         with scope:
             await fetcher.fetch(url, 0, 1)
@@ -283,7 +287,7 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(fetcher: Fetche
         await fetcher.fetch(url, 100, len(CONTENT))
         await anyio.lowlevel.checkpoint()
         gc.collect()
-        left = [thing for thing in gc.garbage if type(thing) in {Exchange, aiohttp.ClientResponse}]
+        left = [thing for thing in gc.garbage if type(thing) in {Exchange, HttpRequest, Permit, aiohttp.ClientResponse}]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

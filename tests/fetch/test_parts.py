@@ -189,7 +189,7 @@ def test_what_is_read_ahead_is_not_cut_for_the_sake_of_reserved_requests() -> No
     sizes.came_from(URL, host, MIB)
     with calling(Caller(urgent=False)):
         for _ in range(6):
-            assert host.turn().enter_nowait()
+            assert host.enter_nowait() is not None
         assert sizes.choose(URL, 4 * MIB, ALONE) == 8 * MIB  # one request is free, and one that it can't have
     assert count_of(4 * MIB, sizes.choose(URL, 4 * MIB, ALONE)) == 2
 
@@ -214,13 +214,13 @@ async def test_ranges_of_a_far_host_whose_rate_is_unknown_come_in_two_the_first_
     assert [sizes.choose(URL, MIB + 1, Company(9, ahead)) for ahead in (0, 6, 7)] == [*[MIB // 2 + 1] * 2, MIB + 1]
     assert sizes.choose(URL, 64 * MIB, ALONE) == 8 * MIB
     for _ in range(8):
-        assert host.turn().enter_nowait()
+        assert host.enter_nowait() is not None
     async with anyio.create_task_group() as tasks:
         for _ in range(6):
-            tasks.start_soon(host.turn().__aenter__)
+            tasks.start_soon(host.permit().__aenter__)
         await all_others_wait()
         assert sizes.choose(URL, MIB, ALONE) == MIB // 2
-        tasks.start_soon(host.turn().__aenter__)
+        tasks.start_soon(host.permit().__aenter__)
         await all_others_wait()
         assert sizes.choose(URL, MIB, ALONE) == MIB
         tasks.cancel_scope.cancel()

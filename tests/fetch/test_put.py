@@ -33,7 +33,7 @@ from asyncfetch.errors import (
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.sources import open_source
-from asyncfetch.fetch.transports.asking import Reply
+from asyncfetch.fetch.transports.http import Response
 from asyncfetch.fetch.transports.s3_upload import MAX_ANSWER_BYTES, _checked_tag, _text_of
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.testing import Fault, FaultOnce, Keys, S3Quirks, S3Server
@@ -563,8 +563,8 @@ async def test_with_motos_server(moto: str, tmp_path: Path) -> None:
         assert "Uploads" not in await client.list_multipart_uploads(Bucket="written")
 
 
-def reply(headers: dict[str, str], body: bytes = b"") -> Reply:
-    return Reply(URL("https://h"), 200, CIMultiDict(headers), body)
+def reply(headers: dict[str, str], body: bytes = b"") -> Response:
+    return Response(URL("https://h"), 200, CIMultiDict(headers), body)
 
 
 def test_tags_that_are_no_md5_are_taken_as_they_are() -> None:

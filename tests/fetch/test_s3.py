@@ -22,7 +22,7 @@ from moto.server import ThreadedMotoServer
 from asyncfetch.config import FetchConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, InvalidResponse, NotFound
 from asyncfetch.fetch import Fetcher
-from asyncfetch.fetch.transports.http import MAX_REPLY_BYTES
+from asyncfetch.fetch.transports.http import MAX_RESPONSE_BYTES
 from asyncfetch.fetch.transports.s3 import bucket_and_key
 from asyncfetch.fetch.transports.s3_signer import S3Signer
 from asyncfetch.ranges import ByteRange
@@ -480,10 +480,10 @@ async def test_a_listing_that_is_none(page: str, server: LyingServer, step: type
 
 
 async def test_a_page_too_long_to_be_one(server: LyingServer, step: type[Step], time: FakeTime) -> None:
-    body = bytes(MAX_REPLY_BYTES + 1)
+    body = bytes(MAX_RESPONSE_BYTES + 1)
     server.every = lambda _: step(status=200, headers={"Content-Length": str(len(body))}, body=body)
     async with Fetcher(FetchConfig(s3=S3Config(endpoint_url=server.url(""))), _clock=time.clock()) as fetcher:
-        with pytest.raises(InvalidResponse, match=f"more than {MAX_REPLY_BYTES} bytes") as caught:
+        with pytest.raises(InvalidResponse, match=f"more than {MAX_RESPONSE_BYTES} bytes") as caught:
             await fetcher.listdir("s3://b")
     assert (caught.value.url, caught.value.host) == ("s3://b", f"127.0.0.1:{server.port}")
     assert (caught.value.status, caught.value.attempts) == (200, 2)

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from asyncfetch.config import RetryConfig
 from asyncfetch.errors import FetchError
-from asyncfetch.fetch import scatter
+from asyncfetch.fetch import connection, scatter
 from asyncfetch.fetch.batch import plan_batch
 from asyncfetch.fetch.parts import PartSizes
 from asyncfetch.fetch.scatter import Places, apart
-from asyncfetch.fetch.transports import direct
 from asyncfetch.ranges import ByteRange, Request
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.memory_pool import MemoryPool
@@ -51,10 +50,10 @@ TAKEN = [3000, 500, 5500, 1, 1999, 500, *(10, 1, 100)]
 def _long_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies of some KiB have long ranges in them, and don't come with their heads."""
     monkeypatch.setattr(scatter, "LONG_BYTES", LONG)
-    monkeypatch.setattr(direct, "HEAD_BYTES", 1024)
+    monkeypatch.setattr(connection, "SCRATCH_BYTES", 1024)
 
 
-@pytest.fixture(params=["direct", "copied", "elsewhere"])
+@pytest.fixture(params=["direct", "copied"])
 def way(request: pytest.FixtureRequest) -> str:
     """See conftest: all of them."""
     way: str = request.param

@@ -31,12 +31,12 @@ def web_host(time: FakeTime, config: FetchConfig | None = None) -> Host:
 
 
 async def refuse(host: Host, *, retry_after: float | None = None) -> None:
-    async with host.turn() as turn:
-        turn.failed(AttemptFailed(Throttled, "no", status=503, retry_after=retry_after))
+    async with host.permit() as permit:
+        permit.failed(AttemptFailed(Throttled, "no", status=503, retry_after=retry_after))
 
 
 async def take_turn(host: Host) -> None:
-    async with host.turn():
+    async with host.permit():
         pass
 
 
@@ -85,7 +85,7 @@ async def test_of_two_pauses_the_one_that_ends_later_counts(time: FakeTime) -> N
     host = web_host(time)
     time.luck = 0.0
     await refuse(host, retry_after=20.0)
-    host._pause(host._clock.monotonic(), 5.0)
+    host.pause(5.0)
     await take_turn(host)
     assert time.sleeps == [20.0]
 
@@ -126,7 +126,7 @@ async def test_one_that_goes_away_during_a_pause_leaves_its_place(time: FakeTime
     time.sleep = anyio.sleep  # type: ignore[assignment]
     host._clock = time.clock()
     with anyio.move_on_after(0.01):
-        await host.turn().__aenter__()
+        await host.permit().__aenter__()
     assert (host.waiting, host.in_flight, host.is_idle) == (0, 0, True)
 
 

@@ -30,6 +30,7 @@ from asyncfetch.runtime.thread_call import ThreadCall, run_to_its_end
 if TYPE_CHECKING:
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts
+    from asyncfetch.fetch.retry import Attempt
     from asyncfetch.fetch.scatter import Views
     from asyncfetch.fetch.sources import Source
 
@@ -56,18 +57,22 @@ class FileTransport:
         self._max_entries = max_entries
         self.limiter = anyio.CapacityLimiter(threads)
 
-    async def read(self, download: Download) -> None:
+    def attempts(self, download: Download) -> Attempt:
+        """Return what reads the file, once: the same disk gives the same error."""
+        return partial(self._read, download)
+
+    async def _read(self, download: Download, _: AttemptFailed | None) -> None:
         """Fills ``download``. Cancelled, it returns when the thread has stopped writing: after a step at most."""
         asked = download.asked
         host = self._hosts.get("file://")
-        async with host.turn():
+        async with host.permit():
             host.counts.requests += 1
             since = host.now()
             try:
                 await self._run(_FileRead(download, download.known))
             except AttemptFailed as failure:
                 host.counts.errors += 1
-                download.broke(failure)
+                download.keep_landed(failure)
                 raise failure.error(
                     url=download.url, start=asked.start, stop=asked.stop, attempts=1
                 ) from failure.__cause__
@@ -88,7 +93,7 @@ class FileTransport:
     async def put(self, url: str, source: Source) -> ObjectInfo:
         """The file that the source is now; see write_file.
 
-        It takes no turn: a source may wait for reads that want one.
+        It takes no permit: a source may wait for reads that want one.
         """
         counts = self._hosts.get("file://").counts
         counts.requests += 1

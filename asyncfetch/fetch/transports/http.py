@@ -1,160 +1,449 @@
-"""Ranges over http and https: attempts, redirects, repeats."""
+"""Ranges over http and https: one attempt at a time, over redirects, by a connection of ours or by aiohttp's session.
+
+A ranged GET goes out on a connection of ours, which reads plain answers. Where there is a proxy, or the host's latest
+answer wasn't plain, it goes by the session; and what isn't plain is asked for once more that way, at once and within
+the same attempt. Everything else (listings, puts, questions) is the session's.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import anyio
+import anyio.lowlevel
 import anyio.to_thread
+from multidict import CIMultiDict
 
+from asyncfetch.config.checks import HEADER_CONTROL
 from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
 from asyncfetch.fetch.addresses import WebUrls
-from asyncfetch.fetch.attempts import Attempts, persist
-from asyncfetch.fetch.redirects import Route, host_name, origin_of, static_headers
-from asyncfetch.fetch.responses import MISDIRECTED
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
-from asyncfetch.fetch.transports.asking import Asking, Question, Reply
+from asyncfetch.fetch.bandwidth import Allowance, Bandwidth, RateLimit
+from asyncfetch.fetch.connection import PooledConnectionDied
+from asyncfetch.fetch.connector import Connector
+from asyncfetch.fetch.hosts import Permit
+from asyncfetch.fetch.quota import spent_quota_seconds
+from asyncfetch.fetch.redirects import REDIRECTS, Route, host_name, is_permanent, next_url, origin_of, static_headers
+from asyncfetch.fetch.responses import MISDIRECTED, Delivery, check_response, refusal
+from asyncfetch.fetch.retry import AttemptFailed, Verdict, pause_seconds, retried
 from asyncfetch.fetch.transports.environment import Environment, read_environment
-from asyncfetch.fetch.transports.lines import Lines
-from asyncfetch.fetch.transports.visit import Visit, own_headers
+from asyncfetch.fetch.transports.session import COMMON_HEADERS, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Iterator, Mapping
 
     from yarl import URL
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.addresses import Address, AddressBook
+    from asyncfetch.fetch.connection import Connection, Head
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Host, Hosts
-    from asyncfetch.fetch.retry import Clock
-    from asyncfetch.fetch.transports.asking import Body
+    from asyncfetch.fetch.retry import Attempt, Clock
+    from asyncfetch.fetch.transports.session import Exchange
     from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["HttpTransport"]
+__all__ = ["WEB_URLS", "Body", "HttpTransport", "Response"]
 
+log = logging.getLogger("asyncfetch")
 
-MAX_REPLY_BYTES = 16 * 1024 * 1024
+MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 """Bound of a page of text. A listing's page of 1,000 entries takes 1 MiB at most."""
 MAX_ADDRESSES_PER_ATTEMPT = 3
 """The first one may be signed for the wrong region, the second may have expired meanwhile."""
 MAX_MOVED = 1024
 """Urls that were moved for good and are remembered, about 1 KiB each. A forgotten one costs a round trip."""
+MAX_REQUEST_HEADS = 1024
+"""Heads of requests that are kept but for their range, about 0.5 KiB each."""
 WEB_URLS = WebUrls()
 
+Body = Callable[[], "Iterable[bytes | memoryview]"]
+"""Gives the pieces of a request's body, from the first one again for each time that it is sent."""
 T = TypeVar("T")
 
 
-class HttpTransport:
-    """Fills downloads from web servers. Belongs to the loop that opened it; its owner checks that.
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer that isn't an object's bytes, with a status below 400."""
 
-    Everything happens on that loop but an exchange with a large body, which may run on another one: what it touches
-    beside the exchange (memory, what is known of objects, its own tally) can be used from any thread.
-    """
+    url: URL = field(repr=False)
+    """What it answers, after redirects."""
+    status: int
+    headers: Mapping[str, str] = field(repr=False)
+    """Found by names of any case."""
+    body: bytes = field(default=b"", repr=False)
+    target: URL | None = field(default=None, repr=False)
+    """Where it redirects to: another origin; None where it doesn't."""
+
+    @contextmanager
+    def is_judged(self) -> Iterator[None]:
+        """Let an attempt that fails in this block fail for what the answer says: host and status are the answer's."""
+        try:
+            yield
+        except AttemptFailed as failure:
+            failure.host, failure.status = host_name(self.url), self.status
+            raise
+
+
+class Redirect(NamedTuple):
+    """An answer that names another url."""
+
+    target: URL
+    status: int
+    is_permanent: bool
+
+
+@dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
+class HttpRequest:
+    """A ranged GET on its way to the bytes of a download: where to, what it carries, what a good answer is."""
+
+    url: URL
+    host: Host
+    address: Address
+    book: AddressBook
+    download: Download
+
+    def headers(self, etag: str | None) -> dict[str, str]:
+        """Return what it carries beside what every request does, and the range; ``etag`` is the version insisted on."""
+        headers = own_headers(self.host, self.address)
+        # To every hop: a server that redirects must ignore preconditions (RFC 9110, section 13.2.1).
+        if etag is not None:
+            headers["If-Match"] = etag
+        return headers
+
+    def judge(self, status: int, headers: Mapping[str, str]) -> Delivery | Redirect:
+        """Return what an answer brings, or the url that it redirects to; AttemptFailed where it isn't to be taken."""
+        if status in REDIRECTS:
+            return Redirect(next_url(self.url, headers.get("Location")), status, is_permanent(status, headers))
+        download, etag = self.download, self.address.etag
+        if etag is not None and status < 400:
+            headers = CIMultiDict(headers)
+            headers["ETag"] = etag
+        return check_response(download.next_request(), status, headers, url=download.url, known=download.known)
+
+    def fits(self, head: Head | None) -> bool:
+        """Return whether an answer brings the bytes, by its head alone."""
+        if head is None or head.length_bytes is None:
+            return False
+        try:
+            self.judge(head.status, head.headers)
+        except AttemptFailed:
+            return False
+        return True
+
+
+class HttpTransport:
+    """Fills downloads from web servers. Belongs to the loop that opened it; its owner checks that."""
 
     def __init__(
         self,
         config: FetchConfig,
         hosts: Hosts,
         clock: Clock,
-        lines: Lines,
+        connector: Connector,
+        session: Session,
         environment: Environment,
     ) -> None:
-        """Takes over ``lines``; use ``open`` to get one that is set up right."""
+        """Takes over ``connector`` and ``session``; use ``open`` to get one that is set up right."""
         self._config = config
         self._hosts = hosts
         self._clock = clock
-        self._lines = lines
+        self._connector = connector
+        self._session = session
         self._environment = environment
-        self._asking = Asking(config, clock, lines)
+        self._bandwidth = Bandwidth.of(config.max_bytes_per_second)
         self._moved: OrderedDict[str, URL] = OrderedDict()
+        self._request_heads: OrderedDict[tuple[str, str | None], tuple[Address, Host, URL, bytes]] = OrderedDict()
 
     @classmethod
     async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock) -> HttpTransport:
-        """A transport on the running loop; ConfigError where ``ca_file`` or the environment can't be read."""
+        """Return a transport on the running loop; ConfigError where ``ca_file`` or the environment can't be read."""
         environment = Environment()
         if config.trust_env:
             environment = await anyio.to_thread.run_sync(read_environment, dict(os.environ))
-        return cls(config, hosts, clock, await Lines.open(config), environment)
+        connector = await Connector.open(config)
+        return cls(config, hosts, clock, connector, await Session.open(config, connector), environment)
 
     async def aclose(self) -> None:
-        """Closes every connection, without waiting for any server. No read may be under way."""
-        await self._lines.aclose()
+        """Close every connection, without waiting for any server. No attempt may be under way."""
+        await self._session.aclose()
+        await self._connector.aclose()
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """Plain web servers have no way to ask."""
         message = f"web servers can't list {redact_url(url)!r}: listdir takes s3://, hf:// and file:// urls and paths"
         raise ConfigError(message)
 
-    async def read(self, download: Download, book: AddressBook = WEB_URLS) -> None:
-        """Fills ``download``, over as many attempts as the policy allows; FetchError where that isn't enough."""
-        started = self._clock.monotonic()
-        attempts: Attempts | None = None
-        needs_new_connection = False
-        while True:
-            before = download.landed_bytes
-            try:
-                return await self._attempt(
-                    download, book, is_retry=attempts is not None, needs_new_connection=needs_new_connection
-                )
-            except AttemptFailed as failure:
-                download.broke(failure)
-                attempts = attempts or Attempts(
-                    self._config.retry, self._clock, download.url, download.asked, started=started
-                )
-                delay = attempts.delay_after(failure, progressed=download.landed_bytes > before)
-                broke = failure.status is None or failure.address is not None
-                needs_new_connection = broke or failure.kind is InvalidResponse or failure.status == MISDIRECTED
-            await self._clock.sleep(delay)
+    def attempts(self, download: Download, book: AddressBook = WEB_URLS) -> Attempt:
+        """Return what makes an attempt at what the download lacks, with the failure of the one before."""
+        return partial(self.attempt, download, book)
 
-    async def _attempt(
-        self, download: Download, book: AddressBook, *, is_retry: bool, needs_new_connection: bool
-    ) -> None:
-        """Takes the bytes from the object's address; from a new one where that is worn out."""
+    async def attempt(self, download: Download, book: AddressBook, failure: AttemptFailed | None) -> None:
+        """Bring what the download lacks from the object's address; from a new one where that is worn out.
+
+        Args:
+            download: Filled.
+            book: Finds the address.
+            failure: What the attempt before this one ended with; None for the first one.
+
+        Raises:
+            AttemptFailed: It didn't bring all.
+        """
+        needs_new_connection = failure is not None and (
+            failure.status is None
+            or failure.address is not None
+            or failure.kind is InvalidResponse
+            or failure.status == MISDIRECTED
+        )
         for addresses_left in reversed(range(MAX_ADDRESSES_PER_ATTEMPT)):
             address = await book.resolve(download.url)
             moved_to = self._moved.get(download.url)
+            url, permanent, is_moving, status = moved_to or address.url, None, True, None
             try:
-                visit = Visit(download, book, address)
-                start = moved_to or address.url
-                await self._follow(visit, start, is_retry=is_retry, needs_new_connection=needs_new_connection)
-            except AttemptFailed as failure:
+                for hop in range(self._config.max_redirects + 1):
+                    host = self._host(url)
+                    host.counts.retries += failure is not None and hop == 0
+                    request = HttpRequest(url, host, address, book, download)
+                    redirect = await self._get(request, needs_new_connection=needs_new_connection)
+                    if redirect is None:
+                        if permanent is not None and book is WEB_URLS:  # what another finds is its own to remember
+                            self._note_moved(download.url, permanent)
+                        return
+                    host.counts.redirects += 1
+                    url, status, is_permanent_one = redirect
+                    is_moving = is_moving and is_permanent_one
+                    if is_moving:
+                        permanent = url
+                raise self._too_many_redirects(url, status)
+            except AttemptFailed as refused:
                 # Where the url itself leads now is asked at once in place of a refusal, else by the next attempt.
                 self._moved.pop(download.url, None)
-                was_refused = moved_to is not None and failure.verdict is Verdict.FATAL and (failure.status or 0) >= 400
-                if not addresses_left or not (was_refused or book.reject(download.url, address, failure)):
+                was_refused = moved_to is not None and refused.verdict is Verdict.FATAL and (refused.status or 0) >= 400
+                if not addresses_left or not (was_refused or book.reject(download.url, address, refused)):
                     raise
+
+    async def _get(self, request: HttpRequest, *, needs_new_connection: bool) -> Redirect | None:
+        """Sends one request, within its host's limit, and takes its bytes; or tells where it is redirected to."""
+        host, config = request.host, self._config
+        permit = Permit(host)
+        if not permit.enter_nowait():
+            await permit.enter()
+        succeeded = False
+        allowance = None if self._bandwidth is None else Allowance(self._bandwidth)
+        try:
+            if allowance is not None:
+                await self._clock.sleep(allowance.begin(request.download.expected_bytes))
+            if not (config.direct_bodies and host.answers_plainly and host.route.proxy is None):
+                redirect = await self._get_by_session(request, permit, allowance, needs_new_connection)
             else:
-                self._note_moved(visit)
-                return
+                connection = None if needs_new_connection else host.take_idle_connection()
+                if connection is None:
+                    connection = await self._connector.connect(host, request.url, is_retry=needs_new_connection)
+                try:
+                    redirect = await self._get_by_connection(request, permit, allowance, connection)
+                except PooledConnectionDied:
+                    connection = await self._connector.connect(host, request.url, is_retry=needs_new_connection)
+                    redirect = await self._get_by_connection(request, permit, allowance, connection)
+            succeeded = True
+        except AttemptFailed as failure:
+            failure.host = host.name
+            if failure.address is not None:
+                self._connector.resolver.set_aside([failure.address])
+            permit.failed(failure)
+            raise
+        finally:
+            permit.leave(succeeded=succeeded)
+            if allowance is not None:
+                allowance.close()
+        return redirect
 
-    def _note_moved(self, visit: Visit) -> None:
-        """Remembers where the user's url was moved to for good. What an address book finds is its own to remember."""
-        if visit.moved_to is not None and visit.book is WEB_URLS:
-            self._moved[visit.download.url] = visit.moved_to
-            if len(self._moved) > MAX_MOVED:
-                self._moved.popitem(last=False)
+    async def _get_by_connection(
+        self, request: HttpRequest, permit: Permit, allowance: Allowance | None, connection: Connection
+    ) -> Redirect | None:
+        """Sends one request on a connection of ours, which is taken over."""
+        host, download = request.host, request.download
+        host.counts.requests += 1
+        byte_range, etag, expected = download.ask(request.address.etag)
+        if allowance is not None:
+            expected = None
+        patience_seconds = host.hedging.sent()
+        sent = self._request_head(request, etag, byte_range)
+        try:
+            try:
+                await connection.send(
+                    sent,
+                    expected,
+                    None if expected is None else download.room(),
+                    patience_seconds=inf if patience_seconds is None else patience_seconds,
+                )
+            finally:
+                if connection.received_bytes and connection.head is not None:
+                    self._note_head(permit, connection.head, connection)
+                    _landed(permit, download, connection)
+            if connection.is_whole:
+                _received(permit, download, connection)
+                return None
+            if connection.is_late:
+                connection = await self._hedge(request, permit, connection, sent)
+            head = connection.head
+            if head is not None and (head.length_bytes is not None or _says_all(head.status)):
+                self._note_head(permit, head, connection)
+                return await self._take(request, permit, allowance, connection, head)
+        finally:
+            connection.release()
+        host.answers_plainly = head is not None and head.status >= 300
+        return await self._get_by_session(request, permit, allowance, needs_new_connection=False)
 
-    async def _follow(self, visit: Visit, url: URL, *, is_retry: bool, needs_new_connection: bool) -> None:
-        """Follows redirects from ``url`` to the server that has the bytes, and takes them from it."""
-        for hop in range(self._config.max_redirects + 1):
-            host = self._host(url)
-            host.counts.retries += is_retry and hop == 0
-            question = Question(
-                url,
-                visit.headers(host),
-                self._asking.take_bytes,
-                byte_range=visit.download.next_request().header(),
-                answer_bytes=visit.download.expected_bytes,
-                visit=visit,
-            )
-            target = await self._asking.ask(host, question, needs_new_connection=needs_new_connection)
-            if target is None:
-                return
-            url = target
-        raise self._too_many_redirects(url, visit.redirect_status)
+    async def _take(
+        self,
+        request: HttpRequest,
+        permit: Permit,
+        allowance: Allowance | None,
+        connection: Connection,
+        head: Head,
+    ) -> Redirect | None:
+        """Judges an answer by its head, and takes its body."""
+        download, status = request.download, head.status
+        headers: Mapping[str, str] = head.headers
+        if status in REDIRECTS or status >= 400:
+            headers = request.book.explain(status, headers, await connection.drain())
+        delivery = self._judge(request, status, headers)
+        if isinstance(delivery, Redirect):
+            return delivery
+        view = download.accept(delivery)
+        download.remember()
+        if delivery.start == delivery.stop:
+            await connection.drain()
+            return None
+        rate_limit = None if allowance is None else RateLimit(allowance, connection.paused)
+        if delivery.skip_bytes or delivery.cut:
+            body = memoryview(bytearray(delivery.skip_bytes + len(view)))
+            await connection.receive(body, rate_limit)
+            view[:] = body[delivery.skip_bytes :]
+            download.landed(len(view))
+            permit.landed(len(body))
+            download.host = request.host
+            return None
+        try:
+            await connection.receive(view, rate_limit)
+        finally:
+            _landed(permit, download, connection)
+        _received(permit, download, connection)
+        return None
+
+    async def _get_by_session(
+        self, request: HttpRequest, permit: Permit, allowance: Allowance | None, needs_new_connection: bool
+    ) -> Redirect | None:
+        """Sends one request by the session."""
+        host, download = request.host, request.download
+        byte_range, etag, _ = download.ask(request.address.etag)
+        headers = {**request.headers(etag), "Range": byte_range}
+        host.counts.requests += 1
+        async with self._session.exchange(
+            host, "GET", request.url, headers, needs_new_connection=needs_new_connection, allowance=allowance
+        ) as exchange:
+            self._note_head(permit, exchange, exchange)
+            status, answered = exchange.status, exchange.headers
+            if status in REDIRECTS or status >= 400:
+                answered = request.book.explain(status, answered, await exchange.drain())
+            elif self._config.direct_bodies and host.route.proxy is None:
+                host.answers_plainly = exchange.is_plain
+            delivery = self._judge(request, status, answered)
+            if isinstance(delivery, Redirect):
+                return delivery
+            view = download.accept(delivery)
+            download.remember()
+            if delivery.start == delivery.stop and status != 206:  # then a body may say something else
+                await exchange.drain()
+                return None
+
+            def landed(count: int) -> None:
+                download.landed(count)
+                permit.landed(count)
+
+            await exchange.receive(delivery, view, landed)
+            download.host = host
+            permit.received(len(view), host.now() - exchange.first_byte_at)
+        return None
+
+    async def _hedge(self, request: HttpRequest, permit: Permit, first: Connection, sent: bytes) -> Connection:
+        """Makes a late request a second time; the connection of the answer that comes first and fits.
+
+        The other request is cancelled and awaited, and its connection closed. The memory for the body is handed out
+        only after that, so a loser has nowhere to write to. What it was answered counts nevertheless: a refusal is one,
+        whoever wins.
+        """
+        host, hedging = request.host, request.host.hedging
+        waiting = first.wait()
+        await anyio.lowlevel.checkpoint()  # an answer that lay there already when the loop found it late ends it here
+        urgent = None if waiting.done() or not hedging.may_hedge() else host.enter_nowait()
+        if urgent is None:
+            await waiting
+            return first
+        hedging.hedged()
+        host.counts.hedges += 1
+        log.debug("%s: an answer is late; asking %s a second time", redact_url(request.download.url), host.name)
+        second: Connection | None = None
+        failure: AttemptFailed | None = None
+        scope = anyio.CancelScope()
+
+        async def ask_again() -> None:
+            nonlocal second
+            with scope:
+                connection: Connection | None = None
+                try:
+                    connection = host.take_idle_connection()
+                    connection = connection or await self._connector.connect(host, request.url, is_retry=False)
+                    host.counts.requests += 1
+                    await connection.send(sent)
+                    if request.fits(connection.head):
+                        second = connection
+                        first.abort()  # which ends the wait for it
+                    else:
+                        permit.failed(self._refusal(connection.head))
+                except AttemptFailed as error:
+                    permit.failed(error)
+                finally:
+                    if connection is not None and second is None:
+                        connection.abort()
+
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(ask_again, name="second request")
+                try:
+                    await waiting
+                except AttemptFailed as error:  # the second one may do better
+                    failure = error.with_traceback(None)  # with it, a cycle
+                if second is None and request.fits(first.head):
+                    scope.cancel()
+                elif first.head is not None and first.head.status < 300:
+                    first.abort()  # its body is of no use, and comes whether it is read or not
+            if second is None:
+                if failure is not None:
+                    raise failure
+                return first
+            host.counts.hedge_wins += 1
+            hedging.answered(host.now() - first.sent_at)
+            if failure is not None:
+                permit.failed(failure)
+            elif first.first_byte_at >= first.sent_at:  # it was answered
+                permit.failed(self._refusal(first.head))
+            return second
+        finally:
+            hedging.ended(won=second is not None)
+            host.leave(urgent=urgent)
+            failure = None  # else failure -> traceback -> this frame -> failure is a cycle
+
+    async def persist(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``attempt()`` returns, over as many attempts as the policy allows, else FetchError."""
+        return await retried(self._config.retry, self._clock, url, lambda _: attempt())
 
     async def ask(
         self,
@@ -162,13 +451,19 @@ class HttpTransport:
         address: Address,
         book: AddressBook,
         *,
-        max_bytes: int = MAX_REPLY_BYTES,
+        max_bytes: int = MAX_RESPONSE_BYTES,
         body: Body | None = None,
-    ) -> Reply:
-        """One question that isn't for an object's bytes: a listing, where an object is. Not repeated; see ``persist``.
+    ) -> Response:
+        """Send one question that isn't for an object's bytes: a listing, where an object is. It isn't repeated.
 
-        Redirects are followed within the address's origin; one that leads elsewhere is the answer. A ``body`` is sent
-        to each; its length stands in the address's headers.
+        Redirects are followed within the address's origin; one that leads elsewhere is the answer.
+
+        Args:
+            method: Of HTTP.
+            address: Where to. The length of a ``body`` stands in its headers.
+            book: Explains refusals.
+            max_bytes: The answer's body may have.
+            body: Gives the pieces of the request's body, from the first one again for each time that it is sent.
 
         Raises:
             AttemptFailed: No answer, one of 400 or above, or one of more than ``max_bytes``.
@@ -176,20 +471,115 @@ class HttpTransport:
         url = address.url
         for _ in range(self._config.max_redirects + 1):
             host = self._host(url)
-            take = partial(self._asking.take_reply, book, max_bytes)
-            # The answer is small, as text is, and paid for as it comes.
-            question: Question[Reply] = Question(
-                url, own_headers(host, address), take, method=method, body=body, answer_bytes=1
-            )
-            reply = await self._asking.ask(host, question)
-            if reply.target is None or origin_of(reply.target) != origin_of(url):
-                return reply
-            url = reply.target
-        raise self._too_many_redirects(url, reply.status)
+            async with host.permit() as permit:
+                try:
+                    response = await self._ask(permit, method, url, address, book, max_bytes, body)
+                except AttemptFailed as failure:
+                    failure.host = host.name
+                    permit.failed(failure)
+                    raise
+            if response.target is None or origin_of(response.target) != origin_of(url):
+                return response
+            url = response.target
+            host.counts.redirects += 1
+        raise self._too_many_redirects(url, response.status)
 
-    async def persist(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What ``attempt()`` returns, over as many attempts as the policy allows, else FetchError."""
-        return await persist(self._config.retry, self._clock, url, lambda _: attempt())
+    async def _ask(
+        self,
+        permit: Permit,
+        method: str,
+        url: URL,
+        address: Address,
+        book: AddressBook,
+        max_bytes: int,
+        body: Body | None,
+    ) -> Response:
+        host = permit.host
+        headers = own_headers(host, address)
+        host.counts.requests += 1
+        allowance = None if self._bandwidth is None else Allowance(self._bandwidth)
+        try:
+            if allowance is not None:
+                await self._clock.sleep(allowance.begin(1))  # the answer is small, as text is, and paid for as it comes
+            async with self._session.exchange(
+                host, method, url, headers, body=None if body is None else body(), allowance=allowance
+            ) as exchange:
+                self._note_head(permit, exchange, exchange)
+                status, answered = exchange.status, exchange.headers
+                if status not in REDIRECTS and status < 400:
+                    return Response(url, status, answered, await exchange.read_all(max_bytes))
+                answered = book.explain(status, answered, await exchange.drain())
+                try:
+                    if status >= 400:
+                        raise refusal(status, answered)
+                    return Response(url, status, answered, target=next_url(url, answered.get("Location")))
+                except AttemptFailed as failure:
+                    self._note_answer(failure, status, answered)
+                    raise
+        finally:
+            if allowance is not None:
+                allowance.close()
+
+    def _judge(self, request: HttpRequest, status: int, headers: Mapping[str, str]) -> Delivery | Redirect:
+        try:
+            return request.judge(status, headers)
+        except AttemptFailed as failure:
+            self._note_answer(failure, status, headers)
+            raise
+
+    def _refusal(self, head: Head | None) -> AttemptFailed:
+        """The failure that an answer is of which nothing is taken."""
+        if head is None or head.status < 400:
+            return AttemptFailed(InvalidResponse, "the answer doesn't fit")
+        failure = refusal(head.status, head.headers)
+        self._note_answer(failure, head.status, head.headers)
+        return failure
+
+    def _note_answer(self, failure: AttemptFailed, status: int, headers: Mapping[str, str]) -> None:
+        """Adds to the failure what the server said beside the status."""
+        failure.status, failure.headers = failure.status or status, headers
+        if status >= 400:
+            failure.retry_after = pause_seconds(headers, wall_now=self._clock.wall())
+        word = headers.get("X-Error-Code")
+        if word is not None:
+            failure.message += f" ({word[:80]})"
+
+    def _note_head(self, permit: Permit, head: Head | Exchange, times: Connection | Exchange) -> None:
+        """Notes that the head of an answer is there."""
+        permit.answered(times.sent_at, times.first_byte_at, is_refusal=head.status >= 400)
+        if "RateLimit" in head.headers and head.status < 400:
+            spent_seconds = spent_quota_seconds(head.headers)
+            if spent_seconds is not None:
+                permit.host.pause(spent_seconds)
+
+    def _request_head(self, request: HttpRequest, etag: str | None, byte_range: str) -> bytes:
+        """The head of a request; all but its last line is the same for all ranges of an object."""
+        key = request.download.url, etag
+        address, host, url, head = self._request_heads.get(key, _NO_HEAD)
+        if address is not request.address or host is not request.host or url is not request.url:
+            head = self._new_request_head(request, etag)
+            self._request_heads[key] = request.address, request.host, request.url, head
+            if len(self._request_heads) > MAX_REQUEST_HEADS:
+                self._request_heads.popitem(last=False)
+        return b"%bRange: %b\r\n\r\n" % (head, byte_range.encode())
+
+    def _note_moved(self, url: str, target: URL) -> None:
+        """Remembers where the user's url was moved to for good."""
+        self._moved[url] = target
+        if len(self._moved) > MAX_MOVED:
+            self._moved.popitem(last=False)
+
+    def _new_request_head(self, request: HttpRequest, etag: str | None) -> bytes:
+        fields = CIMultiDict(COMMON_HEADERS)
+        fields.update(request.headers(etag))
+        lines = [f"GET {request.url.raw_path_qs} HTTP/1.1", f"Host: {request.url.host_port_subcomponent}"]
+        lines += [f"{name}: {value}" for name, value in fields.items()]
+        if HEADER_CONTROL.search("".join(lines)):
+            raise ConfigError(
+                f"a request to {request.host.name} can't be made from this url or these headers: one holds a control"
+                " character"
+            )
+        return "\r\n".join([*lines, ""]).encode()
 
     def _too_many_redirects(self, url: URL, status: int | None) -> AttemptFailed:
         limit, last = self._config.max_redirects, host_name(url)
@@ -216,3 +606,33 @@ class HttpTransport:
         if url.scheme == "http":  # no tunnel: the proxy reads the request itself, and takes its own header out
             return Route({**headers, **proxy.headers}, {**redirected_headers, **proxy.headers}, proxy.url)
         return Route(headers, redirected_headers, proxy.url, proxy.headers)
+
+
+def own_headers(host: Host, address: Address) -> dict[str, str]:
+    """Return what a request to the host carries whatever it asks for: secrets of its own origin, and no other's."""
+    if host.origin != origin_of(address.url):
+        return dict(host.route.redirected_headers)
+    headers = dict(host.route.headers if address.is_named else host.route.redirected_headers)
+    if address.headers:
+        replaced = {name.lower() for name in address.headers}
+        headers = {name: value for name, value in headers.items() if name.lower() not in replaced}
+        headers |= {name: value for name, value in address.headers.items() if value is not None}
+    return headers
+
+
+def _says_all(status: int) -> bool:
+    """Return whether an answer's head says all that matters, however its body comes."""
+    return status == 429 or status >= 500 or (status < 400 and status not in {200, 206})
+
+
+def _landed(permit: Permit, download: Download, connection: Connection) -> None:
+    download.landed(connection.received_bytes)
+    permit.landed(connection.received_bytes)
+
+
+def _received(permit: Permit, download: Download, connection: Connection) -> None:
+    download.host = permit.host
+    permit.received(connection.received_bytes, permit.host.now() - connection.first_byte_at)
+
+
+_NO_HEAD = (None, None, None, b"")

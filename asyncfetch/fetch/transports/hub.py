@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.download import Download
-    from asyncfetch.fetch.retry import Clock
-    from asyncfetch.fetch.transports.asking import Reply
-    from asyncfetch.fetch.transports.http import HttpTransport
+    from asyncfetch.fetch.retry import Attempt, Clock
+    from asyncfetch.fetch.transports.http import HttpTransport, Response
 
 __all__ = ["HubFile", "HubTransport", "signed_seconds"]
 
@@ -128,9 +127,9 @@ class HubTransport:
         self._hubs: FoundOnce[None, _Hub] = FoundOnce(clock.monotonic, 1)
         self._wall = clock.wall
 
-    async def read(self, download: Download) -> None:
-        """Fills ``download`` as HttpTransport does."""
-        await self._http.read(download, self)
+    def attempts(self, download: Download) -> Attempt:
+        """See HttpTransport."""
+        return self._http.attempts(download, self)
 
     async def resolve(self, url: str) -> Address:
         """Where the file lies: at a CDN, signed, or at the Hub itself where it is small."""
@@ -285,7 +284,7 @@ def _policy_ends(policy: str) -> list[float]:
     return [end for end in ends if math.isfinite(end)]
 
 
-def _served_at(reply: Reply, wall_now: float) -> float:
+def _served_at(reply: Response, wall_now: float) -> float:
     """When the reply was made, by the Hub's clock where it tells: ours may be wrong."""
     try:
         return parsedate_to_datetime(reply.headers["Date"]).timestamp()

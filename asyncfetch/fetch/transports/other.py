@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from asyncfetch.errors import FetchTimeout, InvalidResponse, redact_url
-from asyncfetch.fetch.attempts import Attempts, persist
 from asyncfetch.fetch.bandwidth import Bandwidth
 from asyncfetch.fetch.batch import server_of
 from asyncfetch.fetch.responses import Delivery
-from asyncfetch.fetch.retry import AttemptFailed, Verdict, pause_seconds
+from asyncfetch.fetch.retry import AttemptFailed, Verdict, pause_seconds, retried
 from asyncfetch.fetch.transports.back_end_threads import BackEndThreads
 from asyncfetch.fetch.transports.back_ends import (
     check_version,
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.download import Download
-    from asyncfetch.fetch.hosts import Hosts, Turn
-    from asyncfetch.fetch.retry import Clock
+    from asyncfetch.fetch.hosts import Hosts, Permit
+    from asyncfetch.fetch.retry import Attempt, Clock
     from asyncfetch.fetch.scatter import Views
     from asyncfetch.fetch.transports.back_end_threads import Job
     from asyncfetch.ranges import ObjectInfo
@@ -84,25 +83,17 @@ class OtherTransport:
         """Ends the threads. Nothing may be under way but what was left behind."""
         self._threads.close()
 
-    async def read(self, download: Download) -> None:
-        """Fills ``download``, over as many attempts as the policy allows; FetchError where that isn't enough."""
-        started = self._clock.monotonic()
-        attempts: Attempts | None = None
+    def attempts(self, download: Download) -> Attempt:
+        """Return what makes an attempt at what the download lacks, with the failure of the one before."""
         step_bytes = READ_STEP_BYTES
-        while True:
-            before = download.landed_bytes
-            take = partial(self._take, download, step_bytes)
-            try:
-                return await self._ask(download.url, take, is_retry=attempts is not None)
-            except AttemptFailed as failure:
-                download.broke(failure)
-                if failure.kind is FetchTimeout:
-                    step_bytes = max(step_bytes // SLOW_STEP_SHARE, MIN_STEP_BYTES)
-                attempts = attempts or Attempts(
-                    self._config.retry, self._clock, download.url, download.asked, started=started
-                )
-                delay = attempts.delay_after(failure, progressed=download.landed_bytes > before)
-            await self._clock.sleep(delay)
+
+        async def attempt(failure: AttemptFailed | None) -> None:
+            nonlocal step_bytes
+            if failure is not None and failure.kind is FetchTimeout:
+                step_bytes = max(step_bytes // SLOW_STEP_SHARE, MIN_STEP_BYTES)
+            await self._ask(download.url, partial(self._take, download, step_bytes), is_retry=failure is not None)
+
+        return attempt
 
     async def listdir(self, url: str) -> list[ObjectInfo]:
         """The entries of a directory, sorted by name; a directory among them has size 0 and a url that ends in "/".
@@ -110,41 +101,41 @@ class OtherTransport:
         FetchError where there are more than ``max_listed_entries``; by then the back end holds them all.
         """
 
-        async def take(turn: Turn) -> list[ObjectInfo]:
-            since = turn.host.now()
+        async def take(permit: Permit) -> list[ObjectInfo]:
+            since = permit.host.now()
             take = partial(list_directory, url, self._config.fsspec, self._config.max_listed_entries)
             entries = await self._threads.run(take, scheme_of(url))
-            turn.answered(turn.host.now() - since, is_refusal=False)
+            permit.answered(since, permit.host.now(), is_refusal=False)
             return entries
 
-        def attempt(is_retry: bool) -> Awaitable[list[ObjectInfo]]:
-            return self._ask(url, take, is_retry=is_retry)
+        def attempt(failure: AttemptFailed | None) -> Awaitable[list[ObjectInfo]]:
+            return self._ask(url, take, is_retry=failure is not None)
 
-        return await persist(self._config.retry, self._clock, url, attempt)
+        return await retried(self._config.retry, self._clock, url, attempt)
 
-    async def _ask(self, url: str, take: Callable[[Turn], Awaitable[T]], *, is_retry: bool) -> T:
-        """One attempt, in its turn at its host, and counted."""
+    async def _ask(self, url: str, take: Callable[[Permit], Awaitable[T]], *, is_retry: bool) -> T:
+        """One attempt, with a permit of its host, and counted."""
         host = self._hosts.get(_origin_of(url))
-        async with host.turn() as turn:
+        async with host.permit() as permit:
             host.counts.requests += 1
             host.counts.retries += is_retry
             try:
-                return await take(turn)
+                return await take(permit)
             except AttemptFailed as failure:
                 failure.host = host.name
                 failure.retry_after = pause_seconds(failure.headers, wall_now=self._clock.wall())
-                turn.failed(failure)
+                permit.failed(failure)
                 raise
 
-    async def _take(self, download: Download, step_bytes: int, turn: Turn) -> None:
+    async def _take(self, download: Download, step_bytes: int, permit: Permit) -> None:
         """Takes what is missing: all in one job where it comes in one piece, else a piece a job."""
-        reading = _Reading(download, self._config.fsspec, turn.host.now)
+        reading = _Reading(download, self._config.fsspec, permit.host.now)
 
         async def run(function: Callable[[Job], None]) -> None:
             try:
                 await self._threads.run(function, scheme_of(download.url))
             finally:
-                reading.tell(turn)
+                reading.tell(permit)
 
         take = partial(run, partial(reading.take, step_bytes))
         if self._bandwidth is None:
@@ -155,7 +146,7 @@ class OtherTransport:
             while not reading.is_done:
                 await self._take_paid(self._bandwidth, reading, step_bytes, take)
         download.remember()
-        reading.tell_end(turn)
+        reading.tell_end(permit)
 
     async def _take_paid(
         self, bandwidth: Bandwidth, reading: _Reading, max_bytes: int, take: Callable[[], Awaitable[None]]
@@ -197,17 +188,17 @@ class _Reading:
         """What is still to be taken, once it is open."""
         return len(self._view) - self._landed_bytes
 
-    def tell(self, turn: Turn) -> None:
+    def tell(self, permit: Permit) -> None:
         """What came of the latest job. On the loop."""
         if self._is_open and not self._is_told_open:
             self._is_told_open = True
-            turn.answered(self._opened_at - self._asked_at, is_refusal=False)
-        turn.landed(self._landed_bytes - self._told_bytes)
+            permit.answered(self._asked_at, self._opened_at, is_refusal=False)
+        permit.landed(self._landed_bytes - self._told_bytes)
         self._told_bytes = self._landed_bytes
 
-    def tell_end(self, turn: Turn) -> None:
+    def tell_end(self, permit: Permit) -> None:
         """That all is there. On the loop."""
-        turn.received(len(self._view), self._now() - self._opened_at)
+        permit.received(len(self._view), self._now() - self._opened_at)
 
     def open(self, job: Job) -> None:
         """Learns size and version; from here on the memory for the bytes is there."""

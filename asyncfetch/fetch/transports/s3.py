@@ -30,10 +30,9 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.download import Download
-    from asyncfetch.fetch.retry import Clock
+    from asyncfetch.fetch.retry import Attempt, Clock
     from asyncfetch.fetch.sources import Source
-    from asyncfetch.fetch.transports.asking import Body, Reply
-    from asyncfetch.fetch.transports.http import HttpTransport
+    from asyncfetch.fetch.transports.http import Body, HttpTransport, Response
 
 __all__ = ["S3Transport"]
 
@@ -80,9 +79,9 @@ class S3Transport:
         if self._signer is not None:
             await self._signer.aclose()
 
-    async def read(self, download: Download) -> None:
-        """Fills ``download`` as HttpTransport does."""
-        await self._http.read(download, self)
+    def attempts(self, download: Download) -> Attempt:
+        """See HttpTransport."""
+        return self._http.attempts(download, self)
 
     async def endpoint(self, url: str) -> str:
         """The store that is asked; empty for AWS."""
@@ -163,7 +162,7 @@ class S3Transport:
         *,
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
-    ) -> Reply:
+    ) -> Response:
         """One question with a signature of its own; a second one where the first has found the bucket's region."""
         for signatures_left in (1, 0):
             address = await self._sign(operation, parameters)
@@ -226,7 +225,7 @@ def _split(url: str) -> tuple[str, str]:
     return bucket, key
 
 
-def _sent_elsewhere(reply: Reply) -> AttemptFailed:
+def _sent_elsewhere(reply: Response) -> AttemptFailed:
     """A signature is for one host, so a request isn't sent on to another."""
     assert reply.target is not None
     message = f"the store sends us on to {host_name(reply.target)}: set S3Config(region=...) or endpoint_url"

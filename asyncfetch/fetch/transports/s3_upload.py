@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import S3Config
     from asyncfetch.fetch.sources import Source
-    from asyncfetch.fetch.transports.asking import Body, Reply
+    from asyncfetch.fetch.transports.http import Body, Response
 
 __all__ = ["S3Upload"]
 
@@ -82,7 +82,7 @@ class Ask(Protocol):
         *,
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
-    ) -> Reply:
+    ) -> Response:
         """Its answer; AttemptFailed where there is none, or one of 400 or above."""
         ...
 
@@ -253,7 +253,7 @@ class S3Upload:
         method: str,
         operation: str,
         parameters: Mapping[str, str | int],
-        take: Callable[[Reply], str],
+        take: Callable[[Response], str],
         *,
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
@@ -282,7 +282,7 @@ def _md5(content: memoryview) -> bytes:
     return hashlib.md5(content, usedforsecurity=False).digest()
 
 
-def _checked_tag(digest: bytes, reply: Reply) -> str:
+def _checked_tag(digest: bytes, reply: Response) -> str:
     """The tag of what is stored; AttemptFailed where the answer says that other bytes are than were sent.
 
     It is the MD5 of what is stored, unless that is encrypted with keys of its own, or the store has tags of another
@@ -323,7 +323,7 @@ def _completion(tags: list[str]) -> bytes:
     return text
 
 
-def _text_of(name: str, reply: Reply) -> str:
+def _text_of(name: str, reply: Response) -> str:
     """What the answer, a few lines of XML, says under ``name``; AttemptFailed where it doesn't.
 
     An answer of 200 may turn out to be an error: S3 begins some before it knows how they end.

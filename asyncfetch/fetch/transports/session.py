@@ -1,213 +1,388 @@
-"""aiohttp's session, set up so that nothing happens in it that we don't decide.
+"""Every request but a plain ranged GET, by aiohttp's session: proxies, puts, listings, questions, and odd answers.
 
-It follows no redirect, repeats no request, keeps no cookie, decompresses nothing, reads no environment, limits no
-connections and has no timeouts: the engine does what of this there is to do. What is left is the pool of connections,
-TLS and the answers that ``direct`` doesn't read, which it does well.
-
-Not done: resuming TLS sessions. Python copies a session by writing and parsing it whenever it is used, 0.2 ms each
-time, so the client's CPU of 64 handshakes fell by a tenth only (nginx: 70 to 64 ms, with RSA keys 58 to 51).
+The session is set up so that nothing happens in it that we don't decide: it follows no redirect, keeps no cookie,
+decompresses nothing, reads no environment, limits no connections and has no timeouts. One thing it does by itself:
+a request on a pooled connection that had died it sends once more on another one.
 """
 
 from __future__ import annotations
 
-import asyncio
+import math
 import os
-import select
-import ssl
 import weakref
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
-import anyio.to_thread
+import anyio
 
-from asyncfetch.errors import ConfigError
-from asyncfetch.fetch.transports.aiohttp_parts import PassablePool, has_leftovers
-from asyncfetch.fetch.transports.connecting import current_user, peer_of
-from asyncfetch.fetch.transports.direct import Channel
-from asyncfetch.fetch.transports.fast_tls import can_be_fast, fast_tls
-from asyncfetch.runtime.fork import forks_wait
-from asyncfetch.runtime.sockets import Sockets
+from asyncfetch.errors import ConnectionFailed, FetchTimeout, InvalidResponse
+from asyncfetch.fetch import connection
+from asyncfetch.fetch.error_mapping import SESSION_ERRORS, session_failure
+from asyncfetch.fetch.redirects import host_name
+from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
+from asyncfetch.runtime.cancellation import Interrupt
+from asyncfetch.runtime.sockets import abort
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from types import SimpleNamespace, TracebackType
+
+    from yarl import URL
 
     from asyncfetch.config import FetchConfig
-    from asyncfetch.fetch.transports.aiohttp_parts import Connection
-    from asyncfetch.fetch.transports.fast_tls import TlsCarrier
-    from asyncfetch.fetch.transports.resolver import Resolver
+    from asyncfetch.fetch.bandwidth import Allowance
+    from asyncfetch.fetch.connection import Peer
+    from asyncfetch.fetch.connector import Connector
+    from asyncfetch.fetch.hosts import Host
+    from asyncfetch.fetch.responses import Delivery
+    from asyncfetch.fetch.scatter import Views
+    from asyncfetch.runtime.deadlines import Deadlines
 
-__all__ = ["Connector", "PassableConnector", "TwinConnector", "open_session", "session_over"]
+__all__ = ["COMMON_HEADERS", "Exchange", "Session"]
+
+COMMON_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "asyncfetch"}
+"""What every request carries."""
 
 
-class Connector(aiohttp.TCPConnector):
-    """A connector that tells the request which connection it got, and gives none on which unasked bytes lie.
+class Session:
+    """aiohttp's sessions on the running loop: one that pools connections, and one that makes a new one each time.
 
-    A server that sends more than it declared leaves the surplus on the pooled connection, where aiohttp 3.14 takes it
-    for the answer to the next request. It may also lie in the socket still, where only the system sees it. When the
-    connector is closed, no socket that it opened is left.
+    ``connector`` is told of their sockets and gives their addresses; it isn't closed with them.
+    """
+
+    def __init__(self, config: FetchConfig, connector: Connector, tls: Any) -> None:  # noqa: ANN401 - aiohttp's
+        """Use ``open``. ``tls`` is aiohttp's ``ssl`` argument."""
+        self._config = config
+        self._connector = connector
+        self._tls = tls
+        self._pooled = self._new_session(keepalive_timeout=config.keepalive_seconds)
+        self._fresh: aiohttp.ClientSession | None = None
+
+    @classmethod
+    async def open(cls, config: FetchConfig, connector: Connector) -> Self:
+        """Return the sessions of the running loop."""
+        return cls(config, connector, True if config.ca_file is None else await connector.context())
+
+    def exchange(
+        self,
+        host: Host,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
+        *,
+        body: Iterable[bytes | memoryview] | None = None,
+        needs_new_connection: bool = False,
+        allowance: Allowance | None = None,
+    ) -> Exchange:
+        """Return a request that is sent when it is entered: ``async with session.exchange(...) as exchange``."""
+        session = self._pooled
+        if needs_new_connection:
+            session = self._fresh = self._fresh or self._new_session(force_close=True)
+        deadlines = self._connector.deadlines
+        return Exchange(session, self._config, deadlines, host, method, url, headers, body=body, allowance=allowance)
+
+    async def aclose(self) -> None:
+        """Close the sessions. Nothing may be under way."""
+        await self._pooled.close()
+        if self._fresh is not None:
+            await self._fresh.close()
+
+    def _new_session(self, **options: Any) -> aiohttp.ClientSession:  # noqa: ANN401
+        connector = aiohttp.TCPConnector(
+            limit=0,
+            ssl=self._tls,
+            socket_factory=self._new_socket,
+            resolver=self._connector.resolver,
+            use_dns_cache=False,
+            **options,
+        )
+        session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=COMMON_HEADERS,
+            timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
+            auto_decompress=False,
+            trust_env=False,
+            raise_for_status=False,
+            trace_configs=[_trace()],
+        )
+        _open_sessions.add(session)
+        return session
+
+    def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        return self._connector.sockets.for_connecting(family, kind, protocol)
+
+
+def _trace() -> aiohttp.TraceConfig:
+    """Tells an exchange when its connection is made or there, and when some of its body went out."""
+    trace = aiohttp.TraceConfig()
+
+    async def connecting(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.connecting()
+
+    async def connected(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.connected()
+
+    trace.on_connection_create_start.append(connecting)
+    trace.on_connection_create_end.append(connected)
+    trace.on_connection_reuseconn.append(connected)
+    trace.on_request_chunk_sent.append(connected)
+    return trace
+
+
+class Exchange:
+    """One request of a session and its answer, with a limit on each phase.
+
+    A phase that takes too long ends the block with AttemptFailed. The connection returns to the pool only by way of its
+    body's last byte; leaving earlier, however, closes it.
     """
 
     def __init__(
         self,
-        resolver: Resolver,
+        session: aiohttp.ClientSession,
+        config: FetchConfig,
+        deadlines: Deadlines,
+        host: Host,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
         *,
-        keepalive_seconds: float | None,
-        tls: ssl.SSLContext | bool,
-        sockets: Sockets | None = None,
-        **options: Any,  # noqa: ANN401 - aiohttp's own
+        body: Iterable[bytes | memoryview] | None,
+        allowance: Allowance | None,
     ) -> None:
-        self.resolver = resolver
-        self.sockets = sockets or Sockets()
-        super().__init__(
-            limit=0,
-            keepalive_timeout=keepalive_seconds,
-            ssl=tls,
-            socket_factory=self._new_socket,
-            resolver=resolver,
-            use_dns_cache=False,
-            **options,
+        self._session = session
+        self._timeouts = timeouts = config.timeouts
+        self._deadlines = deadlines
+        self._host = host
+        self._request = method, url, headers, body
+        self._allowance = allowance
+        self._scope = Interrupt()
+        self._step_bytes = timeouts.min_bytes_per_second * timeouts.stall_seconds
+        self._stepped_bytes = 0
+        self._had_new_connection = False
+        self._response: aiohttp.ClientResponse | None = None
+        self._peer: Peer | None = None
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+        """Of the answer, found by names of any case."""
+        self.sent_at = self.first_byte_at = host.now()
+        """When the request had its connection, or its last byte went out; and when the answer's head was there."""
+
+    async def __aenter__(self) -> Self:
+        self._scope.__enter__()
+        self._phase, self._seconds = "connecting", self._timeouts.connect_seconds
+        self._since = self._deadlines.time()
+        self.due = self._since + self._seconds
+        self._deadlines.watch(self)
+        try:
+            await self._send()
+        except BaseException as error:
+            self._leave(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave(kind, error, traceback)
+
+    async def _send(self) -> None:
+        method, url, headers, body = self._request
+        route = self._host.route
+        try:
+            response = await self._session.request(
+                method,
+                url,
+                headers=headers,
+                data=None if body is None else _pieces(body),
+                allow_redirects=False,
+                proxy=route.proxy,
+                proxy_headers=route.proxy_headers,
+                trace_request_ctx=self,
+            )
+        except SESSION_ERRORS as error:
+            proxy = None if route.proxy is None else host_name(route.proxy)
+            raise session_failure(error, self._host.name, proxy) from cause_of(error)
+        self._response = response
+        self.status, self.headers = response.status, response.headers
+        transport = None if response.connection is None else response.connection.transport
+        peer = None if transport is None else transport.get_extra_info("peername")
+        self._peer = (str(peer[0]), int(peer[1])) if peer else None
+        self.first_byte_at = self._host.now()
+        self._begin("waiting for the next bytes of the body", self._timeouts.stall_seconds)
+
+    def connecting(self) -> None:
+        """Note that a connection is being made; ServerDisconnectedError where it would be the second one.
+
+        aiohttp sends a request once more where its connection broke. Where that was a pooled one it never reached the
+        server; else it is an attempt, which the retry layer makes.
+        """
+        if self._had_new_connection:
+            raise aiohttp.ServerDisconnectedError
+        self._had_new_connection = True
+
+    def connected(self) -> None:
+        """Note that the request has its connection, or some of its body went out: now the answer is waited for."""
+        self.sent_at = self._host.now()
+        self._begin("waiting for the first byte", self._timeouts.first_byte_seconds)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether our own connections could have read the answer."""
+        response = self._response
+        assert response is not None
+        return (
+            response.version == aiohttp.HttpVersion11
+            and "Content-Length" in response.headers
+            and "Transfer-Encoding" not in response.headers
+            and all(map(str.isascii, response.headers.values()))
         )
 
-    async def connect(self, *arguments: Any, **options: Any) -> Connection:  # noqa: ANN401 - only handed on
-        """The next usable connection, read by aiohttp's own protocol.
+    async def receive(self, delivery: Delivery, view: Views, landed: Callable[[int], None]) -> None:
+        """Bring the body's wanted bytes into ``view``, in order; return when the body has ended as declared.
+
+        Args:
+            delivery: What the body holds.
+            view: Writable, of just the delivery's length.
+            landed: Called with the number of bytes that were just added to ``view``.
 
         Raises:
-            aiohttp.ClientError: Also where aiohttp wants to repeat a request on a connection that has died: there is
-                one retry layer, and what happens beneath it would not be counted, paced or seen.
+            AttemptFailed: The body broke, ended early or went on too long.
         """
-        if current_user.get().transport is not None:
-            raise aiohttp.ServerDisconnectedError
-        connection = await self.take(*arguments, **options)
-        if connection.transport is not None:
-            Channel.withdraw(connection.transport)
-        return connection
+        skip_bytes = delivery.skip_bytes
+        filled = 0
+        while filled < len(view):
+            chunk = await self.next_chunk()
+            if not chunk:
+                raise AttemptFailed(ConnectionFailed, f"the body ended after {filled} of {len(view)} bytes")
+            if skip_bytes:
+                skipped = min(skip_bytes, len(chunk))
+                skip_bytes -= skipped
+                chunk = chunk[skipped:]
+            count = min(len(chunk), len(view) - filled)
+            view[filled : filled + count] = chunk if count == len(chunk) else chunk[:count]
+            filled += count
+            landed(count)
+            if count < len(chunk) and not delivery.cut:
+                raise _surplus(view)
+        if not delivery.cut and await self.next_chunk():
+            raise _surplus(view)
 
-    async def take(self, *arguments: Any, **options: Any) -> Connection:  # noqa: ANN401
-        """The next usable connection, whoever reads it: pooled where the request allows it, else new."""
-        user = current_user.get()
-        while True:
-            try:
-                connection = await super().connect(*arguments, **options)
-            except (aiohttp.ClientConnectorError, asyncio.CancelledError) as error:
-                if user.connecting is not None:
-                    self.resolver.failed(user.connecting, given_up=isinstance(error, asyncio.CancelledError))
-                raise
-            try:
-                transport = connection.transport
-                if user.connecting is not None and user.connecting.tried:
-                    if transport is not None and (peer := peer_of(transport)) is not None:
-                        self.resolver.succeeded(user.connecting, peer)
-                    user.connected(transport, reused=False)
-                    return connection
-                # One idle connection of a host that turned out dead speaks for its neighbours: all are dropped in turn.
-                if not (user.needs_new_connection or transport is None or _is_spoilt(transport)):
-                    user.connected(transport, reused=True)
-                    return connection
-            except BaseException:
-                connection.close()
-                raise
-            connection.close()
+    async def next_chunk(self) -> bytes:
+        """Return some bytes of the body, as many as have come; none at its end. AttemptFailed where it broke."""
+        if self._allowance is not None and self._allowance.left_bytes <= 0:
+            seconds = self._allowance.more()
+            self._since = self._deadlines.time() + seconds  # it isn't the server that stalls
+            await anyio.sleep(seconds)
+        try:
+            chunk = await self._read_some()
+        except SESSION_ERRORS as error:
+            raise session_failure(error, self._host.name) from error
+        # A body moves by steps of what it must bring in the time that it may be silent.
+        self._stepped_bytes += len(chunk)
+        if self._stepped_bytes >= self._step_bytes:
+            self._stepped_bytes = 0
+            self._since = self._deadlines.time()
+        if self._allowance is not None:
+            self._allowance.came(len(chunk))
+        return chunk
 
-    def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
-        family, kind, protocol, _, place = address
-        this = self.resolver.connecting()
-        if this is not None:
-            this.tried.append((str(place[0]), int(place[1])))
-        return self.sockets.for_connecting(family, kind, protocol)
+    async def drain(self) -> bytes:
+        """Read a body that wasn't asked for where that is cheap, so that its connection can be used again.
 
-    async def close(self, **options: Any) -> None:  # noqa: ANN401
-        """Ends every connection, those included that aiohttp has let go of and that wait for their server."""
-        await super().close(**options)
-        await self.sockets.aclose()
-        await self.resolver.close()
+        Returns:
+            What came of it, for the words that a server explains a refusal in.
+        """
+        assert self._response is not None
+        body = b""
+        if (self._response.content_length or 0) > connection.DRAIN_LIMIT_BYTES:
+            return body
+        self._since = self._deadlines.time() + connection.DRAIN_LIMIT_SECONDS
+        with (
+            anyio.move_on_after(connection.DRAIN_LIMIT_SECONDS),
+            suppress(*SESSION_ERRORS),
+        ):  # the head has said all that matters
+            while len(body) <= connection.DRAIN_LIMIT_BYTES and (chunk := await self._read_some()):
+                body += chunk
+        return body
 
+    async def read_all(self, max_bytes: int) -> bytes:
+        """Return the whole body; AttemptFailed where it breaks or is longer than ``max_bytes``."""
+        body = bytearray()
+        while chunk := await self.next_chunk():
+            body += chunk
+            if len(body) > max_bytes:
+                message = (
+                    f"{self._host.name} answers with more than {max_bytes} bytes where a page of text was asked for"
+                )
+                raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, self.status)
+        return bytes(body)
 
-class PassableConnector(Connector, PassablePool):
-    """One that gives second requests a new connection."""
+    def is_due(self, now: float) -> None:
+        """See Watched."""
+        if now - self.due > connection.LOOP_LAG_SECONDS:
+            self._since = now
+        if now >= self._since + self._seconds:
+            self._deadlines.leave(self)
+            self._scope.cancel()
+        else:
+            self.due = self._since + self._seconds
 
+    async def _read_some(self) -> bytes:
+        assert self._response is not None
+        try:
+            return await self._response.content.readany()
+        except RuntimeError as error:
+            # aiohttp closes a connection whose chunks can't be parsed, and the reader is told nothing of it.
+            raise aiohttp.ClientPayloadError("the connection was closed") from error
 
-class TwinConnector(Connector):
-    """One that gives second requests a new connection by what aiohttp documents: with a connector that pools none.
+    def _begin(self, phase: str, seconds: float) -> None:
+        self._phase, self._seconds, self._since = phase, seconds, self._deadlines.time()
+        before, self.due = self.due, self._since + seconds
+        if self.due < before:
+            self._deadlines.watch(self)
 
-    So the connection of a second request is closed behind its answer, where the other connector keeps it.
-    """
-
-    def __init__(self, resolver: Resolver, **options: Any) -> None:  # noqa: ANN401
-        super().__init__(resolver, **options)
-        del options["keepalive_seconds"]
-        self._twin = Connector(resolver, keepalive_seconds=None, force_close=True, sockets=self.sockets, **options)
-
-    async def take(self, *arguments: Any, **options: Any) -> Connection:  # noqa: ANN401
-        """See Connector."""
-        if current_user.get().is_second:
-            return await self._twin.take(*arguments, **options)
-        return await super().take(*arguments, **options)
-
-
-async def open_session(
-    config: FetchConfig, resolver: Resolver, *, connector: type[Connector] = PassableConnector
-) -> aiohttp.ClientSession:
-    """A session on the running loop, which closes ``resolver``; ConfigError where ``ca_file`` can't be read."""
-    tls: ssl.SSLContext | bool = True
-    carrier: TlsCarrier | None = None
-    if config.ca_file is not None:
-        tls = await anyio.to_thread.run_sync(_tls_context, config.ca_file)
-    if config.aiofastnet and issubclass(connector, PassablePool) and await can_be_fast():
-        trusted = _system_tls_context if config.ca_file is None else partial(_tls_context, config.ca_file)
-        carrier = fast_tls(await anyio.to_thread.run_sync(trusted), config.timeouts.connect_seconds)
-    made = connector(resolver, keepalive_seconds=config.keepalive_seconds, tls=tls)
-    if isinstance(made, PassablePool):
-        made.tls_carrier = carrier
-    return session_over(made)
-
-
-def session_over(connector: Connector) -> aiohttp.ClientSession:
-    """A session on the running loop, which closes ``connector``."""
-    session = aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "asyncfetch"},
-        timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
-        auto_decompress=False,
-        trust_env=False,
-        raise_for_status=False,
-    )
-    _open_sessions.add(session)
-    return session
-
-
-def _is_spoilt(transport: asyncio.Transport) -> bool:
-    """Whether an idle connection is of no use: it has ended, or something unasked has come or waits in its socket."""
-    current = transport.get_protocol()
-    if isinstance(current, Channel):
-        return current.is_spoilt()
-    if has_leftovers(current):
-        return True
-    poll = select.poll()
-    poll.register(transport.get_extra_info("socket"), select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _tls_context(ca_file: str | os.PathLike[str] | None) -> ssl.SSLContext:
-    try:
-        with forks_wait():
-            context = ssl.create_default_context(cafile=ca_file)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError: no certificate in the file
-        raise ConfigError(f"ca_file={str(ca_file)!r} is no readable PEM file of certificates: {error}") from error
-    context.set_alpn_protocols(["http/1.1"])
-    return context
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._deadlines.leave(self)
+        self.due = math.inf
+        response, self._response = self._response, None  # whose traces lead here
+        if response is not None:
+            # At the body's end aiohttp has taken the connection back already. Closing one with TLS gracefully would
+            # wait for a server that may never answer.
+            if response.connection is not None and response.connection.transport is not None:
+                abort(response.connection.transport)
+            response.close()
+        self._scope.__exit__(kind, error, traceback)
+        address = self._peer if error is not None else None
+        if self._scope.cancelled_caught:
+            message = (
+                f"{self._phase} took longer than {self._seconds:g} s: is {self._host.name} up? Or raise the timeout"
+            )
+            if self._stepped_bytes:
+                message += f", or lower min_bytes_per_second: {self._stepped_bytes} of {self._step_bytes:.0f} came"
+            # A host that drops what we send keeps dropping it, and each try costs the whole limit.
+            verdict = Verdict.ONCE if self._phase == "connecting" else Verdict.AGAIN
+            raise AttemptFailed(FetchTimeout, message, verdict, self.status or None, address=address)
+        if isinstance(error, AttemptFailed) and error.status is None:
+            error.address = error.address or address
+            error.status = self.status or None
 
 
-@cache
-def _system_tls_context() -> ssl.SSLContext:
-    """Made once, as aiohttp makes its own: reading 144 authorities takes 20 ms."""
-    return _tls_context(None)
+async def _pieces(body: Iterable[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+    for piece in body:
+        yield piece
 
 
-# A forked child inherits sockets and the epoll descriptor. Were it to collect a session, closing the connections would
-# unregister the parent's sockets from the epoll that both share, and the parent would wait for ever. So the child
-# takes the connectors away from their sessions and never lets go of them.
+def _surplus(view: Views) -> AttemptFailed:
+    return AttemptFailed(InvalidResponse, f"the body goes on after its {len(view)} bytes", Verdict.ONCE)
+
+
+# See ``connector``: a child takes the connectors away from their sessions and never lets go of them.
 _open_sessions: weakref.WeakSet[aiohttp.ClientSession] = weakref.WeakSet()
 _inherited_connectors: list[aiohttp.BaseConnector | None] = []
 

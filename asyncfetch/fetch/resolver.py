@@ -23,12 +23,11 @@ from aiohttp import DefaultResolver
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from asyncfetch.fetch.addresses import Found, FoundOnce
-from asyncfetch.fetch.transports.connecting import Connecting, current_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from asyncfetch.fetch.transports.connecting import Peer
+    from asyncfetch.fetch.connection import Peer
 
 __all__ = ["Resolver"]
 
@@ -70,15 +69,21 @@ class Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """All addresses of a name, the one to try first in front; OSError where it has none."""
+        """Return all addresses of a name, the one to try first in front; OSError where it has none."""
+        return await self._in_order(host, port, family, None)
+
+    async def addresses(self, host: str, port: int, *, newer_than: float | None = None) -> list[Peer]:
+        """Return the addresses of a name as ``resolve`` does, by an answer not older than that, by ``now``."""
+        return [(one["host"], one["port"]) for one in await self._in_order(host, port, socket.AF_UNSPEC, newer_than)]
+
+    async def _in_order(self, host: str, port: int, family: int, newer_than: float | None) -> list[ResolveResult]:
         key = host, port, int(family)
-        this = self.connecting()
 
         async def find() -> Found[_Answer]:
             return await self._look_up(host, port, family)
 
         answer = await self._names.get(key, find)
-        if this is not None and this.is_retry and answer.found_at < this.began:
+        if newer_than is not None and answer.found_at < newer_than:
             self._names.forget(key, answer)
             answer = await self._names.get(key, find)
         if answer.error is not None:
@@ -92,23 +97,17 @@ class Resolver(AbstractResolver):
             (aside if is_aside else usable).append(one)
         return _in_turn(usable, answer.turn) + _in_turn(aside, answer.turn)
 
-    def connecting(self) -> Connecting | None:
-        """What is being made in this task for its request, from the first call on; None where there is none."""
-        user = current_user.get(None)
-        if user is not None and user.connecting is None:
-            user.connecting = Connecting(self.now(), is_retry=user.needs_new_connection)
-        return None if user is None else user.connecting
+    def connected(self, tried: list[Peer], peer: Peer | None) -> None:
+        """Note that one of the addresses tried gave a connection; those tried before it had their chance."""
+        if peer is not None:
+            self._aside.pop(peer, None)
+            if peer in tried:
+                self.set_aside(tried[: tried.index(peer)])
 
-    def succeeded(self, this: Connecting, peer: Peer) -> None:
-        """A connection to ``peer`` was made; those tried before it had their chance."""
-        self._aside.pop(peer, None)
-        if peer in this.tried:
-            self.set_aside(this.tried[: this.tried.index(peer)])
-
-    def failed(self, this: Connecting, *, given_up: bool) -> None:
-        """No connection was made; where it was ``given_up``, that may be no address's fault."""
-        if not given_up or self.now() - this.began >= SLOW_SECONDS:
-            self.set_aside(this.tried)
+    def given_up(self, tried: list[Peer], *, since: float) -> None:
+        """Note that nobody waits for a connection any more: only where that took long is it an address's fault."""
+        if self.now() - since >= SLOW_SECONDS:
+            self.set_aside(tried)
 
     def set_aside(self, peers: Iterable[Peer]) -> None:
         """These failed just now: for a while they are tried after all others."""
@@ -122,10 +121,10 @@ class Resolver(AbstractResolver):
         """Ends all look-ups."""
         await self._resolver.close()
 
-    async def _look_up(self, host: str, port: int, family: socket.AddressFamily) -> Found[_Answer]:
+    async def _look_up(self, host: str, port: int, family: int) -> Found[_Answer]:
         began = self.now()
         try:
-            addresses = await self._resolver.resolve(host, port, family)
+            addresses = await self._resolver.resolve(host, port, socket.AddressFamily(family))
         except OSError as error:  # found, so that all who wait for it get it, but good for nobody else
             return Found(_Answer([], error, began, 0), 0.0)
         if not addresses:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.observe import Quantiles
 
-__all__ = ["Counts", "FetchStatistics", "HostStatistics", "Tally", "Times"]
+__all__ = ["Counters", "Counts", "FetchStatistics", "HostStatistics", "Times"]
 
 
 @dataclass(slots=True)
@@ -50,13 +50,13 @@ class Times:
 
 
 @dataclass(slots=True)
-class Tally:
-    """What one loop has counted and timed at a host; only that loop writes to it."""
+class Counters:
+    """What is counted and timed at a host."""
 
     counts: Counts = field(default_factory=Counts)
     times: Times = field(default_factory=Times)
 
-    def add(self, other: Tally) -> None:
+    def add(self, other: Counters) -> None:
         """Adds ``other`` to this."""
         self.counts.add(other.counts)
         self.times.add(other.times)
@@ -93,7 +93,7 @@ class HostStatistics:
     hedge_wins: int
     """Those of them whose answer came first."""
     wait: Quantiles
-    """Of requests for their turn at the limit."""
+    """Of requests for a permit within the limit."""
     first_byte: Quantiles
     """From having a connection to the answer's head, whatever it says. Web servers only."""
     body: Quantiles
@@ -129,7 +129,7 @@ class FetchStatistics:
     idle_buffer_bytes: int
     """Memory kept for the next ones."""
     wait: Quantiles
-    """Of requests for their turn at their host's limit."""
+    """Of requests for a permit within their host's limit."""
     first_byte: Quantiles
     """From having a connection to the answer's head, whatever it says. Web servers only."""
     body: Quantiles

@@ -1,0 +1,198 @@
+"""New connections of ours: names, addresses, TCP and TLS, within one limit."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import aiohappyeyeballs
+
+from asyncfetch.errors import ConnectionFailed, FetchTimeout
+from asyncfetch.fetch.connection import Connection
+from asyncfetch.fetch.error_mapping import connect_failure
+from asyncfetch.fetch.resolver import Resolver
+from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.tls import can_be_fast, connect_fast_tls, tls_context
+from asyncfetch.runtime.deadlines import Deadlines
+from asyncfetch.runtime.sockets import Sockets
+
+if TYPE_CHECKING:
+    import ssl
+    from typing import Self
+
+    from yarl import URL
+
+    from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch.connection import Peer
+    from asyncfetch.fetch.hosts import Host
+
+__all__ = ["Connector"]
+
+HAPPY_EYEBALLS_SECONDS = 0.25
+"""What each address is given before the next one is tried beside it (RFC 8305)."""
+
+
+class Connector:
+    """Makes connections on one loop, and closes them all. ``resolver`` and ``sockets`` are aiohttp's session's, too.
+
+    Args:
+        config: Timeouts, keep-alive, whom to trust.
+        context: For TLS carried by the loop; made by ``open``.
+        fast_context: For TLS carried by aiofastnet; None where the loop carries it.
+    """
+
+    def __init__(
+        self, config: FetchConfig, context: ssl.SSLContext | None, fast_context: ssl.SSLContext | None
+    ) -> None:
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._context = context
+        self._fast_context = fast_context
+        self.deadlines = Deadlines(self._loop)
+        self.resolver = Resolver()
+        self.sockets = Sockets()
+        _open_connectors.add(self)
+
+    @classmethod
+    async def open(cls, config: FetchConfig) -> Self:
+        """Return a connector for the running loop; ConfigError where ``ca_file`` can't be read."""
+        is_fast = config.aiofastnet and await can_be_fast()
+        context = None if config.ca_file is None else await tls_context(config.ca_file)
+        return cls(config, context, await tls_context(config.ca_file, is_fast=True) if is_fast else None)
+
+    async def context(self) -> ssl.SSLContext:
+        """Return what TLS is spoken by where the loop carries it."""
+        if self._context is None:
+            self._context = await tls_context(None)
+        return self._context
+
+    async def connect(self, host: Host, url: URL, *, is_retry: bool) -> Connection:
+        """Return a new connection to the host of ``url``; AttemptFailed where there is none in time.
+
+        ``is_retry`` says that an earlier one has failed, so that an old answer to its name won't do.
+        """
+        seconds = self._config.timeouts.connect_seconds
+        began = self.resolver.now()
+        tried: list[Peer] = []
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                connection = await self._connect(host, url, tried, began if is_retry else None)
+        except TimeoutError as error:
+            self.resolver.set_aside(tried)
+            if not limit.expired():  # the system's own
+                raise AttemptFailed(FetchTimeout, f"{host.name} took too long ({error})") from error
+            message = f"connecting took longer than {seconds:g} s: is {host.name} up? Or raise the timeout"
+            # A host that drops what we send keeps dropping it, and each try costs the whole limit.
+            raise AttemptFailed(FetchTimeout, message, Verdict.ONCE) from None
+        except OSError as error:
+            self.resolver.set_aside(tried)
+            raise connect_failure(error, host.name) from error
+        except asyncio.CancelledError:
+            self.resolver.given_up(tried, since=began)
+            raise
+        self.resolver.connected(tried, connection.peer)
+        return connection
+
+    async def aclose(self) -> None:
+        """End every connection, without waiting for any server, and return when its socket is closed."""
+        _open_connectors.discard(self)
+        self.deadlines.close()
+        await self.sockets.aclose()
+        await self.resolver.close()
+
+    async def _connect(self, host: Host, url: URL, tried: list[Peer], newer_than: float | None) -> Connection:
+        name = url.raw_host
+        assert name is not None
+        assert url.port is not None
+        if _is_address(name):
+            addresses = [(name, url.port)]
+        else:
+            try:
+                addresses = await self.resolver.addresses(name, url.port, newer_than=newer_than)
+            except OSError as error:
+                raise connect_failure(error, host.name, is_name=True) from error
+        protocol = partial(
+            Connection,
+            host.name,
+            host.idle_connections,
+            timeouts=self._config.timeouts,
+            keepalive_seconds=self._config.keepalive_seconds,
+            deadlines=self.deadlines,
+        )
+
+        def new_socket(address: Any) -> socket.socket:  # noqa: ANN401 - what getaddrinfo gives
+            family, kind, number, _, place = address
+            tried.append((str(place[0]), int(place[1])))
+            return self.sockets.for_connecting(family, kind, number)
+
+        is_tls = url.scheme == "https"
+        context = (self._fast_context or await self.context()) if is_tls else None
+        connected = await aiohappyeyeballs.start_connection(
+            [_address_info(*peer) for peer in addresses],
+            happy_eyeballs_delay=HAPPY_EYEBALLS_SECONDS,
+            interleave=1,
+            loop=self._loop,
+            socket_factory=new_socket,
+        )
+        server_hostname = name.rstrip(".") if is_tls else None  # certificates have no final dot
+        made: asyncio.BaseProtocol
+        try:
+            if server_hostname is not None and context is not None and context is self._fast_context:
+                made = await connect_fast_tls(
+                    protocol,
+                    connected,
+                    context,
+                    server_hostname,
+                    handshake_seconds=self._config.timeouts.connect_seconds,
+                )
+            else:
+                _, made = await self._loop.create_connection(
+                    protocol, sock=connected, ssl=context, server_hostname=server_hostname
+                )
+        except ConnectionError as error:
+            if server_hostname is None:
+                raise
+            message = f"no connection to {host.name} ({str(error) or 'closed in the handshake of TLS'}): is it up?"
+            self.resolver.set_aside(tried)
+            raise AttemptFailed(ConnectionFailed, message) from error
+        assert isinstance(made, Connection)
+        return made
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _address_info(address: str, port: int) -> tuple[int, int, int, str, tuple[Any, ...]]:
+    """The answer of getaddrinfo that an address and a port are."""
+    if ":" not in address:
+        return socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port)
+    plain, _, scope = address.partition("%")
+    scope_id = 0
+    if scope:
+        scope_id = int(scope) if scope.isdigit() else socket.if_nametoindex(scope)
+    return socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (plain, port, 0, scope_id)
+
+
+# A forked child inherits sockets and the epoll descriptor. Were it to collect a connection, closing its transport would
+# unregister the parent's socket from the epoll that both share, and the parent would wait for ever. So the child never
+# lets go of them.
+_open_connectors: weakref.WeakSet[Connector] = weakref.WeakSet()
+_inherited_connectors: list[Connector] = []
+
+
+def _keep_connections_in_child() -> None:
+    _inherited_connectors.extend(_open_connectors)
+    _open_connectors.clear()
+
+
+os.register_at_fork(after_in_child=_keep_connections_in_child)
