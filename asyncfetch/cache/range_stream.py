@@ -79,7 +79,10 @@ class RangeStream:
             arrived = await self._receive.receive()
             if isinstance(arrived, Exception):
                 self._left = 0
-                raise arrived
+                try:
+                    raise arrived
+                finally:
+                    del arrived  # else error -> traceback -> this frame -> error is a cycle
             byte_range, view = arrived
             self._left -= 1
             self._ready = [(index, view) for index in reversed(self._indices[byte_range])]

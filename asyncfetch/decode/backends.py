@@ -73,7 +73,10 @@ def _problem(module: str) -> Exception | None:
     try:
         _import(module)
     except (ImportError, OSError, RuntimeError) as error:
-        return error.with_traceback(None)  # its frames would live as long as the process
+        link: BaseException | None = error
+        while link is not None:  # their frames would live as long as the process
+            link.__traceback__, link = None, link.__cause__ or link.__context__
+        return error
     return None
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.ranges import whole_number
+from asyncfetch.runtime.failures import copied, kept
 from asyncfetch.runtime.heap import trim_heap
 
 if TYPE_CHECKING:
@@ -153,10 +154,12 @@ class DecoderCache(Generic[DecoderT]):
                 flight, leads = state.opening.setdefault(key, Future()), True
             state.hits += not leads
             state.misses += leads
-        try:
-            return self._open(state, key, open, flight) if leads else flight.result()
-        finally:
-            del flight  # it refers to an error that leaves here, which refers to this frame
+        if leads:
+            return self._open(state, key, open, flight)
+        error = flight.exception()
+        if error is not None:
+            raise copied(error)
+        return flight.result()
 
     def _open(
         self,
@@ -171,8 +174,7 @@ class DecoderCache(Generic[DecoderT]):
         except BaseException as error:
             with state.lock:
                 _forget(state, key, flight)
-            flight.set_exception(error)
-            del flight  # as in get
+            flight.set_exception(kept(error))
             raise
         with state.lock:
             if _forget(state, key, flight):

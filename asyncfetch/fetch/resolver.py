@@ -23,6 +23,7 @@ from aiohttp import DefaultResolver
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from asyncfetch.fetch.addresses import Found, FoundOnce
+from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -87,7 +88,7 @@ class Resolver(AbstractResolver):
             self._names.forget(key, answer)
             answer = await self._names.get(key, find)
         if answer.error is not None:
-            raise type(answer.error)(*answer.error.args)  # a new one: those who share it would share its traceback
+            raise copied(answer.error)
         answer.turn += 1
         now = self.now()
         usable: list[ResolveResult] = []
@@ -126,7 +127,7 @@ class Resolver(AbstractResolver):
         try:
             addresses = await self._resolver.resolve(host, port, socket.AddressFamily(family))
         except OSError as error:  # found, so that all who wait for it get it, but good for nobody else
-            return Found(_Answer([], error, began, 0), 0.0)
+            return Found(_Answer([], kept(error), began, 0), 0.0)
         if not addresses:
             return Found(_Answer([], OSError(socket.EAI_NONAME, "it has no address"), began, 0), 0.0)
         return Found(_Answer(addresses, None, began, random.randrange(len(addresses))), NAME_SECONDS)

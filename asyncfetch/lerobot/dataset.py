@@ -238,7 +238,9 @@ class LeRobotDataset:
         number = self._frame(wanted, frame)
         builder = self.sample_builder(windows)
         self._prefetches.raise_failure(wanted)
-        with await self._hold_beside_passes(wanted) as held:
+        with self._prefetches.told(wanted):
+            holding = await self._hold_beside_passes(wanted)
+        with holding as held:
             samples = await self.decode_pool.run(builder.build, [(held, number, 0)])
         return samples[0]
 
@@ -304,7 +306,9 @@ class LeRobotDataset:
 
     async def hold(self, episode: int) -> HeldEpisode:
         """The episode in memory until it is released, fetched where needed; for a pass, which pays first."""
-        return await self._episodes.hold(self._episode(episode), paid=True)
+        wanted = self._episode(episode)
+        with self._prefetches.told(wanted):
+            return await self._episodes.hold(wanted, paid=True)
 
     def hurry(self, episode: int) -> None:
         """Somebody waits now for an episode that was read ahead; for a pass."""
@@ -312,11 +316,15 @@ class LeRobotDataset:
 
     async def clip_bytes(self, episode: int) -> int:
         """Memory that the clips of an episode take; fetches its videos' indexes where needed."""
-        return await self._episodes.clip_bytes(self._episode(episode))
+        wanted = self._episode(episode)
+        with self._prefetches.told(wanted, is_whole=False):
+            return await self._episodes.clip_bytes(wanted)
 
     async def locate_rows(self, episode: int) -> None:
         """Fetch the footer of an episode's table where needed; for a pass, beside ``clip_bytes``."""
-        await self._episodes.locate_rows(self._episode(episode))
+        wanted = self._episode(episode)
+        with self._prefetches.told(wanted, is_whole=False):
+            await self._episodes.locate_rows(wanted)
 
     def statistics(self) -> DatasetStatistics:
         """A snapshot of the engine, the caches and the decode threads; after closing too."""

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, AccessDenied, ConfigError, FormatError, NotFound, anew, redact_url
+from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, AccessDenied, ConfigError, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers, to_objects
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, parse_info, parse_json
 from asyncfetch.lerobot.parquet import fetch_end, open_table, read_columns
 from asyncfetch.runtime.concurrently import Eventual, ungrouped
+from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -64,7 +65,7 @@ class Metadata:
             FormatError: It is damaged.
         """
         if isinstance(self.statistics, FormatError):
-            raise anew(self.statistics)
+            raise copied(self.statistics)
         return self.statistics
 
 
@@ -149,7 +150,7 @@ async def _load_stats(reader: RangeReader, url: str, run: RunSync) -> dict[str, 
     try:
         return await run(partial(parse_json, data, url))
     except FormatError as error:
-        return error
+        return kept(error)
 
 
 def _choose(info: DatasetInfo, features: Collection[str] | None, url: str) -> dict[str, Feature]:

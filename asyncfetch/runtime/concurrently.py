@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import anyio
 
 from asyncfetch.errors import AsyncFetchError
+from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -68,12 +69,12 @@ class Eventual(Generic[T]):
         try:
             self._results.append(await call())
         except AsyncFetchError as error:
-            self._error = error
+            self._error = kept(error)
         self._done.set()
 
     async def get(self) -> T:
         """The result, as soon as it is there; or the call's error."""
         await self._done.wait()
         if self._error is not None:
-            raise self._error
+            raise copied(self._error)
         return self._results[0]

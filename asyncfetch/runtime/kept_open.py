@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
-from asyncfetch.errors import ClosedError, anew
+from asyncfetch.errors import ClosedError
+from asyncfetch.runtime.failures import copied, kept
 from asyncfetch.runtime.fork import ForkGuard
 
 if TYPE_CHECKING:
@@ -49,12 +51,9 @@ class KeptOpen(Generic[T]):
     def value(self) -> T:
         """What entering gave; waits for it. Raises what entering raised, or ClosedError."""
         error = self._entered.exception()
-        if error is None:
-            return self._entered.result()
-        try:
-            raise anew(error)
-        finally:
-            del self, error  # else error -> traceback -> this frame -> future -> error is a cycle
+        if error is not None:
+            raise copied(error)
+        return self._entered.result()
 
     def leave(self) -> None:
         """Leave it and wait until that is done; raises what leaving raises.
@@ -72,7 +71,12 @@ async def _keep(
     leave: Future[Callable[[], object]],
 ) -> None:
     left = anyio.Event()
-    async with make() as value:
+    async with AsyncExitStack() as stack:
+        try:
+            value = await stack.enter_async_context(make())
+        except Exception as error:  # noqa: BLE001 - it is for those who ask for the value
+            entered.set_exception(kept(error))
+            return
         leave.set_result(left.set)
         entered.set_result(value)
         await left.wait()

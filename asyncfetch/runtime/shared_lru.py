@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import anyio
 
 from asyncfetch.errors import AsyncFetchError
+from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
@@ -82,7 +82,7 @@ class SharedLRU(Generic[K, V]):
                 return await self._load(key, load)
             await flight.landed.wait()
             if flight.error is not None:
-                raise copy.copy(flight.error) from flight.error
+                raise copied(flight.error)
             if flight.value is not None:
                 return flight.value
 
@@ -104,7 +104,7 @@ class SharedLRU(Generic[K, V]):
             if self._flights.get(key) is flight:
                 self._keep(key, value)
         except AsyncFetchError as error:
-            flight.error = error
+            flight.error = kept(error)
             raise
         finally:
             if self._flights.get(key) is flight:  # not the one that came after a clear()

@@ -9,6 +9,7 @@ import anyio
 
 from asyncfetch.errors import ClosedError
 from asyncfetch.runtime.cancellation import was_cancelled
+from asyncfetch.runtime.failures import copied
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
@@ -36,10 +37,9 @@ class _Flight(Generic[V]):
         self.traceback: TracebackType | None = None
 
     def outcome(self) -> V:
-        """The value, or the error as the work raised it."""
+        """The value, or an error of one's own with the frames of the work, which those who wait share."""
         if self.error is not None:
-            # All waiters share the exception; without the reset each raise would add its frames to everyone's.
-            raise self.error.with_traceback(self.traceback)
+            raise copied(self.error).with_traceback(self.traceback)
         if self.value is _NOTHING:
             raise ClosedError("what would have answered this call was closed before the answer came")
         return self.value
@@ -118,6 +118,7 @@ class SingleFlight(Generic[K, V]):
         finally:
             self._forget(key, flight)
             flight.landed.set()
+            del flight  # as above
 
     async def _abandon(self, key: K, flight: _Flight[V]) -> None:
         """Cancel a flight that nobody waits for any more, and see it off."""

@@ -9,6 +9,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Protocol
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.runtime.failures import kept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,8 +27,9 @@ Transform = Callable[["Sample"], "Sample"]
 class Failed:
     """What a step came to in place of a sample, which may be anything that a transform returns.
 
-    The frames in its error's traceback, and those that called them, hold it only until it is delivered. A cycle would
-    keep all that the consumer's own frames hold until the collector comes by: a whole stream, with threads and files.
+    No frame hangs on an error of ours. Those in the traceback of a transform's, and those that called them, hold it
+    only until it is delivered. A cycle would keep all that the consumer's own frames hold until the collector comes by:
+    a whole stream, with threads and files.
     """
 
     error: BaseException
@@ -105,7 +107,7 @@ class JobBuilder:
             return self._samples.build(asked)
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
             if len(asked) == 1:
-                return [Failed(error)]
+                return [Failed(kept(error))]
         return [self._read([one])[0] for one in asked]
 
     def _finish(self, step: Step, sample: Sample | Failed) -> Sample | Failed:
@@ -115,7 +117,7 @@ class JobBuilder:
             try:
                 mark_padding(sample, step)
             except ConfigError as error:
-                return Failed(error)
+                return Failed(kept(error))
         return sample if self._transform is None else transformed(self._transform, sample)
 
 

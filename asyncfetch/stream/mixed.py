@@ -11,6 +11,7 @@ from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.gate import Gate
 from asyncfetch.lerobot import Engine, EpisodeCacheStatistics, LeRobotDataset
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.failures import kept
 from asyncfetch.stream.building import Failed, mark_padding, transformed
 from asyncfetch.stream.order import Step
 from asyncfetch.stream.placement import Placement
@@ -304,5 +305,5 @@ class MixedBuilder:
             if self._marks_padding:
                 mark_padding(sample, step)
         except ConfigError as error:
-            return Failed(error)
+            return Failed(kept(error))
         return sample if self._transform is None else transformed(self._transform, sample)

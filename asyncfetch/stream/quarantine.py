@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.errors import ConfigError, DatasetError, DecodeError, NotFound, RangeNotSatisfiable, anew, redact_url
+from asyncfetch.errors import ConfigError, DatasetError, DecodeError, NotFound, RangeNotSatisfiable, redact_url
+from asyncfetch.runtime.failures import copied
 from asyncfetch.stream.building import Failed
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def raise_where_none_is_good(first_bad: Exception, placement: Placement, on_erro
     the others' may be good, and then this one gets nothing, unless it was promised as many samples as there are.
     """
     if placement.consumers == 1:
-        raise anew(first_bad)
+        raise copied(first_bad)
     if on_error == "replace":
         raise DatasetError(
             f"{placement} got no good sample that could stand for its bad ones, of which the first is bad because of "

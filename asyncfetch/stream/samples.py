@@ -14,9 +14,10 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from asyncfetch.errors import CacheError, ClosedError, DatasetError, anew
+from asyncfetch.errors import CacheError, ClosedError, DatasetError
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.failures import copied, kept
 from asyncfetch.stream.building import Failed
 from asyncfetch.stream.coming import Coming, Decoding, Delivery
 from asyncfetch.stream.jobs import Sizes, parcels
@@ -249,7 +250,7 @@ class SamplePass:
             if not isinstance(result, Failed):
                 given = self._substitutes.good(result, self._origin_of(step).member) if replaces else [result]
             elif self._on_error == "raise" or result.by_transform or not isinstance(result.error, BAD_DATA):
-                self._failure = result.error if result.by_transform else anew(result.error)
+                self._failure = result.error if result.by_transform else copied(result.error)
                 break
             else:
                 origin = self._origin_of(step)
@@ -261,7 +262,7 @@ class SamplePass:
                 self._given += not is_replaced
             for sample in given:
                 if isinstance(sample, Failed):
-                    self._failure = anew(sample.error)
+                    self._failure = copied(sample.error)
                     break
                 samples.append(Delivery(self._given, self._given + 1, sample))
                 self._given += 1
@@ -350,7 +351,7 @@ class SamplePass:
             build, is_left = self._builder.build, self._left.is_set
             decoding.end(await self._dataset.decode_pool.run(build, decoding.steps, episodes, is_left))
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
-            decoding.end([Failed(error)] * len(decoding.steps))
+            decoding.end([Failed(kept(error))] * len(decoding.steps))
         finally:
             for step in decoding.steps:
                 self._window.done(self._selection[step.episode])
@@ -367,7 +368,7 @@ class SamplePass:
                 try:
                     episodes[episode] = await self._window.get(decoding.waits_for)
                 except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
-                    episodes[episode] = error
+                    episodes[episode] = kept(error)
         finally:
             decoding.waits_for = None
         return episodes

@@ -19,6 +19,7 @@ import anyio.lowlevel
 from asyncfetch.errors import CacheError, redact_url
 from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -126,7 +127,7 @@ class EpisodeWindow:
         if not slot.done.is_set():  # else it would still give the loop a turn, for each episode of a job
             await slot.done.wait()
         if slot.error is not None:
-            raise slot.error
+            raise copied(slot.error)
         assert slot.held is not None
         return slot.held
 
@@ -230,7 +231,7 @@ class EpisodeWindow:
                     functools.partial(self._dataset.locate_rows, slot.episode),
                 )
         except Exception as error:  # noqa: BLE001  raised by get(), at the episode's place in the order
-            slot.error = error
+            slot.error = kept(error)
             if not slot.granted.is_set():
                 slot.size_bytes = 0
                 self._grant()

@@ -9,6 +9,7 @@ import anyio
 
 from asyncfetch.errors import ClosedError
 from asyncfetch.runtime.cancellation import was_cancelled
+from asyncfetch.runtime.failures import kept
 from asyncfetch.tensors.stores import plan_batches
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class Flights:
             if was_cancelled():
                 raise
         except Exception as error:  # noqa: BLE001 - it goes to the waiters, whatever it is
-            flight.error = error
+            flight.error = kept(error)
         finally:
             self._forget(flight)
             flight.landed.set()

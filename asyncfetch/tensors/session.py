@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import secrets
 import sys
@@ -17,6 +16,7 @@ from asyncfetch.errors import AsyncFetchError, FetchError, ShardNotFound, Tensor
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import for_each
 from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.failures import copied
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.tensors.buffer import Shard
 from asyncfetch.tensors.flights import Fetched, Flights
@@ -220,7 +220,7 @@ class Session:
             return Fetched(found, {})
         fetched, errors = await self._flights.bring(missing)
         if errors:
-            raise copy.copy(errors[0]) from errors[0]  # its own: all who wait for the request have the same
+            raise copied(errors[0])  # its own: all who wait for the request have the same
         return Fetched(found | fetched.shards, fetched.copies)
 
     def _read_own(self, remotes: dict[str, RemoteTensor]) -> dict[str, Shard]:

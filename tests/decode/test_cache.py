@@ -139,7 +139,9 @@ class CacheMachine(RuleBasedStateMachine):
         opening = self.take(data)
         opening.answer.set_exception(error)
         wait(opening.calls, LIMIT_SECONDS)
-        assert all(call.exception(0) is error for call in opening.calls if call not in opening.left)
+        told = [call.exception(0) for call in opening.calls if call not in opening.left]
+        assert {(type(each), str(each)) for each in told} <= {(type(error), str(error))}
+        assert len(set(map(id, told))) == len(told)  # each its own: none holds another one's frames
 
     # What lets go.
 
@@ -484,3 +486,22 @@ def test_a_hit_gives_the_same_decoder_and_leaves_the_count() -> None:
     assert cache.get("a", Decoder) is first
     now = cache.statistics()
     assert (now.size, now.hits, now.misses) == (1, 1, 1)
+
+
+def test_a_failure_is_none_of_those_who_ask_after_its_key_was_discarded() -> None:
+    cache: DecoderCache[Decoder] = DecoderCache()
+    fails, began = threading.Event(), threading.Event()
+
+    def fail() -> Decoder:
+        began.set()
+        assert fails.wait(LIMIT_SECONDS)
+        raise OSError("of the old file")
+
+    with ThreadPoolExecutor(1) as threads:
+        old = threads.submit(cache.get, "file", fail)
+        assert began.wait(LIMIT_SECONDS)
+        cache.discard("file")
+        fresh = cache.get("file", Decoder)
+        fails.set()
+        assert str(old.exception(LIMIT_SECONDS)) == "of the old file"
+    assert cache.get("file", fail) is fresh

@@ -189,3 +189,21 @@ async def test_a_password_needs_no_user() -> None:
     address = await WebUrls().resolve("https://:pw@h/x")
     assert str(address.url) == "https://h/x"
     assert address.headers == {"Authorization": "Basic OnB3"}
+
+
+async def test_who_is_told_of_an_error_may_ask_again_at_once(found: FoundOnce[str, str]) -> None:
+    find, got = Finder(), []
+    find.gate, find.error = anyio.Event(), ConfigError("no")
+
+    async def ask() -> None:
+        with pytest.raises(ConfigError):
+            await found.get("a", find)
+        find.error = None
+        got.append(await found.get("a", find))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(ask)
+        await all_others_wait()
+        find.gate.set()
+    assert (got, find.calls) == (["2"] * 3, 2)

@@ -258,6 +258,71 @@ async def test_a_failure_stays_until_prefetch_tries_again(truth: DatasetTruth) -
         check_sample(await dataset.sample(0, 1), truth, 0, 1)
 
 
+@pytest.mark.parametrize("told", ["ready", "sample", "clip_bytes"])
+@pytest.mark.parametrize("then", ["ready", "sample", "hold"])
+async def test_a_failure_of_an_earlier_attempt_is_none_of_those_who_ask_after_it(
+    truth: DatasetTruth, told: str, then: str
+) -> None:
+    fault = FaultOnce(f"/{video_path(WRIST)}", Fault.status(503), times=1)
+    async with serve(truth, fault=fault) as served:
+        dataset, unwinds, ended = served.dataset, anyio.Event(), anyio.Event()
+        fetch, firsts = dataset._prefetches._fetch_episode, [0]
+
+        async def ends_late(episode: Episode) -> None:
+            is_first = anyio.get_current_task().name == "prefetch episode 0" and bool(firsts) and firsts.pop() == 0
+            try:
+                await fetch(episode)
+            finally:
+                if is_first:
+                    await unwinds.wait()
+                    ended.set()
+
+        async def ask(how: str) -> None:
+            if how == "hold":
+                (await dataset.hold(0)).release()
+            else:
+                await getattr(dataset, how)(0, *([1] if how == "sample" else []))
+
+        dataset._prefetches._fetch_episode = ends_late
+        dataset.prefetch(0)
+        with pytest.raises(Throttled, match=video_path(WRIST)):
+            await ask(told)
+        dataset.prefetch(0)
+        await ask(then)
+        unwinds.set()
+        await ended.wait()
+        await dataset.ready(0)
+        check_sample(await dataset.sample(0, 1), truth, 0, 1)
+
+
+async def test_a_prefetch_after_a_failure_that_was_told_fetches_anew(truth: DatasetTruth) -> None:
+    """Also while the first one still ends; and what that ends with isn't kept."""
+    fault = FaultOnce(f"/{video_path(WRIST)}", Fault.status(503), times=1)
+    async with serve(truth, fault=fault) as served:
+        dataset, unwinds, begun = served.dataset, anyio.Event(), []
+        fetch = dataset._prefetches._fetch_episode
+
+        async def ends_late(episode: Episode) -> None:
+            begun.append(anyio.get_current_task().name)
+            is_first = begun.count("prefetch episode 0") == 1 and begun[-1] == "prefetch episode 0"
+            try:
+                await fetch(episode)
+            finally:
+                if is_first:
+                    await unwinds.wait()
+
+        dataset._prefetches._fetch_episode = ends_late
+        dataset.prefetch(0)
+        with pytest.raises(Throttled):
+            await dataset.ready(0)
+        dataset.prefetch(0)
+        dataset.prefetch(0)
+        unwinds.set()
+        await dataset.ready(0)
+        check_sample(await dataset.sample(0, 1), truth, 0, 1)
+        assert begun.count("prefetch episode 0") == 2
+
+
 async def test_ready_fails_like_prefetch(truth: DatasetTruth) -> None:
     content = in_memory(truth)
     video = content.pop(video_path(TOP))

@@ -173,3 +173,22 @@ async def test_parts_share_the_bound_and_nothing_else() -> None:
         load.gate.set()
     assert (len(one), len(two), shared.nbytes) == (0, 2, 20)
     assert one.get_nowait(0) is None
+
+
+async def test_a_failure_is_none_of_those_who_ask_after_a_clear() -> None:
+    shared: SharedLRU[int, Block] = SharedLRU(100)
+    old, new = Loader(), Loader()
+    old.gate, old.error = anyio.Event(), FormatError("of the first attempt")
+
+    async def ask_first() -> None:
+        with pytest.raises(FormatError):
+            await shared.get(0, old)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask_first)
+        await all_others_wait()
+        shared.clear()
+        value = await shared.get(0, new)
+        old.gate.set()
+    assert await shared.get(0, old) is value
+    assert (old.calls, new.calls) == (1, 1)

@@ -185,3 +185,36 @@ async def test_flights_end_with_their_owner() -> None:
     with pytest.raises(ClosedError):
         await flights.run("a", work)
     assert len(flights) == 0
+
+
+async def test_a_failure_of_an_abandoned_flight_is_none_of_the_next_one() -> None:
+    unwinds = anyio.Event()
+
+    async def fails_late() -> int:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await unwinds.wait()
+            raise ValueError("of the first attempt")
+
+    async with anyio.create_task_group() as owner:
+        flights: SingleFlight[str, int] = SingleFlight(owner)
+        second = Work()
+
+        async with anyio.create_task_group() as askers:
+            first = anyio.CancelScope()
+
+            async def ask_first() -> None:
+                with first:
+                    await flights.run("a", fails_late)
+
+            askers.start_soon(ask_first)
+            await settle()
+            first.cancel()
+            await settle()
+            second.go.set()
+            assert await flights.run("a", second) == 7
+            unwinds.set()
+            await settle()
+            assert await flights.run("a", second) == 7

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from asyncfetch.errors import anew
+from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from asyncfetch.cache.staging.binding import Binding, Stored
     from asyncfetch.cache.staging.directory import StagedFile
@@ -42,26 +41,16 @@ class Phase(Enum):
 class Flight(Future["Stored"]):
     """A read under way, and then what it brought, for as long as a handle may ask for it again."""
 
-    _traceback: TracebackType | None = None
-
-    def set_exception(self, exception: BaseException | None) -> None:
-        """The read's error, as its thread raised it."""
-        self._traceback = None if exception is None else exception.__traceback__
-        super().set_exception(exception)
+    def fail(self, error: BaseException) -> None:
+        """End it by an error, which is kept as long as a handle may ask for it: so no frame may hang on it."""
+        self.set_exception(kept(error))
 
     def stored(self) -> Stored:
-        """What it brought, or raises its error; once it is done.
-
-        All who ask share the exception, and each raise adds its receiver's frames to it, with the sample that they
-        hold. So each is given one of ours anew; one of a store's own keeps no frames but those of the last receiver.
-        """
+        """What it brought, or raises its error, to each one of its own; once it is done."""
         error = self.exception()
-        if error is None:
-            return self.result()
-        try:
-            raise anew(error.with_traceback(self._traceback))
-        finally:
-            del self, error  # else error -> traceback -> this frame -> error is a cycle
+        if error is not None:
+            raise copied(error)
+        return self.result()
 
 
 class Entry:

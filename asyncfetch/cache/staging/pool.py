@@ -101,9 +101,8 @@ class CachePool:
     where the store knows the size, and where it doesn't, as much as files usually take. Files larger than
     ``max_bytes`` are read when they are asked for. Where there was no room, the handles that are left after such a
     read queue again, at the tail: the file is read once more then, because its bytes may be kept nowhere, but not for
-    those who ask while somebody still decodes them. A read that fails gives its error to every handle of the file; when
-    the last of them has it, or is gone, a new handle reads anew. When the disk can't be written, data is served all the
-    same, with one warning.
+    those who ask while somebody still decodes them. A read that fails gives its error to every handle that the file has
+    by then; a new handle reads anew. When the disk can't be written, data is served all the same, with one warning.
 
     Every process has its own files, threads and figures, and each its own bounds: with 8 loader workers, 8 times
     ``max_bytes`` is what they take together. After a fork the child's first use starts afresh, and handles that came

@@ -75,10 +75,6 @@ class Reading:
         self._engine.discard(leftover)
 
     def _fail(self, error: BaseException) -> None:
-        flight, entry = self._flight, self._entry
-        # The error refers to this object by its traceback, so this must not refer to the error.
-        del self._flight, self._entry
         with self._engine.table() as table:
-            table.failed(entry)
-        flight.set_exception(error)
-        del flight, entry, error
+            table.failed(self._entry)
+        self._flight.fail(error)

@@ -15,6 +15,7 @@ from asyncfetch.errors import ClosedError, ObjectChanged, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.objects import difference, strong_etag
 from asyncfetch.fetch.urls import join_url
+from asyncfetch.runtime.failures import copied, kept
 from asyncfetch.runtime.kept_open import KeptOpen
 from asyncfetch.runtime.loop_thread import LoopThread
 
@@ -70,21 +71,19 @@ class ThreadFetcher:
         process = os.getpid()
         mine: Future[_Session] = Future()
         session = self._sessions.setdefault(process, mine)
-        try:
-            if session is mine:  # the first of the threads starts it
-                self._start(process, mine)
-            return session.result()
-        finally:
-            del mine, session  # else error -> traceback -> this frame -> future -> error is a cycle
+        if session is mine:  # the first of the threads starts it
+            self._start(process, mine)
+        error = session.exception()
+        if error is not None:
+            raise copied(error)
+        return session.result()
 
     def _start(self, process: int, session: Future[_Session]) -> None:
         try:
             session.set_result(_Session(self.config))
         except BaseException as error:  # noqa: BLE001 - it is raised to everybody who waits for it, the caller too
             self._sessions.pop(process, None)
-            session.set_exception(error)
-        finally:
-            del session
+            session.set_exception(kept(error))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.config,)

@@ -2,7 +2,7 @@
 
     request -> QUEUED -> READING -> WRITING -> STAGED -> ENDED
                  |  ^       |
-                 |  |       +-> FAILED -> ENDED   when all who shared the read have its error
+                 |  |       +-> FAILED -> ENDED   when all who asked before have its error
                  |  +-------+   no room after a direct read: queued again, at the tail
                  +-> WAITING    its size is known and doesn't fit now: read when it does
                  +-> BYPASSED   it never will: read whenever somebody asks
@@ -103,7 +103,7 @@ class Table:
         match entry.phase:
             case Phase.STAGED:
                 return entry.file
-            case Phase.FAILED:
+            case Phase.FAILED if not self.closed:
                 claim.flight = entry.flight
                 self.release(claim)
             case Phase.READING:
@@ -211,7 +211,7 @@ class Table:
         return False
 
     def failed(self, entry: Entry) -> None:
-        """The read raised: all who refer to the entry get its error. When they have, a request reads anew."""
+        """The read raised: all who refer to the entry get its error. A request from now on reads anew."""
         for claim in tuple(entry.joined):
             self._serve(claim)
         self._give_back(entry)
@@ -219,6 +219,7 @@ class Table:
             self._end(entry)
         else:
             entry.phase = Phase.FAILED
+            del self._entries[entry.binding.key]
 
     def written(self, entry: Entry, file: StagedFile | None) -> Leftover | None:
         """The file is whole; or it couldn't be written, and who still wants the bytes has them read again."""

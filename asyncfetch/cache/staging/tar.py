@@ -19,6 +19,7 @@ from asyncfetch.cache.staging.stores import SplitStore
 from asyncfetch.config import PrivateUrl
 from asyncfetch.errors import AsyncFetchError, ConfigError, FormatError, NotFound, ObjectChanged, redact_url
 from asyncfetch.fetch.urls import hidden
+from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable
@@ -134,12 +135,16 @@ class TarStore(SplitStore[bytes]):
         if search is mine:  # the first of the threads searches; after an error the next one does
             try:
                 index = self._index = _search(self._fetcher, self._urls)
-                mine.set_result(index)
             except BaseException as error:
-                mine.set_exception(error)
+                del self._searches[process]  # first: who is told of it may ask again at once
+                mine.set_exception(kept(error))
                 raise
-            finally:
-                del self._searches[process]
+            del self._searches[process]
+            mine.set_result(index)
+            return index
+        failure = search.exception()
+        if failure is not None:
+            raise copied(failure)
         return search.result()
 
     def __enter__(self) -> Self:
