@@ -165,6 +165,44 @@ async def test_a_failure_reaches_all_and_the_next_ask_tries_again() -> None:
     assert (len(failures), len(reader.log)) == (10, 2)
 
 
+class LateReader(FakeReader):
+    """Whose first request, once it is cancelled, takes its time and then fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.unwinds = anyio.Event(), anyio.Event()
+
+    async def _request(self, url: str, start: int, stop: int | None) -> bytes:
+        if self.begun.is_set():
+            return await super()._request(url, start, stop)
+        self.begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.unwinds.wait()
+            raise ConnectionFailed("of the first attempt", url=url)
+
+
+async def test_a_failure_of_an_abandoned_request_is_none_of_those_who_ask_after_it() -> None:
+    reader, first = LateReader(), anyio.CancelScope()
+
+    async def ask_first() -> None:
+        with first:
+            await cache.fetch(URL, 0, 50)
+
+    async with ByteCache(reader, max_bytes=100) as cache, anyio.create_task_group() as askers:
+        askers.start_soon(ask_first)
+        await reader.begun.wait()
+        first.cancel()
+        await settle()
+        assert await cache.fetch(URL, 0, 50) == reader.objects[URL][:50]
+        reader.unwinds.set()
+        await settle()
+        assert await cache.fetch(URL, 0, 50) == reader.objects[URL][:50]
+        assert (cache.statistics().hits, cache.statistics().reserved_bytes) == (1, 0)
+
+
 async def test_the_last_askers_cancellation_cancels_the_request_and_frees_its_room() -> None:
     reader = FakeReader(gated=True)
     async with ByteCache(reader, max_bytes=100) as cache:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 import anyio
+import numpy as np
 import pytest
 import torch
 from aiohttp import web
@@ -14,10 +17,15 @@ from aiohttp import web
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import AccessDenied, ConfigError, FetchTimeout, ShardNotFound, TensorError, Throttled
 from asyncfetch.tensors import Cleared, RemoteTensor, TensorServer
+from asyncfetch.tensors.buffer import FetchBuffer, Shard
+from asyncfetch.tensors.flights import Fetched, Flights
 from asyncfetch.tensors.stores import MAX_BATCH_BYTES, MAX_BATCH_SHARDS, plan_batches
+from tests.conftest import all_others_wait
 from tests.tensors.conftest import MIB, QUICK, http_client, store
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.tensors.conftest import ScriptedServer
 
 
@@ -285,3 +293,63 @@ async def test_r15_ipv6_and_other_spellings_name_one_server() -> None:
             with pytest.raises(ConfigError, match="tensor server") as caught:
                 await client.remotize(torch.ones(1), wrong)
             assert "secret" not in str(caught.value)
+
+
+# What came of requests under way.
+
+
+async def test_a_failure_of_an_abandoned_request_is_none_of_those_who_ask_after_it() -> None:
+    remote = RemoteTensor("https://host", "0" * 32, (3,), "uint8")
+    begun, unwinds, first = anyio.Event(), anyio.Event(), anyio.CancelScope()
+
+    async def fetch(_: Sequence[RemoteTensor]) -> Fetched:
+        if begun.is_set():
+            return Fetched({remote.shard_id: Shard(np.ones(3, np.uint8), "uint8", (3,))}, {})
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await unwinds.wait()
+            raise TensorError("of the first attempt")
+
+    async def ask_first() -> None:
+        with first:
+            await flights.bring([remote])
+
+    buffer = FetchBuffer(100)
+    async with anyio.create_task_group() as owner:
+        flights = Flights(owner, buffer, fetch)
+        async with anyio.create_task_group() as askers:
+            askers.start_soon(ask_first)
+            await begun.wait()
+            first.cancel()
+            await all_others_wait()
+            brought, errors = await flights.bring([remote])
+            assert (list(brought.shards), errors) == ([remote.shard_id], [])
+            unwinds.set()
+        assert list(buffer.find([remote.shard_id])) == [remote.shard_id]
+        assert (await flights.bring([remote]))[1] == []
+
+
+async def test_the_error_of_a_request_keeps_no_frames() -> None:
+    class Block:
+        """What lies in a frame."""
+
+    blocks: list[weakref.ref[Block]] = []
+
+    async def fetch(_: Sequence[RemoteTensor]) -> Fetched:
+        block = Block()
+        blocks.append(weakref.ref(block))
+        raise TensorError("no")
+
+    gc.disable()  # what is in a cycle stays
+    try:
+        async with anyio.create_task_group() as owner:
+            flights = Flights(owner, FetchBuffer(100), fetch)
+            _, errors = await flights.bring([RemoteTensor("https://host", "0" * 32, (3,), "uint8")])
+            await anyio.lowlevel.checkpoint()
+            assert [str(error) for error in errors] == ["no"]
+            assert [each() for each in blocks] == [None]
+    finally:
+        gc.enable()
