@@ -9,6 +9,7 @@ memory_pool     blocks of bytes, used again when their last view is gone
 heap            giving freed memory back to the system
 sockets         every socket of an owner, so that none outlives it
 thread_call     one blocking call in a thread, whose end can be awaited
+call_on         a callback for a loop that may have ended
 loop_thread     an event loop in a thread, for callers that aren't coroutines
 channel         items from a loop to a blocking consumer
 iterate         an async iterator as a plain one

@@ -14,21 +14,25 @@ import asyncio
 import concurrent.futures
 import concurrent.futures.thread  # noqa: F401 - its exit hook comes after ours, because hooks run last in, first out
 import logging
+import sys
 import threading
 import time
 import weakref
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
 
 from asyncfetch.errors import ClosedError, WrongLoop, anew
+from asyncfetch.runtime.call_on import call_on
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.fork import ForkGuard, leave_openssl, stand_still_at_forks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextvars import Context
     from typing import Self
 
     from anyio.abc import TaskGroup
@@ -157,8 +161,7 @@ class LoopCall(Generic[T]):
 class _Engine:
     """The thread, its loop and the calls on it."""
 
-    _stop: anyio.Event
-    _calls_group: TaskGroup
+    _group: TaskGroup
 
     def __init__(self, name: str) -> None:
         self.guard = ForkGuard("this LoopThread")
@@ -167,6 +170,7 @@ class _Engine:
         self._stops = False
         self._given_up = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._callbacks: asyncio.Queue[Callable[[], object]] = asyncio.Queue()
         self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
@@ -180,15 +184,14 @@ class _Engine:
         return threading.get_ident() == self._thread.ident
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Run the callback on the loop, or never if the loop has ended."""
+        """Run the callback on the loop, in a task, as anyio's calls need it; or never if the loop has ended."""
         assert self._loop is not None
-        with suppress(RuntimeError):  # closed; what was waiting there is settled by the thread's end
-            self._loop.call_soon_threadsafe(callback)
+        call_on(self._loop, self._callbacks.put_nowait, callback)  # the thread's end settles what waits there
 
     def start(self, call: LoopCall[Any]) -> None:
         """Start the call; see ``LoopCall.start``."""
         self.calls.add(call)
-        self.call_soon(partial(self._spawn, call))
+        self.call_soon(partial(_context().run, self._spawn, call))
         if self.ended:  # looked at after the call was added; ``_main`` sets it before it looks at the calls
             self._settle_calls()
 
@@ -198,7 +201,7 @@ class _Engine:
             return
         self._stops = True
         if self._loop is not None:  # else ``_serve``, which sets it before it looks whether to stop, will see that
-            self.call_soon(self._on_stop)
+            self.call_soon(_wake)
 
     def join(self, timeout_seconds: float) -> bool:
         """Wait for the thread's end, at most so long, and tell whether it came.
@@ -224,22 +227,18 @@ class _Engine:
             leave_openssl()
 
     async def _serve(self) -> None:
-        self._stop = anyio.Event()
         self._loop = asyncio.get_running_loop()
-        if self._stops:
-            self._stop.set()
         stand_still_at_forks()
-        async with anyio.create_task_group() as self._calls_group:
+        async with anyio.create_task_group() as self._group:
             self._started.set_result(None)
-            await self._stop.wait()
-            self._calls_group.cancel_scope.cancel()
+            while not self._stops:
+                callback = await self._callbacks.get()
+                callback()
+                del callback  # nor is its call kept until the next one
+            self._group.cancel_scope.cancel()
 
     def _spawn(self, call: LoopCall[Any]) -> None:
-        with suppress(RuntimeError):  # the group has ended, the loop is about to; the thread's end settles the call
-            self._calls_group.start_soon(call.serve)
-
-    def _on_stop(self) -> None:
-        self._stop.set()
+        self._group.start_soon(call.serve)
 
     def _settle_calls(self) -> None:
         for call in list(self.calls):
@@ -247,7 +246,19 @@ class _Engine:
         self.calls.clear()
 
 
-async def _see_off(ended: anyio.Event) -> None:
+def _wake() -> None:
+    """What the loop does to look whether it is to stop."""
+
+
+def _context() -> Context:
+    """The caller's context, without what anyio notes there where the caller runs on trio: our loop is asyncio's."""
+    context = copy_context()
+    if "sniffio" in sys.modules:
+        context.run(sys.modules["sniffio"].current_async_library_cvar.set, "asyncio")
+    return context
+
+
+async def _see_off(ended: asyncio.Event) -> None:
     while not ended.is_set():
         with suppress(asyncio.CancelledError), anyio.CancelScope(shield=True):
             await ended.wait()  # a scope shields from scopes; a second ``Task.cancel()`` comes through
@@ -338,14 +349,9 @@ class LoopThread:
             WrongLoop, ClosedError: As ``run`` does.
         """
         loop = asyncio.get_running_loop()
-        ended = anyio.Event()
+        ended = asyncio.Event()
         call = self.start(async_fn, *args)
-
-        def tell(_: BaseException | None) -> None:
-            with suppress(RuntimeError):  # the caller's loop is gone
-                loop.call_soon_threadsafe(ended.set)
-
-        call.add_done_callback(tell)
+        call.add_done_callback(lambda _: call_on(loop, ended.set))
         try:
             await ended.wait()
         except BaseException:

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from contextlib import ExitStack, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -392,3 +393,25 @@ async def test_closing_ends_a_call_of_another_loop() -> None:
         group.start_soon(call)
         await all_others_wait()
         await anyio.to_thread.run_sync(loop_thread.close)
+
+
+def test_a_caller_that_runs_on_trio_is_answered_by_a_loop_of_asyncio() -> None:
+    async def call(loop_thread: LoopThread) -> int:
+        return loop_thread.run(double, 21)
+
+    with LoopThread() as loop_thread:
+        assert anyio.run(call, loop_thread, backend="trio") == 42
+
+
+def test_a_coroutine_sees_the_context_variables_of_who_started_it() -> None:
+    async def look() -> str:
+        return variable.get()
+
+    variable = ContextVar("variable", default="none")
+    with LoopThread() as loop_thread:
+        token = variable.set("the caller's")
+        try:
+            assert loop_thread.run(look) == "the caller's"
+        finally:
+            variable.reset(token)
+        assert loop_thread.run(look) == "none"

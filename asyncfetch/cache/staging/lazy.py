@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from enum import Enum
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -18,6 +17,7 @@ from asyncfetch.cache.staging.binding import Stored
 from asyncfetch.cache.staging.entries import Flight
 from asyncfetch.cache.staging.sources import add_source_info
 from asyncfetch.errors import CacheError, ConfigError, FetchTimeout
+from asyncfetch.runtime.call_on import call_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -254,11 +254,6 @@ def require_seconds(name: str, seconds: Any) -> None:  # noqa: ANN401 - what a u
 async def _ended(flight: Flight) -> None:
     """Wait for a future of threads. Cancelled, it leaves the future alone."""
     loop = asyncio.get_running_loop()
-    ended = anyio.Event()
-
-    def tell(_: object) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(ended.set)
-
-    flight.add_done_callback(tell)
+    ended = asyncio.Event()
+    flight.add_done_callback(lambda _: call_on(loop, ended.set))
     await ended.wait()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import anyio.to_thread
 
+from asyncfetch.runtime.call_on import call_on
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.stream.serving.channel import Channel
@@ -101,6 +102,7 @@ class _Worker:
         self._slots = Slots()
         self._one_at_a_time = anyio.CapacityLimiter(1)
         self._everything = anyio.CancelScope()
+        self._messages: asyncio.Queue[object] = asyncio.Queue()
         self._changed = anyio.Event()
         self._tried_to_open = anyio.Event()
         self._dataset: Readable | None = None
@@ -119,6 +121,7 @@ class _Worker:
         threading.Thread(target=self._listen, name="asyncfetch listener", daemon=True).start()
         with self._everything:
             async with anyio.create_task_group() as self._tasks, AsyncExitStack() as stack:
+                self._tasks.start_soon(self._heed_all)
                 await self._say(Ready())
                 await self._open(stack)
                 while True:
@@ -231,18 +234,21 @@ class _Worker:
 
     def _listen(self) -> None:
         """In a thread of its own."""
-        with suppress(EOFError, RuntimeError):  # the parent is gone, or the loop is closed
-            while True:
+        message: object = None
+        while not isinstance(message, Close):
+            try:
                 message, _ = self._channel.receive()
-                if isinstance(message, Taken):
-                    self._slots.give_back(message.freed)
-                self._loop.call_soon_threadsafe(self._heed, message)
-                if isinstance(message, Close):
-                    break
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._everything.cancel)
+            except EOFError:  # the parent is gone
+                message = Close()
+            if isinstance(message, Taken):
+                self._slots.give_back(message.freed)
+            call_on(self._loop, self._messages.put_nowait, message)
         threading.Event().wait(STOP_SECONDS)
         os._exit(0)  # something doesn't let go: a transform that computes, or a decoder
+
+    async def _heed_all(self) -> None:
+        while True:
+            self._heed(await self._messages.get())
 
     def _heed(self, message: object) -> None:
         match message:
@@ -258,6 +264,8 @@ class _Worker:
                 self._ahead.popleft()
             case AskStatistics(number):
                 self._tasks.start_soon(self._tell_statistics, number)
+            case Close():
+                self._everything.cancel()
         self._changed.set()
         self._changed = anyio.Event()
 
