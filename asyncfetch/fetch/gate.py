@@ -10,14 +10,13 @@ A caller is known by a context variable, which tasks inherit: everything that a 
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakSet
-
-import anyio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,7 +100,7 @@ class _Waiter:
         self.caller = caller
         self.line = caller._line
         self.urgent = caller.urgent
-        self.granted = anyio.Event()
+        self.granted = asyncio.Event()  # set by what has landed, too, where no task runs
 
 
 class _Lines:

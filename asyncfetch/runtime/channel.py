@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.runtime.call_on import call_on
 from asyncfetch.runtime.fork import ForkGuard
 
 if TYPE_CHECKING:
@@ -153,5 +153,4 @@ class HandOver(Generic[T]):
         waiting = self._waiting
         if waiting is not None:
             loop, woken = waiting
-            with suppress(RuntimeError):  # the loop is closed: nobody there waits for room
-                loop.call_soon_threadsafe(woken.set)
+            call_on(loop, woken.set)

@@ -15,11 +15,12 @@ import threading
 import time
 import weakref
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from asyncfetch.errors import WrongLoop
+from asyncfetch.runtime.call_on import call_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -161,10 +162,8 @@ def _stop_loops() -> None:
     standing = []
     for reference in _threads.keyrefs():  # a list at once: a thread may add its loop meanwhile
         loop, stands = reference(), threading.Event()
-        if loop is not None and _threads.get(loop) != forker:
-            with suppress(RuntimeError):  # it has ended
-                loop.call_soon_threadsafe(_stand, stands, forked)
-                standing.append(stands)
+        if loop is not None and _threads.get(loop) != forker and call_on(loop, _stand, stands, forked):
+            standing.append(stands)
     deadline = time.monotonic() + PAUSE_SECONDS
     for stands in standing:  # one that is blocked doesn't keep the fork from coming
         stands.wait(max(0.0, deadline - time.monotonic()))

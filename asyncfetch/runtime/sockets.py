@@ -8,6 +8,7 @@ rounds of the loop, whatever the peer does.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, cast
 import anyio
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Sequence
 
 __all__ = ["Sockets", "abort"]
@@ -37,7 +37,7 @@ class Sockets:
 
     def __init__(self) -> None:
         self._open: set[_Socket] = set()
-        self._all_closed: anyio.Event | None = None
+        self._all_closed: asyncio.Event | None = None
 
     def for_connecting(self, family: int, kind: int, protocol: int) -> socket.socket:
         """A new socket that is counted as open from now on."""
@@ -61,7 +61,7 @@ class Sockets:
         None may be made from now on, and none is accepted. Close a listener afterwards: asyncio forgets a connection
         that it has accepted and not begun to serve when its listener is closed.
         """
-        self._all_closed = anyio.Event()
+        self._all_closed = asyncio.Event()
         if not self._open:
             return
         for one in self._open:

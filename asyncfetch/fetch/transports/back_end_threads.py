@@ -18,14 +18,14 @@ import threading
 import time
 import weakref
 from concurrent.futures import CancelledError
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import anyio
-
 from asyncfetch.errors import FetchError, FetchTimeout
 from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.runtime.call_on import call_on
+from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.deadlines import Deadlines
 from asyncfetch.runtime.fork import leave_openssl
 
@@ -50,8 +50,9 @@ class BackEndThreads:
         self.loop = asyncio.get_running_loop()
         self.limit_seconds = limit_seconds
         """Of a call."""
-        self._places = anyio.CapacityLimiter(places)
-        self._waiting: set[anyio.CancelScope] = set()
+        self._count = places
+        self._places = asyncio.Semaphore(places)
+        self._waiting: set[Interrupt] = set()
         self._deadlines = Deadlines(self.loop)
         self._overdue: set[Job] = set()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -77,26 +78,24 @@ class BackEndThreads:
         outcome: asyncio.Future[T] = self.loop.create_future()
         job = Job(function, scheme, self, outcome)
         try:
-            await self._take_place(job)
+            await self._take_place()
             self._start(job)
             return await outcome
         finally:
             job.leave()
             del outcome  # it holds the error, and its traceback this frame
 
-    async def _take_place(self, job: Job) -> None:
-        with suppress(anyio.WouldBlock):
-            return self._places.acquire_on_behalf_of_nowait(job)
-        with anyio.CancelScope() as scope:
-            if self._is_stuck:
-                scope.cancel()
-            self._waiting.add(scope)
-            try:
-                return await self._places.acquire_on_behalf_of(job)
-            finally:
-                self._waiting.discard(scope)
+    async def _take_place(self) -> None:
+        if not self._is_stuck:
+            with Interrupt() as block:
+                self._waiting.add(block)
+                try:
+                    await self._places.acquire()
+                    return
+                finally:
+                    self._waiting.discard(block)
         message = (
-            f"all {self._places.total_tokens:g} threads wait for back ends of fsspec that don't answer, each since more"
+            f"all {self._count} threads wait for back ends of fsspec that don't answer, each since more"
             f" than {self.limit_seconds:g} s: are their servers up?"
         )
         raise AttemptFailed(FetchTimeout, message)
@@ -109,7 +108,7 @@ class BackEndThreads:
             try:
                 thread.start()
             except RuntimeError as error:
-                self._places.release_on_behalf_of(job)
+                self._places.release()
                 message = f"no thread can be started ({error}): raise the limit of these"
                 raise AttemptFailed(FetchError, message) from error
         job.begin()
@@ -118,22 +117,22 @@ class BackEndThreads:
 
     @property
     def _is_stuck(self) -> bool:
-        return len(self._overdue) >= self._places.total_tokens
+        return len(self._overdue) >= self._count
 
     def is_late(self, job: Job) -> None:
         """A call of the job has taken too long; it may end any time, or never."""
         self._deadlines.leave(job)
         self._overdue.add(job)
         if self._is_stuck:
-            for scope in self._waiting:
-                scope.cancel()
+            for block in self._waiting:
+                block.cancel()
 
     def has_ended(self, job: Job) -> None:
         """Its thread takes the next one."""
         self._idle += 1
         self._deadlines.leave(job)
         self._overdue.discard(job)
-        self._places.release_on_behalf_of(job)
+        self._places.release()
 
 
 class Job:
@@ -210,8 +209,7 @@ class Job:
             failure = error
         del self._function  # what it holds, such as a buffer, is the caller's alone when that hears of the end
         try:
-            with suppress(RuntimeError):  # the loop is gone
-                self._threads.loop.call_soon_threadsafe(self._end, result, failure)
+            call_on(self._threads.loop, self._end, result, failure)
         finally:
             del failure  # its traceback holds this frame
 
