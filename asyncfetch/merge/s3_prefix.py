@@ -138,11 +138,15 @@ class S3Build:
 
     async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
         """See Build."""
-        with suppress(NotFound, ValueError, TypeError):
-            noted = WrittenFile(**json.loads(bytes(await fetcher.fetch(self._note(path)))))
+        try:
+            note = await fetcher.fetch(self._note(path))
             info = await fetcher.stat(self.url(path))
-            if noted == WrittenFile(path, info.size, str(info.etag)):
-                return noted
+        except NotFound:
+            return None
+        written = WrittenFile(path, info.size, str(info.etag))
+        with suppress(ValueError, TypeError):
+            if WrittenFile(**json.loads(bytes(note))) == written:
+                return written
         return None
 
     @asynccontextmanager

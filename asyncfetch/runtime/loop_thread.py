@@ -125,7 +125,7 @@ class LoopCall(Generic[T]):
                 self._settle_cancelled()
         except asyncio.CancelledError as error:
             if was_cancelled():
-                self.settle(error=ClosedError("the LoopThread was closed before this call was done"))
+                self.settle(error=self._engine.closed_error())
                 raise
             self.settle(error=error)
         except BaseException as error:  # noqa: BLE001 - it is the caller's, who gets it as it was raised
@@ -169,14 +169,22 @@ class _Engine:
         self.ended = False
         self._stops = False
         self._given_up = False
+        self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._callbacks: asyncio.Queue[Callable[[], object]] = asyncio.Queue()
         self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
     def run(self) -> None:
-        """Start the thread and wait for its loop. It ends by ``request_stop``, also where that comes first."""
-        self._thread.start()
+        """Start the thread and wait for its loop. It ends by ``request_stop``, also where that comes first.
+
+        Raises:
+            ClosedError: There is no thread, or no loop in it.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # "can't start new thread", among others at interpreter exit
+            raise ClosedError(f"no thread for an event loop could be started: {error}") from error
         self._started.result()
 
     @property
@@ -217,12 +225,13 @@ class _Engine:
         try:
             anyio.run(self._serve)
         except BaseException as error:  # nobody is above in this thread; whoever waits gets it
+            self._failure = self._failure or error
             if self._started.done():
                 _LOGGER.exception("the event loop of %s died", self._thread.name)
-            else:
-                self._started.set_exception(error)
         finally:
             self.ended = True
+            if not self._started.done():
+                self._started.set_exception(self.closed_error())
             self._settle_calls()
             leave_openssl()
 
@@ -233,16 +242,32 @@ class _Engine:
             self._started.set_result(None)
             while not self._stops:
                 callback = await self._callbacks.get()
-                callback()
+                try:
+                    callback()
+                except BaseException as error:
+                    self._failure = error  # for the calls under way, which are cancelled now
+                    raise
                 del callback  # nor is its call kept until the next one
             self._group.cancel_scope.cancel()
 
     def _spawn(self, call: LoopCall[Any]) -> None:
         self._group.start_soon(call.serve)
 
+    def closed_error(self) -> ClosedError:
+        """Why a call isn't done and won't be."""
+        if self._stops:
+            return ClosedError("the LoopThread was closed before this call was done")
+        if self._failure is None:
+            return ClosedError(
+                f"other code on the event loop of {self._thread.name} stopped it, or cancelled this call"
+            )
+        error = ClosedError(f"the event loop of {self._thread.name} died of {self._failure!r}: make a new one")
+        error.__cause__ = self._failure
+        return error
+
     def _settle_calls(self) -> None:
         for call in list(self.calls):
-            call.settle(error=ClosedError("the LoopThread was closed before this call was done"))
+            call.settle(error=self.closed_error())
         self.calls.clear()
 
 
@@ -293,6 +318,9 @@ class LoopThread:
 
     Args:
         name: The thread's name.
+
+    Raises:
+        ClosedError: There is no thread, or no event loop for it.
     """
 
     def __init__(self, *, name: str = "asyncfetch loop") -> None:
@@ -301,10 +329,7 @@ class LoopThread:
         # It may run in the middle of anything, even on the loop's own thread, so it doesn't wait. At exit our hook is
         # earlier. From before the start on, because Ctrl-C may strike there: then nobody gets this.
         weakref.finalize(self, self._engine.request_stop).atexit = False
-        try:
-            self._engine.run()
-        except RuntimeError as error:  # "can't start new thread", among others at interpreter exit
-            raise ClosedError(f"no thread for an event loop could be started: {error}") from error
+        self._engine.run()
         _engines.add(self._engine)
 
     def run(self, async_fn: Callable[..., Awaitable[T]], *args: Any) -> T:  # noqa: ANN401

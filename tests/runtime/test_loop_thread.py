@@ -8,8 +8,9 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,12 @@ import pytest
 
 from asyncfetch.errors import ClosedError, WrongLoop
 from asyncfetch.runtime.iterate import iterate
+from asyncfetch.runtime.kept_open import KeptOpen
 from asyncfetch.runtime.loop_thread import LoopThread
 from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from types import FrameType
 
 
@@ -415,3 +417,137 @@ def test_a_coroutine_sees_the_context_variables_of_who_started_it() -> None:
         finally:
             variable.reset(token)
         assert loop_thread.run(look) == "none"
+
+
+class _Foreign(asyncio.SelectorEventLoop):
+    """A loop of somebody else's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks = 0
+
+
+class _StartsNothing(_Foreign):
+    """Starts its main task, and those of anyio.run, but none of ours."""
+
+    def create_task(self, coro: Any, **options: Any) -> Any:  # noqa: ANN401
+        self.tasks += 1
+        if self.tasks > 1:
+            coro.close()
+            raise RuntimeError("no task can be started here")
+        return super().create_task(coro, **options)
+
+
+class _StartsOne(_Foreign):
+    """Starts one call, and refuses the second one."""
+
+    def create_task(self, coro: Any, **options: Any) -> Any:  # noqa: ANN401
+        self.tasks += 1
+        if self.tasks > 2:
+            coro.close()
+            raise RuntimeError("no other task can be started here")
+        return super().create_task(coro, **options)
+
+
+class _RunsNothing(_Foreign):
+    """Says that it is through with what it never ran."""
+
+    def run_until_complete(self, future: Any) -> Any:  # noqa: ANN401
+        if asyncio.iscoroutine(future):
+            return super().run_until_complete(future)
+        future.cancel()
+        return None
+
+
+class _Refused:
+    """No loop at all, as where the process has too many files open."""
+
+    def __init__(self) -> None:
+        raise OSError(24, "Too many open files")
+
+
+@contextmanager
+def loops_made_by(make: Callable[[], Any]) -> Iterator[None]:
+    class Policy(asyncio.DefaultEventLoopPolicy):
+        def new_event_loop(self) -> Any:  # noqa: ANN401
+            return make()
+
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(Policy())
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop_policy(before)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("make", [_Refused, _RunsNothing])
+def test_who_asks_for_a_loop_that_never_runs_is_told(make: Callable[[], Any]) -> None:
+    with loops_made_by(make), pytest.raises(ClosedError):
+        LoopThread()
+
+
+@pytest.mark.timeout(10)
+def test_who_asks_for_a_thread_where_none_can_be_had_is_told() -> None:
+    before = threading.stack_size(2**46)  # more than there is of addresses
+    try:
+        with pytest.raises(ClosedError, match="can't start new thread"):
+            LoopThread()
+    finally:
+        threading.stack_size(before)
+
+
+@pytest.mark.timeout(10)
+def test_a_call_that_the_loop_refuses_to_start_raises_why() -> None:
+    with loops_made_by(_StartsNothing), LoopThread() as loop_thread:
+        with pytest.raises(ClosedError, match="no task can be started here"):
+            loop_thread.run(double, 1)
+        with pytest.raises(ClosedError):
+            loop_thread.run(double, 1)
+
+
+@pytest.mark.timeout(10)
+def test_whoever_waits_when_the_loop_dies_is_told_why() -> None:
+    """Of a call, an iterator, a context manager that is kept open, and from another loop."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[AsyncIterator[list[int]]]:
+        async def batches() -> AsyncIterator[list[int]]:
+            await anyio.sleep_forever()
+            yield []
+
+        yield batches()
+
+    async def stop() -> None:
+        asyncio.get_running_loop().stop()
+        await anyio.sleep_forever()
+
+    ways: list[Callable[[LoopThread], object]] = [
+        lambda loop_thread: loop_thread.run(stop),
+        lambda loop_thread: (loop_thread.start(stop), next(iterate(loop_thread, opened))),
+        lambda loop_thread: asyncio.run(loop_thread.acall(stop)),
+        lambda loop_thread: KeptOpen(loop_thread, partial(_NeverOpen, stop), name="it").value(),
+    ]
+    for way in ways:
+        with LoopThread() as loop_thread, pytest.raises(ClosedError, match="stopped it"):
+            way(loop_thread)
+
+
+@pytest.mark.timeout(10)
+def test_a_call_under_way_is_told_why_the_loop_dies_of_another() -> None:
+    with loops_made_by(_StartsOne), LoopThread() as loop_thread:
+        call = loop_thread.start(anyio.sleep_forever)
+        with pytest.raises(ClosedError, match="no other task can be started here"):
+            loop_thread.run(double, 1)
+        with pytest.raises(ClosedError, match="no other task can be started here"):
+            call.result()
+
+
+class _NeverOpen:
+    def __init__(self, enter: Callable[[], Awaitable[None]]) -> None:
+        self._enter = enter
+
+    async def __aenter__(self) -> None:
+        await self._enter()
+
+    async def __aexit__(self, *exc_info: object) -> None: ...

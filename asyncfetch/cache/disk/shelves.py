@@ -131,7 +131,7 @@ class Shelves:
             used_at_ns, now = status.st_mtime_ns, self._wall_ns()
             if used_at_ns > now:
                 used_at_ns = now
-                with suppress(OSError):  # it is another user's, or gone
+                with suppress(PermissionError, FileNotFoundError):  # it is another user's, or gone
                     os.utime(entry.path, ns=(now, now))
             object_ids.append(int(entry.name[:16], 16))
             times.append(used_at_ns)
@@ -151,7 +151,7 @@ class Shelves:
                 break
             if status.st_mtime_ns > newest:
                 continue
-            with suppress(OSError):  # another was faster, or it is another user's
+            with suppress(FileNotFoundError, PermissionError):  # another was faster, or it is another user's
                 os.unlink(entry.path)
                 files, gone = files + 1, gone + cost_bytes(status.st_size)
         return Removed(files, gone)

@@ -43,10 +43,15 @@ class Channel:
 
     def send(self, message: object, descriptor: int | None = None) -> None:
         """Say something. Does nothing where nobody is left to hear it: who receives will notice."""
-        with suppress(OSError):
+        try:
             self._connection.send((message, descriptor is not None))
             if descriptor is not None:
                 socket.send_fds(self._socket, [_WITH], [descriptor])
+        except (BrokenPipeError, ConnectionResetError):  # the other process has ended
+            pass
+        except OSError:
+            if not self.is_closed:
+                raise
 
     def receive(self) -> tuple[Any, int | None]:
         """Wait for the next message, and the descriptor that came with it, which becomes the caller's.
