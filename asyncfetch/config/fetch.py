@@ -88,7 +88,8 @@ class RetryConfig:
     a server names are free. 0 allows no others."""
     on_retry: Callable[[RetryDetails], None] | None = None
     """Called on the fetcher's loop for each attempt that failed and is made again, before the wait; it mustn't block.
-    The logger ``asyncfetch`` says the same at DEBUG."""
+    What it raises ends the call, and comes out of it as it is. The logger ``asyncfetch`` says the same at DEBUG. A
+    config that is to be pickled, as for workers that are spawned, needs a function of a module here, not a lambda."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -15,7 +15,7 @@ from asyncfetch.fetch.hedge import Hedging
 from asyncfetch.fetch.limit import LearnedLimit
 from asyncfetch.fetch.parts import MIN_TELLING_BYTES, StreamRate
 from asyncfetch.fetch.redirects import Route
-from asyncfetch.fetch.retry import Clock, RetryBudget
+from asyncfetch.fetch.retry import Clock, FailureWatch, RetryBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,9 +43,9 @@ class Host:
     """
 
     __slots__ = (
-        "_clock", "_config", "_gate", "_learned", "_paused_until", "_pausing", "answers_plainly", "budget", "counters",
-        "counts", "hedging", "idle_connections", "in_flight", "name", "now", "origin", "peak_in_flight", "rate",
-        "route", "times",
+        "_clock", "_config", "_failures", "_gate", "_learned", "_paused_until", "_pausing", "answers_plainly", "budget",
+        "counters", "counts", "hedging", "idle_connections", "in_flight", "name", "now", "origin", "peak_in_flight",
+        "rate", "route", "times",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,7 @@ class Host:
         self.peak_in_flight = 0
         self._config = config
         self._clock = clock
+        self._failures = FailureWatch()
         self._learned = _learned_limit(config) if learns else None
         limit = self._learned.limit if self._learned else config.max_requests_per_host
         self._gate = Gate(limit, reserves=True)
@@ -173,6 +174,14 @@ class Host:
                 await self._clock.sleep(left * (1 + PAUSE_SPREAD * self._clock.uniform()))
         finally:
             self._pausing -= 1
+
+    def _failed(self, failure: AttemptFailed) -> None:
+        """Warn of a host that fails most of what it is asked, once a minute."""
+        # Each attempt, a second request among them, has a place of its own; this one still has its.
+        ended = self.times.wait.count + self.counts.hedges - self.in_flight
+        warning = self._failures.failed(failure, now=self._clock.monotonic(), ended=ended)
+        if warning is not None:
+            log.warning("%s %s", self.origin, warning)
 
     def _refused(self, seconds: float, asked_pause_seconds: float | None) -> None:
         """Note that a request that began so long ago was answered 429 or 503.
@@ -301,6 +310,7 @@ class Permit:
         host = self.host
         host.counts.errors += 1
         failure.budget, failure.waited_seconds = host.budget, self.waited_seconds
+        host._failed(failure)
         if failure.retry_after is not None:
             host.pause(failure.retry_after)
         if failure.kind is Throttled:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -25,11 +27,13 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.download import Download
 
     Attempt: TypeAlias = Callable[["AttemptFailed | None"], Awaitable[None]]
+    _Cause: TypeAlias = tuple[type[FetchError], int | None]
 
 __all__ = [
     "Attempt",
     "AttemptFailed",
     "Clock",
+    "FailureWatch",
     "Retries",
     "RetryBudget",
     "Verdict",
@@ -41,6 +45,11 @@ __all__ = [
 
 
 log = logging.getLogger("asyncfetch")
+
+WATCH_SECONDS = 60.0
+"""Failures that are older say nothing of a host, and a warning of it isn't said again sooner."""
+LEAST_FAILURES, MOST_FAILURES = 10, 1000
+"""Failures in that time that may be chance; and that are remembered, about 200 bytes each."""
 
 T = TypeVar("T")
 
@@ -153,6 +162,52 @@ class RetryBudget:
         self.is_drawn = self.left < self._size
 
 
+class FailureWatch:
+    """Decides when users should hear that a host fails most of what it is asked. What succeeds costs nothing by it.
+
+    A refusal for good, like that of an object that isn't there, is an answer: its caller gets it at once.
+    """
+
+    __slots__ = ("_failures", "_warned_at")
+
+    def __init__(self) -> None:
+        self._failures: deque[tuple[float, int, _Cause, str]] = deque(maxlen=MOST_FAILURES)
+        self._warned_at = -inf
+
+    def failed(self, failure: AttemptFailed, *, now: float, ended: int) -> str | None:
+        """Return what to warn of, after the host's name; None where it isn't time for that.
+
+        Args:
+            failure: The attempt that has just failed.
+            now: Seconds since some point.
+            ended: Attempts at this host that were over before, well or not.
+        """
+        if failure.verdict is Verdict.FATAL:
+            return None
+        failures = self._failures
+        failures.append((now, ended, (failure.kind, failure.status), failure.message))
+        while failures[0][0] <= now - WATCH_SECONDS:
+            failures.popleft()
+        since, ended_before, *_ = failures[0]
+        after_first, failed = ended - ended_before, len(failures)
+        is_most = failed >= LEAST_FAILURES and 2 * (failed - 1) > after_first  # the first one was sure to be a failure
+        if not is_most or now < self._warned_at + WATCH_SECONDS:
+            return None
+        self._warned_at = now
+        [(commonest, count)] = Counter(cause for _, _, cause, _ in failures).most_common(1)
+        message = next(message for _, _, cause, message in reversed(failures) if cause == commonest)
+        kind, status = commonest
+        advice = (
+            "ask less of it at a time, in all processes together (max_requests_per_host, max_bytes_per_second)"
+            if kind is Throttled
+            else "find out whether it, or the way to it, is broken; what fails after all repeats is raised"
+        )
+        return (
+            f"failed {failed} of {after_first + 1} attempts in the last {now - since:.0f} s, {count} of them by {kind.__name__}"
+            f"{'' if status is None else f' (status {status})'}: {message}; {advice}"
+        )
+
+
 class Retries:
     """The retry policy over the attempts for one range.
 
@@ -262,6 +317,7 @@ async def retried(
 
     Raises:
         FetchError: The last attempt failed.
+        Exception: What ``on_retry`` raised, as it is; there is no further attempt.
     """
     started, count, landed_bytes = clock.monotonic(), 0, 0
     failure: AttemptFailed | None = None

@@ -91,6 +91,11 @@ class Histogram:
         self._max_seconds = max(self._max_seconds, other._max_seconds)
 
     @property
+    def count(self) -> int:
+        """The snapshot's ``count``, at a small part of its cost."""
+        return self._count
+
+    @property
     def median_seconds(self) -> float:
         """The snapshot's ``p50_seconds``, at a small part of its cost: a median moves by few buckets, now and then."""
         counts, bucket, below = self._counts, self._middle, self._below
