@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import anyio
 
@@ -110,6 +111,30 @@ async def open_aiohttp(case: Case, stack: AsyncExitStack) -> Fetch:
     return fetch
 
 
+async def open_asyncio(case: Case, stack: AsyncExitStack) -> Fetch:
+    """A bare loop, which knows one server, one path and one length, and checks nothing but the status."""
+    from bench.slow_link import BareConnection
+
+    url = urlsplit(case.url)
+    tls = ssl.create_default_context(cafile=case.ca_file) if case.ca_file else None
+    loop = asyncio.get_running_loop()
+    idle: list[BareConnection] = []
+    stack.callback(lambda: [connection.transport.abort() for connection in idle])
+
+    async def fetch(start: int) -> int:
+        if idle:
+            connection = idle.pop()
+        else:
+            _, connection = await loop.create_connection(
+                lambda: BareConnection(url.path, case.range_bytes), url.hostname, url.port, ssl=tls
+            )
+        await connection.ask(start)
+        idle.append(connection)
+        return case.range_bytes  # what is counted before it is done
+
+    return fetch
+
+
 async def open_obstore(case: Case, stack: AsyncExitStack) -> Fetch:
     """The asynchronous ``get_range`` of obstore over its HTTP store."""
     import obstore
@@ -149,6 +174,7 @@ CLIENTS: dict[str, Callable[[Case, AsyncExitStack], Coroutine[None, None, Fetch]
     "asyncfetch-copying": open_asyncfetch_copying,
     "obstore": open_obstore,
     "aiohttp": open_aiohttp,
+    "asyncio": open_asyncio,
     "fsspec": open_fsspec,
     "asyncfetch-s3": engine_s3.open_asyncfetch_s3,
     "obstore-s3": engine_s3.open_obstore_s3,

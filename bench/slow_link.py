@@ -44,7 +44,7 @@ import numpy as np
 import asyncfetch as af
 from bench.nginx import NginxServer
 
-__all__ = ["BareClient", "SlowLink", "measure_slow_link"]
+__all__ = ["BareClient", "BareConnection", "SlowLink", "measure_slow_link"]
 
 KIB, MIB = 1024, 1024**2
 STEP_BYTES = 4 * KIB
@@ -87,7 +87,7 @@ class SlowLink:
         )
 
 
-class _Connection(asyncio.BufferedProtocol):
+class BareConnection(asyncio.BufferedProtocol):
     """Asks for one range at a time."""
 
     def __init__(self, path: str, range_bytes: int) -> None:
@@ -126,7 +126,7 @@ class _Connection(asyncio.BufferedProtocol):
         """More has come."""
         self._filled += nbytes
         if not self._expected:
-            head, end, _ = bytes(self._memory[: self._filled]).partition(b"\r\n\r\n")
+            head, end, _ = bytes(self._memory[: min(self._filled, MAX_HEAD_BYTES)]).partition(b"\r\n\r\n")
             if not end:
                 return
             if not head.startswith(b"HTTP/1.1 206 "):
@@ -151,7 +151,7 @@ class BareClient:
     def __init__(self, server: NginxServer, name: str, *, range_bytes: int, concurrency: int) -> None:
         self._server, self._path = server, f"/{name}"
         self._range_bytes, self._concurrency = range_bytes, concurrency
-        self._connections: list[_Connection] = []
+        self._connections: list[BareConnection] = []
 
     async def __aenter__(self) -> Self:
         host, _, port = self._server.url.partition("://")[2].partition(":")
@@ -159,7 +159,7 @@ class BareClient:
         loop = asyncio.get_running_loop()
         for _ in range(self._concurrency):
             _, connection = await loop.create_connection(
-                lambda: _Connection(self._path, self._range_bytes), host, int(port), ssl=context
+                lambda: BareConnection(self._path, self._range_bytes), host, int(port), ssl=context
             )
             self._connections.append(connection)
         return self
@@ -178,10 +178,10 @@ class BareClient:
         await self._ask_all(starts, lambda connection: fetched.append(connection.take()))
         return fetched
 
-    async def _ask_all(self, starts: Sequence[int], came: Callable[[_Connection], None]) -> None:
+    async def _ask_all(self, starts: Sequence[int], came: Callable[[BareConnection], None]) -> None:
         waiting = iter(starts)
 
-        async def work(connection: _Connection) -> None:
+        async def work(connection: BareConnection) -> None:
             for start in waiting:
                 await connection.ask(start)
                 came(connection)
