@@ -26,6 +26,7 @@ from asyncfetch.fetch.sources import open_source
 from asyncfetch.fetch.transports.http import WEB_URLS
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import Interrupt
+from asyncfetch.runtime.loop_guard import running_loop
 from asyncfetch.runtime.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ class Fetcher:
         """Binds the fetcher to the running loop; ConfigError where ``ca_file`` or the environment can't be read."""
         if self._state != "new":
             raise ClosedError(f"this Fetcher is {self._state}; it can be entered once: make another one")
+        self._loop = running_loop("a Fetcher")
         self._state = "open"
         self._pid = os.getpid()
-        self._loop = asyncio.get_running_loop()
         self._last_call_left = anyio.Event()
         try:
             self._transports = await Transports.open(self.config, self._hosts, self._clock)

@@ -15,6 +15,7 @@ from asyncfetch.merge.job import carry_out, plan_job
 from asyncfetch.merge.plan import Limits
 from asyncfetch.merge.progress import Progress
 from asyncfetch.ranges import whole_number
+from asyncfetch.runtime.loop_guard import running_loop
 
 if TYPE_CHECKING:
     import os
@@ -181,6 +182,7 @@ async def merge_several(
 
     Errors are those of ``merge_datasets``.
     """
+    running_loop("a merge")
     named = [(selections_of(sources), destination_of(destination)) for sources, destination in merges]
     told = Progress(options.progress)
     executor, fetch = options.executor or OnThisMachine(), options.fetch or FetchConfig()

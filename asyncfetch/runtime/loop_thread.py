@@ -29,6 +29,7 @@ from asyncfetch.errors import ClosedError, WrongLoop, anew
 from asyncfetch.runtime.call_on import call_on
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.fork import ForkGuard, leave_openssl, stand_still_at_forks
+from asyncfetch.runtime.loop_guard import running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -373,7 +374,7 @@ class LoopThread:
         Raises:
             WrongLoop, ClosedError: As ``run`` does.
         """
-        loop = asyncio.get_running_loop()
+        loop = running_loop("this call")
         ended = asyncio.Event()
         call = self.start(async_fn, *args)
         call.add_done_callback(lambda _: call_on(loop, ended.set))

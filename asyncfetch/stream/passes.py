@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from asyncfetch.runtime import iterate
+from asyncfetch.runtime.loop_guard import running_loop
 from asyncfetch.stream.coming import Delivery
 from asyncfetch.stream.jobs import Sizes
 from asyncfetch.stream.samples import SamplePass
@@ -65,6 +66,7 @@ class Samples(Generic[R]):
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> SamplePass:
+        running_loop("a pass over a stream")
         async with AsyncExitStack() as stack:
             opened = await stack.enter_async_context(self._opener())
             samples = await stack.enter_async_context(self._start(opened))

@@ -11,6 +11,7 @@ import anyio
 from asyncfetch.errors import AsyncFetchError, ConfigError
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.loop_guard import running_loop
 from asyncfetch.tensors.structure import remotes_in
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Ahead:
         """Calls made ahead so far."""
 
     async def __aenter__(self) -> Self:
+        running_loop("TensorClient.ahead")
         self._tasks = await anyio.create_task_group().__aenter__()
         self._tasks.start_soon(self._fetch_ahead)
         return self

@@ -18,6 +18,7 @@ from asyncfetch.ranges import whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.runtime.kept_open import KeptOpen
+from asyncfetch.runtime.loop_guard import running_loop
 from asyncfetch.tensors.ahead import MAX_BYTES as AHEAD_BYTES
 from asyncfetch.tensors.ahead import Ahead
 from asyncfetch.tensors.buffer import BufferStatistics, FetchBuffer
@@ -132,6 +133,7 @@ class TensorClient:
         self._closing = ExitStack()
 
     async def __aenter__(self) -> Self:
+        running_loop("a TensorClient")
         await anyio.to_thread.run_sync(self._open)
         return self
 

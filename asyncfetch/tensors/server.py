@@ -20,6 +20,7 @@ from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.kept_open import KeptOpen
+from asyncfetch.runtime.loop_guard import running_loop
 from asyncfetch.runtime.sockets import Sockets, abort
 from asyncfetch.tensors.handlers import ShardHandlers, refuse
 from asyncfetch.tensors.shared import SharedDirectory
@@ -126,6 +127,7 @@ class TensorServer:
         return f"<TensorServer {self._url or self._host} {self._state}>"
 
     async def __aenter__(self) -> Self:
+        running_loop("a TensorServer")
         if self._state != "new":
             raise ClosedError(f"this TensorServer is {self._state}; it can be entered once: make another one")
         self._state = "open"

@@ -18,6 +18,7 @@ from asyncfetch.cache.staging.entries import Flight
 from asyncfetch.cache.staging.sources import add_source_info
 from asyncfetch.errors import CacheError, ConfigError, FetchTimeout
 from asyncfetch.runtime.call_on import call_on
+from asyncfetch.runtime.loop_guard import running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -90,6 +91,7 @@ class Lazy(ABC, Generic[T]):
 
     async def aget(self, sample: object = None, *, timeout_seconds: float | None = None) -> T:
         """``get`` for coroutines of any loop, which is not blocked. Cancelled, it leaves the handle as it was."""
+        running_loop("awaiting a handle")  # also where there is nothing to wait for
         deadline = self._deadline(timeout_seconds)
         while self._value is _ABSENT:
             flight = await anyio.to_thread.run_sync(self._advance)

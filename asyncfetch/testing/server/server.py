@@ -21,6 +21,7 @@ from anyio.from_thread import start_blocking_portal
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime.fork import stand_still_at_forks
+from asyncfetch.runtime.loop_guard import running_loop
 from asyncfetch.runtime.sockets import Sockets, abort
 from asyncfetch.testing.server.answers import Answer, answer_object, answer_status, asked_range
 from asyncfetch.testing.server.certificates import TemporaryPem, certificate_for
@@ -166,6 +167,7 @@ class RangeServer:
         self._thread.close()
 
     async def _open(self) -> None:
+        running_loop("a RangeServer")
         if self._http is not None:
             raise ConfigError(f"the RangeServer at {self._url or self._host} runs already; make another one")
         self._http = web.Server(self._handle, handler_cancellation=True, access_log=None)
