@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
+from anyio._backends._asyncio import WorkerThread
 
 from asyncfetch.errors import ClosedError, WrongLoop, anew
 from asyncfetch.runtime.call_on import call_on
@@ -294,13 +295,21 @@ _engines: weakref.WeakSet[_Engine] = weakref.WeakSet()
 
 
 def _stop_at_exit() -> None:
-    """Stop every loop that is still running, with one bound on all of them."""
+    """Stop every loop of ours that is still running, with one bound on all of them; then anyio's threads of others.
+
+    Its threads end with the task that a loop was run for, in a callback. A loop that was left before that and isn't
+    closed never calls it: Ctrl-C ended it, or ``stop``, or nest_asyncio's ``asyncio.run``, which always leaves it so.
+    The interpreter, which waits for all threads, would wait for ever.
+    """
     engines = [engine for engine in _engines if not engine.guard.in_child]
     for engine in engines:
         engine.request_stop()
     deadline = time.monotonic() + STOP_SECONDS
     for engine in engines:
         engine.join(max(0.0, deadline - time.monotonic()))
+    for thread in threading.enumerate():
+        if isinstance(thread, WorkerThread) and not thread.loop.is_running():
+            thread.stop()
 
 
 # Not ``atexit``: that comes after the interpreter has joined all threads that aren't daemons, and anyio's worker

@@ -54,6 +54,35 @@ CASES = [
     Case("exit code kept", "items = iterate(loop_thread, Numbers)\nnext(items)\nsys.exit(7)", 7, "left\n"),
     Case("error while open", "for item in iterate(loop_thread, Numbers):\n    raise ValueError", 1, "left\n"),
     Case("worker thread idle at exit", "loop_thread.run(anyio.to_thread.run_sync, time.monotonic)"),
+    *(
+        Case(
+            f"a worker thread idle whose loop was {how} and not closed",
+            f"""
+import asyncio
+async def work(then):
+    await anyio.to_thread.run_sync(time.monotonic)
+    then()
+    await anyio.sleep(0)
+def interrupt():
+    raise KeyboardInterrupt
+loop = asyncio.new_event_loop()
+try:
+    {program}
+except (KeyboardInterrupt, RuntimeError) as error:
+    print(type(error).__name__)
+""",
+            output=output,
+        )
+        for how, program, output in [
+            ("interrupted", "loop.run_until_complete(work(interrupt))", "KeyboardInterrupt\n"),
+            ("stopped", "loop.run_until_complete(work(loop.stop))", "RuntimeError\n"),
+            (
+                "nest_asyncio's",
+                "import nest_asyncio; asyncio.set_event_loop(loop); nest_asyncio.apply(); asyncio.run(work(int))",
+                "",
+            ),
+        ]
+    ),
     Case(
         "exit blocked by nothing",
         "async def block():\n    threading.Event().wait()\nloop_thread.start(block)",  # the fault under test
