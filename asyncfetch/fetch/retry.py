@@ -203,7 +203,8 @@ class FailureWatch:
             else "find out whether it, or the way to it, is broken; what fails after all repeats is raised"
         )
         return (
-            f"failed {failed} of {after_first + 1} attempts in the last {now - since:.0f} s, {count} of them by {kind.__name__}"
+            f"failed {failed} of {after_first + 1} attempts in the last {now - since:.0f} s, {count} of them by"
+            f" {kind.__name__}"
             f"{'' if status is None else f' (status {status})'}: {message}; {advice}"
         )
 
