@@ -119,14 +119,19 @@ async def open_asyncio(case: Case, stack: AsyncExitStack) -> Fetch:
     tls = ssl.create_default_context(cafile=case.ca_file) if case.ca_file else None
     loop = asyncio.get_running_loop()
     idle: list[BareConnection] = []
-    stack.callback(lambda: [connection.transport.abort() for connection in idle])
+
+    def close() -> None:
+        for connection in idle:
+            connection.transport.abort()
+
+    stack.callback(close)
 
     async def fetch(start: int) -> int:
         if idle:
             connection = idle.pop()
         else:
             _, connection = await loop.create_connection(
-                lambda: BareConnection(url.path, case.range_bytes), url.hostname, url.port, ssl=tls
+                lambda: BareConnection(url.path, case.range_bytes), url.hostname or "", url.port or 0, ssl=tls
             )
         await connection.ask(start)
         idle.append(connection)

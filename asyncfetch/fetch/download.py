@@ -46,6 +46,7 @@ class Download:
         "asked",
         "host",
         "info",
+        "is_first",
         "landed_bytes",
         "url",
         "wanted",
@@ -88,11 +89,8 @@ class Download:
         self.host: Host | None = None
         """That the bytes came from; None where a transport doesn't say."""
         self.landed_bytes = 0
-
-    @property
-    def is_first(self) -> bool:
+        self.is_first = True
         """Whether nothing was known of the object before it."""
-        return self._remembered is None
 
     @property
     def known(self) -> ObjectInfo | None:
@@ -133,6 +131,7 @@ class Download:
         info = self.info
         if info is None:
             info = self._remembered = self._objects.get(self.url)
+            self.is_first = info is None
         if self._span is None:
             start, stop = self.wanted.start, self.wanted.stop
         else:

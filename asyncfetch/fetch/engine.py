@@ -13,12 +13,11 @@ import anyio
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ClosedError, ConfigError, FetchError, ObjectChanged, WrongLoop, redact_url
 from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
-from asyncfetch.fetch.assembly import Assembly, concerns_some
 from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, plan_batch, server_of, through
 from asyncfetch.fetch.download import Download
-from asyncfetch.fetch.hosts import Hosts
+from asyncfetch.fetch.hosts import MIN_TELLING_BYTES, Hosts
 from asyncfetch.fetch.objects import ObjectMemory, difference
-from asyncfetch.fetch.parts import MIN_TELLING_BYTES
+from asyncfetch.fetch.range_reader import Assembly, concerns_some
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import Clock, retried
 from asyncfetch.fetch.schemes import Transports

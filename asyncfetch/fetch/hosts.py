@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from math import inf
+from statistics import median
 from typing import TYPE_CHECKING, Self
 
 from asyncfetch.errors import Throttled
@@ -13,7 +14,6 @@ from asyncfetch.fetch.counters import Counters, FetchStatistics, HostStatistics
 from asyncfetch.fetch.gate import Gate
 from asyncfetch.fetch.hedge import Hedging
 from asyncfetch.fetch.limit import LearnedLimit
-from asyncfetch.fetch.parts import MIN_TELLING_BYTES, StreamRate
 from asyncfetch.fetch.redirects import Route
 from asyncfetch.fetch.retry import Clock, FailureWatch, RetryBudget
 
@@ -25,15 +25,38 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.retry import AttemptFailed
     from asyncfetch.runtime.memory_pool import MemoryPoolStatistics
 
-__all__ = ["Host", "Hosts", "Permit"]
+__all__ = ["MIN_TELLING_BYTES", "Host", "Hosts", "Permit", "StreamRate"]
 
 log = logging.getLogger("asyncfetch")
 
 MAX_IDLE_HOSTS = 256
 """Idle hosts that are remembered, about 17 KB each. Signed urls of a CDN name a handful; a crawler's list must not grow
 for ever."""
+MIN_TELLING_BYTES = 256 * 1024
+"""Shorter bodies say nothing of a rate: they come with the head, or at the pace of a connection that warms up."""
+REMEMBERED_BODIES = 16
+"""Enough that a stalled one and one that had come while the loop was busy don't matter; few enough to see a change."""
 PAUSE_SPREAD = 0.1
 """Share of a pause that is added to it at random, for each request anew: all ranks of a job are paused together."""
+
+
+class StreamRate:
+    """How fast the latest bodies came, each in a stream of its own."""
+
+    __slots__ = ("_rates",)
+
+    def __init__(self) -> None:
+        self._rates: deque[float] = deque(maxlen=REMEMBERED_BODIES)
+
+    def record(self, nbytes: int, seconds: float) -> None:
+        """Takes notice of a whole body and of what it took from its head on."""
+        if nbytes >= MIN_TELLING_BYTES and seconds > 0:
+            self._rates.append(nbytes / seconds)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The median; None where there was no telling body yet."""
+        return median(self._rates) if self._rates else None
 
 
 class Host:
@@ -246,12 +269,13 @@ class Permit:
     ``received`` with the last of them, or ``failed``.
     """
 
-    __slots__ = ("_entered_at", "_first_byte_seconds", "_sent_at", "_size_bytes", "_urgent", "host", "waited_seconds")
+    __slots__ = ("_entered_at", "_first_byte_seconds", "_sent_at", "_urgent", "host", "size_bytes", "waited_seconds")
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self._first_byte_seconds: float | None = None
-        self._size_bytes = 0
+        self.size_bytes = 0
+        """Of the body, so far."""
 
     async def __aenter__(self) -> Self:
         if not self.enter_nowait():
@@ -283,7 +307,7 @@ class Permit:
     def leave(self, *, succeeded: bool) -> None:
         """Give the place to the next one. ``succeeded`` says whether the answer was taken whole."""
         if succeeded and self._first_byte_seconds is not None:
-            self.host._answered(self.host.now(), self._sent_at, self._first_byte_seconds, self._size_bytes)
+            self.host._answered(self.host.now(), self._sent_at, self._first_byte_seconds, self.size_bytes)
         self.host.leave(urgent=self._urgent)
 
     def answered(self, sent_at: float, first_byte_at: float, *, is_refusal: bool) -> None:
@@ -296,7 +320,7 @@ class Permit:
 
     def landed(self, count: int) -> None:
         """Note that so many bytes of the body came."""
-        self._size_bytes += count
+        self.size_bytes += count
         self.host.counts.bytes += count
 
     def received(self, size_bytes: int, seconds: float) -> None:

@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
@@ -20,14 +21,12 @@ from asyncfetch.errors import FetchError, Throttled, redact_url
 from asyncfetch.fetch.quota import spent_quota_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from typing import TypeAlias
+    from collections.abc import Awaitable, Mapping
 
     from asyncfetch.config import RetryConfig
     from asyncfetch.fetch.download import Download
 
-    Attempt: TypeAlias = Callable[["AttemptFailed | None"], Awaitable[None]]
-    _Cause: TypeAlias = tuple[type[FetchError], int | None]
+    _Cause = tuple[type[FetchError], int | None]
 
 __all__ = [
     "Attempt",
@@ -52,6 +51,9 @@ LEAST_FAILURES, MOST_FAILURES = 10, 1000
 """Failures in that time that may be chance; and that are remembered, about 200 bytes each."""
 
 T = TypeVar("T")
+
+Attempt = Callable[["AttemptFailed | None"], "Awaitable[None]"]
+"""Makes one attempt, told of the failure of the one before it; None for the first one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, Self
 
 from asyncfetch.errors import ConfigError, is_redacted, redact_url
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Transport", "Transports", "WritableTransport"]
 
+MAX_URLS = 1024
+"""Urls whose transport is remembered."""
 FILE_THREADS = 16
 """Threads that read local files; NVMe disks are saturated by fewer."""
 
@@ -49,6 +52,7 @@ class Transports:
         self._s3 = S3Transport(config, http, clock)
         self._hub = HubTransport(config, http, clock)
         self._others = OtherTransport(config, hosts, clock)
+        self._of = lru_cache(MAX_URLS)(self._find)
 
     @classmethod
     async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock) -> Self:
@@ -65,6 +69,9 @@ class Transports:
         """The way to ``url``; ConfigError where there is none."""
         if not isinstance(url, str):
             raise ConfigError(f"a url or path must be a string, not of type {type(url).__name__}: str(path) makes one")
+        return self._of(url)
+
+    def _find(self, url: str) -> Transport:
         scheme, separator, _ = url.partition("://")
         if not separator:
             return self.files

@@ -30,7 +30,7 @@ def test_what_no_field_may_hold_is_refused_by_its_name(kind: Any) -> None:  # no
     [
         ({"max_requests_per_host": "64"}, "max_requests_per_host must be a whole number, not of type str"),
         ({"max_requests_per_host": 1.5}, "max_requests_per_host must be a whole number, not 1.5"),
-        ({"loops": True}, "loops must be a whole number, not True"),
+        ({"max_redirects": True}, "max_redirects must be a whole number, not True"),
         ({"part_bytes": None}, "part_bytes must be a whole number, not None"),
         ({"max_bytes_per_second": "1"}, "max_bytes_per_second must be a whole number or None, not of type str"),
         ({"learn_limit": 1}, "learn_limit must be True or False, not 1"),

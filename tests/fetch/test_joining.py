@@ -32,8 +32,7 @@ from asyncfetch.errors import (
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import plan_batch
 from asyncfetch.fetch.gate import Caller, calling
-from asyncfetch.fetch.joining import MAX_PLANNED, MAX_SHARED_BYTES, Joining
-from asyncfetch.fetch.parts import Company
+from asyncfetch.fetch.range_reader import MAX_PLANNED, MAX_SHARED_BYTES, Company, Joining
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import RangeServer
@@ -42,7 +41,7 @@ from tests.conftest import all_others_wait
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from asyncfetch.fetch.joining import Shared
+    from asyncfetch.fetch.range_reader import Shared
     from asyncfetch.ranges import Request
     from tests.fetch.conftest import LyingServer
     from tests.fetch.conftest import Step as StepType

@@ -17,8 +17,8 @@ import pytest
 from asyncfetch.config import RetryConfig
 from asyncfetch.errors import FetchTimeout, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable
 from asyncfetch.fetch import Fetcher, engine
-from asyncfetch.fetch.assembly import PIECES_A_TURN
 from asyncfetch.fetch.batch import RANGES_ON_THE_LOOP, plan_batch
+from asyncfetch.fetch.range_reader import PIECES_A_TURN
 from asyncfetch.fetch.scatter import Scatter
 from asyncfetch.ranges import ByteRange
 

@@ -17,7 +17,7 @@ from asyncfetch.config import RetryConfig
 from asyncfetch.errors import FetchError
 from asyncfetch.fetch import connection, scatter
 from asyncfetch.fetch.batch import plan_batch
-from asyncfetch.fetch.parts import PartSizes
+from asyncfetch.fetch.range_reader import PartSizes
 from asyncfetch.fetch.scatter import Places, apart
 from asyncfetch.ranges import ByteRange, Request
 from asyncfetch.runtime.concurrently import gather

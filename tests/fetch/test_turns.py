@@ -361,8 +361,8 @@ class GateMachine(RuleBasedStateMachine):
         assert gate.waiting == len(self.waiting)
         assert gate._ahead_in_use == self.inside.count(False)
         if gate.in_use < gate.limit:
-            assert not gate._urgent
-            assert not gate._ahead or gate._ahead_in_use >= gate.limit - gate.limit // EVERY
+            assert not gate._urgent.count
+            assert not gate._ahead.count or gate._ahead_in_use >= gate.limit - gate.limit // EVERY
 
 
 TestGateMachine = GateMachine.TestCase

@@ -286,9 +286,8 @@ class HttpTransport:
             finally:
                 if connection.received_bytes and connection.head is not None:
                     self._note_head(permit, connection.head, connection)
-                    _landed(permit, download, connection)
+                    _received(permit, download, connection)
             if connection.is_whole:
-                _received(permit, download, connection)
                 return None
             if connection.is_late:
                 connection = await self._hedge(request, permit, connection, sent)
@@ -334,8 +333,7 @@ class HttpTransport:
         try:
             await connection.receive(view, rate_limit)
         finally:
-            _landed(permit, download, connection)
-        _received(permit, download, connection)
+            _received(permit, download, connection)
         return None
 
     async def _get_by_session(
@@ -625,14 +623,14 @@ def _says_all(status: int) -> bool:
     return status == 429 or status >= 500 or (status < 400 and status not in {200, 206})
 
 
-def _landed(permit: Permit, download: Download, connection: Connection) -> None:
-    download.landed(connection.received_bytes)
-    permit.landed(connection.received_bytes)
-
-
 def _received(permit: Permit, download: Download, connection: Connection) -> None:
-    download.host = permit.host
-    permit.received(connection.received_bytes, permit.host.now() - connection.first_byte_at)
+    """Notes what came of a body, and that it came whole where it did."""
+    download.landed(connection.received_bytes)
+    host, permit.size_bytes = permit.host, connection.received_bytes
+    host.counts.bytes += connection.received_bytes
+    if connection.is_whole:
+        download.host = host
+        permit.received(connection.received_bytes, host.now() - connection.first_byte_at)
 
 
 _NO_HEAD = (None, None, None, b"")

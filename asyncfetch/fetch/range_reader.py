@@ -1,0 +1,404 @@
+"""Ranges of objects, by as few requests as bring them about as soon as can be: shared, in parts, or each by its own.
+
+A long range comes in parts, side by side; how fast a host's streams have been says into how many it is best cut.
+
+Ranges that are asked for in one turn of the loop share requests, though those who ask know nothing of each other.
+
+A reader of small records calls ``fetch`` for each of them, all at once; only together do they show that a few requests
+bring them all. So a call waits until all tasks that were ready with it have run, which takes microseconds, and then
+whoever runs first plans for all that were asked for meanwhile, by the rules of ``fetch_many``.
+
+What differs from a batch is that each range has somebody of its own who waits for it, and may stop to. And read-ahead
+shares with read-ahead alone: it would hold up what somebody waits for, or overtake what somebody else does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+import anyio.lowlevel
+
+from asyncfetch.errors import FetchError, InvalidResponse, RangeNotSatisfiable
+from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, for_each, plan_batch, server_of
+from asyncfetch.fetch.download import memory_for
+from asyncfetch.fetch.gate import Caller, calling, current_caller, running_caller
+from asyncfetch.fetch.hosts import MIN_TELLING_BYTES
+from asyncfetch.fetch.objects import strong_etag
+from asyncfetch.fetch.responses import Wanted
+from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.fetch.scatter import Scatter
+from asyncfetch.ranges import ObjectInfo, choose_part_bytes, split_range
+from asyncfetch.runtime.relay import Relay
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch.hosts import Host
+    from asyncfetch.fetch.objects import ObjectMemory
+    from asyncfetch.fetch.scatter import Target
+    from asyncfetch.ranges import ByteRange, Request
+    from asyncfetch.runtime.memory_pool import MemoryPool
+
+__all__ = ["ALONE", "MAX_SHARED_BYTES", "Ask", "Assembly", "Company", "Joining", "PartSizes", "concerns_some"]
+
+UNKNOWN_RATE_PARTS = 2
+"""Where a far host had no telling body yet: half of what a slow stream would take, for one request more. Of what is
+asked for in one turn those that come first are cut, about as many as can be in flight at once: what is needed first
+then comes early, and what is needed last hardly later."""
+FAR_SECONDS = 0.02
+"""To the first byte. So far away TCP takes several rounds until a stream has its rate, which a cold start waits for."""
+SOON_FACTOR = 1.1
+"""What somebody waits for may take so many times as long as the fastest way, if that saves requests."""
+AHEAD_FACTOR = 4.0
+"""What is read ahead likewise: it has the time that the episodes in front of it take, and a request costs CPU."""
+MAX_SERVERS = 256
+"""Servers whose hosts are remembered, about 200 bytes each."""
+
+
+class Company(NamedTuple):
+    """The requests that are about to be made in one turn of the loop, as one of them sees them."""
+
+    requests: int = 1
+    """All of them, this one included: they share what is free."""
+    ahead: int = 0
+    """Those that were asked for before this one, or are more urgent."""
+
+
+ALONE = Company()
+
+
+class PartSizes:
+    """Chooses how long the parts of ranges are.
+
+    What is asked of a server may come from another host (a redirect, a signed url), so that one has to be told.
+    Bounded: the server used least recently is forgotten.
+    """
+
+    __slots__ = ("_config", "_hosts")
+
+    def __init__(self, config: FetchConfig) -> None:
+        self._config = config
+        self._hosts: OrderedDict[str, Host] = OrderedDict()
+
+    def came_from(self, url: str, host: Host, length: int) -> None:
+        """Takes notice of the host that had so many bytes of ``url``; of the first short body, too."""
+        server = server_of(url)
+        if length < MIN_TELLING_BYTES and server in self._hosts:
+            return  # what is short may come from elsewhere, as on the Hub
+        self._hosts[server] = host
+        self._hosts.move_to_end(server)
+        if len(self._hosts) > MAX_SERVERS:
+            self._hosts.popitem(last=False)
+
+    def choose(self, url: str, length: int, company: Company) -> int:
+        """The longest part that a range of ``length`` bytes, at least 1, is fetched in: at most ``part_bytes``."""
+        config = self._config
+        host = self._hosts.get(server_of(url)) if length >= 2 * config.min_part_bytes else None
+        if host is None:
+            return config.part_bytes
+        rate = host.rate.bytes_per_second
+        first_byte_seconds = host.times.first_byte.median_seconds
+        if rate is None:
+            in_front = host.waiting + company.ahead
+            is_cut = first_byte_seconds >= FAR_SECONDS and in_front + UNKNOWN_RATE_PARTS <= host.limit
+            return min(config.part_bytes, -(-length // UNKNOWN_RATE_PARTS) if is_cut else length)
+        return choose_part_bytes(
+            length,
+            bytes_per_second=rate,
+            first_byte_seconds=first_byte_seconds,
+            free=host.free // company.requests,
+            in_flight=host.in_flight,
+            part_bytes=config.part_bytes,
+            min_part_bytes=min(config.min_part_bytes, config.part_bytes),
+            soon_factor=SOON_FACTOR if current_caller().urgent else AHEAD_FACTOR,
+        )
+
+
+MAX_SHARED_BYTES = 512 * 1024
+"""Longest request that calls share. In a longer one they would wait for each other's bytes, 0.1 s at 4 MiB/s, for
+longer than a request of their own takes to its first byte."""
+MAX_PLANNED = 1000
+"""Ranges planned at a time: it takes about 2 us each, on the loop."""
+
+
+ReadShared: TypeAlias = "Callable[[Request, Company], Awaitable[tuple[ObjectInfo, Scatter]]]"
+"""Reads what a request serves: the object, and what came of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A request that brings what several calls asked for."""
+
+    request: Request
+    body: Relay[tuple[ObjectInfo, Scatter]]
+    """It is made in the task of one of them, and by another one where that is cancelled; with the last one it ends."""
+
+
+class Ask:
+    """A range that somebody asks for, and what its turn made of it."""
+
+    __slots__ = ("caller", "company", "range", "shared")
+
+    def __init__(self, one: ByteRange) -> None:
+        self.range = one
+        self.caller = running_caller()
+        self.company: Company | None = None
+        """The requests that bring all that was asked for in the turn; None before its end."""
+        self.shared: Shared | None = None
+        """What brings it; None where that is a request of its own."""
+
+
+class Joining:
+    """Brings together what is asked for in one turn of the loop.
+
+    Args:
+        plan: Gives the requests that bring all of some ranges.
+        read: Reads what a request serves; also told which requests are about to be made, as ``company``.
+    """
+
+    def __init__(self, plan: Callable[[Sequence[ByteRange]], list[Request]], read: ReadShared) -> None:
+        self._plan = plan
+        self._read = read
+        self._asks: dict[Ask, None] = {}
+
+    async def ask(self, one: ByteRange) -> tuple[Shared | None, Company]:
+        """What a closed range is brought by, at the end of the running turn: see Ask.shared and Ask.company."""
+        if len(self._asks) >= MAX_PLANNED:
+            self._end()
+        ask = Ask(one)
+        self._asks[ask] = None
+        try:
+            await asyncio.sleep(0)  # to the end of this turn, once; anyio's checkpoint costs a range 3 us more
+        except BaseException:
+            self._asks.pop(ask, None)
+            raise
+        if ask.company is None:
+            self._end()
+        assert ask.company is not None
+        return ask.shared, ask.company
+
+    def _end(self) -> None:
+        asks, self._asks = self._asks, {}
+        # What holds where planning fails: only the current caller hears of that, the others make requests of their own.
+        for place, ask in enumerate(asks):
+            ask.company = Company(len(asks), place)
+        if len(asks) == 1:
+            return
+        urgent = [ask for ask in asks if ask.caller is None or ask.caller.urgent]
+        ahead = [ask for ask in asks if ask.caller is not None and not ask.caller.urgent]
+        plans = [(group, self._requests(group)) for group in (urgent, ahead)]
+        total, before = sum(len(requests) or len(group) for group, requests in plans), 0
+        for group, requests in plans:
+            for place, ask in enumerate(group, before):
+                ask.company = Company(total, place)
+            if len(requests) < len(group) > 1:
+                self._share(group, requests, total, before)
+            before += len(requests) or len(group)
+
+    def _requests(self, asks: Sequence[Ask]) -> list[Request]:
+        """What brings all of them; none where one is by itself."""
+        return self._plan([ask.range for ask in asks]) if len(asks) > 1 else []
+
+    def _share(self, asks: Iterable[Ask], requests: Sequence[Request], total: int, before: int) -> None:
+        by_range: dict[ByteRange, list[Ask]] = {}
+        for ask in asks:
+            by_range.setdefault(ask.range, []).append(ask)
+        for place, request in enumerate(requests, before):
+            served = [ask for one in request.serves for ask in by_range[one]]
+            company = Company(total, place)
+            for ask in served:
+                ask.company = company
+            if len(served) > 1:
+                read = partial(self._bring, request, _caller_for(served), company)
+                shared = Shared(request, Relay(read))
+                for ask in served:
+                    ask.shared = shared
+
+    async def _bring(self, request: Request, caller: Caller, company: Company) -> tuple[ObjectInfo, Scatter]:
+        with calling(caller):
+            return await self._read(request, company)
+
+
+def _caller_for(served: Sequence[Ask]) -> Caller:
+    """On whose behalf a shared request is made: in the line of the first, and urgent once one of them is."""
+    first = served[0].caller
+    if first is None or first.urgent:
+        return first or Caller()
+    carrier = Caller(urgent=False, behind=first)
+    for ask in served:
+        if ask.caller is not None:
+            ask.caller.carried_by(carrier)
+    return carrier
+
+
+PIECES_A_TURN = 100
+"""Ranges that are cut out of a request's bytes in one turn of the loop: 0.4 ms."""
+
+
+class Read(Protocol):
+    """Reads one range of an object by one request and its repeats."""
+
+    def __call__(
+        self,
+        url: str,
+        wanted: Wanted,
+        buffer: Target | None = None,
+        *,
+        asked: Wanted | None = None,
+        part_of: ObjectInfo | None = None,
+    ) -> Awaitable[tuple[ObjectInfo, memoryview]]:
+        """The object and the bytes, where those are in one view; the arguments are Download's."""
+        ...
+
+
+class Assembly:
+    """Brings ranges that aren't empty, by as few requests as bring them about as soon as can be."""
+
+    def __init__(self, config: FetchConfig, objects: ObjectMemory, memory: MemoryPool, read: Read) -> None:
+        self._config = config
+        self._objects = objects
+        self._memory = memory
+        self._read = read
+        self._parts = PartSizes(config)
+        self._undivided_bytes = min(2 * config.min_part_bytes, config.part_bytes + 1)
+        self._workers = WORKERS_PER_REQUEST * config.max_requests_per_host
+        self._apart = 0
+        shared = replace(config, max_span_bytes=min(config.max_span_bytes, MAX_SHARED_BYTES))
+        self._joining = Joining(partial(plan_batch, config=shared), self._fetch_shared)
+
+    def came_from(self, url: str, host: Host, length: int) -> None:
+        """Takes notice of the host that ``length`` bytes of ``url`` came from by one request."""
+        self._parts.came_from(url, host, length)
+
+    async def fetch(self, wanted: ByteRange, buffer: Target | None = None) -> tuple[ObjectInfo, memoryview]:
+        """A range that isn't empty, by one request with others that are asked for just now where that saves one.
+
+        The bytes are not among what is returned where they land in several places.
+        """
+        if wanted.stop is None or not self._config.max_span_bytes:
+            return await self.fetch_alone(wanted, buffer)
+        shared, company = await self._joining.ask(wanted)
+        if shared is None:
+            if wanted.stop - wanted.start < self._undivided_bytes:
+                return await self._read(wanted.url, Wanted(wanted.start, wanted.stop), buffer)
+            return await self.fetch_alone(wanted, buffer, company=company)
+        request, outcome = shared.request, await shared.body.outcome()
+        if isinstance(outcome, tuple):
+            info, scatter = outcome
+            if buffer is None:
+                return info, scatter.piece(wanted)
+            buffer[:] = scatter.cut(wanted)
+            return info, buffer.toreadonly()
+        if not isinstance(outcome, FetchError):
+            raise copy(outcome)  # the traceback of each is its own
+        if len(request.serves) == 1 or not concerns_some(outcome):
+            raise outcome.about(wanted.start, wanted.stop) from outcome.__cause__
+        return await self.fetch_alone(wanted, buffer, company=company)
+
+    async def fetch_all(self, request: Request) -> dict[ByteRange, memoryview]:
+        """All ranges that a request serves, which are several, each in memory of its own."""
+        scatter = Scatter(request, self._memory)
+        await self.fetch(request.range, scatter)
+        pieces: dict[ByteRange, memoryview] = {}
+        for one in request.serves:
+            pieces[one] = scatter.piece(one)
+            if len(pieces) % PIECES_A_TURN == 0:  # threads for this, of several requests, would keep the loop waiting
+                await anyio.lowlevel.checkpoint()
+        return pieces
+
+    async def fetch_apart(self, request: Request) -> dict[ByteRange, memoryview]:
+        """The same by requests of their own, side by side: an error is then about one range."""
+        views: dict[ByteRange, memoryview] = {}
+        requests = len(request.serves)
+
+        async def work(item: tuple[int, ByteRange]) -> None:
+            ahead, one = item
+            _, views[one] = await self.fetch_alone(one, company=Company(requests, ahead))
+
+        self._apart += 1
+        try:
+            # A batch has as many workers, each of which may get here: all together they have about as many again.
+            workers = max(1, self._workers // self._apart)
+            await for_each(enumerate(request.serves), work, key=lambda item: item[1].url, workers=workers)
+        finally:
+            self._apart -= 1
+        return views
+
+    async def _fetch_shared(self, request: Request, company: Company) -> tuple[ObjectInfo, Scatter]:
+        """What a request for several calls brings."""
+        scatter = Scatter(request, self._memory)
+        info, _ = await self.fetch_alone(request.range, scatter, company=company)
+        return info, scatter
+
+    async def fetch_alone(
+        self, wanted: ByteRange, buffer: Target | None = None, *, company: Company = ALONE
+    ) -> tuple[ObjectInfo, memoryview]:
+        """A range that isn't empty, by requests of its own: several where that is sooner."""
+        if wanted.stop is not None:
+            length = wanted.stop - wanted.start
+            part_bytes = self._parts.choose(wanted.url, length, company)
+            info = await self._divisible(wanted) if length > part_bytes else None
+            if info is not None:
+                try:
+                    return info, await self._fetch_parts(wanted, info, buffer, part_bytes)
+                except InvalidResponse as error:
+                    if not error.ignores_range:
+                        raise
+                    self._objects.note_whole(wanted.url)
+        return await self._read(wanted.url, Wanted(wanted.start, wanted.stop), buffer)
+
+    async def fetch_version(self, wanted: ByteRange, version: ObjectInfo, buffer: memoryview) -> None:
+        """A closed range of just this version of its object into ``buffer``."""
+        length = len(buffer)
+        whole = self._objects.comes_whole(wanted.url)
+        part_bytes = length if whole else self._parts.choose(wanted.url, length, ALONE)
+        await self._fetch_parts(wanted, version, buffer, part_bytes)
+
+    async def _divisible(self, wanted: ByteRange) -> ObjectInfo | None:
+        """The version of the object that a range's parts can be taken from; None where it must come in one piece."""
+        assert wanted.stop is not None
+        info = self._objects.get(wanted.url)
+        if info is None and wanted.stop - wanted.start > self._config.part_bytes:
+            asked = Wanted(wanted.start, wanted.stop)
+            info, _ = await self._read(wanted.url, Wanted(0, 1, clamp=True), asked=asked)
+        if info is None or strong_etag(info) is None or wanted.stop > info.size:
+            return None
+        if self._objects.comes_whole(wanted.url):
+            return None
+        return info
+
+    async def _fetch_parts(
+        self, wanted: ByteRange, info: ObjectInfo, buffer: Target | None, part_bytes: int
+    ) -> memoryview:
+        """A range that lies within this version of its object, by several requests at once."""
+        assert wanted.stop is not None
+        asked = Wanted(wanted.start, wanted.stop)
+        view = self._take(wanted) if buffer is None else buffer
+
+        async def work(part: tuple[int, int]) -> None:
+            start, stop = part
+            place = view[start - wanted.start : stop - wanted.start]
+            await self._read(wanted.url, Wanted(start, stop), place, asked=asked, part_of=info)
+
+        parts = split_range(wanted, part_bytes)
+        await for_each(parts, work, key=lambda _: wanted.url, workers=self._workers)
+        return view.toreadonly()
+
+    def _take(self, wanted: ByteRange) -> memoryview:
+        assert wanted.stop is not None
+        nbytes = wanted.stop - wanted.start
+        try:
+            return memory_for(nbytes, self._memory)
+        except AttemptFailed as failure:
+            raise failure.error(url=wanted.url, start=wanted.start, stop=wanted.stop, attempts=0) from failure.__cause__
+
+
+def concerns_some(error: FetchError) -> bool:
+    """Whether an error of a request for several ranges may not be one for each of them."""
+    return isinstance(error, RangeNotSatisfiable) or (isinstance(error, InvalidResponse) and error.ignores_range)
