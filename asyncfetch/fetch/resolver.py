@@ -17,12 +17,13 @@ import random
 import socket
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from aiohttp import DefaultResolver
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from asyncfetch.fetch.addresses import Found, FoundOnce
+from asyncfetch.runtime.exits import in_daemon
 from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch.connection import Peer
 
-__all__ = ["Resolver"]
+__all__ = ["Resolver", "SystemResolver"]
 
 NAME_SECONDS = 10.0
 """How long a name's answer is used. aiohttp's; S3's answers hold for less, and name new addresses each time."""
@@ -57,13 +58,13 @@ class Resolver(AbstractResolver):
     For one loop. Names are looked up once for all who ask at the same time.
 
     Args:
-        resolver: Looks names up; None for aiohttp's default. Closed with this one.
+        resolver: Looks names up; None for the system's way. Closed with this one.
         now: Monotonic seconds.
     """
 
     def __init__(self, resolver: AbstractResolver | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
-        self._resolver = resolver or DefaultResolver()
+        self._resolver = resolver or SystemResolver()
         self._names: FoundOnce[tuple[str, int, int], _Answer] = FoundOnce(now, MAX_NAMES)
         self._aside: dict[Peer, float] = {}
 
@@ -131,6 +132,38 @@ class Resolver(AbstractResolver):
         if not addresses:
             return Found(_Answer([], OSError(socket.EAI_NONAME, "it has no address"), began, 0), 0.0)
         return Found(_Answer(addresses, None, began, random.randrange(len(addresses))), NAME_SECONDS)
+
+
+class SystemResolver(AbstractResolver):
+    """The system's names, each looked up in a thread of its own.
+
+    Not in asyncio's executor, as aiohttp has it: that takes no call when the program's main thread is over, where a
+    loop in another one goes on, and a program that ends waits for it, half a minute where a name server doesn't answer.
+    """
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """All addresses of a name; OSError where it has none, or no thread can be started."""
+        try:
+            return await in_daemon(partial(_addresses, host, port, family), name="asyncfetch look-up")
+        except RuntimeError as error:
+            raise OSError(socket.EAI_AGAIN, str(error)) from error
+
+    async def close(self) -> None:
+        """A thread that still waits for its answer ends by itself."""
+
+
+def _addresses(host: str, port: int, family: int) -> list[ResolveResult]:
+    numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    results = []
+    for kind, _, protocol, _, address in socket.getaddrinfo(
+        host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
+    ):
+        # A link-local address is none without its interface, which only the whole of it names.
+        number = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
+        results.append(ResolveResult(hostname=host, host=number, port=port, family=kind, proto=protocol, flags=numeric))
+    return results
 
 
 def _in_turn(addresses: list[ResolveResult], turn: int) -> list[ResolveResult]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.runtime.call_on import call_on
+from asyncfetch.runtime.exits import hold_daemon_at_exit
 from asyncfetch.runtime.fork import ForkGuard
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ class HandOver(Generic[T]):
 
     def __next__(self) -> deque[T]:
         self._guard.check()
+        hold_daemon_at_exit()
         if self._ended or self._closed:
             raise StopIteration
         since = time.perf_counter()
@@ -133,6 +135,7 @@ class HandOver(Generic[T]):
             self._ended = True
             if received.error is None:
                 raise StopIteration
+            hold_daemon_at_exit()
             try:
                 raise received.error
             finally:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 
 from asyncfetch.errors import ClosedError
+from asyncfetch.runtime.exits import hold_daemon_at_exit
 from asyncfetch.runtime.failures import copied, kept
 from asyncfetch.runtime.fork import ForkGuard
 
@@ -51,9 +52,10 @@ class KeptOpen(Generic[T]):
     def value(self) -> T:
         """What entering gave; waits for it. Raises what entering raised, or ClosedError."""
         error = self._entered.exception()
-        if error is not None:
-            raise copied(error)
-        return self._entered.result()
+        if error is None:
+            return self._entered.result()
+        hold_daemon_at_exit()
+        raise copied(error)
 
     def leave(self) -> None:
         """Leave it and wait until that is done; raises what leaving raises.

@@ -29,6 +29,7 @@ from anyio._backends._asyncio import WorkerThread
 from asyncfetch.errors import ClosedError, WrongLoop, anew
 from asyncfetch.runtime.call_on import call_on
 from asyncfetch.runtime.cancellation import was_cancelled
+from asyncfetch.runtime.exits import begin_exit, close_executor_here_at_exit, hold_daemon_at_exit
 from asyncfetch.runtime.fork import ForkGuard, leave_openssl, stand_still_at_forks
 from asyncfetch.runtime.loop_guard import running_loop
 
@@ -87,6 +88,7 @@ class LoopCall(Generic[T]):
             raise
         if error is None:
             return self._future.result()
+        hold_daemon_at_exit()
         try:
             raise anew(error)
         finally:
@@ -186,6 +188,7 @@ class _Engine:
         try:
             self._thread.start()
         except RuntimeError as error:  # "can't start new thread", among others at interpreter exit
+            hold_daemon_at_exit()
             raise ClosedError(f"no thread for an event loop could be started: {error}") from error
         self._started.result()
 
@@ -239,6 +242,7 @@ class _Engine:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        close_executor_here_at_exit(self._loop)
         stand_still_at_forks()
         async with anyio.create_task_group() as self._group:
             self._started.set_result(None)
@@ -301,6 +305,7 @@ def _stop_at_exit() -> None:
     closed never calls it: Ctrl-C ended it, or ``stop``, or nest_asyncio's ``asyncio.run``, which always leaves it so.
     The interpreter, which waits for all threads, would wait for ever.
     """
+    begin_exit()
     engines = [engine for engine in _engines if not engine.guard.in_child]
     for engine in engines:
         engine.request_stop()
@@ -369,6 +374,7 @@ class LoopThread:
         """``async_fn(*args)``, not started yet: its owner can end it from its very start on. Raises as ``run`` does."""
         self._engine.guard.check()
         if self._closed or self._engine.ended:  # asked first: the system gives an ended thread's number to a new one
+            hold_daemon_at_exit()
             raise ClosedError("this LoopThread is closed: make a new one")
         if self._engine.is_current_thread:
             raise WrongLoop("called on the LoopThread's own thread, where waiting would stop its loop: await instead")

@@ -55,6 +55,12 @@ class Sockets:
             raise
         return listening
 
+    def shut_down(self) -> None:
+        """Ends every connection; its transport closes the socket when its loop runs. From any thread."""
+        for one in list(self._open):
+            with suppress(OSError):  # the peer has ended it
+                one.shutdown(socket.SHUT_RDWR)
+
     async def aclose(self) -> None:
         """Ends every connection and returns when its socket is closed.
 
@@ -64,9 +70,7 @@ class Sockets:
         self._all_closed = asyncio.Event()
         if not self._open:
             return
-        for one in self._open:
-            with suppress(OSError):  # the peer has ended it
-                one.shutdown(socket.SHUT_RDWR)
+        self.shut_down()
         with anyio.move_on_after(CLOSE_SECONDS):
             await self._all_closed.wait()
 

@@ -16,6 +16,7 @@ from asyncfetch.config.checks import require_token
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime import LoopThread
+from asyncfetch.runtime.exits import in_thread
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.runtime.kept_open import KeptOpen
 from asyncfetch.runtime.loop_guard import running_loop
@@ -139,7 +140,7 @@ class TensorClient:
 
     async def __aexit__(self, *exc_info: object) -> None:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._close)
+            await in_thread(self._close)
 
     def __enter__(self) -> BlockingTensorClient:
         self._open()

@@ -19,6 +19,7 @@ from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.exits import in_thread
 from asyncfetch.runtime.kept_open import KeptOpen
 from asyncfetch.runtime.loop_guard import running_loop
 from asyncfetch.runtime.sockets import Sockets, abort
@@ -210,7 +211,7 @@ class TensorServer:
             self._listener.close()
         await self._http.cleanup()
         if storage is not None:
-            await anyio.to_thread.run_sync(storage.close)
+            await in_thread(storage.close)
 
 
 def make_application(

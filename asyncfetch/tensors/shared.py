@@ -5,8 +5,9 @@ secret drawn by chance. It tells who asks the directory's name and the secret's 
 there is on the same machine, in the same namespace, as the same user; who doesn't goes on over HTTP. The directory's
 name has a fixed form, so a server can't make its clients open anything else.
 
-The secret's file is locked as long as its server lives. The next server of the same user removes what is found
-unlocked: memory that a killed one has left.
+The secret's file is locked as long as its server lives. A process beside the server waits for the lock and removes what
+a killed one leaves, however it was killed. Where both were, the next server of the same user removes what it finds
+unlocked.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ import os
 import re
 import secrets
 import shutil
+import signal
+import subprocess
+import sys
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -36,13 +41,21 @@ SHARED_FROM_BYTES = 64 * 1024
 ROOT = Path("/dev/shm")
 SECRET = "secret"
 _NAME = re.compile("asyncfetch-tensors-[0-9a-f]{32}")
+_DEADLY = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
+_REMOVE = """
+import fcntl, shutil, sys
+path, secret = sys.argv[1:]
+with open(secret, "rb") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    shutil.rmtree(path, ignore_errors=True)
+"""
 
 
 class SharedDirectory:
     """A server's side. All of it may block for as long as it takes to clear memory: keep it off the loop."""
 
     def __init__(self) -> None:
-        """Makes it; OSError where there is no /dev/shm to write to."""
+        """Makes it; OSError where there is no /dev/shm to write to, or no process to be had that removes it."""
         _sweep()
         self._guard = ForkGuard("this SharedDirectory")
         self.path = ROOT / f"asyncfetch-tensors-{secrets.token_hex(16)}"
@@ -54,6 +67,13 @@ class SharedDirectory:
         self._lock.write(secret)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.publish(SECRET)  # locked already, or another server's sweep would take it for a dead one's
+        try:
+            self._remover = _start_remover(self.path)
+        except BaseException:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._lock.close()
+            raise
+        _open_directories.add(self)
 
     def create(self, name: str, nbytes: int) -> NDArray[np.uint8] | None:
         """Writable memory (nbytes,) of a new file that nobody finds before ``publish``; None where it doesn't fit."""
@@ -88,9 +108,47 @@ class SharedDirectory:
         if not self._guard.in_child:
             shutil.rmtree(self.path, ignore_errors=True)
             self._lock.close()
+            self._remover.kill()
+            self._remover.wait()
+
+    def _disown(self) -> None:
+        """In a forked child: let go of the lock, which else outlived the server that it speaks for."""
+        self._lock.close()
 
     def _part(self, name: str) -> Path:
         return self.path / f"{name}.part"
+
+
+_open_directories: weakref.WeakSet[SharedDirectory] = weakref.WeakSet()
+
+
+def _disown_in_child() -> None:
+    for directory in list(_open_directories):
+        directory._disown()
+    _open_directories.clear()
+
+
+os.register_at_fork(after_in_child=_disown_in_child)
+
+
+def _start_remover(path: Path) -> subprocess.Popen[bytes]:
+    """A process that removes the directory when nobody holds its lock any more.
+
+    What ends its server mustn't end it. So it is in a session of its own, without a terminal or the server's files, and
+    born with the signals blocked that clusters send to every process of a job.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _DEADLY)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _REMOVE, path, path / SECRET],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def find_shared(name: str, proof: str) -> Path | None:

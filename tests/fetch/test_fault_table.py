@@ -165,15 +165,14 @@ async def test_a_resolver_that_fails_is_asked_again(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, time: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[Exception | None] = [socket.gaierror(socket.EAI_AGAIN, "later")] * 2
-    loop = asyncio.get_running_loop()
-    resolve = loop.getaddrinfo
+    resolve = socket.getaddrinfo
 
-    async def fail_at_first(host: str, *arguments: Any, **options: Any) -> object:  # noqa: ANN401 - as the loop's
+    def fail_at_first(host: str, *arguments: Any, **options: Any) -> object:  # noqa: ANN401 - as the socket's
         if host == "localhost" and answers:
             raise answers.pop() or AssertionError
-        return await resolve(host, *arguments, **options)
+        return resolve(host, *arguments, **options)
 
-    monkeypatch.setattr(loop, "getaddrinfo", fail_at_first)
+    monkeypatch.setattr(socket, "getaddrinfo", fail_at_first)
     server.put("/x", CONTENT)
     url = server.url("/x", "localhost")
     async with fetcher_with(time) as fetcher:

@@ -70,7 +70,7 @@ def way() -> str:
 def names(monkeypatch: pytest.MonkeyPatch) -> Names:
     """What every fetcher of the test asks for addresses."""
     names = Names(ADDRESSES)
-    monkeypatch.setattr(resolver_module, "DefaultResolver", lambda: names)
+    monkeypatch.setattr(resolver_module, "SystemResolver", lambda: names)
     return names
 
 

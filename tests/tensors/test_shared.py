@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -191,7 +192,7 @@ async def test_nothing_is_left_behind() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_what_a_killed_server_left_is_read_until_the_next_removes_it() -> None:
+def test_what_a_server_left_that_was_killed_with_its_remover_is_read_until_the_next_removes_it() -> None:
     program = """
 import pickle, sys, torch
 from asyncfetch.tensors import TensorClient, TensorServer
@@ -211,6 +212,8 @@ with TensorServer(max_bytes=1 << 26) as server, TensorClient(backend="http") as 
         assert torch.equal(client.localize(remote), torch.ones(100_000))
         with TensorServer(max_bytes=1):
             assert name in directories()  # it lives
+        [remover] = psutil.Process(child.pid).children()
+        remover.kill()
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
         assert torch.equal(client.localize(remote), torch.ones(100_000))

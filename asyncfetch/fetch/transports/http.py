@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
@@ -157,6 +158,7 @@ class HttpTransport:
         self._clock = clock
         self._connector = connector
         self._session = session
+        weakref.finalize(self, session.let_go).atexit = False
         self._environment = environment
         self._bandwidth = Bandwidth.of(config.max_bytes_per_second)
         self._moved: OrderedDict[str, URL] = OrderedDict()

@@ -23,6 +23,7 @@ from anyio import to_thread
 from asyncfetch.errors import AccessDenied, ConfigError, MissingDependency
 from asyncfetch.fetch.addresses import Found, FoundOnce
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.runtime.exits import in_thread
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.runtime.loop_thread import LoopThread
 
@@ -62,16 +63,20 @@ class S3Signer:
         """Takes over ``thread``; use ``open``."""
         self._thread = thread
         self._clients = _Clients(config)
+        self._holding = thread.start(self._clients.hold)
 
     @classmethod
     async def open(cls, config: S3Config) -> S3Signer:
         """A signer with a thread of its own; MissingDependency without aiobotocore."""
-        return cls(config, await to_thread.run_sync(_start, limiter=anyio.CapacityLimiter(1)))
+        return await to_thread.run_sync(lambda: cls(config, _start()), limiter=anyio.CapacityLimiter(1))
 
     async def aclose(self) -> None:
         """Ends the thread and what runs on it."""
-        await self._thread.acall(self._clients.aclose)
-        await to_thread.run_sync(self._thread.close, limiter=anyio.CapacityLimiter(1))
+        await in_thread(self._close)
+
+    def _close(self) -> None:
+        self._holding.end()
+        self._thread.close()
 
     async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> Signed:
         """A url for ``operation``, good for the method of HTTP that this has.
@@ -116,8 +121,10 @@ class _Clients:
         self._open = AsyncExitStack()
         self._session: Any = None
 
-    async def aclose(self) -> None:
-        await self._open.aclose()
+    async def hold(self) -> None:
+        """Runs as long as the loop, whatever ends that, and then closes the clients."""
+        async with self._open:
+            await anyio.sleep_forever()
 
     async def sign(self, operation: str, parameters: Mapping[str, str | int], region: str | None) -> Signed:
         with _errors_of_ours():

@@ -7,8 +7,13 @@ a request on a pooled connection that had died it sends once more on another one
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import gc
 import math
 import os
+import threading
+import warnings
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
@@ -57,8 +62,11 @@ class Session:
         self._config = config
         self._connector = connector
         self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._pooled = self._new_session(keepalive_timeout=config.keepalive_seconds)
         self._fresh: aiohttp.ClientSession | None = None
+        _open_sessions.add(self)
 
     @classmethod
     async def open(cls, config: FetchConfig, connector: Connector) -> Self:
@@ -85,12 +93,43 @@ class Session:
 
     async def aclose(self) -> None:
         """Close the sessions. Nothing may be under way."""
+        _open_sessions.discard(self)
         await self._pooled.close()
         if self._fresh is not None:
             await self._fresh.close()
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether another thread runs its loop."""
+        return self._loop.is_running() and threading.get_ident() != self._thread
+
+    def let_go(self) -> None:
+        """End the connections of a session whose owner is gone, without a word but a ResourceWarning; in any thread.
+
+        Not where another thread runs its loop, which may be using it, nor where it is closed.
+        """
+        if self not in _open_sessions or self.is_in_use:
+            return
+        self.detach()
+        self._connector.sockets.shut_down()
+        warnings.warn("a Fetcher, or what has one, was left open: use `async with`", ResourceWarning, stacklevel=1)
+
+    def detach(self) -> list[aiohttp.BaseConnector | None]:
+        """Take the connectors from aiohttp's sessions, which then have nothing to say of their end."""
+        _open_sessions.discard(self)
+        sessions = [session for session in (self._pooled, self._fresh) if session is not None and not session.closed]
+        connectors = [session.connector for session in sessions]
+        for session in sessions:
+            session.detach()
+        return connectors
+
+    async def close_at_exit(self) -> None:
+        """Close it and our own connections, which nobody has closed."""
+        await self.aclose()
+        await self._connector.aclose()
+
     def _new_session(self, **options: Any) -> aiohttp.ClientSession:  # noqa: ANN401
-        connector = aiohttp.TCPConnector(
+        connector = _QuietConnector(
             limit=0,
             ssl=self._tls,
             socket_factory=self._new_socket,
@@ -98,7 +137,7 @@ class Session:
             use_dns_cache=False,
             **options,
         )
-        session = aiohttp.ClientSession(
+        return aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=COMMON_HEADERS,
@@ -108,8 +147,6 @@ class Session:
             raise_for_status=False,
             trace_configs=[_trace()],
         )
-        _open_sessions.add(session)
-        return session
 
     def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         family, kind, protocol, _, _ = address
@@ -131,6 +168,13 @@ def _trace() -> aiohttp.TraceConfig:
     trace.on_connection_reuseconn.append(connected)
     trace.on_request_chunk_sent.append(connected)
     return trace
+
+
+class _QuietConnector(aiohttp.TCPConnector):
+    """One that says nothing where it is collected open: see ``Session.let_go``."""
+
+    def __del__(self, _: object = None, /) -> None:
+        """In place of aiohttp's, which logs an error."""
 
 
 class Exchange:
@@ -383,15 +427,31 @@ def _surplus(view: Views) -> AttemptFailed:
 
 
 # See ``connector``: a child takes the connectors away from their sessions and never lets go of them.
-_open_sessions: weakref.WeakSet[aiohttp.ClientSession] = weakref.WeakSet()
-_inherited_connectors: list[aiohttp.BaseConnector | None] = []
+_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_inherited: list[object] = []
 
 
 def _disown_sessions_in_child() -> None:
-    for session in list(_open_sessions):
-        _inherited_connectors.append(session.connector)
-        session.detach()
-    _open_sessions.clear()
+    _inherited.extend(session.detach() for session in list(_open_sessions))
 
 
 os.register_at_fork(after_in_child=_disown_sessions_in_child)
+
+
+@atexit.register
+def _let_go_at_exit() -> None:
+    """What is left open on loops of others ends here, and not while the interpreter is taken apart.
+
+    There a transport of aiofastnet fails at everything, and says so. A loop that still runs, in a daemon thread, keeps
+    its own: nothing of it is taken apart.
+    """
+    left = [session for session in list(_open_sessions) if not session.is_in_use]
+    for session in left:
+        if session._loop.is_closed() or session._loop.is_running():
+            session.detach()
+            session._connector.sockets.shut_down()
+        else:
+            session._loop.run_until_complete(session.close_at_exit())
+    if left:
+        del session, left
+        gc.collect()
