@@ -125,7 +125,7 @@ def test_it_sets_up_the_checkout_where_cd_looks_elsewhere_first(world: World, tm
             0,
             "PyAV, which brings its own, decodes instead: everything works, more slowly. To use torchcodec: ",
         ),
-        ((), ("--all",), 2, "usage: bash .ci/setup [--dev]"),
+        ((), ("--all",), 2, "usage: bash .ci/setup [--dev | --oldest | --newest]"),
     ],
     ids=["python", "venv", "ffmpeg", "usage"],
 )

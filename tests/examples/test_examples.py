@@ -18,17 +18,21 @@ import pytest
 from asyncfetch.testing import Fault, RangeServer, write_dataset
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from asyncfetch.testing import DatasetTruth, ServedRequest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name: str, *arguments: str | os.PathLike[str]) -> str:
+def run(
+    name: str, *arguments: str | os.PathLike[str], launcher: Sequence[str] = (sys.executable,), warnings: str = "error"
+) -> str:
     """What the example prints."""
     # The working copy is importable where it isn't installed.
-    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "error", "COLUMNS": "120"}
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": warnings, "COLUMNS": "120"}
     ended = subprocess.run(
-        [sys.executable, EXAMPLES / name, *arguments], env=environment, capture_output=True, text=True, check=False
+        [*launcher, EXAMPLES / name, *arguments], env=environment, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
@@ -162,7 +166,10 @@ def test_own_ranges_come_once_and_then_from_the_cache() -> None:
 
 
 def test_every_example_is_tested() -> None:
-    tested = {"quickstart.py", "async_pipeline.py", "dataloader.py", "own_ranges.py", "train_policy.py"}
+    tested = {
+        *("quickstart.py", "async_pipeline.py", "dataloader.py", "own_ranges.py", "train_policy.py"),
+        *("lightning_checkpoints.py", "transformers_trainer.py"),
+    }
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -180,3 +187,38 @@ def test_a_policy_that_was_stopped_goes_on_with_the_same_losses(served: tuple[st
     resumed = train("--steps", "100", "--checkpoint", checkpoint, "--num-workers", "2", "--plot", tmp_path / "loss.png")
     assert stopped + resumed == whole
     assert (tmp_path / "loss.png").stat().st_size > 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_lightning_goes_on_in_the_middle_of_an_epoch(
+    served: tuple[str, ...], small_dataset: DatasetTruth, tmp_path: Path, workers: str
+) -> None:
+    pytest.importorskip("pytorch_lightning")
+
+    def train(*arguments: str | os.PathLike[str]) -> list[str]:
+        options = ("--num-workers", workers, "--checkpoint", tmp_path / "policy.ckpt", *arguments)
+        printed = run("lightning_checkpoints.py", *served, *options, warnings="ignore")  # Lightning's and torchdata's
+        steps, frames = printed.splitlines()[-1].split(", frames ")
+        return [steps, *frames.split()]
+
+    first, *before = train("--stop-after", "7")
+    last, *after = train()
+    assert (first, last) == ("to step 7", f"to step {small_dataset.num_frames // 8}")
+    assert before[40:] == after[:16]  # the checkpoint is of step 5
+    assert len(before) == 56
+    frames = before[:40] + after
+    assert len(set(frames)) == len(frames) == small_dataset.num_frames // 8 * 8
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_transformers_trainer_has_every_frame_once_over_two_processes(
+    served: tuple[str, ...], small_dataset: DatasetTruth, workers: str
+) -> None:
+    pytest.importorskip("transformers", reason="it takes 140 MB; `pip install transformers` for this test")
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    printed = run("transformers_trainer.py", *served, "--num-workers", workers, launcher=launcher, warnings="ignore")
+    shares = re.findall(r"^process \d of 2: .*, frames (.*)$", printed, re.MULTILINE)
+    assert [len(share.split()) for share in shares] == [small_dataset.num_frames // 2] * 2
+    assert len(set(" ".join(shares).split())) == small_dataset.num_frames
