@@ -235,6 +235,9 @@ class FetchConfig:
     """Arguments of fsspec's file systems by scheme ("gs"), for every scheme that isn't read natively."""
     max_known_objects: int = 65_536
     """Objects whose version and size are remembered, about 200 bytes each; the least recently used is forgotten."""
+    max_unsized_bytes: int = 128 * MIB
+    """Of an object whose server doesn't say how long it is, as one that sends chunks may: it is read whole, in memory,
+    before anybody knows whether it fits. LeRobot closes a file of data at 100 MB. Of 0, none is read."""
     max_listed_entries: int = 1_000_000
     """Of a listing, all of which are held, about 370 bytes each; FetchError beyond it, for the pages of a server may
     have no end. S3 takes 1,000 requests for so many."""
@@ -260,6 +263,7 @@ class FetchConfig:
         require(self.ca_file != "", "ca_file must name a file, or be None for the system's authorities")
         require(self.max_idle_buffer_bytes >= 0, "max_idle_buffer_bytes must not be negative")
         require(self.max_known_objects >= 1, "max_known_objects must be at least 1")
+        require(self.max_unsized_bytes >= 0, f"max_unsized_bytes must not be negative, not {self.max_unsized_bytes}")
         require(self.max_listed_entries >= 1, f"max_listed_entries must be at least 1, not {self.max_listed_entries}")
         _check_endpoint("hub_endpoint", self.hub_endpoint)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import FetchError, InvalidResponse, ObjectChanged
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.memory_pool import MemoryPool
 
 __all__ = ["Download", "memory_for"]
+
+OTHERWISE = frozenset({200, 416, 501})
+"""Statuses of answers to a range that say nothing of other ways to ask for it."""
+OTHERWISE_OF_ENDS = OTHERWISE | {400, 500}
+"""The same where the range ends with the object: Azure's store refuses those, twisted fails at short objects."""
 
 
 def memory_for(nbytes: int, memory: MemoryPool) -> memoryview:
@@ -48,6 +54,7 @@ class Download:
         "info",
         "is_first",
         "landed_bytes",
+        "lost_suffix",
         "url",
         "wanted",
     )
@@ -89,6 +96,8 @@ class Download:
         self.host: Host | None = None
         """That the bytes came from; None where a transport doesn't say."""
         self.landed_bytes = 0
+        self.lost_suffix = False
+        """Whether the server has refused a suffix range without a word on the size."""
         self.is_first = True
         """Whether nothing was known of the object before it."""
 
@@ -118,15 +127,15 @@ class Download:
         known = self.known
         return 0 if known is None else max(0, known.size - wanted.start)
 
-    def ask(self, etag: str | None) -> tuple[str, str | None, ExpectedAnswer | None]:
+    def ask(self, etag: str | None) -> tuple[str | None, str | None, ExpectedAnswer | None]:
         """Return what the next attempt's request says of the bytes, and the answer that may be expected to it.
 
         Args:
             etag: The object's version where the answers' own tags don't count; None where they do.
 
         Returns:
-            The value of Range; that of If-Match, None where no version is insisted on; and the only answer whose body
-            may land in ``room`` before it is accepted, None where too little is known.
+            The value of Range, None for none; that of If-Match, None where no version is insisted on; and the only
+            answer whose body may land in ``room`` before it is accepted, None where too little is known.
         """
         info = self.info
         if info is None:
@@ -137,7 +146,7 @@ class Download:
         else:
             start, stop = self._span[0] + self.landed_bytes, self._span[1]
         tag = strong_etag(info)
-        if stop is None:
+        if stop is None or self.wanted.plain:
             return self.next_request().header(), tag if etag is None else None, None
         expected = None
         if info is not None and tag is not None and stop <= info.size and (etag is None or etag == info.etag):
@@ -159,6 +168,35 @@ class Download:
             assert self.wanted.stop is not None
             self._span, self.info = (self.wanted.start, self.wanted.stop), self._expected
         self.landed_bytes += count
+
+    def size_question(self) -> Download:
+        """What asks for the object's size by a range that every server knows."""
+        return Download(self.url, Wanted(0, 1, clamp=True), self._objects, self._memory, asked=self.asked)
+
+    def ask_within(self, size: int) -> None:
+        """Asks for the range of an object of so many bytes by its first and last one; an empty object for itself."""
+        start, stop = self.wanted.span_in(size)
+        self.wanted = Wanted(start, stop) if start < stop else replace(self.wanted, plain=True)
+
+    def asks_otherwise(self, failure: AttemptFailed) -> bool:
+        """Whether the next request asks in another way than the one that the server has failed at; told just once.
+
+        Servers have ways of their own with suffix ranges, and with ranges of empty objects. Which bytes are meant is
+        known from the size: where the answer doesn't tell it, that to a request without a range does.
+        """
+        wanted = self.wanted
+        statuses = OTHERWISE_OF_ENDS if wanted.stop is None else OTHERWISE
+        if self._span is not None or wanted.is_closed or failure.status not in statuses:
+            return False
+        size = None if failure.told is None else failure.told.size
+        if size and max(wanted.start, 0) < size:
+            self.ask_within(size)
+            return True
+        if wanted.plain or failure.status == 200:
+            return False
+        self.lost_suffix = wanted.start < 0 and failure.verdict is not Verdict.AGAIN
+        self.wanted = replace(wanted, plain=True)
+        return True
 
     def accept(self, delivery: Delivery) -> Views:
         """Pins the object's version and gives the writable memory for just this delivery's bytes."""

@@ -67,8 +67,8 @@ class Host:
 
     __slots__ = (
         "_clock", "_config", "_failures", "_gate", "_learned", "_paused_until", "_pausing", "answers_plainly", "budget",
-        "counters", "counts", "hedging", "idle_connections", "in_flight", "name", "now", "origin", "peak_in_flight",
-        "rate", "route", "times",
+        "counters", "counts", "hedging", "idle_connections", "in_flight", "lacks_suffixes", "name", "now", "origin",
+        "peak_in_flight", "rate", "route", "times",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +95,8 @@ class Host:
         """Its connections of ours that carry no request, the one used last at the end."""
         self.answers_plainly = True
         """Whether the latest answer with an object's bytes was one that our own connections read."""
+        self.lacks_suffixes = False
+        """Whether it has refused the last bytes of an object that has some: they are asked for by its size."""
         self.in_flight = 0
         self.peak_in_flight = 0
         self._config = config

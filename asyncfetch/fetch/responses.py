@@ -8,7 +8,7 @@ Content-Range, length, encoding and version that it holds the asked bytes, or it
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import (
@@ -36,6 +36,7 @@ __all__ = [
     "ExpectedAnswer",
     "Wanted",
     "check_response",
+    "counted",
     "refusal",
 ]
 
@@ -49,6 +50,8 @@ MISDIRECTED = 421
 """Status of a refusal that holds for the connection, and may be asked again on another one (RFC 9110, 15.5.20)."""
 
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})", re.ASCII)
+_NOTHING = "bytes 0--1/0"
+"""By which Go's file server, and so Caddy and rclone, sends the last bytes of an empty object."""
 
 _REFUSALS: Mapping[int, tuple[type[FetchError], Verdict, str]] = {
     401: (AccessDenied, Verdict.FATAL, "the server wants credentials: set FetchConfig(tokens=...) or headers"),
@@ -83,8 +86,18 @@ class Wanted:
     clamp: bool = False
     """Whether a stop beyond the end means the end."""
 
-    def header(self) -> str:
-        """The value of the Range header. The range must not be empty."""
+    plain: bool = False
+    """Whether the whole object is asked for instead, since the server has failed at the range."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is the same range whatever the object's size is."""
+        return self.stop is not None and not self.clamp
+
+    def header(self) -> str | None:
+        """The value of the Range header; None for none. The range must not be empty."""
+        if self.plain:
+            return None
         if self.start < 0:
             return f"bytes={self.start}"
         return f"bytes={self.start}-{'' if self.stop is None else self.stop - 1}"
@@ -134,6 +147,8 @@ class Delivery:
     """Bytes of the body in front of ``start``, to be thrown away."""
     cut: bool = False
     """Whether the body goes on beyond ``stop``; then the connection is closed rather than read to the end."""
+    is_counted: bool = False
+    """Whether the whole body must be there before it can be told what it holds: see ``counted``."""
 
 
 def check_response(
@@ -191,11 +206,15 @@ def _whole(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectIn
     _check_encoding(200, headers)
     size = _content_length(200, headers)
     if size is None:
-        raise _lie(200, "the server ignores Range and doesn't say how long the object is (no Content-Length)")
+        _check_countable(wanted, headers)
+        return Delivery(_info(url, 0, headers), 0, 0, is_counted=True)
     info = _info(url, size, headers)
     _check_version(known, info, 200)
     start, stop = wanted.span_in(size)
-    if (start, stop) != (0, size) and stop > SLICE_LIMIT_BYTES:
+    if (start, stop) != (0, size) and start < stop and stop > SLICE_LIMIT_BYTES:
+        if not wanted.is_closed:
+            message = "the server sends everything for this range, and may do so for this one only"
+            raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, 200, fields={"ignores_range": True}, told=info)
         message = (
             f"the server ignores Range and sends all {size} bytes; only ranges that end within the first"
             f" {SLICE_LIMIT_BYTES} are cut out of that: use a server that supports ranges"
@@ -208,23 +227,44 @@ def _unsatisfiable(wanted: Wanted, headers: Mapping[str, str], url: str, known: 
     """416 is right where nothing of the range exists: an error, or the empty rest of an object read to its end."""
     if "Content-Range" not in headers:
         message = "the server says that the range isn't within the object, and not how long that is"
-        raise AttemptFailed(RangeNotSatisfiable, message, Verdict.FATAL, 416)
+        raise AttemptFailed(RangeNotSatisfiable, message, Verdict.FATAL, 416, told=known)
     _, _, size = _content_range(416, headers)
     # The tag of an error answer may be the error's own, so only the size counts.
     info = ObjectInfo(url, size)
     _check_version(known, info, 416)
     start, stop = wanted.span_in(size)
     if start < stop:
-        raise _lie(
-            416, f"the server refuses {wanted.header()}, which is within the {size} bytes that it says there are"
-        )
+        message = f"the server refuses {wanted.header()}, which is within the {size} bytes that it says there are"
+        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, 416, told=info)
     return Delivery(info, start, stop)
+
+
+def counted(wanted: Wanted, delivery: Delivery, nbytes: int, known: ObjectInfo | None) -> Delivery:
+    """The delivery that an answer's whole body of so many bytes makes, or AttemptFailed."""
+    info = replace(delivery.info, size=nbytes)
+    _check_version(known, info, 200)
+    start, stop = wanted.span_in(nbytes)
+    return Delivery(info, start, stop)
+
+
+def _check_countable(wanted: Wanted, headers: Mapping[str, str]) -> None:
+    """Whether an object whose length nobody tells is asked for whole, and its end can be told from a break."""
+    if wanted.is_closed or (wanted.start > 0 and not wanted.plain):
+        raise _lie(200, "the server ignores Range and doesn't say how long the object is (no Content-Length)")
+    if headers.get("Transfer-Encoding", "").strip().lower() != "chunked":
+        message = (
+            "the server doesn't say how long the object is (no Content-Length, no chunks), so that its end can't be"
+            " told from a broken connection: use a server that does"
+        )
+        raise _lie(200, message)
 
 
 def _content_range(status: int, headers: Mapping[str, str]) -> tuple[int | None, int | None, int]:
     value = headers.get("Content-Range")
     if value is None:
         raise _lie(status, "the answer lacks Content-Range")
+    if value.strip() == _NOTHING:
+        return 0, -1, 0
     match = _CONTENT_RANGE.fullmatch(value.strip())
     if match is None:
         raise _lie(status, f"Content-Range {value!r} isn't 'bytes first-last/size'")

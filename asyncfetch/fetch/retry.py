@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import RetryConfig
     from asyncfetch.fetch.download import Download
+    from asyncfetch.ranges import ObjectInfo
 
     _Cause = tuple[type[FetchError], int | None]
 
@@ -106,6 +107,8 @@ class AttemptFailed(Exception):
     """Of the answer that refused, found by names of any case."""
     fields: Mapping[str, object] = field(default_factory=dict)
     """Further fields of ``kind``, such as the size of RangeNotSatisfiable."""
+    told: ObjectInfo | None = None
+    """What the answer says of the object without bringing what was asked for; None where it says nothing."""
 
     def __str__(self) -> str:
         return f"{self.kind.__name__}: {self.message}"

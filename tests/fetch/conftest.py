@@ -252,6 +252,8 @@ class FakeTime:
         )
 
 
+ON_ONE_LOOP = "test_real_servers.py"
+"""A file whose tests are about what servers say, of whom there are many."""
 COPIED = "uvloop-copied"
 """Stands in the name of a test whose bodies are copied because the loop is uvloop's."""
 
@@ -262,7 +264,7 @@ def pytest_asyncio_loop_factories(
     """Every async test runs on every loop, and on uvloop with copied bodies, unless it has ways of its own: then it
     runs on every loop in each.
     """
-    if config.getoption("loop"):
+    if config.getoption("loop") or item.nodeid.partition("::")[0].endswith(ON_ONE_LOOP):
         return None  # as for the tests of all rooms
     assert isinstance(item, pytest.Function)
     marks = item.iter_markers("parametrize")

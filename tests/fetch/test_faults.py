@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +19,12 @@ from asyncfetch.errors import (
     ConnectionFailed,
     FetchError,
     FetchTimeout,
+    InvalidResponse,
     ObjectChanged,
     Throttled,
 )
 from asyncfetch.fetch import connection
+from asyncfetch.ranges import ByteRange
 from tests.conftest import all_others_wait
 from tests.fetch.fault_table import CONTENT, WIRE
 
@@ -197,6 +200,90 @@ async def test_chunked_206_is_counted(fetcher: Fetcher, server: LyingServer, ste
     body = b"5\r\n" + CONTENT[:5] + b"\r\n5\r\n" + CONTENT[5:10] + b"\r\n0\r\n\r\n"
     server.will(step(headers={"Content-Length": None, "Transfer-Encoding": "chunked"}, body=body))
     assert bytes(await fetcher.fetch(url, 0, 10)) == CONTENT[:10]
+
+
+def chunks(content: bytes, *, ended: bool = True) -> dict[str, Any]:
+    """Of an answer of 200 that doesn't say how long it is."""
+    body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (content[:1000], content[1000:]) if part)
+    headers = {"Content-Length": None, "Transfer-Encoding": "chunked"}
+    return {"ignore_range": True, "headers": headers, "body": body + (b"0\r\n\r\n" if ended else b"")}
+
+
+@pytest.mark.parametrize("size", [0, 1, 300_000, 2_000_000])
+async def test_an_object_of_unknown_length_is_read_whole(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], size: int
+) -> None:
+    content = CONTENT[:size]
+    server.every = lambda _: step(**chunks(content))
+    url = server.put("/x", content)
+    for _ in range(2):  # on the same connection
+        assert await fetcher.fetch(url) == content
+    assert (await fetcher.fetch_many([ByteRange(url, 0, None)]))[0] == content
+    assert server.connections == 1
+    for verb, part in ((fetcher.fetch_head, content[:100]), (fetcher.fetch_tail, content[-100:])):
+        info, view = await verb(server.put(f"/{verb.__name__}", content), 100)
+        assert (info.size, view) == (size, part)
+    assert (await fetcher.stat(server.put("/y", content))).size == size
+    with pytest.raises(InvalidResponse, match="ignores Range and doesn't say how long"):
+        await fetcher.fetch(url, 10, 20)
+    assert fetcher.statistics().in_flight == 0
+
+
+async def test_an_object_of_unknown_length_of_a_real_server(fetcher: Fetcher) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for start in range(0, len(CONTENT), 100_000):
+            await response.write(CONTENT[start : start + 100_000])
+        return response
+
+    runner = web.ServerRunner(web.Server(answer))  # type: ignore[arg-type]
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        assert await fetcher.fetch(f"http://127.0.0.1:{port}/x") == CONTENT
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_broken_object_of_unknown_length_starts_over(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str
+) -> None:
+    server.will(step(**chunks(CONTENT[:5000], ended=False), end="close"), step(**chunks(CONTENT), cut=999, end="reset"))
+    server.every = lambda _: step(**chunks(CONTENT))
+    assert await fetcher.fetch(url) == CONTENT
+    assert len(server.requests) == 3
+
+
+async def test_an_object_of_unknown_length_that_changes_is_told(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType]
+) -> None:
+    url = server.put("/x", CONTENT, None)
+    server.will(step(**chunks(CONTENT)), step(**chunks(CONTENT[:-1])))
+    await fetcher.fetch(url)
+    with pytest.raises(ObjectChanged, match="its size was 2000000 bytes and is 1999999"):
+        await fetcher.fetch(url)
+
+
+async def test_an_end_that_is_the_connections_is_refused(
+    fetcher: Fetcher, server: LyingServer, step: type[StepType], url: str
+) -> None:
+    server.every = lambda _: step(ignore_range=True, headers={"Content-Length": None}, end="close")
+    with pytest.raises(InvalidResponse, match="can't be told from a broken connection"):
+        await fetcher.fetch(url)
+
+
+async def test_an_object_of_unknown_length_has_a_bound(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], url: str
+) -> None:
+    server.every = lambda _: step(**chunks(CONTENT))
+    async with fetcher_with(max_unsized_bytes=len(CONTENT)) as fetcher:
+        assert await fetcher.fetch(url) == CONTENT
+    async with fetcher_with(max_unsized_bytes=len(CONTENT) - 1) as fetcher:
+        with pytest.raises(InvalidResponse, match=r"more than 1999999 bytes .* raise max_unsized_bytes"):
+            await fetcher.fetch(url)
 
 
 @pytest.mark.parametrize("header", ["7", "Tue, 14 Nov 2023 22:30:07 GMT"])

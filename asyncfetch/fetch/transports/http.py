@@ -32,7 +32,7 @@ from asyncfetch.fetch.connector import Connector
 from asyncfetch.fetch.hosts import Permit
 from asyncfetch.fetch.quota import spent_quota_seconds
 from asyncfetch.fetch.redirects import REDIRECTS, Route, host_name, is_permanent, next_url, origin_of, static_headers
-from asyncfetch.fetch.responses import MISDIRECTED, Delivery, check_response, refusal
+from asyncfetch.fetch.responses import MISDIRECTED, Delivery, check_response, counted, refusal
 from asyncfetch.fetch.retry import AttemptFailed, Verdict, pause_seconds, retried
 from asyncfetch.fetch.transports.environment import Environment, read_environment
 from asyncfetch.fetch.transports.session import COMMON_HEADERS, Session
@@ -204,7 +204,8 @@ class HttpTransport:
             or failure.kind is InvalidResponse
             or failure.status == MISDIRECTED
         )
-        for addresses_left in reversed(range(MAX_ADDRESSES_PER_ATTEMPT)):
+        addresses_left = MAX_ADDRESSES_PER_ATTEMPT - 1
+        while True:
             address = await book.resolve(download.url)
             moved_to = self._moved.get(download.url)
             url, permanent, is_moving, status = moved_to or address.url, None, True, None
@@ -212,9 +213,13 @@ class HttpTransport:
                 for hop in range(self._config.max_redirects + 1):
                     host = self._host(url)
                     host.counts.retries += failure is not None and hop == 0
+                    if host.lacks_suffixes and download.next_request().start < 0:
+                        await self._ask_size_first(download, book)
                     request = HttpRequest(url, host, address, book, download)
                     redirect = await self._get(request, needs_new_connection=needs_new_connection)
                     if redirect is None:
+                        if download.lost_suffix:
+                            host.lacks_suffixes = True
                         if permanent is not None and book is WEB_URLS:  # what another finds is its own to remember
                             self._note_moved(download.url, permanent)
                         return
@@ -225,11 +230,23 @@ class HttpTransport:
                         permanent = url
                 raise self._too_many_redirects(url, status)
             except AttemptFailed as refused:
+                if download.asks_otherwise(refused) and refused.verdict is not Verdict.AGAIN:
+                    continue
                 # Where the url itself leads now is asked at once in place of a refusal, else by the next attempt.
                 self._moved.pop(download.url, None)
                 was_refused = moved_to is not None and refused.verdict is Verdict.FATAL and (refused.status or 0) >= 400
                 if not addresses_left or not (was_refused or book.reject(download.url, address, refused)):
                     raise
+                addresses_left -= 1
+
+    async def _ask_size_first(self, download: Download, book: AddressBook) -> None:
+        """Has the download ask for the last bytes by their places in the object."""
+        info = download.known
+        if info is None:
+            question = download.size_question()
+            await retried(self._config.retry, self._clock, question.url, self.attempts(question, book), question)
+            info, _ = question.result()
+        download.ask_within(info.size)
 
     async def _get(self, request: HttpRequest, *, needs_new_connection: bool) -> Redirect | None:
         """Sends one request, within its host's limit, and takes its bytes; or tells where it is redirected to."""
@@ -344,7 +361,9 @@ class HttpTransport:
         """Sends one request by the session."""
         host, download = request.host, request.download
         byte_range, etag, _ = download.ask(request.address.etag)
-        headers = {**request.headers(etag), "Range": byte_range}
+        headers = request.headers(etag)
+        if byte_range is not None:
+            headers["Range"] = byte_range
         host.counts.requests += 1
         async with self._session.exchange(
             host, "GET", request.url, headers, needs_new_connection=needs_new_connection, allowance=allowance
@@ -358,6 +377,9 @@ class HttpTransport:
             delivery = self._judge(request, status, answered)
             if isinstance(delivery, Redirect):
                 return delivery
+            if delivery.is_counted:
+                await self._take_counted(request, permit, delivery, exchange)
+                return None
             view = download.accept(delivery)
             download.remember()
             if delivery.start == delivery.stop and status != 206:  # then a body may say something else
@@ -372,6 +394,20 @@ class HttpTransport:
             download.host = host
             permit.received(len(view), host.now() - exchange.first_byte_at)
         return None
+
+    async def _take_counted(self, request: HttpRequest, permit: Permit, delivery: Delivery, exchange: Exchange) -> None:
+        """Takes a body that must be there as a whole before it can be told what it holds."""
+        download, host = request.download, request.host
+        remedy = "and doesn't say how long it is: raise max_unsized_bytes, or use a server that does"
+        body = await exchange.read_all(self._config.max_unsized_bytes, remedy)
+        delivery = counted(download.next_request(), delivery, len(body), download.known)
+        view = download.accept(delivery)
+        download.remember()
+        view[:] = body[delivery.start : delivery.stop]
+        download.landed(len(view))
+        download.host = host
+        permit.landed(len(body))
+        permit.received(len(body), host.now() - exchange.first_byte_at)
 
     async def _hedge(self, request: HttpRequest, permit: Permit, first: Connection, sent: bytes) -> Connection:
         """Makes a late request a second time; the connection of the answer that comes first and fits.
@@ -552,7 +588,7 @@ class HttpTransport:
             if spent_seconds is not None:
                 permit.host.pause(spent_seconds)
 
-    def _request_head(self, request: HttpRequest, etag: str | None, byte_range: str) -> bytes:
+    def _request_head(self, request: HttpRequest, etag: str | None, byte_range: str | None) -> bytes:
         """The head of a request; all but its last line is the same for all ranges of an object."""
         key = request.download.url, etag
         address, host, url, head = self._request_heads.get(key, _NO_HEAD)
@@ -561,7 +597,7 @@ class HttpTransport:
             self._request_heads[key] = request.address, request.host, request.url, head
             if len(self._request_heads) > MAX_REQUEST_HEADS:
                 self._request_heads.popitem(last=False)
-        return b"%bRange: %b\r\n\r\n" % (head, byte_range.encode())
+        return head + (b"\r\n" if byte_range is None else b"Range: %b\r\n\r\n" % byte_range.encode())
 
     def _note_moved(self, url: str, target: URL) -> None:
         """Remembers where the user's url was moved to for good."""

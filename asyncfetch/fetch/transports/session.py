@@ -353,15 +353,13 @@ class Exchange:
                 body += chunk
         return body
 
-    async def read_all(self, max_bytes: int) -> bytes:
-        """Return the whole body; AttemptFailed where it breaks or is longer than ``max_bytes``."""
+    async def read_all(self, max_bytes: int, where: str = "where a page of text was asked for") -> bytes:
+        """Return the whole body; AttemptFailed, in words that end in ``where``, if it breaks or is too long."""
         body = bytearray()
         while chunk := await self.next_chunk():
             body += chunk
             if len(body) > max_bytes:
-                message = (
-                    f"{self._host.name} answers with more than {max_bytes} bytes where a page of text was asked for"
-                )
+                message = f"{self._host.name} answers with more than {max_bytes} bytes {where}"
                 raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, self.status)
         return bytes(body)
 
