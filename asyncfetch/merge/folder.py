@@ -80,7 +80,7 @@ class BuildFolder:
 
     def find(self, path: str) -> WrittenFile | None:
         """The file, if it is finished and still what it was. Reads all of it."""
-        with suppress(FileNotFoundError, ValueError, TypeError):
+        with suppress(OSError, ValueError, TypeError):  # what can't be read is made anew
             noted = WrittenFile(**json.loads(self._note(path).read_text()))
             if noted == _measure(self.dataset / path, path):
                 return noted

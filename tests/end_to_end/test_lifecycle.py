@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from asyncfetch.testing import Fault, RangeServer, ServedRequest
+from tests.end_to_end.conftest import LENGTHS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -339,3 +340,64 @@ def group_of(pid: int) -> int | None:
         return os.getpgid(pid)
     except ProcessLookupError:
         return None
+
+
+FRAMES = sum(LENGTHS)
+USES = {
+    "a stream": f"assert len(list(make())) == {FRAMES}",
+    "a length": f"assert len(af.torch.StreamDataset(make())) == {FRAMES}",
+    "a mixture": f"assert len(list(af.Mixture([make(), make()], weights=[1, 1]))) >= {FRAMES}",
+    "a loader without workers": f"""
+        loader = DataLoader(af.torch.StreamDataset(make()), batch_size=4)
+        assert sum(len(batch["index"]) for batch in loader) == {FRAMES}
+    """,
+    "a loader with two workers": f"""
+        assert sum(len(batch["index"]) for batch in loader_of(make())) == {FRAMES}
+    """,
+    "served samples and their statistics": f"""
+        with af.serve_samples(make(), batch_size=4) as batches:
+            assert sum(len(batch["index"]) for batch in batches) == {FRAMES}
+            assert batches.statistics()
+    """,
+    "frames": f"""
+        frames = af.torch.FrameDataset(url, config=config)
+        assert len(frames) == {FRAMES} and int(frames[7]["index"]) == 7
+    """,
+    "tensors by plain calls": """
+        with TensorServer(max_bytes=2**20) as server, TensorClient() as client:
+            assert client.localize(client.remotize([torch.ones(3)], server.url))[0].tolist() == [1, 1, 1]
+    """,
+    "tensors by coroutines": """
+        async def main():
+            with TensorServer(max_bytes=2**20) as server:
+                async with TensorClient() as client:
+                    tensors = await client.localize(await client.remotize([torch.ones(3)], server.url))
+                    assert tensors[0].tolist() == [1, 1, 1]
+        anyio.run(main)
+    """,
+    "a pool of staged files": """
+        with af.UrlStore(url, config.fetch) as store, af.CachePool(parent_dir=None, method="raw") as pool:
+            lazies = [pool.get_lazy(store, "meta/info.json") for _ in range(2)]
+            assert [b"codebase_version" in lazy.get() for lazy in lazies] == [True, True]
+    """,
+    "a stream inside of trio": f"""
+        async def main():
+            assert len(list(make())) == {FRAMES}
+        anyio.run(main, backend="trio")
+    """,
+}
+
+
+@pytest.mark.timeout(200)  # eight seconds of a core, where it doesn't hang
+def test_every_synchronous_use_ends_where_sniffio_and_trio_are_imported(served: Served) -> None:
+    body = "import sniffio, trio, torch\nfrom asyncfetch.tensors import TensorClient, TensorServer\n"
+    for name, use in USES.items():
+        body += f"{textwrap.dedent(use)}\nprint({name!r}, flush=True)\n"
+    process = start(served, body)
+    try:
+        output, errors = process.communicate(timeout=180)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+    assert (output.splitlines(), errors) == (list(USES), "")  # where it hangs, the next one hasn't come
+    assert process.returncode == 0

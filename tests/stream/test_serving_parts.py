@@ -241,6 +241,20 @@ def test_what_was_said_before_the_end_is_received_and_then_the_end(channels: tup
     there.send("to nobody")
 
 
+def test_a_descriptor_that_can_not_be_sent_is_an_error_here_and_an_end_there(
+    channels: tuple[Channel, Channel],
+) -> None:
+    """Not a silence, in which the other end would wait for it for ever."""
+    one, other = channels
+    closed = os.open(os.devnull, os.O_RDONLY)
+    os.close(closed)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        one.send("with", closed)
+    one.send("without")
+    with pytest.raises(EOFError):
+        other.receive()
+
+
 def test_the_end_of_the_other_process_is_seen_though_its_connection_lasts() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     connection, copy = multiprocessing.Pipe()
