@@ -265,11 +265,11 @@ class Connection(asyncio.BufferedProtocol):
         """Read a body that wasn't asked for where that is cheap, so that the connection can be used again.
 
         Returns:
-            It, for the words that a server explains a refusal in; empty where it is long, or doesn't come.
+            What came of it, for the words that a server explains a refusal in; empty where it is long, or read already.
         """
         assert self.head is not None
         length_bytes = self.head.length_bytes
-        if self.is_whole or length_bytes is None or length_bytes > DRAIN_LIMIT_BYTES:
+        if self._phase is not _Phase.HELD or length_bytes is None or length_bytes > DRAIN_LIMIT_BYTES:
             return b""
         body = bytearray(length_bytes)
         with anyio.move_on_after(DRAIN_LIMIT_SECONDS), suppress(AttemptFailed):  # the head has said all that matters

@@ -182,7 +182,8 @@ class Download:
         """Whether the next request asks in another way than the one that the server has failed at; told just once.
 
         Servers have ways of their own with suffix ranges, and with ranges of empty objects. Which bytes are meant is
-        known from the size: where the answer doesn't tell it, that to a request without a range does.
+        known from the size: where the answer doesn't tell it, that to a range of one byte does, and of an empty object,
+        all of whose ranges may be refused, that to a request without one.
         """
         wanted = self.wanted
         statuses = OTHERWISE_OF_ENDS if wanted.stop is None else OTHERWISE
@@ -192,10 +193,14 @@ class Download:
         if size and max(wanted.start, 0) < size:
             self.ask_within(size)
             return True
-        if wanted.plain or failure.status == 200:
+        if wanted.plain or self.lost_suffix or failure.status == 200:
             return False
-        self.lost_suffix = wanted.start < 0 and failure.verdict is not Verdict.AGAIN
-        self.wanted = replace(wanted, plain=True)
+        if wanted.start < 0:
+            self.lost_suffix = True
+        elif failure.status == 416:
+            self.wanted = replace(wanted, plain=True)
+        else:
+            return False
         return True
 
     def accept(self, delivery: Delivery) -> Views:

@@ -361,7 +361,8 @@ class Fetcher:
         if self._state != "open":  # since the call began
             self._check()
         download = Download(url, wanted, self._objects, self._memory, buffer, asked=asked, part_of=part_of)
-        attempts = self._transports.of(url).attempts(download)
+        transport = self._transports.of_string(url) if type(url) is str else self._transports.of(url)
+        attempts = transport.attempts(download)
         with Interrupt() as call:
             self._calls.add(call)
             try:

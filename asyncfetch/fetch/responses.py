@@ -90,6 +90,11 @@ class Wanted:
     """Whether the whole object is asked for instead, since the server has failed at the range."""
 
     @property
+    def is_suffix(self) -> bool:
+        """Whether the last bytes are asked for by their number."""
+        return self.start < 0 and not self.plain
+
+    @property
     def is_closed(self) -> bool:
         """Whether it is the same range whatever the object's size is."""
         return self.stop is not None and not self.clamp
@@ -211,6 +216,7 @@ def _whole(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectIn
     info = _info(url, size, headers)
     _check_version(known, info, 200)
     start, stop = wanted.span_in(size)
+    _check_refusal_was_right(wanted, start, stop)
     if (start, stop) != (0, size) and start < stop and stop > SLICE_LIMIT_BYTES:
         if not wanted.is_closed:
             message = "the server sends everything for this range, and may do so for this one only"
@@ -244,7 +250,13 @@ def counted(wanted: Wanted, delivery: Delivery, nbytes: int, known: ObjectInfo |
     info = replace(delivery.info, size=nbytes)
     _check_version(known, info, 200)
     start, stop = wanted.span_in(nbytes)
+    _check_refusal_was_right(wanted, start, stop)
     return Delivery(info, start, stop)
+
+
+def _check_refusal_was_right(wanted: Wanted, start: int, stop: int) -> None:
+    if wanted.plain and start < stop:
+        raise _lie(200, "the server refuses ranges of an object that isn't empty")
 
 
 def _check_countable(wanted: Wanted, headers: Mapping[str, str]) -> None:

@@ -52,7 +52,8 @@ class Transports:
         self._s3 = S3Transport(config, http, clock)
         self._hub = HubTransport(config, http, clock)
         self._others = OtherTransport(config, hosts, clock)
-        self._of = lru_cache(MAX_URLS)(self._find)
+        self.of_string = lru_cache(MAX_URLS)(self._find)
+        """The same as ``of`` for what is known to be a string."""
 
     @classmethod
     async def open(cls, config: FetchConfig, hosts: Hosts, clock: Clock) -> Self:
@@ -69,7 +70,7 @@ class Transports:
         """The way to ``url``; ConfigError where there is none."""
         if not isinstance(url, str):
             raise ConfigError(f"a url or path must be a string, not of type {type(url).__name__}: str(path) makes one")
-        return self._of(url)
+        return self.of_string(url)
 
     def _find(self, url: str) -> Transport:
         scheme, separator, _ = url.partition("://")

@@ -219,7 +219,8 @@ async def test_an_object_of_unknown_length_is_read_whole(
     for _ in range(2):  # on the same connection
         assert await fetcher.fetch(url) == content
     assert (await fetcher.fetch_many([ByteRange(url, 0, None)]))[0] == content
-    assert server.connections == 1
+    # A connection of ours sees that the answer isn't plain, and the session asks from then on.
+    assert server.connections == 1 + fetcher.config.direct_bodies
     for verb, part in ((fetcher.fetch_head, content[:100]), (fetcher.fetch_tail, content[-100:])):
         info, view = await verb(server.put(f"/{verb.__name__}", content), 100)
         assert (info.size, view) == (size, part)
@@ -261,7 +262,8 @@ async def test_an_object_of_unknown_length_that_changes_is_told(
     fetcher: Fetcher, server: LyingServer, step: type[StepType]
 ) -> None:
     url = server.put("/x", CONTENT, None)
-    server.will(step(**chunks(CONTENT)), step(**chunks(CONTENT[:-1])))
+    again = [step(**chunks(CONTENT))] if fetcher.config.direct_bodies else []
+    server.will(*again, step(**chunks(CONTENT)), step(**chunks(CONTENT[:-1])))
     await fetcher.fetch(url)
     with pytest.raises(ObjectChanged, match="its size was 2000000 bytes and is 1999999"):
         await fetcher.fetch(url)

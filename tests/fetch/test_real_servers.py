@@ -174,8 +174,7 @@ async def test_that_a_server_refuses_suffix_ranges_is_found_out_once(server: Lyi
     for number in range(3):
         await fetcher.fetch_tail(server.put(f"/{number}", OBJECTS["2500000.bin"]), COUNT)
     asked = [request.headers.get("range") for request in server.requests]
-    first = ["bytes=-65536", None, "bytes=2434464-2499999"]
-    assert asked == [*first, *["bytes=0-0", "bytes=2434464-2499999"] * 2]
+    assert asked == ["bytes=-65536", *["bytes=0-0", "bytes=2434464-2499999"] * 3]
     await fetcher.fetch_tail(server.url("/2"), 10)
     assert len(server.requests) == len(asked) + 1  # its size is known
 

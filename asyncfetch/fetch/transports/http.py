@@ -213,12 +213,12 @@ class HttpTransport:
                 for hop in range(self._config.max_redirects + 1):
                     host = self._host(url)
                     host.counts.retries += failure is not None and hop == 0
-                    if host.lacks_suffixes and download.next_request().start < 0:
+                    if (host.lacks_suffixes or download.lost_suffix) and download.wanted.is_suffix:
                         await self._ask_size_first(download, book)
                     request = HttpRequest(url, host, address, book, download)
                     redirect = await self._get(request, needs_new_connection=needs_new_connection)
                     if redirect is None:
-                        if download.lost_suffix:
+                        if download.lost_suffix and download.landed_bytes:
                             host.lacks_suffixes = True
                         if permanent is not None and book is WEB_URLS:  # what another finds is its own to remember
                             self._note_moved(download.url, permanent)
