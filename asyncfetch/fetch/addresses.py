@@ -19,6 +19,7 @@ import anyio
 
 from asyncfetch.errors import AsyncFetchError
 from asyncfetch.fetch.redirects import parse_url, userinfo
+from asyncfetch.fetch.refusals import explained
 from asyncfetch.fetch.retry import AttemptFailed
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ class WebUrls:
         return False
 
     def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
-        """As they are."""
-        return headers
+        """What any server may say."""
+        return explained(status, headers, body)
 
 
 @lru_cache(maxsize=1024)

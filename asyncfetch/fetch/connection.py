@@ -23,6 +23,7 @@ import anyio
 from multidict import CIMultiDict
 
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
+from asyncfetch.fetch.refusals import broken
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.scatter import Places
 from asyncfetch.runtime.sockets import abort
@@ -494,7 +495,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _lost(self, error: Exception | None) -> AttemptFailed:
         if self._phase is _Phase.AWAITING_HEAD:
-            message = f"the connection to {self._host} broke ({error or 'it was closed in place of an answer'})"
+            message = broken(self._host, error or "it was closed in place of an answer")
             if self.is_reused and not self._filled:
                 return PooledConnectionDied(ConnectionFailed, message)
             return AttemptFailed(ConnectionFailed, message, address=self.peer)

@@ -8,6 +8,7 @@ import ssl
 import aiohttp
 
 from asyncfetch.errors import AccessDenied, ConfigError, ConnectionFailed, FetchTimeout, InvalidResponse, redact_text
+from asyncfetch.fetch.refusals import broken, challenges
 from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
 
 __all__ = ["SESSION_ERRORS", "connect_failure", "session_failure"]
@@ -15,6 +16,8 @@ __all__ = ["SESSION_ERRORS", "connect_failure", "session_failure"]
 SESSION_ERRORS = (aiohttp.ClientError, OSError, ValueError)
 """Everything that a request of aiohttp raises; its timeouts and TLS errors are OSErrors."""
 
+_ALERT = r"b'\x15\x03"
+"""Begins what a server of TLS sends to who doesn't speak it, as aiohttp quotes that."""
 _UNKNOWN_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
@@ -38,6 +41,7 @@ def connect_failure(
             return AttemptFailed(ConnectionFailed, message, Verdict.FATAL)
         case ssl.SSLError():
             message = f"no TLS session with {host} ({error}): does it speak https on this port?"
+            message += " For plain http, write http:// in the url"
             return AttemptFailed(ConnectionFailed, message, Verdict.ONCE)
     if is_name:
         unknown = getattr(error, "errno", None) in _UNKNOWN_NAME
@@ -76,7 +80,9 @@ def session_failure(error: Exception, host: str, proxy: str | None = None) -> At
         case aiohttp.ClientConnectorError():
             return connect_failure(error.os_error, host)
         case aiohttp.ClientHttpProxyError(status=407):
+            asked = ", ".join(challenges(error.headers or {}, "Proxy-Authenticate"))
             message = f"the proxy {proxy} wants credentials, or others: put them into its url in the environment"
+            message += f"; asked for: {asked}, and Basic is all that is spoken with proxies" if asked else ""
             return AttemptFailed(AccessDenied, message, Verdict.FATAL, 407)
         case aiohttp.ClientHttpProxyError():
             message = f"the proxy {proxy} gives no tunnel to {host} ({error.status} {error.message})"
@@ -89,10 +95,10 @@ def session_failure(error: Exception, host: str, proxy: str | None = None) -> At
             ) from cause_of(error)
         case aiohttp.ClientPayloadError():
             return AttemptFailed(ConnectionFailed, f"the body from {host} broke off ({error})")
+        case aiohttp.ClientResponseError() if _ALERT in error.message:
+            return AttemptFailed(InvalidResponse, f"{host} answers in TLS: write https:// in the url", Verdict.ONCE)
         case aiohttp.ClientResponseError():
             message = f"{host} doesn't answer in HTTP ({' '.join(error.message.split())})"
             return AttemptFailed(InvalidResponse, message, Verdict.ONCE)
         case _:
-            return AttemptFailed(
-                ConnectionFailed, f"the connection to {host} broke ({str(error) or type(error).__name__})"
-            )
+            return AttemptFailed(ConnectionFailed, broken(host, str(error) or type(error).__name__))

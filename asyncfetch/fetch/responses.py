@@ -8,7 +8,7 @@ Content-Range, length, encoding and version that it holds the asked bytes, or it
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import (
@@ -22,6 +22,7 @@ from asyncfetch.errors import (
     Throttled,
 )
 from asyncfetch.fetch.objects import difference
+from asyncfetch.fetch.refusals import PLAIN_TO_TLS, is_page, may_be_page
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.ranges import ObjectInfo
 
@@ -72,6 +73,7 @@ _REFUSALS: Mapping[int, tuple[type[FetchError], Verdict, str]] = {
     502: (FetchError, Verdict.AGAIN, "a gateway got no good answer from the server behind it"),
     503: (Throttled, Verdict.AGAIN, "the server is overloaded: lower max_requests_per_host"),
     504: (FetchError, Verdict.AGAIN, "a gateway got no answer in time from the server behind it"),
+    511: (AccessDenied, Verdict.FATAL, "this network wants a login first: open a web page from this machine"),
 }
 
 
@@ -185,6 +187,8 @@ def refusal(status: int, headers: Mapping[str, str]) -> AttemptFailed:
     if word in TOKEN_CODES:
         message = "the session token has expired: get new credentials"
         return AttemptFailed(AccessDenied, message, Verdict.FATAL, status)
+    if word == PLAIN_TO_TLS:
+        return AttemptFailed(FetchError, "the port speaks TLS: write https:// in the url", Verdict.FATAL, status)
     otherwise = FetchError, Verdict.ONCE if word == NO_REASON else Verdict.FATAL, "the server refuses the request"
     kind, verdict, message = _REFUSALS.get(status, otherwise)
     return AttemptFailed(kind, message, verdict, status)
@@ -210,6 +214,8 @@ def _whole(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectIn
     """A server that ignores Range sends everything: fine where that was asked, or where the wanted part comes early."""
     _check_encoding(200, headers)
     size = _content_length(200, headers)
+    if may_be_page(url, headers) and (size is None or size <= SLICE_LIMIT_BYTES):
+        return Delivery(_info(url, 0, headers), 0, 0, is_counted=True)
     if size is None:
         _check_countable(wanted, headers)
         return Delivery(_info(url, 0, headers), 0, 0, is_counted=True)
@@ -245,11 +251,21 @@ def _unsatisfiable(wanted: Wanted, headers: Mapping[str, str], url: str, known: 
     return Delivery(info, start, stop)
 
 
-def counted(wanted: Wanted, delivery: Delivery, nbytes: int, known: ObjectInfo | None) -> Delivery:
-    """The delivery that an answer's whole body of so many bytes makes, or AttemptFailed."""
-    info = replace(delivery.info, size=nbytes)
+def counted(
+    wanted: Wanted, headers: Mapping[str, str], body: bytes | bytearray, *, url: str, known: ObjectInfo | None
+) -> Delivery:
+    """The delivery that an answer of 200 makes whose whole body is there, or AttemptFailed; as ``check_response``."""
+    if may_be_page(url, headers) and is_page(body):
+        message = (
+            "a page of HTML came in place of the object, as a network, a proxy or a server sends that wants a login"
+            " first: open the url in a browser on this machine"
+        )
+        raise _lie(200, message)
+    if "Content-Length" not in headers:
+        _check_countable(wanted, headers)
+    info = _info(url, len(body), headers)
     _check_version(known, info, 200)
-    start, stop = wanted.span_in(nbytes)
+    start, stop = wanted.span_in(len(body))
     _check_refusal_was_right(wanted, start, stop)
     return Delivery(info, start, stop)
 

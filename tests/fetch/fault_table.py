@@ -317,6 +317,30 @@ ELSEWHERE: Final = (
         "test_faults.py::test_a_server_without_ranges_serves_all_or_what_comes_early",
     ),
     Elsewhere(
+        "objects",
+        "one whose length nobody tells, in chunks",
+        "read whole, up to `max_unsized_bytes`",
+        "test_faults.py::test_an_object_of_unknown_length_is_read_whole",
+    ),
+    Elsewhere(
+        "objects",
+        "the same that ends with its connection",
+        "`InvalidResponse`",
+        "test_faults.py::test_an_end_that_is_the_connections_is_refused",
+    ),
+    Elsewhere(
+        "objects",
+        "the last bytes of one, or an empty one, that its server has ways of its own with",
+        "asked for in another way",
+        "test_real_servers.py::test_every_verb_is_right_of_servers_that_are_imitated",
+    ),
+    Elsewhere(
+        "objects",
+        "a page of HTML in place of one, at once or behind a redirect",
+        "asked once more; `InvalidResponse` that says so if that is no better",
+        "test_refusals.py::test_a_page_in_place_of_bytes_is_told",
+    ),
+    Elsewhere(
         "memory",
         "there is too little for what a server says that is coming",
         "`FetchError` at once",
@@ -364,6 +388,12 @@ ELSEWHERE: Final = (
         "https to a port of plain http",
         "`ConnectionFailed`",
         "test_faults.py::test_https_to_a_plain_port_is_told",
+    ),
+    Elsewhere(
+        "connections",
+        "plain http to a port of TLS",
+        "an error that says so",
+        "test_refusals.py::test_what_other_servers_of_tls_answer_is_told",
     ),
     Elsewhere(
         "redirects",

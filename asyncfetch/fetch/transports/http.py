@@ -32,6 +32,7 @@ from asyncfetch.fetch.connector import Connector
 from asyncfetch.fetch.hosts import Permit
 from asyncfetch.fetch.quota import spent_quota_seconds
 from asyncfetch.fetch.redirects import REDIRECTS, Route, host_name, is_permanent, next_url, origin_of, static_headers
+from asyncfetch.fetch.refusals import circumstances
 from asyncfetch.fetch.responses import MISDIRECTED, Delivery, check_response, counted, refusal
 from asyncfetch.fetch.retry import AttemptFailed, Verdict, pause_seconds, retried
 from asyncfetch.fetch.transports.environment import Environment, read_environment
@@ -123,11 +124,22 @@ class HttpRequest:
         """Return what an answer brings, or the url that it redirects to; AttemptFailed where it isn't to be taken."""
         if status in REDIRECTS:
             return Redirect(next_url(self.url, headers.get("Location")), status, is_permanent(status, headers))
-        download, etag = self.download, self.address.etag
-        if etag is not None and status < 400:
-            headers = CIMultiDict(headers)
-            headers["ETag"] = etag
+        download = self.download
+        if status < 400:
+            headers = self._with_version(headers)
         return check_response(download.next_request(), status, headers, url=download.url, known=download.known)
+
+    def count(self, headers: Mapping[str, str], body: bytes | bytearray) -> Delivery:
+        """Return what a whole body brings, of which the answer's head doesn't tell enough; else AttemptFailed."""
+        download, headers = self.download, self._with_version(headers)
+        return counted(download.next_request(), headers, body, url=download.url, known=download.known)
+
+    def _with_version(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        if self.address.etag is None:
+            return headers
+        changed = CIMultiDict(headers)
+        changed["ETag"] = self.address.etag
+        return changed
 
     def fits(self, head: Head | None) -> bool:
         """Return whether an answer brings the bytes, by its head alone."""
@@ -273,6 +285,7 @@ class HttpTransport:
             succeeded = True
         except AttemptFailed as failure:
             failure.host = host.name
+            failure.message += self._circumstances(failure, host, request.url, request.address)
             if failure.address is not None:
                 self._connector.resolver.set_aside([failure.address])
             permit.failed(failure)
@@ -335,12 +348,18 @@ class HttpTransport:
         delivery = self._judge(request, status, headers)
         if isinstance(delivery, Redirect):
             return delivery
+        rate_limit = None if allowance is None else RateLimit(allowance, connection.paused)
+        if delivery.is_counted:
+            whole = bytearray(head.length_bytes or 0)
+            if whole:
+                await connection.receive(memoryview(whole), rate_limit)
+            self._take_whole(request, permit, headers, whole, connection.first_byte_at)
+            return None
         view = download.accept(delivery)
         download.remember()
         if delivery.start == delivery.stop:
             await connection.drain()
             return None
-        rate_limit = None if allowance is None else RateLimit(allowance, connection.paused)
         if delivery.skip_bytes or delivery.cut:
             body = memoryview(bytearray(delivery.skip_bytes + len(view)))
             await connection.receive(body, rate_limit)
@@ -378,7 +397,11 @@ class HttpTransport:
             if isinstance(delivery, Redirect):
                 return delivery
             if delivery.is_counted:
-                await self._take_counted(request, permit, delivery, exchange)
+                remedy = "and doesn't say how long it is: raise max_unsized_bytes, or use a server that does"
+                length = answered.get("Content-Length")
+                max_bytes = self._config.max_unsized_bytes if length is None else int(length)
+                whole = await exchange.read_all(max_bytes, remedy)
+                self._take_whole(request, permit, answered, whole, exchange.first_byte_at)
                 return None
             view = download.accept(delivery)
             download.remember()
@@ -395,19 +418,28 @@ class HttpTransport:
             permit.received(len(view), host.now() - exchange.first_byte_at)
         return None
 
-    async def _take_counted(self, request: HttpRequest, permit: Permit, delivery: Delivery, exchange: Exchange) -> None:
-        """Takes a body that must be there as a whole before it can be told what it holds."""
+    def _take_whole(
+        self,
+        request: HttpRequest,
+        permit: Permit,
+        headers: Mapping[str, str],
+        body: bytes | bytearray,
+        first_byte_at: float,
+    ) -> None:
+        """Takes a body that had to be there as a whole before it could be told what it holds."""
         download, host = request.download, request.host
-        remedy = "and doesn't say how long it is: raise max_unsized_bytes, or use a server that does"
-        body = await exchange.read_all(self._config.max_unsized_bytes, remedy)
-        delivery = counted(download.next_request(), delivery, len(body), download.known)
+        try:
+            delivery = request.count(headers, body)
+        except AttemptFailed as failure:
+            self._note_answer(failure, 200, headers)
+            raise
         view = download.accept(delivery)
         download.remember()
-        view[:] = body[delivery.start : delivery.stop]
+        view[:] = memoryview(body)[delivery.start : delivery.stop]
         download.landed(len(view))
         download.host = host
         permit.landed(len(body))
-        permit.received(len(body), host.now() - exchange.first_byte_at)
+        permit.received(len(body), host.now() - first_byte_at)
 
     async def _hedge(self, request: HttpRequest, permit: Permit, first: Connection, sent: bytes) -> Connection:
         """Makes a late request a second time; the connection of the answer that comes first and fits.
@@ -512,6 +544,7 @@ class HttpTransport:
                     response = await self._ask(permit, method, url, address, book, max_bytes, body)
                 except AttemptFailed as failure:
                     failure.host = host.name
+                    failure.message += self._circumstances(failure, host, url, address)
                     permit.failed(failure)
                     raise
             if response.target is None or origin_of(response.target) != origin_of(url):
@@ -555,6 +588,18 @@ class HttpTransport:
         finally:
             if allowance is not None:
                 allowance.close()
+
+    def _circumstances(self, failure: AttemptFailed, host: Host, url: URL, address: Address) -> str:
+        """What was sent with the request that failed, and who may have answered, in words."""
+        proxy, sent = host.route.proxy, own_headers(host, address)
+        is_configured = any(name in self._config.tokens for name in (url.host, host.name))
+        return circumstances(
+            failure,
+            url,
+            sent,
+            proxy=None if proxy is None else host_name(proxy),
+            withheld=is_configured and url.scheme == "http" and "Authorization" not in sent,
+        )
 
     def _judge(self, request: HttpRequest, status: int, headers: Mapping[str, str]) -> Delivery | Redirect:
         try:

@@ -29,6 +29,7 @@ from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
 from asyncfetch.fetch.listing import Listing, listed_size
 from asyncfetch.fetch.redirects import next_url, origin_of, parse_url, static_headers, userinfo
+from asyncfetch.fetch.refusals import explained
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.ranges import ObjectInfo
 
@@ -140,8 +141,8 @@ class HubTransport:
         return failure.status in {401, 403} and self._addresses.reject(url, address)
 
     def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
-        """The Hub says it in X-Error-Code already."""
-        return headers
+        """The Hub says it in X-Error-Code; what stands in front of it may not."""
+        return explained(status, headers, body)
 
     async def endpoint(self, url: str) -> str:
         """The Hub that is asked; empty for the usual one."""

@@ -16,6 +16,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from asyncfetch.errors import ConfigError, InvalidResponse, NotFound, redact_url
+from asyncfetch.fetch import refusals
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
 from asyncfetch.fetch.listing import Listing, listed_size
 from asyncfetch.fetch.redirects import REDIRECTS, host_name
@@ -112,7 +113,7 @@ class S3Transport:
 
     def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
         """S3 puts the error's code, the bucket's region and, with 416, the object's size into an XML body."""
-        explained = CIMultiDict(headers)
+        explained = CIMultiDict(refusals.explained(status, headers, body))
         for name, tag in (("X-Error-Code", _CODE), ("x-amz-bucket-region", _REGION_TAG)):
             if (match := tag.search(body)) is not None:
                 explained[name] = match[1].decode()

@@ -1,0 +1,171 @@
+"""What stands behind an answer that isn't the object's, in words: a login, a proxy, the wrong port, a page. Pure.
+
+A status alone says little: 403 is a token's that wasn't sent as well as a proxy's. Nothing here shows a secret: of
+credentials the kind is told, of a server's challenge the scheme and the realm.
+"""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import TYPE_CHECKING
+
+from multidict import CIMultiDict
+
+from asyncfetch.errors import AccessDenied, redact_text, redact_url
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from yarl import URL
+
+    from asyncfetch.fetch.retry import AttemptFailed
+
+__all__ = ["PLAIN_TO_TLS", "broken", "challenges", "circumstances", "explained", "is_page", "may_be_page"]
+
+PLAIN_TO_TLS = "plain http on a port of https"
+"""In place of what servers say of it, each in its own words."""
+
+_TOLD_PLAIN = re.compile(
+    rb"plain HTTP request was sent to HTTPS|HTTP request to an HTTPS server|speaking plain HTTP to an SSL-enabled",
+    re.IGNORECASE,
+)
+_TITLE = re.compile(rb"<title[^>]*>([^<]{1,200})", re.IGNORECASE)
+_PAGE = re.compile(
+    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*(?:<!doctype\s+html|<html[\s>])", re.IGNORECASE | re.DOTALL
+)
+_OF_PAGES = frozenset({"html", "htm", "xhtml", "shtml", "php", "asp", "aspx", "jsp", "cgi", "pl", "do"})
+_EXTENSION = re.compile(r"[^/]\.([A-Za-z0-9]{1,8})$")
+_GATEWAYS = frozenset({400, 403, 404, 407, 451, 502, 503, 504, 511})
+"""Statuses by which proxies answer for themselves."""
+_OWN_WORDS = ("X-Squid-Error", "Proxy-Status")
+_CHALLENGE = re.compile(r"([A-Za-z][A-Za-z0-9_-]{0,40})(?:\s+(.*))?$", re.DOTALL)
+_SPOKEN = frozenset({"basic", "bearer"})
+_KINDS = {"bearer": "a bearer token", "basic": "a Basic login"}
+_MAX_CHARACTERS = 80
+_BROKEN = "the connection to "
+
+
+def broken(host: str, cause: object) -> str:
+    """The message of a connection that ended in place of an answer."""
+    return f"{_BROKEN}{host} broke ({cause})"
+
+
+def explained(status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
+    """The headers of an error answer, with what its text says: see AddressBook.explain."""
+    word = None
+    if status == 400 and _TOLD_PLAIN.search(body):
+        word = PLAIN_TO_TLS
+    elif status in _GATEWAYS and "html" in headers.get("Content-Type", "").lower():
+        title = _TITLE.search(body)
+        word = _shown(unescape(title[1].decode("utf-8", "replace"))) if title is not None else None
+    if not word or "X-Error-Code" in headers:
+        return headers
+    changed = CIMultiDict(headers)
+    changed["X-Error-Code"] = word
+    return changed
+
+
+def may_be_page(url: str, headers: Mapping[str, str]) -> bool:
+    """Whether an answer calls itself a page of HTML where the object's name says that it is something else."""
+    if not headers.get("Content-Type", "").lower().startswith(("text/html", "application/xhtml")):
+        return False
+    extension = _EXTENSION.search(re.split("[?#]", url, maxsplit=1)[0])
+    return extension is not None and extension[1].lower() not in _OF_PAGES
+
+
+def is_page(body: bytes | bytearray) -> bool:
+    """Whether it begins as one."""
+    return _PAGE.match(body[:4096]) is not None
+
+
+def circumstances(
+    failure: AttemptFailed, url: URL, sent: Mapping[str, str], *, proxy: str | None, withheld: bool
+) -> str:
+    """What is to be added to the message of a failed request; empty where nothing is known.
+
+    Args:
+        failure: With the headers of the answer, where there was one.
+        url: As it was sent.
+        sent: The request's headers.
+        proxy: ``host:port`` of the one that was asked; None where none was.
+        withheld: Whether a token is configured for the host that may not go there.
+    """
+    status, headers = failure.status, failure.headers
+    if status is None:
+        never_answered = url.scheme == "http" and failure.message.startswith(_BROKEN)
+        return "; if this port speaks TLS, write https:// in the url" if never_answered else ""
+    text = ""
+    if failure.kind is AccessDenied:
+        text = _login("Proxy-" if status == 407 else "", "WWW-" if status != 407 else "", url, sent, headers)
+        if withheld:
+            text += "; a token that is configured for this host goes over https only"
+    if status in _GATEWAYS:
+        text += _speaker(headers, proxy)
+    return text
+
+
+def challenges(headers: Mapping[str, str], name: str) -> list[str]:
+    """What each challenge in the headers of this name asks for: the scheme, with its realm and error where they say."""
+    found: list[str] = []
+    for value in (value for other, value in headers.items() if other.lower() == name.lower()):
+        for part in re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^",])+', value[:4096]):
+            parameter = part.strip()
+            match = _CHALLENGE.match(parameter)
+            if match is not None:
+                found.append(match[1])
+                parameter = match[2] or ""
+            shown = re.match(r'(realm|error)\s*=\s*("(?:[^"\\]|\\.)*"|[^\s",]+)', parameter, re.IGNORECASE)
+            if shown is not None and found:
+                found[-1] += f" {shown[1].lower()}={_shown(shown[2])}"
+    return found
+
+
+def _login(to: str, asker: str, url: URL, sent: Mapping[str, str], headers: Mapping[str, str]) -> str:
+    kinds = _credentials(url, sent, f"{to}Authorization", is_proxys=bool(to))
+    text = f"; sent: {', '.join(kinds)}" if kinds else "; no credentials were sent"
+    asked = challenges(headers, f"{asker or to}Authenticate")
+    if not asked:
+        return text
+    text += f"; asked for: {', '.join(asked)}"
+    if any(one.split()[0].lower() in _SPOKEN for one in asked):
+        return text
+    names = " and ".join(dict.fromkeys(one.split()[0] for one in asked))
+    ways = (
+        "Basic logins are, in the proxy's url"
+        if to
+        else ("bearer tokens are, by FetchConfig(tokens=...), Basic logins, in the url or in ~/.netrc, and headers")
+    )
+    return f"{text}, of which none is spoken here ({names}): {ways}"
+
+
+def _credentials(url: URL, sent: Mapping[str, str], name: str, *, is_proxys: bool) -> list[str]:
+    kinds = []
+    for header, value in sent.items():
+        if header.lower() == name.lower():
+            scheme, separator, _ = value.partition(" ")
+            kinds.append(_KINDS.get(scheme.lower() if separator else "", f"an {name} header of another kind"))
+        elif header.lower() == "cookie" and not is_proxys:
+            kinds.append("a cookie")
+    text = str(url)
+    if not is_proxys and redact_url(text) != text:
+        kinds.append("a signed url")
+    return kinds
+
+
+def _speaker(headers: Mapping[str, str], proxy: str | None) -> str:
+    """Who answers, where that may not be the server."""
+    own = [f"{name}: {_shown(headers[name])}" for name in _OWN_WORDS if name in headers]
+    said = own + [f"{name}: {_shown(headers[name])}" for name in ("Via", "Server") if name in headers]
+    if own:
+        return f"; that is a proxy's own answer ({', '.join(said)})"
+    words = f" ({', '.join(said)})" if said else ""
+    if proxy is not None:
+        return f"; asked through the proxy {proxy}, whose own answer it may be{words}"
+    return f"; it came through a proxy or cache, whose own answer it may be{words}" if "Via" in headers else ""
+
+
+def _shown(text: str) -> str:
+    """Somebody else's words, fit for a message."""
+    printable = "".join(one if one.isprintable() else " " for one in redact_text(text))
+    return " ".join(printable.split())[:_MAX_CHARACTERS]
