@@ -30,7 +30,14 @@ RUNS: Final = int(os.environ.get("ASYNCFETCH_ENDS", "1"))
 WAYS: Final = ("aiofastnet",) if RUNS == 1 else ("aiofastnet", "asyncio", "uvloop")
 TREE: Final = Path(__file__).parents[2]
 
+<<<<<<< ours
 pytestmark = pytest.mark.timeout(60 + 60 * RUNS)
+=======
+RUN_SECONDS: Final = 300
+"""Of one program, most of which is the import of torch."""
+
+pytestmark = pytest.mark.timeout(60 + RUN_SECONDS * RUNS * len(WAYS))
+>>>>>>> theirs
 
 PRELUDE = """
 import os, sys, threading
