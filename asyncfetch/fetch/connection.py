@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "Head", "Peer", "PooledConnectionDied", "parse_head"]
 
-SCRATCH_BYTES = 16 * 1024
-"""What is read of an answer at most before its own memory is known: a head, and the first bytes of a body, which are
-copied. By turns with 80 KiB, which took ranges of 64 KiB in one read and copied them, 64 at a time: as much or 8 % less
-CPU over plain HTTP, and as much over TLS."""
+SCRATCH_BYTES = 80 * 1024
+"""What is read of an answer at most before its own memory is known. A range of 64 KiB comes with its head, and is
+copied, which costs as much as another turn of the loop's TLS; and uvloop's loses what that has read and not given out
+when the peer resets the connection just then."""
 MAX_HEAD_BYTES = 16 * 1024
 """A longer head isn't plain. nginx, Apache and aiohttp bound theirs at 8 KiB a line."""
 DRAIN_LIMIT_BYTES = 64 * 1024

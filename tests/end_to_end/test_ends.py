@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 import psutil
@@ -30,14 +31,10 @@ RUNS: Final = int(os.environ.get("ASYNCFETCH_ENDS", "1"))
 WAYS: Final = ("aiofastnet",) if RUNS == 1 else ("aiofastnet", "asyncio", "uvloop")
 TREE: Final = Path(__file__).parents[2]
 
-<<<<<<< ours
-pytestmark = pytest.mark.timeout(60 + 60 * RUNS)
-=======
 RUN_SECONDS: Final = 300
 """Of one program, most of which is the import of torch."""
 
 pytestmark = pytest.mark.timeout(60 + RUN_SECONDS * RUNS * len(WAYS))
->>>>>>> theirs
 
 PRELUDE = """
 import os, sys, threading
@@ -245,30 +242,29 @@ def stores(data: DatasetTruth) -> Iterator[dict[str, str]]:
     moto.stop()
 
 
+@pytest.fixture
+def places() -> Iterator[dict[str, str]]:
+    """Where a program puts files; with short names, for torch puts sockets there."""
+    with TemporaryDirectory(prefix="ends-") as temporary, TemporaryDirectory(prefix="ends-") as scratch:
+        yield {"TMPDIR": temporary, "SCRATCH": scratch, "TORCHINDUCTOR_CACHE_DIR": scratch}
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_ends_in_silence_and_leaves_nothing(
-    name: str, tls: RangeServer, plain: RangeServer, stores: dict[str, str], tmp_path: Path
+    name: str, tls: RangeServer, plain: RangeServer, stores: dict[str, str], places: dict[str, str]
 ) -> None:
-    places = {variable: tmp_path / variable for variable in ("TMPDIR", "SCRATCH")}
-    for place in places.values():
-        place.mkdir()
-    environment = {**os.environ, **stores, **{variable: str(place) for variable, place in places.items()}}
-    environment |= {"SSL_CERT_FILE": str(tls.ca_file), "TORCHINDUCTOR_CACHE_DIR": str(places["SCRATCH"])}
     for way in WAYS * RUNS:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + textwrap.dedent(PROGRAMS[name]), way, tls.url, plain.url],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=TREE,
-            start_new_session=True,
-        )
-        # Its children have its stderr, so this waits for them, too. The process that looks after shared memory hasn't.
-        output, errors = process.communicate(timeout=60)
+        command = [sys.executable, "-c", PRELUDE + textwrap.dedent(PROGRAMS[name]), way, tls.url, plain.url]
+        environment = {**os.environ, **stores, **places, "SSL_CERT_FILE": str(tls.ca_file)}
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=TREE)
+        try:  # it waits for the program's children, too, which have its stderr
+            output, errors = process.communicate(timeout=RUN_SECONDS)
+        finally:
+            process.kill()
         assert (way, output, errors, process.returncode) == (way, "", "", EXIT_CODES.get(name, 0))
         # torch's workers leave these to themselves: its loaders do it without us, too.
-        assert [path for path in places["TMPDIR"].iterdir() if not path.name.startswith("pymp-")] == []
+        assert [one for one in os.listdir(places["TMPDIR"]) if not one.startswith("pymp-")] == []
 
 
 SERVED = """
