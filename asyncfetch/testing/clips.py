@@ -174,6 +174,7 @@ def join_clips(clips: Sequence[bytes], path: Path, *, fps: int) -> None:
                 stream: Any = source.streams.video[0]
                 # Opaque: by default PyAV looks for an encoder of the decoder's name, and there is none for AV1's.
                 target = target or output.add_stream_from_template(stream, opaque=True)
+                target.time_base = stream.time_base  # which PyAV before 18 leaves to the muxer
                 packet: Any
                 for packet in source.demux(stream):
                     if packet.dts is None:  # the demuxer's end mark
