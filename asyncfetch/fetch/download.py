@@ -189,6 +189,8 @@ class Download:
         statuses = OTHERWISE_OF_ENDS if wanted.stop is None else OTHERWISE
         if self._span is not None or wanted.is_closed or failure.status not in statuses:
             return False
+        if failure.status == 400 and (wanted.start >= 0 or "X-Error-Code" in failure.headers):  # of something else
+            return False
         size = None if failure.told is None else failure.told.size
         if size and max(wanted.start, 0) < size:
             self.ask_within(size)

@@ -413,8 +413,10 @@ async def test_a_host_that_never_completes_the_handshake(
     assert caught.value.attempts == 2
 
 
-# Cut within the few bytes that are asked for here.
+# Cut within the few bytes that are asked for here. Chunks are always a range's: those of a whole object, whose length
+# nobody tells, are all that can be known of it, and these are another one's.
 FAULTS = [replace(wire.step, cut=10) if wire.step.cut else wire.step for wire in WIRE if not wire.waits]
+FAULTS = [replace(step, status=206) if "Transfer-Encoding" in step.headers else step for step in FAULTS]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

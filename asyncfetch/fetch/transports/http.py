@@ -358,7 +358,8 @@ class HttpTransport:
         view = download.accept(delivery)
         download.remember()
         if delivery.start == delivery.stop:
-            await connection.drain()
+            if status < 400:  # else it was
+                await connection.drain()
             return None
         if delivery.skip_bytes or delivery.cut:
             body = memoryview(bytearray(delivery.skip_bytes + len(view)))
