@@ -308,6 +308,10 @@ class Connection(asyncio.BufferedProtocol):
         abort(self.transport)
         self._wake()
 
+    def forget(self) -> None:
+        """Leave it to be collected, which closes its socket: for a loop that can't."""
+        self._idle.pop(self, None)
+
     def is_due(self, now: float) -> None:
         """See Watched."""
         # Progress only notes the time: setting a timer with every chunk would cost a tenth of the whole fetch.

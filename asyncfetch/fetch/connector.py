@@ -105,6 +105,14 @@ class Connector:
         await self.sockets.aclose()
         await self.resolver.close()
 
+    def forget(self) -> None:
+        """End every connection and leave it to be collected, which closes its socket: for a loop that can't."""
+        _open_connectors.discard(self)
+        self.sockets.shut_down()
+        for one in self.deadlines.forget():
+            if isinstance(one, Connection):
+                one.forget()
+
     async def _connect(self, host: Host, url: URL, tried: list[Peer], newer_than: float | None) -> Connection:
         name = url.raw_host
         assert name is not None

@@ -52,6 +52,12 @@ class Deadlines:
         """It isn't told any more. May be called again."""
         self._watched.pop(one, None)
 
+    def forget(self) -> list[Watched]:
+        """Let go of all, whose loop does nothing more, and return them."""
+        watched = list(self._watched)
+        self._watched.clear()
+        return watched
+
     def close(self) -> None:
         """Nobody is told any more."""
         self._watched.clear()

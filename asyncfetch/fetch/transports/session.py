@@ -447,7 +447,7 @@ def _let_go_at_exit() -> None:
     for session in left:
         if session._loop.is_closed() or session._loop.is_running():
             session.detach()
-            session._connector.sockets.shut_down()
+            session._connector.forget()
         else:
             session._loop.run_until_complete(session.close_at_exit())
     if left:
