@@ -186,12 +186,13 @@ def write_episodes(path: Path, columns: Mapping[str, Sequence[Any] | EpisodeColu
 
 def _nested(pa: Any, column: EpisodeColumn) -> Any:  # noqa: ANN401
     """Lists in lists, as many as an episode's value has axes."""
-    values = column.values
+    values = column.values[column.is_known]  # pyarrow to 23 writes no null that has values
     array = pa.array(values.reshape(-1))
     for axis in range(values.ndim - 1, 0, -1):
-        count = int(np.prod(values.shape[:axis]))
-        offsets = pa.array(np.arange(count + 1, dtype=np.int32) * values.shape[axis])
-        mask = pa.array(~column.is_known) if axis == 1 else None
+        is_outer = axis == 1
+        has_values = column.is_known if is_outer else np.ones(int(np.prod(values.shape[:axis])), bool)
+        offsets = pa.array(np.append(0, np.cumsum(has_values * values.shape[axis])).astype(np.int32))
+        mask = pa.array(~column.is_known) if is_outer else None
         array = pa.ListArray.from_arrays(offsets, array, type=pa.list_(pa.field("element", array.type)), mask=mask)
     return array
 
