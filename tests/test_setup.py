@@ -18,6 +18,7 @@ case "$*" in
 *version_info*) [ ! -e "$LACKS/python" ] ;;
 *"import ensurepip"*) [ ! -e "$LACKS/venv" ] ;;
 *"import torchcodec"*) [ ! -e "$LACKS/ffmpeg" ] ;;
+*tomllib*) printf '%s\\n' anyio==4.16 torch==2.9 torchcodec==0.8 ;;
 *"pip --version"*) [ ! -e "$LACKS/pip" ] ;;
 *--version*) echo "Python 3.11.9" ;;
 "-m venv "*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" && ln -s python "${@: -1}/bin/pip" ;;
@@ -97,6 +98,22 @@ def test_it_does_only_what_is_missing(world: World) -> None:
         constraints.write("another==1\n")
     assert world.setup().returncode == 0
     assert world.installed()
+
+
+def test_other_versions_have_an_environment_of_their_own(world: World) -> None:
+    pinned = (world.checkout / ".ci/constraints.txt").read_text().splitlines()
+    for versions, chosen in [
+        ("oldest", ["anyio==4.16", "torch==2.9", "torchcodec==0.8"]),
+        ("newest", [line for line in pinned if line.startswith("torch") and not line.startswith("torchdata")]),
+    ]:
+        ended = world.setup(f"--{versions}")
+        assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+        assert (world.checkout / f".venv-{versions}/constraints.txt").read_text().splitlines() == chosen
+        torch = next(line for line in chosen if line.startswith("torch=="))
+        build, packages = [line for line in world.installed() if "--constraint" in line]
+        assert build.endswith(f"--constraint {world.checkout}/.venv-{versions}/constraints.txt {torch}+cpu")
+        assert packages.endswith("--editable .[all] --group test")
+    assert not (world.checkout / ".venv").exists()
 
 
 @pytest.mark.parametrize("script", ["quickstart", "run", "setup", "test"])
