@@ -230,9 +230,10 @@ class _Engine:
         try:
             anyio.run(self._serve)
         except BaseException as error:  # nobody is above in this thread; whoever waits gets it
-            self._failure = self._failure or error
-            if self._started.done():
+            if self._started.done():  # what ``_serve`` died of is noted; else other code stopped the loop
                 _LOGGER.exception("the event loop of %s died", self._thread.name)
+            else:
+                self._failure = error
         finally:
             self.ended = True
             if not self._started.done():

@@ -159,7 +159,7 @@ async def test_the_first_clips_are_fetched_before_the_last_indexes(
     many_files: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "PLANNED_AT_ONCE", 8)
-    async with serve(many_files, first_byte_seconds=0.05) as served:
+    async with serve(many_files, first_byte_seconds=0.05, joins=False) as served:
         await gather(*(partial(served.dataset.ready, episode) for episode in range(24)))
         indexes = [request for request in served.requests("/videos/") if kind(request) == "index"]
         assert len(indexes) == 24 * CAMERAS
