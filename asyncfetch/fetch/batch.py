@@ -10,7 +10,7 @@ from anyio import to_thread
 
 from asyncfetch.errors import ClosedError
 from asyncfetch.fetch.gate import one_caller
-from asyncfetch.ranges import ByteRange, Request, plan_requests
+from asyncfetch.ranges import ByteRange, Request, lie_apart, own_request, plan_requests
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,6 +41,9 @@ async def through(count: int, work: Callable[[], T]) -> T:
 
 def plan_batch(ranges: Iterable[ByteRange], config: FetchConfig) -> list[Request]:
     """The requests that bring all ranges, for each server in the order in which they are first needed."""
+    ranges = list(ranges)
+    if lie_apart(ranges, config.max_gap_bytes):
+        return [own_request(one) for one in ranges]
     by_server: dict[str, list[ByteRange]] = {}
     by_url: dict[str, list[ByteRange]] = {}
     for one in ranges:

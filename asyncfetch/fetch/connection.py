@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "Head", "Peer", "PooledConnectionDied", "parse_head"]
 
 SCRATCH_BYTES = 80 * 1024
-"""What is read of an answer at most before its own memory is known. A range of 64 KiB comes with its head, and is
-copied, which costs as much as another turn of the loop's TLS; and uvloop's loses what that has read and not given out
-when the peer resets the connection just then."""
+"""What is read of an answer at a time while its own memory isn't known, into memory that all connections of a loop
+share. A range of 64 KiB comes with its head, and is copied, which costs as much as another turn of the loop's TLS; and
+uvloop's loses what that has read and not given out when the peer resets the connection just then."""
 MAX_HEAD_BYTES = 16 * 1024
 """A longer head isn't plain. nginx, Apache and aiohttp bound theirs at 8 KiB a line."""
 DRAIN_LIMIT_BYTES = 64 * 1024
@@ -60,6 +60,9 @@ _HEAD = re.compile(rf"HTTP/1\.1 ([2-5][0-9][0-9])(?: [ -~]*)?\r\n(?:{_NAME}:[ -~
 _FIELD = re.compile(rf"({_NAME}):[ \t]*([^\r]*)\r")
 _CONNECTION = frozenset({"keep-alive", "close"})
 _LENGTH = re.compile("[0-9]{1,18}")
+_START = b"HTTP/1.1 "
+_NOTHING_HELD = bytearray()
+_NO_VIEWS: list[memoryview] = []
 
 
 class PooledConnectionDied(AttemptFailed):
@@ -90,12 +93,16 @@ class Head:
         """Of the body; None where the answer isn't plain."""
 
 
+def is_strict(raw: bytes) -> bool:
+    """Return whether ``raw``, which ends with an empty line, is a head that every parser reads alike."""
+    return _HEAD.fullmatch(raw) is not None and b" \r" not in raw and b"\t\r" not in raw
+
+
 def parse_head(raw: bytes) -> Head | None:
     """Return the head that ``raw``, which ends with an empty line, is; None where it is no strict one."""
-    match = _HEAD.fullmatch(raw)
-    if match is None or b" \r" in raw or b"\t\r" in raw:
+    if not is_strict(raw):
         return None
-    return Head(int(match[1]), CIMultiDict(_FIELD.findall(raw.decode("ascii"))))
+    return Head(int(raw[9:12]), CIMultiDict(_FIELD.findall(raw.decode("ascii"))))
 
 
 class _Phase(Enum):
@@ -125,14 +132,15 @@ class Connection(asyncio.BufferedProtocol):
         timeouts: Limits of the phases of a request.
         keepalive_seconds: An idle connection is closed after this.
         deadlines: Those of the running loop.
+        scratch: What answers begin in, shared by all connections of the loop: nothing stays there.
     """
 
     __slots__ = (
-        "_body_start", "_body_stop", "_deadlines", "_expected", "_filled", "_has_ended", "_has_surplus", "_host",
-        "_idle", "_keepalive_seconds", "_later", "_left_bytes", "_loop", "_missing_bytes", "_patience_seconds",
-        "_phase", "_poll", "_rate_limit", "_scratch", "_since", "_step_bytes", "_stepped_bytes", "_timeouts", "_view",
-        "_waiter", "due", "first_byte_at", "head", "is_late", "is_reused", "is_whole", "peer", "received_bytes",
-        "sent_at", "transport",
+        "_deadlines", "_expected", "_has_ended", "_has_surplus", "_head", "_held", "_host", "_idle",
+        "_keepalive_seconds", "_later", "_left_bytes", "_loop", "_missing_bytes", "_patience_seconds", "_phase",
+        "_poll", "_rate_limit", "_raw_head", "_scratch", "_scratch_view", "_since", "_step_bytes", "_stepped_bytes",
+        "_timeouts", "_view", "_waiter", "due", "first_byte_at", "is_late", "is_reused", "is_whole", "peer",
+        "received_bytes", "sent_at", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -145,6 +153,7 @@ class Connection(asyncio.BufferedProtocol):
         timeouts: TimeoutConfig,
         keepalive_seconds: float,
         deadlines: Deadlines,
+        scratch: bytearray,
     ) -> None:
         self._host = host
         self._idle = idle
@@ -154,21 +163,16 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._step_bytes = timeouts.min_bytes_per_second * timeouts.stall_seconds
         self._phase = _Phase.IDLE
-        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._scratch, self._scratch_view = scratch, memoryview(scratch)
         self._poll: select.poll | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._has_ended = self._has_surplus = False
-        self.head: Head | None = None
-        """Of the answer; None until it is there, and where it is no strict one."""
         self.is_late = False
         """Whether the answer was late when this was last waited for."""
         self.is_whole = False
         """Whether the whole body has landed."""
         self.received_bytes = 0
         """Of the body, in its memory."""
-        self._expected: ExpectedAnswer | None = None
-        self._rate_limit: RateLimit | None = None
-        self._later: list[memoryview] = []
         self._clear()
         self.peer: Peer | None = None
         """Where it leads to."""
@@ -176,6 +180,13 @@ class Connection(asyncio.BufferedProtocol):
         """Whether an earlier request has had an answer on it."""
         self.sent_at = self.first_byte_at = 0.0
         """When the request went out, and when its answer's head was there, by ``time.perf_counter``."""
+
+    @property
+    def head(self) -> Head | None:
+        """The head of the answer; None until it is there, and where it is no strict one."""
+        if self._head is None and self._raw_head:
+            self._head = parse_head(self._raw_head)
+        return self._head
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
@@ -238,12 +249,11 @@ class Connection(asyncio.BufferedProtocol):
             AttemptFailed: The body broke, or took too long.
         """
         assert self._phase is _Phase.HELD
-        assert self.head is not None
-        assert self.head.length_bytes is not None
         self._aim(view)
-        self._left_bytes = self.head.length_bytes - len(view)
+        self._left_bytes -= len(view)
         self._rate_limit = rate_limit
-        self._take_scratch()
+        held, self._held = self._held, bytearray()
+        self._begin_body(memoryview(held))
         if self.is_received:
             return
         waiter = self._waiter = self._loop.create_future()
@@ -279,13 +289,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def release(self) -> None:
         """Join the idle connections of the host where another request may follow; else close."""
-        if not self.is_whole or self._has_surplus or self._has_ended or self.head is None or self.head.closes:
+        closes = self._head is not None and self._head.closes  # of an expected answer it was seen that it doesn't
+        if not self.is_whole or self._has_surplus or self._has_ended or closes:
             self.abort()
             return
         self._phase = _Phase.IDLE
         self.is_reused = True
-        if len(self._scratch) > SCRATCH_BYTES:
-            self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         # It is due when its answer was, at the latest: nobody is told for each of thousands that comes sooner.
         self._since = self._deadlines.time()
         self._idle[self] = None
@@ -353,11 +362,9 @@ class Connection(asyncio.BufferedProtocol):
                 rest = self._view[-self._missing_bytes :]
                 return rest if self._rate_limit is None else self._rate_limit.room(rest)
             case _Phase.AWAITING_HEAD:
-                return self._scratch[self._filled :]
-            case _Phase.HELD if self._filled < self._body_stop:
-                if self._filled == len(self._scratch):
-                    self._grow()
-                return self._scratch[self._filled :]
+                return self._scratch_view
+            case _Phase.HELD if len(self._held) < self._left_bytes:
+                return self._scratch_view[: self._left_bytes - len(self._held)]
         return _SURPLUS
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -366,10 +373,9 @@ class Connection(asyncio.BufferedProtocol):
             case _Phase.RECEIVING:
                 self._landed(nbytes)
             case _Phase.AWAITING_HEAD:
-                self._filled += nbytes
-                self._look_for_head()
-            case _Phase.HELD if self._filled < self._body_stop:
-                self._filled += nbytes
+                self._look_for_head(nbytes)
+            case _Phase.HELD if len(self._held) < self._left_bytes:
+                self._held += self._scratch_view[:nbytes]
             case _:
                 self._has_surplus = True
 
@@ -390,11 +396,14 @@ class Connection(asyncio.BufferedProtocol):
         """See ``pause_writing``."""
 
     def _clear(self) -> None:
-        self.head = self._expected = self._rate_limit = None
+        self._head: Head | None = None
+        self._raw_head = b""
+        self._expected: ExpectedAnswer | None = None
+        self._rate_limit: RateLimit | None = None
+        self._held = _NOTHING_HELD  # what came and was not looked at yet: a part of a head, or the body behind it
         self.is_late = self.is_whole = False
-        self._view, self._later = _SURPLUS, []
-        self.received_bytes = self._missing_bytes = self._left_bytes = 0
-        self._filled = self._body_start = self._body_stop = self._stepped_bytes = 0
+        self._view, self._later = _SURPLUS, _NO_VIEWS
+        self.received_bytes = self._missing_bytes = self._left_bytes = self._stepped_bytes = 0
         self._patience_seconds = inf
 
     def _aim(self, view: Views) -> None:
@@ -404,43 +413,53 @@ class Connection(asyncio.BufferedProtocol):
             self._view = view
         self._missing_bytes = len(self._view)
 
-    def _look_for_head(self) -> None:
-        received = bytes(self._scratch[: min(self._filled, MAX_HEAD_BYTES)])
-        end = received.find(b"\r\n\r\n") + 4
-        if end < 4 and len(received) < MAX_HEAD_BYTES and b"HTTP/1.1 "[: len(received)] == received[:9]:
-            return
-        self.first_byte_at = perf_counter()
-        head = self.head = parse_head(received[:end])
-        self._phase = _Phase.HELD
-        if head is None or head.length_bytes is None:
-            self._phase = _Phase.ENDED
-            self._wake()
-            return
-        self._body_start, self._body_stop = end, end + head.length_bytes
-        if self._expected is not None and self._expected.is_met_by(head.status, head.headers):
-            self._take_scratch()
-            if self._phase is not _Phase.ENDED:
+    def _look_for_head(self, nbytes: int) -> None:
+        if self._held:
+            self._held += self._scratch_view[:nbytes]
+            received, nbytes = self._held, len(self._held)
+        else:
+            received = self._scratch
+        end = received.find(b"\r\n\r\n", 0, min(nbytes, MAX_HEAD_BYTES)) + 4
+        if end < 4:
+            start = bytes(received[: min(nbytes, len(_START))])
+            if nbytes < MAX_HEAD_BYTES and _START.startswith(start):
+                self._held = received if self._held else received[:nbytes]
                 return
+            end = 0
+        self.first_byte_at = perf_counter()
+        raw = self._raw_head = bytes(received[:end])
+        expected = self._expected
+        if expected is not None and expected.is_met_by(raw) and is_strict(raw):
+            with memoryview(received) as view:
+                self._begin_body(view[end:nbytes])
+            return
+        self._phase = _Phase.HELD
+        if self.head is None or self.head.length_bytes is None:
+            self._phase = _Phase.ENDED
+        else:
+            self._left_bytes = self.head.length_bytes
+            self._held = received[end : min(nbytes, end + self._left_bytes)]
+            self._has_surplus = self._has_surplus or nbytes > end + self._left_bytes
         self._wake()
 
-    def _take_scratch(self) -> None:
-        """Copies what came with the head to where it belongs, and lets the rest land there."""
+    def _begin_body(self, received: memoryview) -> None:
+        """Copies what has come of the body to where it belongs, and lets the rest land there."""
         self._since = self._deadlines.time()
         due = self._since + self._timeouts.stall_seconds
         if due < self.due:
             self.due = due
             self._deadlines.watch(self)
-        start, stop = self._body_start, min(self._filled, self._body_stop)
-        self._has_surplus = self._has_surplus or self._filled > stop
         self._phase = _Phase.RECEIVING
-        while self._phase is _Phase.RECEIVING and start < stop:
-            count = min(self._missing_bytes, stop - start)
-            at = len(self._view) - self._missing_bytes
-            self._view[at : at + count] = self._scratch[start : start + count]
-            start += count
+        at, stop = 0, len(received)
+        while self._phase is _Phase.RECEIVING:
+            count = min(self._missing_bytes, stop - at)
+            place = len(self._view) - self._missing_bytes
+            self._view[place : place + count] = received[at : at + count]
             self._landed(count)
-        if self._phase is _Phase.RECEIVING and not self._missing_bytes:
-            self._landed(0)
+            at += count
+            if at == stop:
+                return
+        self._has_surplus = self._has_surplus or stop - at > self._left_bytes
 
     def _landed(self, nbytes: int) -> None:
         self._missing_bytes -= nbytes
@@ -463,16 +482,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _stop(self) -> None:
         """No more of the body is wanted."""
-        self._phase, self._view, self._later, self._expected = _Phase.ENDED, _SURPLUS, [], None
+        self._phase, self._view, self._later, self._expected = _Phase.ENDED, _SURPLUS, _NO_VIEWS, None
         rate_limit, self._rate_limit = self._rate_limit, None
         if rate_limit is not None:
             rate_limit.end()
-
-    def _grow(self) -> None:
-        """For what comes between the head and ``receive``; bounded by the body's length."""
-        scratch = memoryview(bytearray(min(2 * self._filled, self._body_stop)))
-        scratch[: self._filled] = self._scratch
-        self._scratch = scratch
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -500,7 +513,7 @@ class Connection(asyncio.BufferedProtocol):
     def _lost(self, error: Exception | None) -> AttemptFailed:
         if self._phase is _Phase.AWAITING_HEAD:
             message = broken(self._host, error or "it was closed in place of an answer")
-            if self.is_reused and not self._filled:
+            if self.is_reused and not self._held:
                 return PooledConnectionDied(ConnectionFailed, message)
             return AttemptFailed(ConnectionFailed, message, address=self.peer)
         assert self.head is not None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import aiohappyeyeballs
 
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
-from asyncfetch.fetch.connection import Connection
+from asyncfetch.fetch.connection import SCRATCH_BYTES, Connection
 from asyncfetch.fetch.error_mapping import connect_failure
 from asyncfetch.fetch.resolver import Resolver
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
@@ -53,6 +53,7 @@ class Connector:
         self._loop = asyncio.get_running_loop()
         self._context = context
         self._fast_context = fast_context
+        self._scratch = bytearray(SCRATCH_BYTES)
         self.deadlines = Deadlines(self._loop)
         self.resolver = Resolver()
         self.sockets = Sockets()
@@ -131,6 +132,7 @@ class Connector:
             timeouts=self._config.timeouts,
             keepalive_seconds=self._config.keepalive_seconds,
             deadlines=self.deadlines,
+            scratch=self._scratch,
         )
 
         def new_socket(address: Any) -> socket.socket:  # noqa: ANN401 - what getaddrinfo gives

@@ -151,8 +151,7 @@ class Download:
         expected = None
         if info is not None and tag is not None and stop <= info.size and (etag is None or etag == info.etag):
             self._expected = info
-            place = f"bytes {start}-{stop - 1}/{info.size}"
-            expected = ExpectedAnswer(place, str(stop - start), tag if etag is None else None)
+            expected = ExpectedAnswer(start, stop, info.size, tag if etag is None else None)
         return f"bytes={start}-{stop - 1}", tag if etag is None else None, expected
 
     def room(self) -> Views:

@@ -143,15 +143,28 @@ class Shared:
 class Ask:
     """A range that somebody asks for, and what its turn made of it."""
 
-    __slots__ = ("caller", "company", "range", "shared")
+    __slots__ = ("_ahead", "_requests", "caller", "range", "shared")
 
     def __init__(self, one: ByteRange) -> None:
         self.range = one
         self.caller = running_caller()
-        self.company: Company | None = None
-        """The requests that bring all that was asked for in the turn; None before its end."""
         self.shared: Shared | None = None
         """What brings it; None where that is a request of its own."""
+        self._requests = self._ahead = 0
+
+    @property
+    def company(self) -> Company:
+        """The requests that bring all that was asked for in the turn; only after its end."""
+        return Company(self._requests, self._ahead)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the turn is over."""
+        return self._requests > 0
+
+    def plan(self, requests: int, ahead: int) -> None:
+        """Note how many requests the turn takes, and how many of them go before this one's."""
+        self._requests, self._ahead = requests, ahead
 
 
 class Joining:
@@ -165,29 +178,29 @@ class Joining:
     def __init__(self, plan: Callable[[Sequence[ByteRange]], list[Request]], read: ReadShared) -> None:
         self._plan = plan
         self._read = read
-        self._asks: dict[Ask, None] = {}
+        self._asks: list[Ask] = []
 
-    async def ask(self, one: ByteRange) -> tuple[Shared | None, Company]:
-        """What a closed range is brought by, at the end of the running turn: see Ask.shared and Ask.company."""
+    async def ask(self, one: ByteRange) -> Ask:
+        """Return what a closed range is brought by, at the end of the running turn."""
         if len(self._asks) >= MAX_PLANNED:
             self._end()
         ask = Ask(one)
-        self._asks[ask] = None
+        self._asks.append(ask)
         try:
             await asyncio.sleep(0)  # to the end of this turn, once; anyio's checkpoint costs a range 3 us more
         except BaseException:
-            self._asks.pop(ask, None)
+            if not ask.is_planned:
+                self._asks.remove(ask)
             raise
-        if ask.company is None:
+        if not ask.is_planned:
             self._end()
-        assert ask.company is not None
-        return ask.shared, ask.company
+        return ask
 
     def _end(self) -> None:
-        asks, self._asks = self._asks, {}
+        asks, self._asks = self._asks, []
         # What holds where planning fails: only the current caller hears of that, the others make requests of their own.
         for place, ask in enumerate(asks):
-            ask.company = Company(len(asks), place)
+            ask.plan(len(asks), place)
         if len(asks) == 1:
             return
         urgent = [ask for ask in asks if ask.caller is None or ask.caller.urgent]
@@ -196,7 +209,7 @@ class Joining:
         total, before = sum(len(requests) or len(group) for group, requests in plans), 0
         for group, requests in plans:
             for place, ask in enumerate(group, before):
-                ask.company = Company(total, place)
+                ask.plan(total, place)
             if len(requests) < len(group) > 1:
                 self._share(group, requests, total, before)
             before += len(requests) or len(group)
@@ -213,7 +226,7 @@ class Joining:
             served = [ask for one in request.serves for ask in by_range[one]]
             company = Company(total, place)
             for ask in served:
-                ask.company = company
+                ask.plan(total, place)
             if len(served) > 1:
                 read = partial(self._bring, request, _caller_for(served), company)
                 shared = Shared(request, Relay(read))
@@ -283,11 +296,12 @@ class Assembly:
         """
         if wanted.stop is None or not self._config.max_span_bytes:
             return await self.fetch_alone(wanted, buffer)
-        shared, company = await self._joining.ask(wanted)
+        ask = await self._joining.ask(wanted)
+        shared = ask.shared
         if shared is None:
             if wanted.stop - wanted.start < self._undivided_bytes:
                 return await self._read(wanted.url, Wanted(wanted.start, wanted.stop), buffer)
-            return await self.fetch_alone(wanted, buffer, company=company)
+            return await self.fetch_alone(wanted, buffer, company=ask.company)
         request, outcome = shared.request, await shared.body.outcome()
         if isinstance(outcome, tuple):
             info, scatter = outcome
@@ -299,7 +313,7 @@ class Assembly:
             raise copy(outcome)  # the traceback of each is its own
         if len(request.serves) == 1 or not concerns_some(outcome):
             raise outcome.about(wanted.start, wanted.stop) from outcome.__cause__
-        return await self.fetch_alone(wanted, buffer, company=company)
+        return await self.fetch_alone(wanted, buffer, company=ask.company)
 
     async def fetch_all(self, request: Request) -> dict[ByteRange, memoryview]:
         """All ranges that a request serves, which are several, each in memory of its own."""

@@ -13,7 +13,7 @@ import pytest
 
 from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.errors import AccessDenied, ConfigError, FetchTimeout, NotFound
-from asyncfetch.fetch import Fetcher, connection, scatter
+from asyncfetch.fetch import Fetcher, connector, scatter
 from asyncfetch.fetch.connection import Connection
 from asyncfetch.fetch.hedge import BURST, REFRESH, SHORTEST_PATIENCE_SECONDS, Hedging
 from asyncfetch.fetch.hosts import Permit
@@ -188,13 +188,13 @@ async def test_the_body_of_a_first_answer_that_does_not_fit_is_not_hoarded(
     size = 60_000_000
     place = {"Content-Range": f"bytes 0-{size - 1}/{size}", "Content-Length": str(size)}
     held = [0]
-    grow = Connection._grow
+    buffer_updated = Connection.buffer_updated
 
-    def note(connection: Connection) -> None:
-        grow(connection)
-        held.append(len(connection._scratch))
+    def note(connection: Connection, nbytes: int) -> None:
+        buffer_updated(connection, nbytes)
+        held.append(len(connection._held))
 
-    monkeypatch.setattr(Connection, "_grow", note)
+    monkeypatch.setattr(Connection, "buffer_updated", note)
     async with acquainted(fetcher_with, server) as (fetcher, url):
         server.every = lambda request: (
             step(headers=place, body=bytes(size), end="stall") if request.connection == 1 else None
@@ -395,7 +395,7 @@ async def test_ranges_of_one_request_are_of_one_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scatter, "LONG_BYTES", 1000)
-    monkeypatch.setattr(connection, "SCRATCH_BYTES", 1024)
+    monkeypatch.setattr(connector, "SCRATCH_BYTES", 1024)
     spans = [(0, 20_000), (20_000, 20_100), (20_200, 60_000)]
     async with acquainted(fetcher_with, server) as (fetcher, url):
         for microseconds in range(0, 4000, 400):

@@ -32,7 +32,7 @@ from asyncfetch.errors import (
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import plan_batch
 from asyncfetch.fetch.gate import Caller, calling
-from asyncfetch.fetch.range_reader import MAX_PLANNED, MAX_SHARED_BYTES, Company, Joining
+from asyncfetch.fetch.range_reader import MAX_PLANNED, MAX_SHARED_BYTES, Ask, Company, Joining
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import RangeServer
@@ -41,7 +41,6 @@ from tests.conftest import all_others_wait
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from asyncfetch.fetch.range_reader import Shared
     from asyncfetch.ranges import Request
     from tests.fetch.conftest import LyingServer
     from tests.fetch.conftest import Step as StepType
@@ -387,7 +386,7 @@ async def test_where_planning_fails_one_caller_hears_of_it_and_the_others_have_r
         raise MemoryError
 
     joining = Joining(plan, _unread)
-    answers: list[tuple[Shared | None, Company] | None] = []
+    answers: list[Ask | None] = []
 
     async def ask(at: int) -> None:
         try:
@@ -398,7 +397,7 @@ async def test_where_planning_fails_one_caller_hears_of_it_and_the_others_have_r
     await gather(*(partial(ask, at) for at in range(number)))
     planned = min(number, MAX_PLANNED)
     places = [(None, Company(planned, ahead)) for ahead in range(planned)]
-    assert [answer for answer in answers if answer is not None] == places[-(number - 1) :]
+    assert [(answer.shared, answer.company) for answer in answers if answer is not None] == places[-(number - 1) :]
     assert answers.count(None) == 1
 
 
@@ -409,7 +408,7 @@ async def test_each_range_of_a_turn_knows_the_requests_that_go_before_its_own() 
 
     async def ask(start: int, caller: Caller) -> None:
         with calling(caller):
-            _, companies[start] = await joining.ask(ByteRange("http://h/x", start, start + 10))
+            companies[start] = (await joining.ask(ByteRange("http://h/x", start, start + 10))).company
 
     asks = [(5_000, read_ahead), (100, Caller()), (300, Caller()), (115, Caller()), (7_000, read_ahead)]
     await gather(*(partial(ask, start, caller) for start, caller in asks))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from asyncfetch.config import RetryConfig
 from asyncfetch.errors import FetchError
-from asyncfetch.fetch import connection, scatter
+from asyncfetch.fetch import connector, scatter
 from asyncfetch.fetch.batch import plan_batch
 from asyncfetch.fetch.range_reader import PartSizes
 from asyncfetch.fetch.scatter import Places, apart
@@ -50,7 +50,7 @@ TAKEN = [3000, 500, 5500, 1, 1999, 500, *(10, 1, 100)]
 def _long_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies of some KiB have long ranges in them, and don't come with their heads."""
     monkeypatch.setattr(scatter, "LONG_BYTES", LONG)
-    monkeypatch.setattr(connection, "SCRATCH_BYTES", 1024)
+    monkeypatch.setattr(connector, "SCRATCH_BYTES", 1024)
 
 
 @pytest.fixture(params=["direct", "copied"])

@@ -316,8 +316,8 @@ class HttpTransport:
                     patience_seconds=inf if patience_seconds is None else patience_seconds,
                 )
             finally:
-                if connection.received_bytes and connection.head is not None:
-                    self._note_head(permit, connection.head, connection)
+                if connection.received_bytes:  # of the expected answer
+                    permit.answered(connection.sent_at, connection.first_byte_at, is_refusal=False)
                     _received(permit, download, connection)
             if connection.is_whole:
                 return None
