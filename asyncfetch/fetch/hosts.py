@@ -153,9 +153,12 @@ class Host:
         Returns:
             Whether it counts as urgent, for ``leave``; None where it would have to wait.
         """
-        urgent = None if self._clock.monotonic() < self._paused_until else self._gate.enter_nowait()
+        if self._clock.monotonic() < self._paused_until:
+            return None
+        urgent = self._gate.enter_nowait()
         if urgent is not None:
-            self._entered()
+            self.in_flight += 1
+            self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         return urgent
 
     def leave(self, *, urgent: bool) -> None:
@@ -183,13 +186,9 @@ class Host:
             except BaseException:
                 self._gate.leave(urgent=urgent)
                 raise
-        self._entered()
-        return urgent
-
-    def _entered(self) -> None:
         self.in_flight += 1
-        if self.in_flight > self.peak_in_flight:
-            self.peak_in_flight = self.in_flight
+        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
+        return urgent
 
     async def _wait_out_pause(self) -> None:
         # With a place in the gate: nobody else may ask either, and the gate needs no timer of its own.

@@ -143,28 +143,20 @@ class Shared:
 class Ask:
     """A range that somebody asks for, and what its turn made of it."""
 
-    __slots__ = ("_ahead", "_requests", "caller", "range", "shared")
+    __slots__ = ("ahead", "caller", "range", "requests", "shared")
 
     def __init__(self, one: ByteRange) -> None:
         self.range = one
         self.caller = running_caller()
         self.shared: Shared | None = None
         """What brings it; None where that is a request of its own."""
-        self._requests = self._ahead = 0
+        self.requests = self.ahead = 0
+        """As in its company; no requests until the end of the turn."""
 
     @property
     def company(self) -> Company:
         """The requests that bring all that was asked for in the turn; only after its end."""
-        return Company(self._requests, self._ahead)
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether the turn is over."""
-        return self._requests > 0
-
-    def plan(self, requests: int, ahead: int) -> None:
-        """Note how many requests the turn takes, and how many of them go before this one's."""
-        self._requests, self._ahead = requests, ahead
+        return Company(self.requests, self.ahead)
 
 
 class Joining:
@@ -189,10 +181,10 @@ class Joining:
         try:
             await asyncio.sleep(0)  # to the end of this turn, once; anyio's checkpoint costs a range 3 us more
         except BaseException:
-            if not ask.is_planned:
+            if not ask.requests:
                 self._asks.remove(ask)
             raise
-        if not ask.is_planned:
+        if not ask.requests:
             self._end()
         return ask
 
@@ -200,7 +192,7 @@ class Joining:
         asks, self._asks = self._asks, []
         # What holds where planning fails: only the current caller hears of that, the others make requests of their own.
         for place, ask in enumerate(asks):
-            ask.plan(len(asks), place)
+            ask.requests, ask.ahead = len(asks), place
         if len(asks) == 1:
             return
         urgent = [ask for ask in asks if ask.caller is None or ask.caller.urgent]
@@ -209,7 +201,7 @@ class Joining:
         total, before = sum(len(requests) or len(group) for group, requests in plans), 0
         for group, requests in plans:
             for place, ask in enumerate(group, before):
-                ask.plan(total, place)
+                ask.requests, ask.ahead = total, place
             if len(requests) < len(group) > 1:
                 self._share(group, requests, total, before)
             before += len(requests) or len(group)
@@ -226,7 +218,7 @@ class Joining:
             served = [ask for one in request.serves for ask in by_range[one]]
             company = Company(total, place)
             for ask in served:
-                ask.plan(total, place)
+                ask.requests, ask.ahead = total, place
             if len(served) > 1:
                 read = partial(self._bring, request, _caller_for(served), company)
                 shared = Shared(request, Relay(read))

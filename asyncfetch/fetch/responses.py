@@ -81,7 +81,7 @@ _REFUSALS: Mapping[int, tuple[type[FetchError], Verdict, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
 class Wanted:
     """A range as a request asks for it."""
 
