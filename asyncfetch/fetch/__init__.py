@@ -1,35 +1,33 @@
 """Reading byte ranges of objects, and writing whole ones: when, how often and how we ask.
 
-engine      Fetcher: the verbs, what they share, who may call them
-batch       many ranges: bounded workers, ranges as they arrive
-joining     ranges of one turn of the loop, by calls that know nothing of each other
-parts       how long the parts of a large range are, by what was learned of its host
-download    one range over its attempts: what has landed, in which version
-sources     what is put somewhere
-responses   whether an answer holds exactly what was asked. Pure
-attempts    those for one range: another one, or the caller's error
-retry       which failure is tried again, and when, and how many of a host's. Pure
-quota       what a server says is left of ours. Pure
-hedge       when a late answer is asked for again, and how often. Pure
-limit       how many requests a host should have in flight. Pure
-gate        whose turn it is: callers in turn, what is waited for before read-ahead
-redirects   where a request goes and which secrets go with it. Pure
-urls        urls below a root. Pure
-addresses   what a user's url means on the wire, and for how long
-objects     the versions seen first
-listing     a directory's entries, from pages of them. Pure
-bandwidth   a cap on the bytes per second of the process
-hosts       a gate, a limit and budgets per host; a request's turn at it
-tally       what is counted and timed, and the snapshots that show it
-schemes     which transport the scheme of a url names
-transports  http (session, requests, lines, visit, exchange, hedging, direct, paced, faults, environment); s3
-            (s3_signer, s3_upload) and hub, over http; file (file_writing); other, by fsspec (back_ends,
-            back_end_threads)
-reader      RangeReader, the protocol of the verbs
+engine        Fetcher: the verbs, what they share, and which transport the scheme of a url names
+range_reader  one range by a request that it shares with others, in parts, or by its own
+batch         many ranges: bounded workers, ranges as they arrive
+scatter       one answer into the memory of several ranges
+download      one range over its attempts: what has landed, in which version
+retry         the one retry loop: which failure is tried again, when, and how many of a host's
+responses     whether an answer holds exactly what was asked. Pure
+refusals      what a refusal, or an error in place of an answer, means, in words
+hosts         a limit, budgets, idle connections and counters per host; a request's permit
+gate          whose turn it is: callers in turn, what is waited for before read-ahead
+limit         how many requests a host should have in flight. Pure
+hedge         when a late answer is asked for again, and how often. Pure
+bandwidth     a cap on the bytes per second of the process
+connection    one answer at a time, straight into its memory
+connector     new connections: names (resolver), addresses, TCP, TLS (tls)
+urls          where a request goes and which secrets go with it. Pure
+addresses     what a user's url means on the wire, and for how long
+objects       the versions seen first
+listing       a directory's entries, from pages of them. Pure
+sources       what is put somewhere
+arguments     what the verbs take. Pure
+transports    http, by connections of ours or aiohttp's session (session), through proxies (environment); s3
+              (s3_upload) and hub, over http; file; fsspec, in threads of its own (back_end_threads)
+reader        RangeReader, the protocol of the verbs
 """
 
-from asyncfetch.fetch.counters import FetchStatistics, HostStatistics
 from asyncfetch.fetch.engine import Fetcher
+from asyncfetch.fetch.hosts import FetchStatistics, HostStatistics
 from asyncfetch.fetch.reader import RangeReader
 
 __all__ = ["FetchStatistics", "Fetcher", "HostStatistics", "RangeReader"]

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import anyio
 
 from asyncfetch.errors import AsyncFetchError
-from asyncfetch.fetch.redirects import parse_url, userinfo
 from asyncfetch.fetch.refusals import explained
 from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.fetch.urls import parse_url, userinfo
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping

@@ -144,6 +144,11 @@ class Connection(asyncio.BufferedProtocol):
     )  # fmt: skip
 
     transport: asyncio.Transport
+    _head: Head | None
+    _expected: ExpectedAnswer | None
+    _rate_limit: RateLimit | None
+    _held: bytearray
+    _left_bytes: int
 
     def __init__(
         self,
@@ -396,10 +401,9 @@ class Connection(asyncio.BufferedProtocol):
         """See ``pause_writing``."""
 
     def _clear(self) -> None:
-        self._head: Head | None = None
+        self._head = None
         self._raw_head = b""
-        self._expected: ExpectedAnswer | None = None
-        self._rate_limit: RateLimit | None = None
+        self._expected = self._rate_limit = None
         self._held = _NOTHING_HELD  # what came and was not looked at yet: a part of a head, or the body behind it
         self.is_late = self.is_whole = False
         self._view, self._later = _SURPLUS, _NO_VIEWS

@@ -14,7 +14,7 @@ import aiohappyeyeballs
 
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
 from asyncfetch.fetch.connection import SCRATCH_BYTES, Connection
-from asyncfetch.fetch.error_mapping import connect_failure
+from asyncfetch.fetch.refusals import connect_failure
 from asyncfetch.fetch.resolver import Resolver
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.tls import can_be_fast, connect_fast_tls, tls_context

@@ -1,13 +1,46 @@
-"""Urls below a root, and what none may hold. Pure."""
+"""Urls: what none may hold, where a request goes, hop by hop, and which secrets may go with it. Pure.
+
+Every hop gets the headers that belong to its own origin, and nothing that was meant for another one. Following
+redirects inside the HTTP library would keep custom headers (``X-Amz-Security-Token``, a private gateway's key) across
+hosts. A host's other ports are other origins, which may belong to somebody else: a secret configured for the bare host
+goes to the one that the caller asks, but no redirect takes it further than https on its default port.
+"""
 
 from __future__ import annotations
 
+import base64
+import ipaddress
 import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from asyncfetch.errors import ConfigError, redact_url
+from multidict import CIMultiDict
+from yarl import URL
 
-__all__ = ["check_characters", "hidden", "join_url"]
+from asyncfetch.errors import ConfigError, InvalidResponse, redact_text, redact_url
+from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "REDIRECTS",
+    "Route",
+    "basic_auth",
+    "check_characters",
+    "hidden",
+    "host_name",
+    "is_permanent",
+    "join_url",
+    "next_url",
+    "origin_of",
+    "parse_url",
+    "read_url",
+    "static_headers",
+    "userinfo",
+]
 
 _QUOTED_SCHEMES = frozenset({"http", "https", "file"})
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -50,3 +83,153 @@ def join_url(root: str, path: str) -> str:
     except ValueError as error:
         raise ConfigError(f"{redact_url(root)!r} isn't a url: {error}") from error
     return urlunsplit((parts.scheme, parts.netloc, f"{parts.path.rstrip('/')}/{quote(path)}", parts.query, ""))
+
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_PERMANENT = frozenset({301, 308})
+_CACHING = ("Cache-Control", "Expires", "Pragma", "Vary")
+_RESERVED = frozenset({"accept-encoding", "content-length", "host", "if-match", "range", "transfer-encoding"})
+
+# Printable ASCII whose percent signs all begin an escape: sent byte for byte, because a signature may cover it.
+_EXACT = re.compile(r"(?:[!-$&-~]|%[0-9A-Fa-f]{2})*")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What all requests to one origin have in common."""
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request to a url of the caller's, credentials included."""
+    redirected_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Sent with every request that a redirect brings here from another origin."""
+    proxy: URL | None = None
+    """The proxy to go through, without its credentials."""
+    proxy_headers: Mapping[str, str] | None = field(default=None, repr=False)
+    """Sent to the proxy alone."""
+
+
+# Cached, since a dataset's ranges share few urls: parsing one costs as much as half a request of 64 KiB.
+@lru_cache(maxsize=1024)
+def parse_url(text: str) -> URL:
+    """The http(s) url, requoted only where it can't be sent as it is; ConfigError where it is none or names no host."""
+    check_characters(text)
+    try:
+        url = _url(text)
+        if url.scheme in {"http", "https"} and url.host and url.port:
+            return url
+    except ValueError as error:
+        if "@" in text:  # whose words may quote a password
+            raise ConfigError(f"{hidden(text)} is no http url: quote what stands in front of the @") from None
+        raise ConfigError(f"{hidden(text)} is no http url: {redact_text(str(error))}") from cause_of(error)
+    raise ConfigError(f"{hidden(text)} is no http url: it needs a scheme, a host and a port below 65536")
+
+
+def next_url(url: URL, location: str | None) -> URL:
+    """The target of a redirect, without any userinfo: a server has no say in which credentials we send."""
+    if not location:
+        raise AttemptFailed(InvalidResponse, "the server redirects without saying where (no Location)", Verdict.ONCE)
+    try:
+        target = url.join(_url(location)).with_fragment(None)
+        valid = target.scheme in {"http", "https"} and bool(target.host) and bool(target.port)
+    except ValueError as error:
+        message = f"Location can't be parsed: {redact_text(str(error))}"
+        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE) from cause_of(error)
+    if not valid:
+        message = f"the server redirects to {redact_url(location)!r}, which is no http url"
+        raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
+    if url.scheme == "https" and target.scheme == "http":
+        message = f"the server redirects from https to plain http at {host_name(target)}: not followed"
+        raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
+    return target if userinfo(target) is None else target.with_user(None)
+
+
+def is_permanent(status: int, headers: Mapping[str, str]) -> bool:
+    """Whether a redirect holds until it fails: whoever gets it may keep it (RFC 9110, sections 15.4.2 and 15.4.9).
+
+    One that says more of how it may be kept is followed anew each time, which is always right.
+    """
+    return status in _PERMANENT and not any(name in headers for name in _CACHING)
+
+
+@lru_cache(maxsize=1024)
+def origin_of(url: URL) -> str:
+    """``scheme://host:port``, what a connection, a limit and a secret belong to."""
+    return f"{url.scheme}://{host_name(url)}"
+
+
+@lru_cache(maxsize=1024)
+def host_name(url: URL) -> str:
+    """``host:port``, in lower case, with the default port spelt out."""
+    host = (url.host or "").lower()
+    return f"[{host}]:{url.port}" if ":" in host else f"{host}:{url.port}"
+
+
+def userinfo(url: URL) -> str | None:
+    """The Authorization header for the url's own user and password."""
+    if url.raw_user is None and url.raw_password is None:
+        return None
+    return basic_auth(url.user or "", url.password or "")
+
+
+def basic_auth(user: str, password: str) -> str:
+    """The value of a Basic Authorization header."""
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
+
+
+def static_headers(
+    url: URL,
+    *,
+    asked: bool,
+    headers: Mapping[str, Mapping[str, str]],
+    tokens: Mapping[str, str],
+    login: tuple[str, str] | None,
+) -> dict[str, str]:
+    """What every request to the url's origin carries.
+
+    Args:
+        url: Any url of the origin.
+        asked: Whether the caller's own url names the origin; False where a redirect leads to it.
+        headers: Extra headers by "host" or "host:port"; the latter wins.
+        tokens: Bearer tokens by the same, sent over https or to loopback only.
+        login: User and password of the host from ~/.netrc; the weakest, after a header and a token.
+    """
+    means_bare_host = asked or (url.scheme == "https" and url.is_default_port())
+    names = [_bare_host(url), host_name(url)] if means_bare_host else [host_name(url)]
+    own: CIMultiDict[str] = CIMultiDict()
+    for name in names:
+        for header, value in headers.get(name, {}).items():
+            own[header] = value  # in place of one whose name differs by case alone
+    reserved = sorted(name for name in own if name.lower() in _RESERVED)
+    if reserved:
+        raise ConfigError(f"headers for {host_name(url)} must not set {', '.join(reserved)}: the engine does")
+    if "Authorization" in own:
+        return dict(own)
+    token = next((tokens[name] for name in reversed(names) if name in tokens), None)
+    if token is not None and (url.scheme == "https" or _is_loopback(_bare_host(url))):
+        own["Authorization"] = f"Bearer {token}"
+    elif login is not None and means_bare_host:
+        own["Authorization"] = basic_auth(*login)
+    return dict(own)
+
+
+def read_url(text: str, *, encoded: bool = False) -> URL:
+    """The url as yarl reads it; ValueError where it is none."""
+    try:
+        return URL(text, encoded=encoded)
+    except IndexError as error:  # of "//[]@"
+        raise ValueError("Invalid URL") from error
+
+
+def _url(text: str) -> URL:
+    return read_url(text, encoded=_EXACT.fullmatch(text) is not None)
+
+
+def _bare_host(url: URL) -> str:
+    return (url.host or "").lower()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -6,8 +6,7 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import ConfigError, redact_url
-from asyncfetch.fetch.redirects import read_url, userinfo
-from asyncfetch.fetch.urls import check_characters
+from asyncfetch.fetch.urls import check_characters, read_url, userinfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -231,7 +231,7 @@ def back_end_cap(monkeypatch: pytest.MonkeyPatch) -> Bandwidth:
     """Of 100,000 bytes/s, on a clock that stands still: the burst's 5,000 bytes come at once, each more takes 10 us."""
     bandwidth = Bandwidth(100_000, now=lambda: 0.0)
     monkeypatch.setattr(Bandwidth, "of", lambda _: bandwidth)
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.READ_STEP_BYTES", 1000)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.READ_STEP_BYTES", 1000)
     return bandwidth
 
 

@@ -143,8 +143,8 @@ def storm(request: pytest.FixtureRequest, odd: type[OddFileSystem]) -> Iterator[
 async def test_right_bytes_through_a_storm(
     storm: Storm, time: FakeTime, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.READ_STEP_BYTES", STEP_BYTES)
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.MIN_STEP_BYTES", STEP_BYTES // 8)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.READ_STEP_BYTES", STEP_BYTES)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.MIN_STEP_BYTES", STEP_BYTES // 8)
     config = FetchConfig(
         timeouts=LIMITS,
         # An attempt takes several calls, so most of them fail.

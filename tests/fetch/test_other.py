@@ -216,7 +216,7 @@ async def test_what_a_cancelled_read_still_brings_is_thrown_away(odd: type[OddFi
 
 
 async def test_threads_left_behind_still_count(odd: type[OddFileSystem], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.THREADS", 2)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.THREADS", 2)
     with hanging(odd):
         async with Fetcher() as fetcher:
             for _ in range(4):
@@ -226,7 +226,7 @@ async def test_threads_left_behind_still_count(odd: type[OddFileSystem], monkeyp
 
 
 async def test_large_reads_are_made_in_steps(odd: type[OddFileSystem], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.READ_STEP_BYTES", 1000)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.READ_STEP_BYTES", 1000)
     lengths = []
 
     def note(data: bytes) -> bytes:

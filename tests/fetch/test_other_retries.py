@@ -44,7 +44,7 @@ def fetcher(time: FakeTime) -> Fetcher:
 
 @pytest.fixture
 def steps_of_1000(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.READ_STEP_BYTES", 1000)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.READ_STEP_BYTES", 1000)
 
 
 def fails_at(odd: type[OddFileSystem], number: int, error: Exception) -> Callable[[bytes], bytes]:
@@ -274,7 +274,7 @@ except af.FetchTimeout: print("too late")
 async def test_where_every_thread_hangs_the_next_one_is_told(
     odd: type[OddFileSystem], time: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.THREADS", 2)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.THREADS", 2)
     urls = ["odd://x", "odd://y", "odd://z"]
     for url in urls:
         odd().pipe_file(url, CONTENT)
@@ -308,8 +308,8 @@ async def test_where_every_thread_hangs_the_next_one_is_told(
 async def test_after_a_piece_that_took_too_long_smaller_ones_are_asked_for(
     odd: type[OddFileSystem], time: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.READ_STEP_BYTES", 8000)
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.MIN_STEP_BYTES", 10)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.READ_STEP_BYTES", 8000)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.MIN_STEP_BYTES", 10)
     with hanging(odd, lambda data: len(data) > 1000):
         async with Fetcher(FetchConfig(timeouts=QUICK), _clock=time.clock()) as fetcher:
             assert await fetcher.fetch("odd://x", 0, 2500) == CONTENT[:2500]
@@ -330,7 +330,7 @@ async def test_right_bytes_or_an_error_of_ours(
     faults: list[str],
     has_version: bool,
 ) -> None:
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.READ_STEP_BYTES", 1000)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.READ_STEP_BYTES", 1000)
     old, new = CONTENT[:3000], CONTENT[3001:6001]
     odd.reset()
     odd().pipe_file("/x", old)

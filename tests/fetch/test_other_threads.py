@@ -80,7 +80,7 @@ async def test_a_range_is_one_job_of_one_thread_which_goes_on_with_the_next(
     wake_ups: Callable[[], list[object]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.READ_STEP_BYTES", 1000)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.READ_STEP_BYTES", 1000)
     async with Fetcher() as fetcher:
         calls = wake_ups()
         for number in range(5):
@@ -99,7 +99,7 @@ async def test_a_range_is_one_job_of_one_thread_which_goes_on_with_the_next(
 async def test_there_are_no_more_threads_than_places_and_all_end_with_the_fetcher(
     odd: type[OddFileSystem], used: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.THREADS", 3)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.THREADS", 3)
     all_three = threading.Barrier(3)
 
     def meet(data: bytes) -> bytes:
@@ -294,7 +294,7 @@ async def test_where_no_thread_can_be_started(odd: type[OddFileSystem], monkeypa
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("asyncfetch.fetch.transports.other.THREADS", 1)
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec.THREADS", 1)
     async with Fetcher(ONCE) as fetcher:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threading.Thread, "start", refuse)

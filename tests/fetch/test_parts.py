@@ -17,7 +17,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.fetch.hosts import MIN_TELLING_BYTES, REMEMBERED_BODIES, Host, Hosts, StreamRate
 from asyncfetch.fetch.range_reader import AHEAD_FACTOR, ALONE, MAX_SERVERS, SOON_FACTOR, Company, PartSizes
-from asyncfetch.fetch.redirects import Route
+from asyncfetch.fetch.urls import Route
 from asyncfetch.ranges import (
     LOOP_BYTES_PER_SECOND,
     SOON_SECONDS,

@@ -24,11 +24,10 @@ from asyncfetch.errors import (
     Throttled,
 )
 from asyncfetch.fetch.objects import ObjectMemory, difference, strong_etag
-from asyncfetch.fetch.redirects import next_url, origin_of, parse_url, static_headers
 from asyncfetch.fetch.responses import SLICE_LIMIT_BYTES, Delivery, Wanted, check_response
 from asyncfetch.fetch.retry import AttemptFailed, Retries, RetryBudget, Verdict, giving_up, retry_after_seconds
 from asyncfetch.fetch.transports.file import local_path
-from asyncfetch.fetch.urls import join_url
+from asyncfetch.fetch.urls import join_url, next_url, origin_of, parse_url, static_headers
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.tensors.urls import normal_server
 

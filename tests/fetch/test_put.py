@@ -292,7 +292,7 @@ async def test_at_every_wait_of_a_put_to_s3(kind: str) -> None:
 
 
 async def test_at_every_wait_of_a_put_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncfetch.fetch.transports.file_writing.STEP_BYTES", 1000)
+    monkeypatch.setattr("asyncfetch.fetch.transports.file.WRITE_STEP_BYTES", 1000)
     path, descriptors = tmp_path / "d" / "x", len(os.listdir("/proc/self/fd"))
     async with Fetcher() as fetcher:
         await fetcher.put(str(path), b"before")
@@ -504,7 +504,7 @@ async def test_a_file_s_name_may_be_as_long_as_the_system_takes(tmp_path: Path, 
 
 
 async def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncfetch.fetch.transports.file_writing.STEP_BYTES", 1000)
+    monkeypatch.setattr("asyncfetch.fetch.transports.file.WRITE_STEP_BYTES", 1000)
     path = tmp_path / "x"
     path.write_bytes(b"before")
     seen = []

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from asyncfetch.config import FetchConfig, RetryConfig
 from asyncfetch.fetch.hosts import PAUSE_SPREAD, Hosts
-from asyncfetch.fetch.quota import quotas, spent_quota_seconds
-from asyncfetch.fetch.redirects import Route
+from asyncfetch.fetch.retry import quotas, spent_quota_seconds
+from asyncfetch.fetch.urls import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable

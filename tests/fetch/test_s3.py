@@ -23,8 +23,7 @@ from asyncfetch.config import FetchConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, InvalidResponse, NotFound
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.transports.http import MAX_RESPONSE_BYTES
-from asyncfetch.fetch.transports.s3 import bucket_and_key
-from asyncfetch.fetch.transports.s3_signer import S3Signer
+from asyncfetch.fetch.transports.s3 import S3Signer, bucket_and_key
 from asyncfetch.ranges import ByteRange
 from asyncfetch.testing import Fault, FaultEvery, FaultOnce, Keys, S3Server
 from tests.fetch.conftest import s3_fetcher

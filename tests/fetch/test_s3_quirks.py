@@ -12,7 +12,7 @@ import pytest
 from asyncfetch.config import FetchConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.errors import AccessDenied, FetchError, InvalidResponse, RangeNotSatisfiable, Throttled
 from asyncfetch.fetch import Fetcher, listing
-from asyncfetch.fetch.transports.s3_signer import S3Signer
+from asyncfetch.fetch.transports.s3 import S3Signer
 from asyncfetch.ranges import ByteRange
 from asyncfetch.testing import Fault, HubServer, S3Quirks, S3Server
 

@@ -11,8 +11,8 @@ from asyncfetch.config import FetchConfig, RetryConfig, StreamConfig
 from asyncfetch.errors import AccessDenied, AsyncFetchError, ConfigError, FetchError, NotFound, Throttled
 from asyncfetch.fetch.hosts import MAX_IDLE_HOSTS, PAUSE_SPREAD, Host, Hosts
 from asyncfetch.fetch.limit import BACKOFF
-from asyncfetch.fetch.redirects import Route
 from asyncfetch.fetch.retry import AttemptFailed
+from asyncfetch.fetch.urls import Route
 from asyncfetch.runtime.memory_pool import MemoryPool
 from tests.conftest import all_others_wait
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.request import getproxies, proxy_bypass
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.fetch.redirects import read_url, userinfo
+from asyncfetch.fetch.urls import read_url, userinfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

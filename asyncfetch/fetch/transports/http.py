@@ -30,13 +30,12 @@ from asyncfetch.fetch.bandwidth import Allowance, Bandwidth, RateLimit
 from asyncfetch.fetch.connection import PooledConnectionDied
 from asyncfetch.fetch.connector import Connector
 from asyncfetch.fetch.hosts import Permit
-from asyncfetch.fetch.quota import spent_quota_seconds
-from asyncfetch.fetch.redirects import REDIRECTS, Route, host_name, is_permanent, next_url, origin_of, static_headers
 from asyncfetch.fetch.refusals import circumstances
 from asyncfetch.fetch.responses import MISDIRECTED, Delivery, check_response, counted, refusal
-from asyncfetch.fetch.retry import AttemptFailed, Verdict, pause_seconds, retried
+from asyncfetch.fetch.retry import AttemptFailed, Verdict, pause_seconds, retried, spent_quota_seconds
 from asyncfetch.fetch.transports.environment import Environment, read_environment
 from asyncfetch.fetch.transports.session import COMMON_HEADERS, Session
+from asyncfetch.fetch.urls import REDIRECTS, Route, host_name, is_permanent, next_url, origin_of, static_headers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping

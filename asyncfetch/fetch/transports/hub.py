@@ -28,9 +28,9 @@ from asyncfetch.config.checks import require_token
 from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
 from asyncfetch.fetch.listing import Listing, listed_size
-from asyncfetch.fetch.redirects import next_url, origin_of, parse_url, static_headers, userinfo
 from asyncfetch.fetch.refusals import explained
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.urls import next_url, origin_of, parse_url, static_headers, userinfo
 from asyncfetch.ranges import ObjectInfo
 
 if TYPE_CHECKING:

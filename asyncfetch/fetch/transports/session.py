@@ -23,9 +23,9 @@ import anyio
 
 from asyncfetch.errors import ConnectionFailed, FetchTimeout, InvalidResponse
 from asyncfetch.fetch import connection
-from asyncfetch.fetch.error_mapping import SESSION_ERRORS, session_failure
-from asyncfetch.fetch.redirects import host_name
+from asyncfetch.fetch.refusals import SESSION_ERRORS, session_failure
 from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
+from asyncfetch.fetch.urls import host_name
 from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.sockets import abort
 
