@@ -2,15 +2,10 @@
 
 client        TensorClient: remotize, localize, clear, by coroutines or plain calls
 server        TensorServer: holds shards; who may talk to it
-remote        RemoteTensor, the value that stands for a tensor; the border to torch
-structure     walking dicts, lists, tuples and dataclasses
+remote        RemoteTensor, the value that stands for a tensor; walking what holds some; the border to torch
 ahead         items in a known order, fetched ahead of their consumer
-buffer        what came, bounded; who may put it there
-flights       what is on its way, once for all who ask
-stores        the protocol of back ends, and how shards become requests: http_store, ray_store
-session       the verbs, on the client's loop
-storage, handlers  a server's shards, and its answers
-shared        shards in memory that processes of one machine share
+buffer        the protocol of back ends (http_store, ray_store), what is on its way, and what came, bounded
+storage       a server's shards, also in memory that processes of one machine share
 wire, urls    frames, addresses. Pure
 """
 

@@ -12,7 +12,7 @@ from asyncfetch.errors import AsyncFetchError, ConfigError
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.loop_guard import running_loop
-from asyncfetch.tensors.structure import remotes_in
+from asyncfetch.tensors.remote import remotes_in
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence

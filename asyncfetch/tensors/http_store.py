@@ -15,9 +15,9 @@ from asyncfetch.errors import FetchError, InvalidResponse, NotFound, ObjectChang
 from asyncfetch.fetch.addresses import Found, FoundOnce
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.tensors.buffer import Shard
-from asyncfetch.tensors.handlers import PIECE_BYTES, etag_of
 from asyncfetch.tensors.off_loop import off_loop
-from asyncfetch.tensors.shared import SHARED_FROM_BYTES, find_shared, read_shared
+from asyncfetch.tensors.server import PIECE_BYTES, etag_of
+from asyncfetch.tensors.storage import SHARED_FROM_BYTES, find_shared, read_shared
 from asyncfetch.tensors.urls import shards_url
 from asyncfetch.tensors.wire import (
     MAX_HEADER_BYTES,

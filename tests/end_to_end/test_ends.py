@@ -19,7 +19,7 @@ import psutil
 import pytest
 from moto.server import ThreadedMotoServer
 
-from asyncfetch.tensors.shared import ROOT
+from asyncfetch.tensors.storage import ROOT
 from asyncfetch.testing import HubServer, RangeServer, write_dataset
 
 if TYPE_CHECKING:

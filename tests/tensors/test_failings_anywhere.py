@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from asyncfetch.errors import ConfigError, ShardNotFound, TensorError
+from asyncfetch.tensors.client import COPIED_EARLY_BYTES, Session
 from asyncfetch.tensors.remote import bytes_of
-from asyncfetch.tensors.session import COPIED_EARLY_BYTES, Session
 from asyncfetch.tensors.wire import DTYPES
 from tests.tensors.conftest import MIB
 

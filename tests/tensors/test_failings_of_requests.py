@@ -17,9 +17,15 @@ from aiohttp import web
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import AccessDenied, ConfigError, FetchTimeout, ShardNotFound, TensorError, Throttled
 from asyncfetch.tensors import Cleared, RemoteTensor, TensorServer
-from asyncfetch.tensors.buffer import FetchBuffer, Shard
-from asyncfetch.tensors.flights import Fetched, Flights
-from asyncfetch.tensors.stores import MAX_BATCH_BYTES, MAX_BATCH_SHARDS, plan_batches
+from asyncfetch.tensors.buffer import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_SHARDS,
+    FetchBuffer,
+    Fetched,
+    Flights,
+    Shard,
+    plan_batches,
+)
 from tests.conftest import all_others_wait
 from tests.tensors.conftest import MIB, QUICK, http_client, store
 

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ClosedError, ConfigError, TensorError
-from asyncfetch.tensors import TensorServer, handlers
-from asyncfetch.tensors.handlers import MAX_IDS
+from asyncfetch.tensors import TensorServer
+from asyncfetch.tensors import server as server_module
+from asyncfetch.tensors.server import MAX_IDS
 from asyncfetch.tensors.storage import ShardStorage
 from asyncfetch.tensors.wire import MAX_HEADER_BYTES, describe, parse_header
 from tests.conftest import all_others_wait
@@ -155,7 +156,7 @@ async def test_a_header_that_says_more_than_its_request_takes_no_memory(
 async def test_an_upload_that_goes_silent_gives_its_room_back(
     server: TensorServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(server_module, "STALL_SECONDS", 0.05)
     body = frame(100_000)
     head = f"PUT /shards/{SHARD} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     said = await speak(server, head.encode() + body[:5000])

@@ -18,8 +18,7 @@ import torch
 
 from asyncfetch.errors import ConnectionFailed, ShardNotFound
 from asyncfetch.tensors import RemoteTensor, TensorServer, http_store
-from asyncfetch.tensors.shared import ROOT, SharedDirectory, find_shared, read_shared
-from asyncfetch.tensors.storage import Upload
+from asyncfetch.tensors.storage import ROOT, SharedDirectory, Upload, find_shared, read_shared
 from asyncfetch.tensors.wire import describe
 from tests.conftest import all_others_wait
 from tests.tensors.conftest import MIB, Backend
