@@ -2,16 +2,12 @@
 
 pool        CachePool and NoCachePool
 lazy        handles
-stores      where files come from: the protocol, a directory, decoding, one sample's names
+stores      where files come from: the protocol, a directory, decoding, one sample's names; how one of them is read,
+            in which form it is staged, and where a sample's parts came from
 remote      files behind urls
 tar         members of tar archives, by range
-sources     where a sample's parts came from
-binding     how one file of one store is read, and in which form it is staged
-entries     files on their way, and handles' references to them
-table       who refers to what, and what comes next; pure
-quota       room on disk
-reading     one thread's way with one file
-engine      threads, and the lock between them
+table       files on their way, who refers to them, the room on disk, and what comes next; pure
+engine      threads, the way of each with one file, and the lock between them
 directory   the files themselves
 """
 
@@ -20,14 +16,16 @@ from __future__ import annotations
 from asyncfetch.cache.staging.lazy import Lazy
 from asyncfetch.cache.staging.pool import CachePool, NoCachePool, StagingPool, StagingStatistics
 from asyncfetch.cache.staging.remote import UrlStore
-from asyncfetch.cache.staging.sources import SourceInfo, add_source_info, get_source_info
 from asyncfetch.cache.staging.stores import (
     DecodingStore,
     DirectoryStore,
     FileStore,
     KeyedStore,
     RawFileStore,
+    SourceInfo,
     SplitStore,
+    add_source_info,
+    get_source_info,
 )
 from asyncfetch.cache.staging.tar import TarStore
 

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 from asyncfetch.runtime.fork import ForkGuard
 
 if TYPE_CHECKING:
-    from asyncfetch.cache.staging.binding import Stored
-    from asyncfetch.cache.staging.sources import SourceInfo
+    from asyncfetch.cache.staging.stores import SourceInfo, Stored
 
 __all__ = ["StagedFile", "StagingDirectory"]
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import anyio
 import anyio.to_thread
 
-from asyncfetch.cache.staging.binding import Stored
-from asyncfetch.cache.staging.entries import Flight
-from asyncfetch.cache.staging.sources import add_source_info
+from asyncfetch.cache.staging.stores import Stored, add_source_info
+from asyncfetch.cache.staging.table import Flight
 from asyncfetch.errors import CacheError, ConfigError, FetchTimeout
 from asyncfetch.runtime.call_on import call_on
 from asyncfetch.runtime.loop_guard import running_loop
@@ -24,11 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Self
 
-    from asyncfetch.cache.staging.binding import Binding
     from asyncfetch.cache.staging.engine import Engine
-    from asyncfetch.cache.staging.entries import Claim
-    from asyncfetch.cache.staging.sources import SourceInfo
-    from asyncfetch.cache.staging.stores import FileStore
+    from asyncfetch.cache.staging.stores import Binding, FileStore, SourceInfo
+    from asyncfetch.cache.staging.table import Claim
 
 __all__ = ["DirectLazy", "Lazy", "StagedLazy", "require_seconds"]
 

@@ -8,20 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
 
 from asyncfetch.cache.directories import absolute_directory
-from asyncfetch.cache.staging.binding import Method, StoreBinding, Stored, ValueBinding, dumps
 from asyncfetch.cache.staging.directory import StagingDirectory
 from asyncfetch.cache.staging.engine import Engine
 from asyncfetch.cache.staging.lazy import DirectLazy, Lazy, StagedLazy, require_seconds
-from asyncfetch.cache.staging.quota import Quota
-from asyncfetch.cache.staging.sources import add_source_info
+from asyncfetch.cache.staging.stores import Method, StoreBinding, Stored, ValueBinding, add_source_info, dumps
+from asyncfetch.cache.staging.table import Quota
 from asyncfetch.errors import CacheError, ConfigError
 from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from asyncfetch.cache.staging.sources import SourceInfo
-    from asyncfetch.cache.staging.stores import FileStore
+    from asyncfetch.cache.staging.stores import FileStore, SourceInfo
 
 __all__ = ["CachePool", "NoCachePool", "StagingPool", "StagingStatistics"]
 

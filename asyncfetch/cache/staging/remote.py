@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.cache.buffers import allocate
-from asyncfetch.cache.staging.sources import SourceInfo
-from asyncfetch.cache.staging.stores import SplitStore, check_name
+from asyncfetch.cache.staging.stores import SourceInfo, SplitStore, check_name
 from asyncfetch.config import FetchConfig, PrivateUrl
 from asyncfetch.errors import ClosedError, ObjectChanged, redact_url
 from asyncfetch.fetch import Fetcher

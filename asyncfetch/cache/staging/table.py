@@ -18,24 +18,173 @@ until they have decoded them. Bytes are given up only where they can be kept now
 disk can't be written; then those who are left queue again. No bounded pool can promise more: two files of its size,
 picked up by turns, are each read for every handle.
 
+An entry is one generation of a file: a handle refers to the entry, never to its key, so a late handle can't touch a
+newer one.
+
 Every method is called under the pool's lock and returns at once; what it returns says which I/O to do next.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from asyncfetch.cache.staging.entries import Claim, Entry, Flight, Leftover, Phase
+from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
-    from asyncfetch.cache.staging.binding import Binding, Stored
     from asyncfetch.cache.staging.directory import StagedFile
-    from asyncfetch.cache.staging.quota import Quota, Reservation
+    from asyncfetch.cache.staging.stores import Binding, Stored
 
-__all__ = ["Table"]
+__all__ = ["Claim", "Entry", "Flight", "Leftover", "Phase", "Quota", "Reservation", "Table"]
+
+
+class Quota:
+    """Two bounds, taken from before anything is written. Nobody waits in it. Guarded by the engine's lock.
+
+    Args:
+        max_bytes: Most bytes that all reservations together hold.
+        max_count: Most reservations; an empty file takes one, too.
+    """
+
+    def __init__(self, max_bytes: int, max_count: int) -> None:
+        self.max_bytes = max_bytes
+        self.max_count = max_count
+        self.bytes = 0
+        self.count = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """What a reservation can have now."""
+        return self.max_bytes - self.bytes
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether a reservation of so much can be made now."""
+        return self.count < self.max_count and size_bytes <= self.free_bytes
+
+    def reserve(self, size_bytes: int) -> Reservation | None:
+        """So much for one file, or None where it doesn't fit."""
+        return Reservation(self, size_bytes) if self.fits(size_bytes) else None
+
+
+class Reservation:
+    """Room for one file. Made by ``Quota.reserve``; comes back once, however often it is released."""
+
+    __slots__ = ("_held", "_quota", "size_bytes")
+
+    def __init__(self, quota: Quota, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._quota = quota
+        self._held = True
+        quota.bytes += size_bytes
+        quota.count += 1
+
+    def resize(self, size_bytes: int) -> bool:
+        """Make it so large, if that fits."""
+        if size_bytes - self.size_bytes > self._quota.free_bytes:
+            return False
+        self._quota.bytes += size_bytes - self.size_bytes
+        self.size_bytes = size_bytes
+        return True
+
+    def release(self) -> None:
+        """Give it back. Once."""
+        if self._held:
+            self._held = False
+            self._quota.bytes -= self.size_bytes
+            self._quota.count -= 1
+
+
+class Phase(Enum):
+    """Where an entry is on its way."""
+
+    QUEUED = "queued"
+    WAITING = "waiting"
+    READING = "reading"
+    """A thread reads it, or is about to."""
+    WRITING = "writing"
+    """Its bytes are in hand and on their way to the disk."""
+    STAGED = "staged"
+    BYPASSED = "bypassed"
+    FAILED = "failed"
+    ENDED = "ended"
+
+
+class Flight(Future["Stored"]):
+    """A read under way, and then what it brought, for as long as a handle may ask for it again."""
+
+    def fail(self, error: BaseException) -> None:
+        """End it by an error, which is kept as long as a handle may ask for it: so no frame may hang on it."""
+        self.set_exception(kept(error))
+
+    def stored(self) -> Stored:
+        """What it brought, or raises its error, to each one of its own; once it is done."""
+        error = self.exception()
+        if error is not None:
+            raise copied(error)
+        return self.result()
+
+
+class Entry:
+    """One generation of one file.
+
+    Attributes:
+        binding: How it is read: that of the first handle.
+        phase: Where it is on its way.
+        references: Handles that are not served yet.
+        joined: Those of them that wait for the read under way.
+        flight: What the read under way will bring; a failed one's error.
+        in_hand: The bytes of the last read, as long as somebody else holds on to them.
+        size_bytes: Where it is known.
+        reservation: Its room on disk.
+        file: Where it lies, when it is STAGED.
+    """
+
+    __slots__ = ("binding", "file", "flight", "in_hand", "joined", "phase", "references", "reservation", "size_bytes")
+
+    def __init__(self, binding: Binding) -> None:
+        self.binding = binding
+        self.phase = Phase.QUEUED
+        self.references = 0
+        self.joined: set[Claim] = set()
+        self.flight: Flight | None = None
+        self.in_hand: Callable[[], Stored | None] = _nothing
+        self.size_bytes: int | None = None
+        self.reservation: Reservation | None = None
+        self.file: StagedFile | None = None
+
+
+class Claim:
+    """A handle's reference to an entry. It counts once, however often it is released.
+
+    Attributes:
+        entry: What it refers to.
+        held: Whether the entry counts it: until it is served or released.
+        flight: The read that serves it.
+    """
+
+    __slots__ = ("entry", "flight", "held")
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.held = True
+        self.flight: Flight | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A file that nobody refers to: to be removed, and its room released after that."""
+
+    file: StagedFile
+    reservation: Reservation
+
+
+def _nothing() -> None:
+    """In nobody's hands."""
 
 
 class Table:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from asyncfetch.cache.staging.remote import ThreadFetcher
-from asyncfetch.cache.staging.sources import SourceInfo
-from asyncfetch.cache.staging.stores import SplitStore
+from asyncfetch.cache.staging.stores import SourceInfo, SplitStore
 from asyncfetch.config import PrivateUrl
 from asyncfetch.errors import AsyncFetchError, ConfigError, FormatError, NotFound, ObjectChanged, redact_url
 from asyncfetch.fetch.urls import hidden

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncfetch.cache.staging import CachePool, SourceInfo, SplitStore
-from asyncfetch.cache.staging.entries import Phase
+from asyncfetch.cache.staging.table import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from asyncfetch.cache.staging.binding import Stored
     from asyncfetch.cache.staging.directory import StagedFile
+    from asyncfetch.cache.staging.stores import Stored
 
 
 class GatedStore(SplitStore[bytes]):

@@ -19,13 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncfetch.cache.staging import DecodingStore, Lazy
-from asyncfetch.cache.staging.binding import StoreBinding, Stored, ValueBinding, dumps
 from asyncfetch.cache.staging.directory import StagedFile, StagingDirectory
-from asyncfetch.cache.staging.engine import Engine
-from asyncfetch.cache.staging.entries import Phase
+from asyncfetch.cache.staging.engine import Engine, Reading
 from asyncfetch.cache.staging.lazy import StagedLazy
-from asyncfetch.cache.staging.quota import Quota
-from asyncfetch.cache.staging.reading import Reading
+from asyncfetch.cache.staging.stores import StoreBinding, Stored, ValueBinding, dumps
+from asyncfetch.cache.staging.table import Phase, Quota
 from asyncfetch.errors import CacheError
 from tests.cache.staging.conftest import GatedStore
 
@@ -34,8 +32,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from asyncfetch.cache.staging import FileStore
-    from asyncfetch.cache.staging.binding import Binding
-    from asyncfetch.cache.staging.entries import Claim, Entry
+    from asyncfetch.cache.staging.stores import Binding
+    from asyncfetch.cache.staging.table import Claim, Entry
 
 FILES = {"empty": b"", "small": b"s", "medium": b"m" * 4, "large": b"l" * 9, "full": b"f" * 16, "huge": b"h" * 17}
 NAMES = st.sampled_from(sorted(FILES))
