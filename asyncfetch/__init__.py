@@ -3,11 +3,12 @@
     errors          every error, one tree
     config          every default, with its source
     ranges          half-open byte ranges
-    observe         quantiles of how long things take, Prometheus
+    observe         quantiles of how long things take
     fetch           the range engine: Fetcher
     cache           which bytes are kept: ByteCache, DiskTier; staged between asking and consuming: CachePool
     decode          bytes to tensors: DecoderCache
     lerobot         LeRobot v3 datasets: open_dataset
+    prometheus      statistics for Prometheus: Collector
     stream          the order of an epoch, look-ahead: Stream; of several: Mixture; in another process: serve_samples
     torch           the bridge to DataLoader: StreamDataset, FrameDataset, AsyncIterableDataset
     merge           LeRobot datasets joined to one, and parts of them: merge_datasets, select_episodes, split_dataset,

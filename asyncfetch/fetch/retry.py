@@ -13,7 +13,7 @@ from datetime import UTC
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping
 
     from asyncfetch.config import RetryConfig
-    from asyncfetch.fetch.download import Download
     from asyncfetch.ranges import ObjectInfo
 
     _Cause = tuple[type[FetchError], int | None]
@@ -380,12 +379,39 @@ def pause_seconds(headers: Mapping[str, str], *, wall_now: float) -> float | Non
     return spent_quota_seconds(headers) if asked is None else asked
 
 
+class Resumable(Protocol):
+    """What several attempts fill, each going on from where the one before it ended, or starting over."""
+
+    @property
+    def asked(self) -> Span:
+        """The caller's range, which errors name."""
+        ...
+
+    def keep_landed(self, failure: AttemptFailed, /) -> int:
+        """Return how many bytes are kept after an attempt that failed."""
+        ...
+
+
+class Span(Protocol):
+    """A range of bytes as its caller asked for it."""
+
+    @property
+    def start(self) -> int:
+        """First byte; negative for the last ``-start`` bytes."""
+        ...
+
+    @property
+    def stop(self) -> int | None:
+        """One past the last byte; None means to the end."""
+        ...
+
+
 async def retried(
     config: RetryConfig,
     clock: Clock,
     url: str,
     attempt: Callable[[AttemptFailed | None], Awaitable[T]],
-    download: Download | None = None,
+    download: Resumable | None = None,
 ) -> T:
     """Return what ``attempt`` returns, over as many attempts as the policy allows. This is the one retry loop.
 

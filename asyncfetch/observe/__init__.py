@@ -1,12 +1,22 @@
 """What the engine does, in figures that cost next to nothing to keep.
 
 quantiles   Histogram: durations in bounded memory, any quantile of them within 2 %. Pure
-prometheus  Collector: statistics as Prometheus reads them
+
+``Collector``, which gives statistics to Prometheus, is in ``asyncfetch.prometheus``, above all that it shows; its name
+here, from 0.1, leads there.
 """
 
 from __future__ import annotations
 
-from asyncfetch.observe.prometheus import Collector
+import importlib
+from typing import Any
+
 from asyncfetch.observe.quantiles import Histogram, Quantiles
 
-__all__ = ["Collector", "Histogram", "Quantiles"]
+__all__ = ["Histogram", "Quantiles"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute
+    if name == "Collector":  # not above: it knows the rooms that stand on this one
+        return importlib.import_module("asyncfetch.prometheus").Collector
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from asyncfetch.config import FetchConfig, StreamConfig
 from asyncfetch.fetch import Fetcher, HostStatistics
 from asyncfetch.lerobot import open_dataset
-from asyncfetch.observe import Collector
-from asyncfetch.observe.prometheus import BY_HOST, OF_DATASET, OF_DISK, OF_FETCHER, OF_PASS
+from asyncfetch.prometheus import BY_HOST, OF_DATASET, OF_DISK, OF_FETCHER, OF_PASS, Collector
 from asyncfetch.ranges import ByteRange
 from asyncfetch.stream import Stream
 from asyncfetch.testing import Fault, FaultOnce, RangeServer

@@ -11,8 +11,7 @@ certificates  a throw-away authority for loopback names
 
 from __future__ import annotations
 
-from asyncfetch.testing.server.faults import Fault, FaultEvery, FaultOnce, FaultRule
-from asyncfetch.testing.server.log import ServedRequest, ServerStatistics
+from asyncfetch.testing.server.faults import Fault, FaultEvery, FaultOnce, FaultRule, ServedRequest, ServerStatistics
 from asyncfetch.testing.server.server import RangeServer
 
 __all__ = ["Fault", "FaultEvery", "FaultOnce", "FaultRule", "RangeServer", "ServedRequest", "ServerStatistics"]

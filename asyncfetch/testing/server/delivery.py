@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncfetch.testing.server.answers import Answer
-    from asyncfetch.testing.server.faults import Fault
-    from asyncfetch.testing.server.log import RequestLog, ServedRequest
+    from asyncfetch.testing.server.faults import Fault, RequestLog, ServedRequest
 
 __all__ = ["Delivery", "Pace", "sleep_until"]
 

@@ -27,8 +27,7 @@ from asyncfetch.testing.server.answers import Answer, answer_object, answer_stat
 from asyncfetch.testing.server.certificates import TemporaryPem, certificate_for
 from asyncfetch.testing.server.contents import Contents, Directory, InMemory, StoredObject
 from asyncfetch.testing.server.delivery import Delivery, sleep_until
-from asyncfetch.testing.server.faults import Fault, FaultRule
-from asyncfetch.testing.server.log import RequestLog, ServedRequest, ServerStatistics
+from asyncfetch.testing.server.faults import Fault, FaultRule, RequestLog, ServedRequest, ServerStatistics
 
 if TYPE_CHECKING:
     import ssl

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from asyncfetch.errors import MissingDependency
 
-if TYPE_CHECKING:  # types alone: at run time this room knows nothing of the rooms above it
+if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client.core import Metric
