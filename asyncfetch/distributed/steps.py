@@ -18,12 +18,17 @@ import anyio
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, StateMismatch
-from asyncfetch.merge.apply import DATA_FILE_MAX_BYTES, FILES_PER_CHUNK, VIDEO_FILE_MAX_BYTES, report_on
-from asyncfetch.merge.arguments import destination_of, selections_of
+from asyncfetch.merge.apply import (
+    DATA_FILE_MAX_BYTES,
+    FILES_PER_CHUNK,
+    VIDEO_FILE_MAX_BYTES,
+    destination_of,
+    report_on,
+    selections_of,
+)
 from asyncfetch.merge.here import InProcess
-from asyncfetch.merge.job import carry_out, carry_out_share, check_free, plan_job
+from asyncfetch.merge.job import Progress, carry_out, carry_out_share, check_free, plan_job
 from asyncfetch.merge.plan import Limits
-from asyncfetch.merge.progress import Progress
 
 if TYPE_CHECKING:
     import os

@@ -3,31 +3,81 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.merge.arguments import destination_of, selections_of
+from asyncfetch.errors import ConfigError, redact_url
+from asyncfetch.fetch.transports.file import local_path
 from asyncfetch.merge.here import OnThisMachine
 from asyncfetch.merge.info import differences
-from asyncfetch.merge.job import carry_out, plan_job
+from asyncfetch.merge.job import Progress, carry_out, plan_job
+from asyncfetch.merge.local_folder import LocalFolder
 from asyncfetch.merge.plan import Limits
-from asyncfetch.merge.progress import Progress
+from asyncfetch.merge.s3_prefix import S3Prefix
+from asyncfetch.merge.sources import Selection
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.loop_guard import running_loop
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from asyncfetch.merge.job import MergeJob
+    from asyncfetch.merge.destination import Destination
+    from asyncfetch.merge.job import MergeJob, MergeProgress
     from asyncfetch.merge.kernel import Executor
-    from asyncfetch.merge.progress import MergeProgress
-    from asyncfetch.merge.sources import Selection
 
-__all__ = ["MergeReport", "PlannedFile", "merge_datasets"]
+__all__ = [
+    "MergeReport",
+    "PlannedFile",
+    "destination_of",
+    "destination_path",
+    "merge_datasets",
+    "selections_of",
+]
+
+
+def selections_of(sources: Sequence[str | os.PathLike[str] | Selection] | str) -> list[Selection]:
+    """The sources, at least one; a path is that of the working directory here, wherever it is read."""
+    if isinstance(sources, str) or not sources:
+        raise ConfigError(f"sources must be a list of at least one dataset, not {sources!r}")
+    selections = [source if isinstance(source, Selection) else Selection(source) for source in sources]
+    return [replace(one, source=os.path.abspath(one.url)) if _is_relative(one.url) else one for one in selections]
+
+
+def _is_relative(url: str) -> bool:
+    return bool(url) and "://" not in url and not os.path.isabs(url)
+
+
+def destination_path(destination: str | os.PathLike[str]) -> str:
+    """What a user names, which isn't empty: that would mean the working directory."""
+    if not (named := os.fspath(destination)):
+        raise ConfigError("destination is empty; give the directory to write")
+    return named
+
+
+def destination_of(destination: str | os.PathLike[str]) -> Destination:
+    """The destination that a user names, read as a fetcher reads urls."""
+    named = destination_path(destination)
+    scheme, separator, place = named.partition("://")
+    match scheme.lower() if separator else "file":
+        case "file":
+            found: Destination = LocalFolder(local_path(named).absolute())
+        case "s3":
+            found = S3Prefix(f"s3://{place.rstrip('/')}")
+        case _:
+            raise ConfigError(
+                f"a dataset is written to a local directory or below an s3:// prefix, not to {redact_url(named)!r}: "
+                "copy the result there"
+            )
+    try:
+        str(found.name).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{named!r} has a name that isn't UTF-8, and pyarrow writes to no such: rename it") from error
+    return found
+
 
 DATA_FILE_MAX_BYTES = 100 * 1024 * 1024
 VIDEO_FILE_MAX_BYTES = 200 * 1024 * 1024

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.lerobot.layout import EPISODES_PATH
-from asyncfetch.merge import statistics
 from asyncfetch.merge.info import INFO_PATH, merged_info
+from asyncfetch.merge.plan import write_episodes, write_tasks
 from asyncfetch.merge.sources import has_pictures
-from asyncfetch.merge.statistics import EpisodeColumn
-from asyncfetch.merge.tables import write_episodes, write_tasks
+from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn, combine
 from asyncfetch.merge.units import file_path
 
 if TYPE_CHECKING:
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.merge.plan import MergePlan
     from asyncfetch.merge.sources import Source
-    from asyncfetch.merge.statistics import Statistics
-    from asyncfetch.merge.summaries import Summary
+    from asyncfetch.merge.summaries import Statistics, Summary
 
 __all__ = ["write_metadata"]
 
@@ -74,7 +72,7 @@ def _overall_statistics(build: _Build) -> dict[str, Statistics]:
         if has_pictures(feature):
             parts = [_picture_statistics(source, key) for source in sources]
             weighed = [part for own in parts for part in own]
-            if all(parts) and (combined := statistics.combine(weighed)) is not None:
+            if all(parts) and (combined := combine(weighed)) is not None:
                 overall[key] = combined
         elif key in build.numbers:
             overall[key] = build.numbers[key]
@@ -95,7 +93,7 @@ def _picture_statistics(source: Source, key: str) -> Sequence[Mapping[str, Any]]
             {name: column.values[episode] for name, column in columns.items() if column.is_known[episode]}
             for episode in np.flatnonzero(is_known)
         ]
-    combined = statistics.combine(parts)
+    combined = combine(parts)
     own = (source.metadata.stats or {}).get(key)
     if own is None or not own.keys() >= _NEEDED:
         return parts if combined is not None else ()
@@ -166,7 +164,7 @@ def _statistics_columns(build: _Build) -> dict[str, EpisodeColumn]:
     has_frames = np.array([planned.episode.length > 0 for planned in plan.episodes], np.bool_)
     columns: dict[str, EpisodeColumn] = {}
     for key, feature in plan.sources[0].metadata.features.items():
-        for name in statistics.STATISTICS:
+        for name in STATISTICS:
             column = None
             if has_pictures(feature):
                 column = _picture_column(plan, key, name)

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from asyncfetch.lerobot.info import Feature
-    from asyncfetch.merge.codecs import Pictures
     from asyncfetch.merge.plan import MergePlan
     from asyncfetch.merge.sources import Source
+    from asyncfetch.merge.videos import Pictures
 
 __all__ = ["DATA_PATH", "INFO_PATH", "VIDEO_PATH", "differences", "merged_info"]
 

@@ -1,4 +1,9 @@
-"""A merge that is planned and can be carried out: by whom, and in how many attempts, is open."""
+"""A merge that is planned and can be carried out, by whom, and in how many attempts, is open; and carrying it out.
+
+Every file is written once, and what is known of the rows reduced. What is reduced in a tree is what grows with the
+rows: statistics, and the tasks of each episode. Two passes aren't, the plan and ``finish``: in which file an episode
+lies depends on all before it. They take 0.1 ms an episode (one camera).
+"""
 
 from __future__ import annotations
 
@@ -11,14 +16,14 @@ import anyio
 import anyio.to_thread
 
 from asyncfetch.errors import DatasetError, FetchError
-from asyncfetch.merge.build import write_and_summarise, write_files
 from asyncfetch.merge.destination import Needed, system_errors
 from asyncfetch.merge.finish import write_metadata
 from asyncfetch.merge.kernel import Schedule
-from asyncfetch.merge.plan import plan_merge
+from asyncfetch.merge.plan import disagreements, plan_merge, refuse
+from asyncfetch.merge.quantiles import Search
 from asyncfetch.merge.sources import Source, load_source
-from asyncfetch.merge.units import file_units
-from asyncfetch.merge.validate import disagreements, refuse
+from asyncfetch.merge.summaries import Summary, add, quantile_ranks, summarise, tally_again
+from asyncfetch.merge.units import RowsUnit, file_units, write
 from asyncfetch.runtime.concurrently import gather, ungrouped
 
 if TYPE_CHECKING:
@@ -26,13 +31,143 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.merge.destination import Build, Destination, WrittenFile
-    from asyncfetch.merge.kernel import Pool, Workplace
+    from asyncfetch.merge.kernel import Pending, Pool, Workplace
     from asyncfetch.merge.plan import Limits, MergePlan
-    from asyncfetch.merge.progress import Progress
     from asyncfetch.merge.sources import Selection
+    from asyncfetch.merge.summaries import PartUnit, Statistics
     from asyncfetch.merge.units import FileUnit
 
-__all__ = ["MergeJob", "carry_out", "carry_out_share", "plan_job"]
+__all__ = [
+    "MergeJob",
+    "MergeProgress",
+    "Progress",
+    "carry_out",
+    "carry_out_share",
+    "plan_job",
+    "write_and_summarise",
+    "write_files",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeProgress:
+    """What is written of the rows and videos."""
+
+    bytes_done: int
+    bytes_total: int
+    """About; at least what is done."""
+    files_done: int
+    files_total: int
+
+
+class Progress:
+    """Adds up what was written, and tells.
+
+    Args:
+        tell: Called with each change; None: nobody.
+    """
+
+    def __init__(self, tell: Callable[[MergeProgress], object] | None) -> None:
+        self._tell = tell
+        self._bytes: dict[str, int] = {}
+        self._bytes_done = self._bytes_total = self._files_done = self._files_total = 0
+
+    def expect(self, files: int, nbytes: int) -> None:
+        """How many files of rows and videos there will be, and about how many bytes."""
+        self._files_total, self._bytes_total = files, nbytes
+
+    def wrote(self, url: str, nbytes: int) -> None:
+        """The file has this many bytes so far."""
+        self._bytes_done += nbytes - self._bytes.get(url, 0)
+        self._bytes[url] = nbytes
+        if self._tell is not None:
+            total = max(self._bytes_total, self._bytes_done)
+            self._tell(MergeProgress(self._bytes_done, total, self._files_done, self._files_total))
+
+    def finished(self, url: str, nbytes: int) -> None:
+        """The file is whole."""
+        self._files_done += 1
+        self.wrote(url, nbytes)
+
+
+async def write_files(pool: Pool, units: Sequence[FileUnit], build: Build) -> None:
+    """Write some of a plan's files, and nothing else. What is finished stays.
+
+    Raises:
+        FetchError: A source could not be read, or the destination not be written.
+        DatasetError: A source isn't what its metadata say.
+    """
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+            schedule = Schedule(tasks, pool)
+            for unit in units:
+                schedule.submit(write, build, unit)
+
+
+async def write_and_summarise(
+    pool: Pool, units: Sequence[FileUnit], build: Build, progress: Progress
+) -> tuple[list[WrittenFile], Summary, dict[str, Statistics]]:
+    """Write all of a plan's files. What is finished stays.
+
+    Few rows are read back once, many twice or more, since quantiles are searched for in rounds: see ``quantiles``.
+
+    Args:
+        pool: Does the work.
+        units: The files; those of rows first, since more waits for them.
+        build: Which nobody else writes to.
+        progress: Told of each file.
+
+    Returns:
+        Which files they are, what is known of the rows, and the statistics of numeric features over all of them.
+
+    Raises:
+        FetchError, DatasetError: See ``write_files``.
+    """
+    files: list[WrittenFile] = []
+
+    async def finished(file: WrittenFile) -> None:
+        files.append(file)
+        progress.finished(build.url(file.path), file.nbytes)
+
+    with ungrouped():
+        async with anyio.create_task_group() as tasks:
+            schedule = Schedule(tasks, pool)
+            parts: list[tuple[Pending, PartUnit]] = []
+            for unit in units:
+                written = schedule.submit(write, build, unit)
+                schedule.then(written, finished)
+                if isinstance(unit, RowsUnit):
+                    parts += [(written, part) for part in unit.parts()]
+            summary, numbers = await _summarise(schedule, build, parts)
+    return files, summary, numbers
+
+
+async def _summarise(
+    schedule: Schedule, build: Build, parts: Sequence[tuple[Pending, PartUnit]]
+) -> tuple[Summary, dict[str, Statistics]]:
+    """What is known of the rows of all parts, and their statistics."""
+    count = sum(sum(part.lengths) for _, part in parts)
+    if not count:
+        return Summary(), {}
+    search = Search(count, quantile_ranks(count))
+    leaves = [schedule.submit(summarise, build, written, part, search.shift) for written, part in parts]
+    root = schedule.reduce(add, leaves)
+    leaves.clear()  # who still needs one has it
+    summary: Summary = await schedule.get(root)
+    search.learn(summary.counted)
+    while search.wanted:
+        leaves += [
+            schedule.submit(tally_again, build, written, part, search.wanted, search.shift) for written, part in parts
+        ]
+        root = schedule.reduce(add, leaves)
+        leaves.clear()
+        search.learn(await schedule.get(root))
+    numbers = {}
+    for key, moments in summary.moments.items():
+        ordered = search.values(key).reshape(*moments.mean.shape, -1)
+        numbers[key] = moments.statistics(ordered)
+    return summary, numbers
+
 
 _SOURCES_AT_ONCE = 16
 """Sources whose metadata a worker reads side by side."""

@@ -1,28 +1,339 @@
-"""The whole merged dataset as data, before a byte of it is written. Pure.
+"""Whether datasets can be one, and the whole merged dataset as data, before a byte of it is written. Pure.
 
 Which file, frame, task and time each episode gets follows from the sources' metadata alone, so every file can be
 written on its own and once. Files are filled in the order of the episodes, which makes a merge of merges the same as
-one merge of all.
+one merge of all. All that disagrees is listed, not only the first of it.
+
+Tables are made here, too: rows with their new numbers, tasks and episodes. That blocks: it is for use in a thread.
 """
 
 from __future__ import annotations
 
+import json
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from asyncfetch.errors import ConfigError
-from asyncfetch.merge.validate import disagreements, refuse
+import numpy as np
+
+from asyncfetch.errors import ConfigError, FormatError, MergeError, redact_url
+from asyncfetch.fetch.objects import difference
+from asyncfetch.lerobot.columns import is_list, take_rows, to_integers
+from asyncfetch.lerobot.parquet import require_pyarrow
+from asyncfetch.merge.arrow_types import common_type, converted
+from asyncfetch.merge.summaries import EpisodeColumn
 from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyarrow import Schema, Table
 
     from asyncfetch.lerobot.episode_table import Episode
-    from asyncfetch.merge.segments import Segment
+    from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.sources import Source
+    from asyncfetch.merge.videos import Segment
+    from asyncfetch.ranges import ObjectInfo
 
-__all__ = ["FilePlace", "Limits", "MergePlan", "PlannedEpisode", "VideoPlan", "plan_merge"]
+__all__ = [
+    "FilePlace",
+    "Limits",
+    "MergePlan",
+    "PlannedEpisode",
+    "RowsByIndex",
+    "VideoPlan",
+    "column_type",
+    "disagreements",
+    "open_writer",
+    "plan_merge",
+    "refuse",
+    "rows_schema",
+    "write_episodes",
+    "write_rows",
+    "write_tasks",
+]
+
+_COMPRESSION = "snappy"
+"""LeRobot's."""
+_EPISODES_PER_GROUP = 100
+"""Rows of meta/episodes that share a row group; LeRobot's recorder has 10, which its flushes ask for."""
+_NUMBERED_ANEW = ("episode_index", "index", "task_index")
+
+
+def column_type(feature: Feature, stored: Any) -> Any:  # noqa: ANN401  (pyarrow's types know no lists)
+    """The type that the feature's column gets: the stored one, but a vector as a list of fixed size.
+
+    What is numbered anew is an int64, as LeRobot has it: a narrower type may have no room for all sources' numbers.
+    """
+    pa = require_pyarrow()
+    if feature.key in _NUMBERED_ANEW:
+        return pa.int64()
+    if feature.kind == "value" and len(feature.shape) == 1 and feature.shape != (1,) and is_list(stored):
+        return pa.list_(pa.field("element", stored.value_type), feature.shape[0])
+    return stored
+
+
+def rows_schema(plan: MergePlan) -> pa.Schema:
+    """The schema of the data files, in which the values of all have room.
+
+    It has the ``huggingface`` metadata of the first that has some and stores just these types.
+    """
+    pa = require_pyarrow()
+    schemas = [file.schema for source in plan.sources for file in source.data_files.values()]
+    if not schemas:
+        empty: Schema = pa.schema([])
+        return empty
+    features = {key: one for key, one in plan.sources[0].metadata.features.items() if one.has_column}
+    types = {key: column_type(one, schemas[0].field(key).type) for key, one in features.items()}
+    is_nullable = dict.fromkeys(features, False)
+    for schema in schemas:
+        for key, feature in features.items():
+            field = schema.field(key)
+            types[key] = common_type(types[key], column_type(feature, field.type))
+            is_nullable[key] |= field.nullable
+    described = (
+        one.metadata
+        for one in schemas
+        if b"huggingface" in (one.metadata or {})
+        and all(column_type(feature, one.field(key).type) == types[key] for key, feature in features.items())
+    )
+    metadata = next(described, None)
+    kept = {b"huggingface": metadata[b"huggingface"]} if metadata else None
+    fields = [schemas[0].field(key).with_type(types[key]).with_nullable(is_nullable[key]) for key in features]
+    united: Schema = pa.schema(fields, metadata=kept)
+    return united
+
+
+class RowsByIndex:
+    """A source's file of rows, whose episodes are looked up by ``index``, wherever they lie in it.
+
+    Raises:
+        FormatError: ``index`` or ``episode_index`` aren't whole numbers.
+    """
+
+    def __init__(self, table: pa.Table, url: str) -> None:
+        self._table = table
+        self._episodes = to_integers(table["episode_index"], "episode_index", url)
+        indices = to_integers(table["index"], "index", url)
+        self._order = np.argsort(indices, kind="stable")
+        self._indices = indices[self._order]
+
+    def find(self, planned: PlannedEpisode, task_map: Mapping[int, int], schema: pa.Schema) -> pa.Table:
+        """The episode's rows, in order, with their new numbers.
+
+        Raises:
+            FormatError: They aren't there, name a task that isn't, or have no room in the schema.
+        """
+        pa = require_pyarrow()
+        episode = planned.episode
+        where = f"{redact_url(episode.data_url)}: episode {episode.index}"
+        first, stop = np.searchsorted(self._indices, (episode.from_index, episode.to_index))
+        places = np.arange(first, stop)[self._episodes[self._order[first:stop]] == episode.index]
+        if not np.array_equal(self._indices[places], np.arange(episode.from_index, episode.to_index)):
+            raise FormatError(
+                f"{where} has {len(places)} rows with index in [{episode.from_index}, {episode.to_index}); "
+                f"there must be one for each of its {episode.length} frames"
+            )
+        own = take_rows(self._table, self._order[places])
+        tasks = to_integers(own["task_index"], "task_index", episode.data_url)
+        if unknown := sorted(set(tasks.tolist()) - task_map.keys()):
+            raise FormatError(f"{where} has task_index {unknown}, which meta/tasks.parquet doesn't number")
+        numbers = {
+            "episode_index": np.full(len(places), planned.index),
+            "index": np.arange(len(places)) + planned.from_index,
+            "task_index": np.array([task_map[task] for task in tasks.tolist()], np.int64),
+        }
+        with _arrow_errors(where):
+            columns = [
+                pa.array(numbers[field.name]) if field.name in numbers else converted(own[field.name], field.type)
+                for field in schema
+            ]
+            renumbered: Table = pa.table(columns, schema=schema)
+        return renumbered
+
+
+def write_rows(writer: Any, rows: pa.Table, where: str) -> None:  # noqa: ANN401  (pyarrow has no types)
+    """Write them as a row group.
+
+    Raises:
+        FormatError: Parquet can't hold them; the message begins with ``where``.
+    """
+    with _arrow_errors(where):
+        writer.write_table(rows, row_group_size=len(rows))
+
+
+@contextmanager
+def _arrow_errors(where: str) -> Iterator[None]:
+    pa = require_pyarrow()
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise FormatError(f"{where} can't be written anew: {str(error).strip()}") from error
+
+
+def open_writer(path: Path, schema: pa.Schema) -> Any:  # noqa: ANN401  (pyarrow has no types)
+    """A parquet writer; its ``write_table`` writes row groups."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return require_pyarrow().parquet.ParquetWriter(path, schema, compression=_COMPRESSION)
+
+
+def write_tasks(path: Path, tasks: Sequence[str]) -> None:
+    """tasks.parquet: the task is the index of a pandas frame, hence the second column."""
+    pa = require_pyarrow()
+    index = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+    column = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
+    header = {"name": None, "field_name": None, "pandas_type": "unicode", "numpy_type": "object"}
+    pandas = {
+        "index_columns": ["task"],
+        "column_indexes": [{**header, "metadata": {"encoding": "UTF-8"}}],
+        "columns": [{**column, "metadata": None}, index],
+        "attributes": {},
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.3.3",
+    }
+    columns = {"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks, pa.string())}
+    table = pa.table(columns).replace_schema_metadata({"pandas": json.dumps(pandas)})
+    with open_writer(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_episodes(path: Path, columns: Mapping[str, Sequence[Any] | EpisodeColumn], first: int, stop: int) -> None:
+    """Rows [first, stop) of meta/episodes. ``columns`` has all episodes' values; what isn't known becomes null."""
+    pa = require_pyarrow()
+    arrays = {
+        name: _nested(pa, values.take(np.arange(first, stop)))
+        if isinstance(values, EpisodeColumn)
+        else pa.array(values[first:stop], _episode_type(pa, name))
+        for name, values in columns.items()
+    }
+    table = pa.table(arrays)
+    with open_writer(path, table.schema) as writer:
+        writer.write_table(table, row_group_size=_EPISODES_PER_GROUP)
+
+
+def _nested(pa: Any, column: EpisodeColumn) -> Any:  # noqa: ANN401
+    """Lists in lists, as many as an episode's value has axes."""
+    values = column.values[column.is_known]  # pyarrow to 23 writes no null that has values
+    array = pa.array(values.reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        is_outer = axis == 1
+        has_values = column.is_known if is_outer else np.ones(int(np.prod(values.shape[:axis])), bool)
+        offsets = pa.array(np.append(0, np.cumsum(has_values * values.shape[axis])).astype(np.int32))
+        mask = pa.array(~column.is_known) if is_outer else None
+        array = pa.ListArray.from_arrays(offsets, array, type=pa.list_(pa.field("element", array.type)), mask=mask)
+    return array
+
+
+def _episode_type(pa: Any, name: str) -> Any:  # noqa: ANN401
+    """The type LeRobot gives the column."""
+    if name == "tasks":
+        return pa.list_(pa.field("element", pa.string()))
+    return pa.float64() if name.endswith("_timestamp") else pa.int64()
+
+
+_DEPTH_KEYS = ("depth_unit", "video.depth_min", "video.depth_max", "video.shift", "video.use_log")
+"""What of a depth feature's ``info`` changes the meaning of its pixels. The rest describes the encoder, or one file."""
+
+
+def disagreements(sources: Sequence[Source]) -> list[str]:
+    """What sources, at least one, disagree in that one dataset has only one of, each against the first that has it.
+
+    Encoder settings, per-feature ``fps`` and the probed numbers of ``info`` may differ: the files themselves are
+    compared.
+    """
+    first = sources[0]
+    problems = [problem for other in sources[1:] for problem in _differences(first, other)]
+    problems += _different_columns(sources)
+    problems += [problem for camera in first.metadata.cameras for problem in _different_pictures(sources, camera)]
+    problems += _different_statistics(sources)
+    problems += _different_versions(sources)
+    return problems
+
+
+def refuse(problems: Sequence[str], cause: BaseException | None = None) -> None:
+    """Raise a MergeError that lists the problems, if there are any."""
+    if problems:
+        count = f"{len(problems)} reason{'s' if len(problems) > 1 else ''}"
+        raise MergeError(f"can't merge, for {count}:\n" + "\n".join(f"- {problem}" for problem in problems)) from cause
+
+
+def _differences(first: Source, other: Source) -> Iterator[str]:
+    def compare(what: str, one: object, another: object) -> Iterator[str]:
+        if one != another:
+            yield (
+                f"{what} is {one!r:.200} in {redact_url(first.url)}, but {another!r:.200} in {redact_url(other.url)}"
+            )
+
+    one, another = first.metadata, other.metadata
+    yield from compare("fps", one.info.fps, another.info.fps)
+    yield from compare("robot_type", one.info.robot_type, another.info.robot_type)
+    yield from compare("the set of features", sorted(one.features), sorted(another.features))
+    for key, feature in one.features.items():
+        if key in another.features:
+            for name, value in _meaning(feature).items():
+                yield from compare(f"{name} of feature {key}", value, _meaning(another.features[key])[name])
+
+
+def _meaning(feature: Feature) -> dict[str, Any]:
+    settings = {key: feature.info.get(key) if feature.is_depth else None for key in _DEPTH_KEYS}
+    own = {"dtype": feature.dtype, "shape": feature.shape, "names": feature.names, "is_depth_map": feature.is_depth}
+    return own | settings
+
+
+def _different_columns(sources: Sequence[Source]) -> Iterator[str]:
+    """Of every file of rows: what it lacks, and what it stores otherwise, but for what may be null."""
+    types: dict[str, tuple[Any, str]] = {}
+    for source in sources:
+        columns = [feature for feature in source.metadata.features.values() if feature.has_column]
+        for url, file in source.data_files.items():
+            schema, where = file.schema, redact_url(url)
+            if missing := [feature.key for feature in columns if feature.key not in schema.names]:
+                yield f"{where} has no column {', '.join(missing)}"
+            for feature in columns:
+                if feature.key in schema.names:
+                    stored = column_type(feature, schema.field(feature.key).type)
+                    first, first_where = types.get(feature.key, (stored, where))
+                    common = common_type(first, stored)
+                    if common is None:
+                        yield (
+                            f"the stored type of feature {feature.key} is {first} in {first_where}, but {stored} in "
+                            f"{where}"
+                        )
+                    types[feature.key] = (first if common is None else common, first_where)
+
+
+def _different_pictures(sources: Sequence[Source], camera: str) -> Iterator[str]:
+    files = [file for source in sources for file in source.pictures.get(camera, {}).items()]
+    for url, pictures in files[1:]:
+        first_url, first = files[0]
+        for name, one, another in zip(first._fields, first, pictures, strict=True):
+            if one != another:
+                yield f"{name} of {camera} is {one!r} in {redact_url(first_url)}, but {another!r} in {redact_url(url)}"
+
+
+def _different_statistics(sources: Sequence[Source]) -> Iterator[str]:
+    """Of pictures: they become a column. Those of numbers are taken anew."""
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+    for source in sources:
+        for key, columns in source.picture_statistics.items():
+            for name, column in columns.items():
+                shape, where = column.values.shape[1:], redact_url(source.url)
+                first_shape, first_where = shapes.setdefault(f"stats/{key}/{name}", (shape, where))
+                if shape != first_shape:
+                    yield (f"the shape of stats/{key}/{name} is {first_shape} in {first_where}, but {shape} in {where}")
+
+
+def _different_versions(sources: Sequence[Source]) -> Iterator[str]:
+    """Of a file that several have, read at different times."""
+    objects: dict[str, ObjectInfo] = {}
+    for source in sources:
+        for url, info in source.objects.items():
+            if (changed := difference(objects.setdefault(url, info), info)) is not None:
+                yield f"{redact_url(url)} was changed while the sources were read, {changed}: merge again"
+
 
 MOST_FILES_PER_CHUNK = 1000
 """LeRobot reads files in the order of their names, which have three digits: file-1000 comes before file-101."""

@@ -30,7 +30,7 @@ from asyncfetch.fetch.batch import for_each
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.merge.destination import WrittenFile, check_space, is_taken
 from asyncfetch.merge.info import INFO_PATH
-from asyncfetch.merge.rooms import sweep_rooms, temporary_room
+from asyncfetch.merge.local_folder import sweep_rooms, temporary_room
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:

@@ -22,15 +22,13 @@ from asyncfetch.lerobot.columns import to_integers
 from asyncfetch.lerobot.episode_files import episodes_url
 from asyncfetch.lerobot.info import is_v2, parse_json
 from asyncfetch.lerobot.metadata import load_metadata
-from asyncfetch.lerobot.parquet import fetch_end, open_end, open_table, read_columns
+from asyncfetch.lerobot.parquet import fetch_end, open_end, open_table, read_columns, require_pyarrow
 from asyncfetch.lerobot.row_groups import index_table
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
-from asyncfetch.merge.codecs import Pictures, describe_pictures
-from asyncfetch.merge.schemas import pack_schema, unpack_schema
-from asyncfetch.merge.segments import EpisodeSpan, Segment, cut_file
-from asyncfetch.merge.statistics import STATISTICS, EpisodeColumn
+from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn
+from asyncfetch.merge.videos import EpisodeSpan, Pictures, Segment, cut_file, describe_pictures
 from asyncfetch.ranges import index_of
 from asyncfetch.runtime.concurrently import gather
 
@@ -50,7 +48,31 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["DataFile", "Selection", "Source", "has_pictures", "load_source", "read_indices", "read_version"]
+__all__ = [
+    "DataFile",
+    "Selection",
+    "Source",
+    "has_pictures",
+    "load_source",
+    "pack_schema",
+    "read_indices",
+    "read_version",
+    "unpack_schema",
+]
+
+
+def pack_schema(schema: pa.Schema) -> bytes:
+    """All of it, metadata included."""
+    packed: bytes = schema.serialize().to_pybytes()
+    return packed
+
+
+def unpack_schema(packed: bytes) -> pa.Schema:
+    """What was packed."""
+    arrow = require_pyarrow()
+    schema: pa.Schema = arrow.ipc.read_schema(arrow.py_buffer(packed))
+    return schema
+
 
 _INFO = "meta/info.json"
 _FILES_AT_ONCE = 32

@@ -18,8 +18,7 @@ from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, MergeError, redact_url
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.merge.apply import Options, merge_datasets, merge_several
-from asyncfetch.merge.arguments import destination_path
+from asyncfetch.merge.apply import Options, destination_path, merge_datasets, merge_several
 from asyncfetch.merge.sources import Selection, read_indices, read_version
 from asyncfetch.ranges import whole_number
 
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from asyncfetch.merge.apply import MergeReport
+    from asyncfetch.merge.job import MergeProgress
     from asyncfetch.merge.kernel import Executor
-    from asyncfetch.merge.progress import MergeProgress
 
 __all__ = ["Share", "assign_episodes", "convert_dataset", "select_episodes", "split_dataset"]
 

@@ -1,6 +1,11 @@
-"""What is known of the rows: the pieces of a merge that read back what was written.
+"""What is known of the rows: statistics of features, and the pieces of a merge that read back what was written.
 
 Then it doesn't matter whether a file was written now or before an interruption.
+
+Statistics are as ``meta/stats.json`` and the ``stats/*`` columns have them. Those of numbers are taken from the rows:
+Moments add up, and ``quantiles`` finds the values that QUANTILES lie between. Those of pictures would need decoding, so
+they are combined: counts, means and deviations exactly, extremes and quantiles as an envelope, since quantiles can't be
+recovered.
 """
 
 from __future__ import annotations
@@ -15,7 +20,6 @@ import numpy as np
 from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.merge.quantiles import TallySet, keys_of, tally
-from asyncfetch.merge.statistics import Moments, components_of, describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,9 +31,147 @@ if TYPE_CHECKING:
     from asyncfetch.merge.destination import Build, WrittenFile
     from asyncfetch.merge.kernel import Workplace
     from asyncfetch.merge.quantiles import Place
-    from asyncfetch.merge.statistics import Statistics
 
-__all__ = ["PartUnit", "Summary", "add", "cut_parts", "summarise", "tally_again"]
+__all__ = [
+    "QUANTILES",
+    "STATISTICS",
+    "EpisodeColumn",
+    "Moments",
+    "PartUnit",
+    "Statistics",
+    "Summary",
+    "add",
+    "combine",
+    "components_of",
+    "cut_parts",
+    "describe",
+    "quantile_ranks",
+    "summarise",
+    "tally_again",
+]
+
+Statistics = dict[str, "NDArray[Any]"]
+
+QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+STATISTICS = ("min", "max", "mean", "std", "count", *QUANTILES)
+"""In the order in which LeRobot writes them."""
+_LOWER = ("min", "q01", "q10", "q50")
+"""Where the envelope is the least of the parts' values, as LeRobot has it; of the others it is the greatest."""
+_SHARES = np.array(list(QUANTILES.values()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpisodeColumn:
+    """One statistic of a feature, by the episodes' positions in a table."""
+
+    values: NDArray[Any]
+    """(episodes, \\*shape)."""
+    is_known: NDArray[np.bool_]
+    """(episodes,). What isn't has any values."""
+
+    def take(self, positions: NDArray[np.int64]) -> EpisodeColumn:
+        """Of some, in this order."""
+        return EpisodeColumn(self.values[positions], self.is_known[positions])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """What of a feature's values in some rows adds up, by component: arrays have its shape."""
+
+    count: int
+    least: NDArray[np.float64]
+    """NaN where one of the values is; the others likewise."""
+    greatest: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    squares: NDArray[np.float64]
+    """Sum of the squared distances from the mean."""
+
+    @classmethod
+    def of_rows(cls, values: NDArray[Any]) -> Moments:
+        """Over the last axis, which isn't empty."""
+        exact = values.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # of infinities the deviation is NaN
+            mean = exact.mean(axis=-1)
+            squares = ((exact - mean[..., None]) ** 2).sum(axis=-1)
+        return cls(exact.shape[-1], exact.min(axis=-1), exact.max(axis=-1), mean, squares)
+
+    def __add__(self, other: Moments) -> Moments:
+        n, m = self.count, other.count
+        with np.errstate(invalid="ignore"):
+            apart = other.mean - self.mean
+            return Moments(
+                count=n + m,
+                least=np.minimum(self.least, other.least),
+                greatest=np.maximum(self.greatest, other.greatest),
+                mean=self.mean + apart * (m / (n + m)),
+                squares=self.squares + other.squares + apart**2 * (n * m / (n + m)),
+            )
+
+    def statistics(self, ordered: NDArray[np.float64]) -> Statistics:
+        r"""As LeRobot names them; quantiles are linear between neighbours.
+
+        Args:
+            ordered: (\*shape, 10) values at the ``quantile_ranks`` of so many rows.
+        """
+        low, high = np.split(ordered, 2, axis=-1)
+        position = _SHARES * (self.count - 1)
+        with np.errstate(invalid="ignore"):
+            quantiles = low + (high - low) * (position - np.floor(position))
+        quantiles = np.where(np.isnan(self.least)[..., None], np.nan, quantiles)  # one NaN makes all of them NaN
+        return {
+            "min": self.least,
+            "max": self.greatest,
+            "mean": self.mean,
+            "std": np.sqrt(self.squares / self.count),
+            "count": np.array([self.count]),
+            **{name: quantiles[..., at] for at, name in enumerate(QUANTILES)},
+        }
+
+
+def components_of(values: NDArray[Any]) -> NDArray[Any]:
+    r"""(rows, \*shape) as (\*shape, rows); scalars count as one component."""
+    return np.ascontiguousarray(np.moveaxis(values[:, None] if values.ndim == 1 else values, 0, -1))
+
+
+def quantile_ranks(count: int) -> NDArray[np.int64]:
+    """The 10 places in the order of so many rows that QUANTILES lie between: those below, then those above."""
+    below = np.floor(_SHARES * (count - 1)).astype(np.int64)
+    return np.concatenate((below, np.minimum(below + 1, count - 1)))
+
+
+def describe(components: NDArray[Any]) -> Statistics:
+    """The statistics of rows that are at hand, over the last axis."""
+    ordered = np.sort(components, axis=-1)[..., quantile_ranks(components.shape[-1])]
+    return Moments.of_rows(components).statistics(ordered.astype(np.float64))
+
+
+def combine(parts: Sequence[Mapping[str, Any]]) -> Statistics | None:
+    """The statistics of parts together; None where they are of nothing. A quantile that a part lacks is left out.
+
+    A part of which the count is 0 tells nothing.
+    """
+    arrays = [
+        {name: np.asarray(part[name], np.float64) for name in STATISTICS if name in part}
+        for part in parts
+        if np.any(part["count"])
+    ]
+    if not arrays:
+        return None
+    counts = np.array([part["count"].item() for part in arrays])
+    shares = counts / counts.sum()
+
+    def weighted(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        return np.tensordot(shares, np.stack(values), axes=1)
+
+    mean = weighted([part["mean"] for part in arrays])
+    variance = weighted([part["std"] ** 2 + (part["mean"] - mean) ** 2 for part in arrays])
+    combined = {"mean": mean, "std": np.sqrt(variance), "count": np.array([int(counts.sum())])}
+    for name in ("min", "max", *QUANTILES):
+        if all(name in part for part in arrays):
+            values = np.stack([part[name] for part in arrays])
+            combined[name] = values.min(axis=0) if name in _LOWER else values.max(axis=0)
+    return {name: combined[name] for name in STATISTICS if name in combined}
+
 
 _PART_ROWS = 262_144
 """Read back at a time, which takes 2 s and for 14 numbers some 100 MB. A file holds a million, and its footer, which

@@ -18,9 +18,9 @@ from asyncfetch.lerobot.layout import PathTemplate
 from asyncfetch.lerobot.parquet import open_table, read_columns
 from asyncfetch.lerobot.row_groups import index_table
 from asyncfetch.merge.info import DATA_PATH, VIDEO_PATH
-from asyncfetch.merge.schemas import pack_schema, unpack_schema
+from asyncfetch.merge.plan import RowsByIndex, open_writer, rows_schema, write_rows
+from asyncfetch.merge.sources import pack_schema, unpack_schema
 from asyncfetch.merge.summaries import cut_parts
-from asyncfetch.merge.tables import RowsByIndex, open_writer, rows_schema, write_rows
 from asyncfetch.merge.videos import build_video
 
 if TYPE_CHECKING:
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from asyncfetch.merge.destination import Build, WrittenFile
     from asyncfetch.merge.kernel import Workplace
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
-    from asyncfetch.merge.segments import Segment
     from asyncfetch.merge.summaries import PartUnit
-    from asyncfetch.merge.videos import VideoFile
+    from asyncfetch.merge.videos import Segment, VideoFile
     from asyncfetch.ranges import ObjectInfo
 
 __all__ = [

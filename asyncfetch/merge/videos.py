@@ -1,5 +1,10 @@
 """One video file out of many segments: the same coded pictures, with new tables in front of them.
 
+A video file is cut where it can be cut, into segments that decode without anything around them. LeRobot begins each
+episode with a fresh key frame, so a segment is an episode. Where others wrote the file, an episode may begin between
+two key frames: it then stays together with what it needs, and those frames are copied along. Samples that no episode
+needs are left out.
+
 Times stay whole ticks. Segment after segment begins at a whole frame, whatever the rounding of the ones before, and is
 shown there: its composition offsets are shifted so that all segments lag alike behind their decoding, and the edit list
 takes off that lag. The layout is moov in front, then one mdat with one chunk a segment; it depends on the segments'
@@ -9,24 +14,224 @@ pictures only, not on the files that they lay in.
 from __future__ import annotations
 
 import dataclasses
+import struct
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.media.boxes import Box
 from asyncfetch.media.clip import ClipTables, Timing, build_header
 from asyncfetch.media.samples import ByteRuns
-from asyncfetch.merge.codecs import plain_description
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from asyncfetch.merge.segments import Segment
+    from asyncfetch.media import Mp4Index
 
-__all__ = ["VideoFile", "build_video"]
+__all__ = [
+    "EpisodeSpan",
+    "Pictures",
+    "Segment",
+    "VideoFile",
+    "build_video",
+    "cut_file",
+    "describe_pictures",
+    "plain_description",
+]
+
+
+class EpisodeSpan(NamedTuple):
+    """Frames [first_frame, first_frame + num_frames) of a video file, which are an episode's."""
+
+    episode: int
+    """Its index in its dataset."""
+    first_frame: int
+    num_frames: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Samples [first, stop) of a file in decode order: a closed stretch, which begins with its earliest picture."""
+
+    index: Mp4Index
+    first: int
+    stop: int
+    num_frames: int
+    """How many frames long it is on the screen, at the dataset's rate."""
+    offsets: tuple[tuple[int, int], ...]
+    """(episode, number of its frame 0 in the segment), ascending by episode."""
+    nbytes: int
+    """Length of its samples."""
+    configuration: tuple[bytes, bytes]
+    """What two segments must have in common to lie in one file."""
+
+
+def cut_file(index: Mp4Index, spans: Iterable[EpisodeSpan], *, fps: float) -> list[Segment]:
+    """The segments with all these episodes, none of them empty, in the order of their first episode.
+
+    Raises:
+        FormatError: The file lacks frames of an episode.
+    """
+    edges, configuration = _closed_edges(index), (plain_description(index.track.stsd), index.track.geometry)
+    groups: list[tuple[int, int, list[EpisodeSpan]]] = []
+    for low, high, span in sorted(_extents(index, spans, fps)):
+        first = int(edges[np.searchsorted(edges, low, "right") - 1])
+        stop = int(edges[np.searchsorted(edges, high)])
+        if groups and first < groups[-1][1]:
+            before_first, before_stop, members = groups[-1]
+            groups[-1] = before_first, max(before_stop, stop), [*members, span]
+        else:
+            groups.append((first, stop, [span]))
+    segments = [_segment(index, configuration, first, stop, members, fps) for first, stop, members in groups]
+    return sorted(segments, key=lambda segment: segment.offsets[0])
+
+
+def _closed_edges(index: Mp4Index) -> NDArray[np.int64]:
+    """Samples at which the file can be cut, and its end: key frames shown before all that follows, after all before."""
+    count = index.num_samples
+    times = index.samples.presentation_times(0, count)
+    sync = np.arange(count) if index.samples.sync is None else index.samples.sync
+    latest_before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(times)[:-1]))
+    earliest_from = np.minimum.accumulate(times[::-1])[::-1]
+    closed = sync[(latest_before[sync] < times[sync]) & (earliest_from[sync] == times[sync])]
+    return np.concatenate(([0], closed[closed > 0], [count]))
+
+
+def _extents(index: Mp4Index, spans: Iterable[EpisodeSpan], fps: float) -> Iterable[tuple[int, int, EpisodeSpan]]:
+    for span in spans:
+        samples = index.samples_of(span.first_frame, span.num_frames, fps=fps)
+        if missing := int(np.count_nonzero(samples < 0)):
+            raise FormatError(
+                f"{redact_url(index.url)} lacks {missing} of the {span.num_frames} frames of episode {span.episode}, "
+                f"which meta/episodes places at frame {span.first_frame} of its {index.num_samples}"
+            )
+        yield int(samples.min()), int(samples.max()) + 1, span
+
+
+def _segment(
+    index: Mp4Index,
+    configuration: tuple[bytes, bytes],
+    first: int,
+    stop: int,
+    members: list[EpisodeSpan],
+    fps: float,
+) -> Segment:
+    decode = index.samples.decode_times(first, stop)
+    shown = index.samples.presentation_times(first, stop)
+    ticks = index.timescale / fps
+    origin = round((int(shown.min()) - index.edit.shift) / ticks)
+    # By the pictures, and by the times of decoding: the next segment's must come after both.
+    last = max(round(int(shown.max() - shown.min()) / ticks), int((decode[-1] - decode[0]) // ticks))
+    offsets = tuple(sorted((span.episode, span.first_frame - origin) for span in members))
+    nbytes = int(index.samples.sizes[first:stop].sum(dtype=np.int64))
+    return Segment(index, first, stop, last + 1, offsets, nbytes, configuration)
+
+
+_CODECS = {"av01": "av1", "avc1": "h264", "avc3": "h264", "hev1": "hevc", "hvc1": "hevc"}
+_ENTRY_BYTES = 78
+"""Fixed part of a visual sample entry (ISO/IEC 14496-12)."""
+_STSD_BYTES = 8
+"""Version, flags and the number of entries, in front of the entries."""
+_CHROMA = {0: "gray", 1: "yuv420p", 2: "yuv422p", 3: "yuv444p"}
+_PLAIN_PROFILES = frozenset({66, 77, 88})
+"""H.264 profiles that are 8 bit 4:2:0; the configuration of the others ends with the chroma format and bit depths."""
+
+
+class Pictures(NamedTuple):
+    """What all videos of a camera must have in common to be one camera's."""
+
+    codec: str
+    """As info.json names it: "av1", "h264", "hevc"."""
+    width: int
+    height: int
+    pixel_format: str
+    """As FFmpeg names it: "yuv420p", "gray12le"; empty where the configuration doesn't tell."""
+    timescale: int
+    """Ticks per second."""
+
+
+def describe_pictures(index: Mp4Index) -> Pictures:
+    """What the file's own index says.
+
+    Raises:
+        FormatError: It has more than one sample description, or one that is cut off.
+    """
+    if len(index.formats) != 1:
+        raise FormatError(
+            f"{redact_url(index.url)}: {len(index.formats)} sample descriptions; a merge takes videos of one encoding "
+            "each"
+        )
+    (entry,) = _entries(index.track.stsd, index.url)
+    boxes = {box.kind: box for box in entry.children(_ENTRY_BYTES)}
+    codec = _CODECS.get(index.codec, index.codec)
+    return Pictures(codec, index.width, index.height, _pixel_format(boxes), index.timescale)
+
+
+def plain_description(stsd: bytes) -> bytes:
+    """A sample description's body without what says nothing of the pictures.
+
+    That is the bit rate (``btrt``), true of one file only, and square pixels (``pasp``), the default.
+    """
+    pieces = [stsd[:_STSD_BYTES]]
+    for entry in _entries(stsd, "stsd"):
+        body = [bytes(entry.body[:_ENTRY_BYTES])]
+        body += [_box(box) for box in entry.children(_ENTRY_BYTES) if not _is_idle(box)]
+        pieces.append(_pack(entry.kind, b"".join(body)))
+    return b"".join(pieces)
+
+
+def _entries(stsd: bytes, where: str) -> Iterator[Box]:
+    return Box("stsd", memoryview(stsd), where).children(_STSD_BYTES)
+
+
+def _box(box: Box) -> bytes:
+    return _pack(box.kind, bytes(box.body))
+
+
+def _is_idle(box: Box) -> bool:
+    return box.kind == "btrt" or (box.kind == "pasp" and box.body[:4] == box.body[4:8])
+
+
+def _pack(kind: str, body: bytes) -> bytes:
+    return struct.pack(">I4s", 8 + len(body), kind.encode("latin-1")) + body
+
+
+def _pixel_format(boxes: dict[str, Box]) -> str:
+    if box := boxes.get("av1C"):
+        (flags,) = box.unpack("B", 2)
+        depth = (12 if flags & 0x20 else 10) if flags & 0x40 else 8
+        chroma = 0 if flags & 0x10 else {0b11: 1, 0b10: 2, 0b00: 3}.get(flags >> 2 & 0b11, 1)
+    elif box := boxes.get("hvcC"):
+        chroma, luma = (value & mask for value, mask in zip(box.unpack("BB", 16), (3, 7), strict=True))
+        depth = luma + 8
+    elif box := boxes.get("avcC"):
+        chroma, depth = _h264_format(box)
+    else:
+        return ""
+    return _CHROMA[chroma] + (f"{depth}le" if depth > 8 else "")
+
+
+def _h264_format(box: Box) -> tuple[int, int]:
+    """(chroma format, bit depth), from behind the parameter sets."""
+    data = bytes(box.body)
+    if len(data) < 7:
+        raise box.error(f"is {len(data)} bytes long, too short for a decoder configuration")
+    position = 5
+    if data[1] in _PLAIN_PROFILES:
+        return 1, 8
+    for mask in (0x1F, 0xFF):
+        count = data[position] & mask if position < len(data) else 0
+        position += 1
+        for _ in range(count):
+            position += 2 + int.from_bytes(data[position : position + 2], "big")
+    if position + 2 > len(data):  # older writers leave the end out
+        return 1, 8
+    return data[position] & 3, (data[position + 1] & 7) + 8
 
 
 @dataclass(frozen=True, slots=True)

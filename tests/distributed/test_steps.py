@@ -14,7 +14,7 @@ import pytest
 from asyncfetch.distributed import merge_steps
 from asyncfetch.errors import ConfigError, MergeError, ObjectChanged, StateMismatch
 from asyncfetch.merge import Selection, merge_datasets
-from asyncfetch.merge.folder import build_folder
+from asyncfetch.merge.local_folder import build_folder
 from asyncfetch.testing import S3Server
 from tests.merge.on_s3 import OUT, below, config
 from tests.merge.on_s3 import scratch as scratch  # a fixture

@@ -20,7 +20,7 @@ from anyio import to_thread
 
 from asyncfetch.errors import AccessDenied, ConfigError, DatasetError, FetchError, MergeError
 from asyncfetch.merge import merge_datasets
-from asyncfetch.merge.rooms import temporary_room
+from asyncfetch.merge.local_folder import temporary_room
 from asyncfetch.merge.s3_prefix import S3Build
 from asyncfetch.testing import Fault, S3Server
 from tests.merge.on_s3 import OUT, below, config

@@ -18,8 +18,8 @@ from asyncfetch.config import FetchConfig
 from asyncfetch.errors import FormatError, MergeError
 from asyncfetch.fetch import Fetcher
 from asyncfetch.merge import Selection, merge_datasets, select_episodes
+from asyncfetch.merge.plan import write_episodes
 from asyncfetch.merge.sources import load_source
-from asyncfetch.merge.tables import write_episodes
 from asyncfetch.testing import Quirks, RangeServer
 from tests.lerobot.serving import TOP, WRIST
 from tests.merge.test_merge import all_files, check_merged, read_json, read_table

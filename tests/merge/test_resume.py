@@ -18,7 +18,7 @@ import pytest
 
 from asyncfetch.errors import FetchError, MergeError
 from asyncfetch.merge import merge_datasets, split_dataset
-from asyncfetch.merge.folder import BuildFolder, open_folder
+from asyncfetch.merge.local_folder import BuildFolder, open_folder
 from tests.merge.test_merge import all_files, check_merged
 from tests.merge.test_safety import names
 
@@ -33,7 +33,7 @@ CHILD = """
 import sys
 import anyio
 from functools import partial
-from asyncfetch.merge import folder, merge_datasets
+from asyncfetch.merge import local_folder as folder, merge_datasets
 
 def say(*what):
     print(*what, flush=True)
@@ -215,7 +215,7 @@ async def test_what_the_system_refuses_is_an_error_of_ours(library: Library, tmp
 ENDING = """
 import os, signal, sys
 import anyio
-from asyncfetch.merge import folder, merge_datasets, split_dataset
+from asyncfetch.merge import local_folder as folder, merge_datasets, split_dataset
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

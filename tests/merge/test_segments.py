@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from asyncfetch.media import Mp4Index, parse_moov
-from asyncfetch.merge.segments import EpisodeSpan, cut_file
+from asyncfetch.merge.videos import EpisodeSpan, cut_file
 
 
 def encode(frames: int, *, gop: int, codec: str = "libx264", options: dict[str, str] | None = None) -> Mp4Index:

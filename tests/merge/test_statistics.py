@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 
 from asyncfetch.merge import quantiles
 from asyncfetch.merge.quantiles import Search, TallySet, keys_of, tally
-from asyncfetch.merge.statistics import QUANTILES, Moments, components_of, describe, quantile_ranks
+from asyncfetch.merge.summaries import QUANTILES, Moments, components_of, describe, quantile_ranks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
