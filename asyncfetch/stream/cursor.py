@@ -3,14 +3,23 @@
 All that an epoch has given is told by how many samples each of its consumers was given: the order is the same for all,
 and each takes its positions ascending. So what is left is every position from some point on, and a few in front of it,
 of consumers that were slower than others. Who goes on, however many they are, share *that*, as they would share a whole
-epoch: in turns, or by batches.
+epoch.
+
+They share it *step* by step: in each, all ranks take as many samples, a batch where that is known. Which samples are in
+a step is the same for any ranks; who takes which of them is free. Each sample is on a *slot* of the order, a number
+from 0 to 1 that its episode keeps (see ``order``). The samples of a step are laid out by slot and cut into as many
+pieces of one size as there are ranks. Each slot has about as many samples in each step, so a rank gets the same slots
+again and again, and with them their episodes; where the ranks don't divide the slots, it shares the first and the last
+of its own with its neighbours. Where no slots are known, ranks take samples in turns.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -20,14 +29,58 @@ from asyncfetch.ranges import is_whole_number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from asyncfetch.stream.placement import Placement
 
-__all__ = ["Ends", "Rest", "rest_in"]
+__all__ = ["Deal", "Ends", "Rest", "SharedOrder", "Slots", "cut", "rest_in"]
 
 Ends = Literal["uneven", "drop", "pad"]
 """What becomes of the last samples of an epoch, fewer than there are ranks."""
+_TURNS = 1024
+"""Of a rank that are looked at together where ranks take turns."""
 MAX_MISSING = 1 << 24
 """That a state may tell of: so far behind no consumer is, and they take 0.7 GB."""
+
+
+class Slots(Protocol):
+    """A way through the slots of an order, forwards."""
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Those of these positions, which ascend and aren't below those of an earlier call."""
+        ...
+
+
+class SharedOrder(Protocol):
+    """An order, as far as it matters to those who share it."""
+
+    @property
+    def seats(self) -> int:
+        """After so many samples each slot mostly has its turn again."""
+        ...
+
+    @property
+    def slotted(self) -> int:
+        """Positions below it have a slot."""
+        ...
+
+    def seating(self, position: int) -> Any:  # noqa: ANN401
+        """Where ``slots`` may begin."""
+        ...
+
+    def slots(self, seating: Any, ranks: int) -> Slots:  # noqa: ANN401
+        """The slots of all positions from there on, for so many ranks."""
+        ...
+
+
+def cut(slots: NDArray[np.float64], ranks: int) -> NDArray[np.int64]:
+    """Which rank takes each sample of a step. Each gets as many, but the first ones one more where that isn't even."""
+    each, more = divmod(len(slots), ranks)
+    counts = np.full(min(ranks, len(slots)), each)
+    counts[:more] += 1
+    taken = np.empty(len(slots), np.int64)
+    taken[np.argsort(slots, kind="stable")] = np.repeat(np.arange(len(counts)), counts)
+    return taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,37 +107,69 @@ class Rest:
         given = {"uneven": left, "drop": left - left % world, "pad": left + -left % world}[ends]
         return placement.count(given), max(0, placement.count(given) - placement.count(left))
 
-    def positions(self, total: int, placement: Placement, ends: Ends, *, skip: int = 0) -> Iterator[int]:
-        """The positions of one consumer, ascending, without those of its padding and its first ``skip``."""
+    def positions(
+        self,
+        total: int,
+        placement: Placement,
+        ends: Ends,
+        order: SharedOrder | None = None,
+        *,
+        seating: Any = None,  # noqa: ANN401
+        skip: int = 0,
+    ) -> Iterator[int]:
+        """The positions of one consumer, ascending, without those of its padding and its first ``skip``.
+
+        ``seating`` of the order is that of the first of their step, or of one in front of it, to save finding it.
+        """
         taken, padded = self.shared(total, placement, ends)
+        deal = Deal(self, total, placement, order, seating)
         for number in range(skip, taken - padded):
-            yield self.position_of(placement.index(number))
+            yield self.position_of(deal.index(number))
 
     def position_of(self, index: int) -> int:
         """Where the sample of this index is."""
         known = len(self.missing)
         return self.missing[index] if index < known else self.position + index - known
 
-    def after(self, delivered: Mapping[Placement, int], total: int) -> Rest:
+    def positions_of(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Where the samples of these indices are."""
+        known = len(self.missing)
+        behind = np.arange(max(start, known), max(stop, known), dtype=np.int64) + (self.position - known)
+        return np.concatenate([np.array(self.missing[start:stop], np.int64), behind])
+
+    def index_from(self, position: int) -> int:
+        """Index of the first sample that isn't in front of the position."""
+        return bisect_left(self.missing, position) + max(0, position - self.position)
+
+    def after(self, delivered: Mapping[Placement, int], total: int, order: SharedOrder | None = None) -> Rest:
         """What is left when its consumers, all of them, were given so many samples each."""
-        left = self.left(total)
-        # All below the first sample that somebody lacks was delivered, and none from the last that somebody has on.
-        low = min(placement.index(count) for placement, count in delivered.items())
-        high = 1 + max(placement.index(count - 1) if count else -1 for placement, count in delivered.items())
-        low, high = min(low, left), min(high, left)
+        left, one = self.left(total), next(iter(delivered))
+        deal = Deal(self, total, one, order)
+        size = deal.step_samples
+        # All in front of the first step of which somebody lacks a sample was delivered, and nothing behind the last one
+        # of which somebody has one.
+        first = min(placement.of_rank(count) for placement, count in delivered.items()) // size
+        latest = max(placement.of_rank(count - 1) if count else -1 for placement, count in delivered.items()) // size
+        low, high = (min(step * size * one.world_size, left) for step in (first, max(first, latest + 1)))
         if high - low > MAX_MISSING:  # before they take room
             raise StateMismatch(
                 f"of those who shared an epoch some have come {high - low} samples further than others, and up to "
                 f"{MAX_MISSING} can be told of"
             )
-        lacking = np.ones(max(0, high - low), dtype=bool)
+        steps = range(first, max(first, latest + 1)) if low < high else range(0)
+        given = np.zeros((one.world_size, len(steps) * size), dtype=bool)
         for placement, count in delivered.items():
-            numbers = range(placement.count(low), min(count, placement.count(high)))
-            lacking[[placement.index(number) - low for number in numbers]] = False
-        indices = itertools.chain((np.flatnonzero(lacking) + low).tolist(), range(max(low, high), len(self.missing)))
-        missing = tuple(map(self.position_of, indices))
-        stride = max(placement.period for placement in delivered)
-        return Rest(self.position + max(0, max(low, high) - len(self.missing)), missing, stride)
+            of_rank = map(placement.of_rank, range(placement.count_of(first * size), count))
+            given[placement.rank, [number - first * size for number in of_rank if number < steps.stop * size]] = True
+        found = [np.zeros(0, dtype=bool)]
+        for step in steps:
+            ranks, numbers = deal.shares(step)
+            found.append(given[ranks, numbers - first * size])
+        is_given = np.concatenate(found)
+        end = low + (int(np.flatnonzero(is_given)[-1]) + 1 if is_given.any() else 0)
+        lacking = (np.flatnonzero(~is_given[: end - low]) + low).tolist()
+        missing = tuple(map(self.position_of, itertools.chain(lacking, range(end, len(self.missing)))))
+        return Rest(self.position + max(0, end - len(self.missing)), missing, deal.stride)
 
     def as_json(self) -> dict[str, Any]:
         """For a state. ``missing`` as [start, stop, step], of which a slow consumer takes one or a few."""
@@ -98,6 +183,80 @@ class Rest:
         if len(set(missing)) != len(missing):
             raise StateMismatch(f"missing={state['missing']} names positions twice")
         return cls(position, missing, max((1, *(run.step for run in runs))))
+
+
+class Deal:
+    """Which of the samples that are left are whose.
+
+    Args:
+        rest: What is left.
+        total: Samples of the epoch.
+        placement: Who asks; all who share have its layout.
+        order: None where ranks take samples in turns.
+        seating: Of the order, at the first sample that will be asked for or in front of it.
+    """
+
+    def __init__(
+        self,
+        rest: Rest,
+        total: int,
+        placement: Placement,
+        order: SharedOrder | None = None,
+        seating: Any = None,  # noqa: ANN401
+    ) -> None:
+        self._rest, self._left, self._placement = rest, rest.left(total), placement
+        self._order = order if placement.step_samples and placement.world_size > 1 else None
+        self.step_samples: int = placement.step_samples if self._order is not None else _TURNS
+        """That each rank takes of a step."""
+        self._slots = (
+            None if self._order is None or seating is None else self._order.slots(seating, placement.world_size)
+        )
+        self._own: tuple[int, NDArray[np.int64]] = -1, np.zeros(0, np.int64)
+
+    @property
+    def stride(self) -> int:
+        """How far apart the positions of one rank lie, mostly."""
+        if self._order is None:
+            return self._placement.period
+        return math.lcm(self.step_samples * self._placement.world_size, self._order.seats)
+
+    def begin(self, number: int) -> int:
+        """An index at the consumer's ``number``-th sample or in front of it, behind which ``index`` goes on."""
+        of_rank, world_size = self._placement.of_rank(number), self._placement.world_size
+        if self._order is None:
+            return self._placement.rank + world_size * of_rank
+        return of_rank // self.step_samples * self.step_samples * world_size
+
+    def index(self, number: int) -> int:
+        """That of the consumer's ``number``-th sample. They ascend; asked for that way, they cost least."""
+        if self._order is None:
+            return self.begin(number)
+        step, place = divmod(self._placement.of_rank(number), self.step_samples)
+        if self._own[0] != step:
+            ranks, _ = self.shares(step)
+            start = step * self.step_samples * self._placement.world_size
+            self._own = step, np.flatnonzero(ranks == self._placement.rank) + start
+        return int(self._own[1][place])
+
+    def shares(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of each sample of a step: its rank, and which of the rank's samples it is."""
+        size, world_size = self.step_samples, self._placement.world_size
+        start = step * size * world_size
+        stop = min(start + size * world_size, self._left)
+        turns, in_turns = np.divmod(np.arange(stop - start, dtype=np.int64), world_size)
+        if self._order is None:
+            return in_turns, turns + step * size
+        positions = self._rest.positions_of(start, stop)
+        if positions[-1] >= self._order.slotted:
+            return in_turns, turns + step * size
+        if self._slots is None or step < self._own[0]:
+            self._slots = self._order.slots(self._order.seating(int(positions[0])), world_size)
+        ranks = cut(self._slots.at(positions), world_size)
+        numbers = np.empty(len(ranks), np.int64)
+        by_rank = np.argsort(ranks, kind="stable")
+        ascending = ranks[by_rank]
+        numbers[by_rank] = np.arange(len(ranks)) - np.searchsorted(ascending, ascending)
+        return ranks, numbers + step * size
 
 
 def rest_in(state: Mapping[str, Any], total: int) -> tuple[int, list[range]]:

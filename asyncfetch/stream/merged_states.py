@@ -37,7 +37,8 @@ def merge_states(states: Sequence[Any]) -> State:
 
     Returns:
         A state that every rank can load. What follows is just what was left; the order of the samples is that of an
-        uninterrupted epoch where all consumers had been given equally many.
+        uninterrupted epoch where all ranks had been given equally many batches, or, where something else makes those,
+        equally many times 32 samples.
 
     Raises:
         StateMismatch: There is none, they are of different passes or numbers of ranks and workers, or a rank's is

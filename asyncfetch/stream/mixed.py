@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.gate import Gate
 from asyncfetch.lerobot import Engine, EpisodeCacheStatistics, LeRobotDataset
@@ -21,14 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from numpy.typing import NDArray
+
     from asyncfetch.config import StreamConfig
     from asyncfetch.decode import DecodePool
     from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, Sample
     from asyncfetch.runtime.budget import Budget
     from asyncfetch.stream.building import JobBuilder, Transform
+    from asyncfetch.stream.cursor import Slots
     from asyncfetch.stream.mixed_rest import MixedRest
-    from asyncfetch.stream.mixing import MixedEpoch
-    from asyncfetch.stream.order import Order, Visits
+    from asyncfetch.stream.mixing import MixedEpoch, Walk
+    from asyncfetch.stream.order import Order, SeatSlots, Visits
     from asyncfetch.stream.seating import Seating
     from asyncfetch.stream.shapes import Shape
 
@@ -79,6 +84,16 @@ class MixedOrder:
     def __len__(self) -> int:
         return self._epoch.total
 
+    @property
+    def seats(self) -> int:
+        """See SharedOrder."""
+        return max((order.seats for order in self._firsts), default=1)
+
+    @property
+    def slotted(self) -> int:
+        """See SharedOrder. Behind that, positions may be empty."""
+        return self._epoch.slotted
+
     def largest_group(self) -> int:
         """See EpisodeOrder."""
         return max((order.largest_group() for order in self._firsts), default=1)
@@ -105,6 +120,15 @@ class MixedOrder:
                 cycle, place = divmod(number, length)
                 found[member] = (number, self._orders[member](cycle)[0].seating(place))
         return found
+
+    def slots(self, seating: Mapping[int, tuple[int, Seating]], ranks: int) -> Slots:
+        """See SharedOrder."""
+
+        def enter(member: int, number: int) -> SeatSlots:
+            order, known = self._entered(member, number, seating)
+            return order.slots(known, ranks)
+
+        return _MixedSlots(self._epoch, self._lengths, enter)
 
     def steps(
         self, positions: Iterable[int], seating: Mapping[int, tuple[int, Seating]] | None = None
@@ -137,14 +161,58 @@ class MixedOrder:
             yield step
 
     def _enter(self, member: int, number: int, seating: Mapping[int, tuple[int, Seating]]) -> _OpenMember:
+        order, known = self._entered(member, number, seating)
+        cycle = number // self._lengths[member]
+        selection, members = self._orders[member](cycle)[1], len(self._orders)
+        return _OpenMember(
+            cycle, order.visits(known), lambda episode: _name(members, member, cycle, int(selection[episode]))
+        )
+
+    def _entered(self, member: int, number: int, seating: Mapping[int, tuple[int, Seating]]) -> tuple[Order, Seating]:
+        """The member's order that this number of its run is in, and who sits where there, or in front of it."""
         length = self._lengths[member]
         cycle, place = divmod(number, length)
-        order, selection = self._orders[member](cycle)
-        members = len(self._orders)
+        order, _ = self._orders[member](cycle)
         next_number, known = seating.get(member, (number + 1, None))
         is_here = next_number // length == cycle and next_number <= number
-        visits = order.visits(known if known is not None and is_here else order.seating(place))
-        return _OpenMember(cycle, visits, lambda episode: _name(members, member, cycle, int(selection[episode])))
+        return order, known if known is not None and is_here else order.seating(place)
+
+
+class _MixedSlots:
+    """See Slots: those of each member's own order."""
+
+    def __init__(
+        self,
+        epoch: MixedEpoch | MixedRest,
+        lengths: Sequence[int],
+        enter: Callable[[int, int], SeatSlots],
+    ) -> None:
+        self._epoch = epoch
+        self._lengths = lengths
+        self._enter = enter
+        self._walk: Walk | None = None
+        self._open: dict[int, tuple[int, SeatSlots]] = {}  # by member, with its epoch
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See Slots."""
+        if self._walk is None:
+            self._walk = self._epoch.walk(int(positions[0]))
+        places: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        for place, position in enumerate(positions.tolist()):
+            given = self._walk.at(position)
+            assert given is not None
+            cycle, number = divmod(given.number, self._lengths[given.member])
+            those, numbers = places.setdefault((given.member, cycle), ([], []))
+            those.append(place)
+            numbers.append(number)
+        found = np.empty(len(positions))
+        for (member, cycle), (those, numbers) in places.items():
+            opened = self._open.get(member)
+            if opened is None or opened[0] != cycle:
+                number = cycle * self._lengths[member] + numbers[0]
+                opened = self._open[member] = cycle, self._enter(member, number)
+            found[those] = opened[1].at(np.array(numbers, np.int64))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,11 @@ class MixedRest:
         self._short = sorted(((member, left) for member, left in over.items() if left), key=lambda each: -each[1])
         self.total = self._whole.total + len(self._short) * size
 
+    @property
+    def slotted(self) -> int:
+        """See MixedEpoch."""
+        return self._whole.total
+
     def left(self, position: int) -> list[Rest]:
         """See MixedEpoch."""
         whole = min(position, self._whole.total)

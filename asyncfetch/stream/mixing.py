@@ -161,6 +161,11 @@ class MixedEpoch:
         """Samples of the run before it."""
         return sum(self.taken)
 
+    @property
+    def slotted(self) -> int:
+        """Positions below it hold something, and each once."""
+        return self.total
+
     def counts(self, position: int) -> list[int]:
         """Samples of each member in the run before this position of the epoch."""
         block, inside = divmod(position, self.block_samples)

@@ -180,14 +180,15 @@ class Mixture(SampleSource[OpenMixture]):
         dealt = dealt_anew_in(loaded, mixed.taken, mixed.ends()[-1])
         if dealt is not None:
             known, identity = self._deal_anew(identity, mixed, *dealt)
-        progress = Progress(identity, epoch, known.total, Rest(), placement, ends).resumed(loaded)
+        order = self._order(opened, known)
+        progress = Progress(identity, epoch, known.total, Rest(), placement, ends).resumed(loaded, order)
         needed = batching
         if needed is None and isinstance(known, MixedRest) and progress.is_known_of_all(loaded):
             # What others left out of it, and the empty positions of their batches, are no matter of single samples.
             needed = Batching(1, placement.world_size, drop_last=False, ends=ends)
         if needed is None or (known.suits(needed) and progress.goes_on_between_batches(loaded)):
             return self._plan(opened, known, progress, batching)
-        rests = left_of_members(known, progress.left_of(loaded))
+        rests = left_of_members(known, progress.left_of(loaded, order))
         rest, identity = self._deal_anew(identity, mixed, rests, needed)
         return self._plan(opened, rest, Progress(identity, epoch, rest.total, Rest(), placement, ends), batching)
 
@@ -201,15 +202,18 @@ class Mixture(SampleSource[OpenMixture]):
     def _plan(
         self, opened: OpenMixture, mixed: MixedEpoch | MixedRest, progress: Progress, batching: Batching | None
     ) -> PassPlan:
-        members = zip(self.streams, opened.datasets, strict=True)
-        orders = [partial(stream.order, dataset) for stream, dataset in members]
         return PassPlan(
-            MixedOrder(mixed, self._lengths(opened), orders),
+            self._order(opened, mixed),
             AsNamed(),
             progress,
             parts_batches=batching is not None,
             empty_at=mixed.empty_at if isinstance(mixed, MixedRest) else None,
         )
+
+    def _order(self, opened: OpenMixture, mixed: MixedEpoch | MixedRest) -> MixedOrder:
+        members = zip(self.streams, opened.datasets, strict=True)
+        orders = [partial(stream.order, dataset) for stream, dataset in members]
+        return MixedOrder(mixed, self._lengths(opened), orders)
 
     def builder(self, opened: OpenMixture) -> MixedBuilder:
         """See SampleSource."""

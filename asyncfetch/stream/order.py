@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.stream.placement import Placement
 
-__all__ = ["Order", "Step", "Visits", "draw_key", "permute"]
+__all__ = ["Order", "SeatSlots", "Step", "Visits", "draw_key", "permute"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -44,6 +44,9 @@ _VERSION = 3
 second every two; in both, seats dropped out as soon as they found none."""
 _FEISTEL_ROUNDS = 4
 """Enough for a pseudo-random permutation that a distinguisher can't tell cheaply (Luby and Rackoff, 1988)."""
+_LEAST_SEATS = 4
+"""Of a rank for an episode on several seats to be kept together. That makes room for each part on its first seat, so
+every rank between the two gives a seat on to the next; with few of them each, that is more than is won."""
 _FAR_SEATS = 1000
 """It takes milliseconds until so many have an episode."""
 
@@ -139,13 +142,25 @@ class Order:
         names = ("shuffle", "seed", "lanes", "pool_episodes", "group_frames")
         return {"version": _VERSION, **{name: getattr(self, name) for name in names}}
 
+    @property
+    def slotted(self) -> int:
+        """Positions below it have a slot: see SharedOrder."""
+        return self._total
+
     def largest_group(self) -> int:
         """See EpisodeOrder."""
         return min(self.group_frames, int(self.lengths.max(initial=1)))
 
     def open_episodes(self, placement: Placement) -> int:
         """How many episodes a consumer draws from at a time, while every seat has one."""
-        seats = self.seats // placement.consumers if self.lanes % placement.period == 0 else self.seats
+        if not placement.step_samples or placement.world_size == 1:
+            seats = self.seats // placement.consumers if self.lanes % placement.period == 0 else self.seats
+            return min(seats, len(self.lengths))
+        seats, shared = divmod(self.seats, placement.world_size)
+        if shared:  # with both neighbours
+            return min(seats + 2, self.seats, len(self.lengths))
+        if placement.block_samples == 1 and seats % placement.workers == 0:
+            seats //= placement.workers
         return min(seats, len(self.lengths))
 
     def pool(self, placement: Placement) -> tuple[int, int]:
@@ -186,10 +201,30 @@ class Order:
         """What one consumer takes, asked for position by position; from the beginning, or where the seating is."""
         return Visits(self, Seating(self) if seating is None else seating.copy())
 
+    def slots(self, seating: Seating, ranks: int) -> SeatSlots:
+        """The slots of all positions from that of the seating on, which stays as it is, for so many ranks."""
+        return SeatSlots(self, seating.copy(), keeps_together=self.seats >= _LEAST_SEATS * ranks)
+
+    def slot(self, seat: int) -> float:
+        """Where a seat lies among all of them, from 0 to 1: those of a lane together, the lanes by their bits reversed.
+
+        So lanes whose turns follow each other lie far apart, and any stretch of the order has about as many of every
+        part of the slots as of another. And the seats on which an episode begins lie side by side.
+        """
+        row, lane = divmod(seat, self.lanes)
+        bits = (self.lanes - 1).bit_length()
+        reverse = int(f"{lane:0{bits}b}"[::-1], 2) if bits else 0
+        return (reverse + row * self.lanes / self.seats) / (1 << bits)
+
     @property
     def seats(self) -> int:
         """Episodes open at a time over all lanes."""
         return self.pool_episodes // self.lanes * self.lanes if self.shuffle else 1
+
+    @property
+    def is_level(self) -> bool:
+        """Whether each lane has one seat, so that the turns of all cycles are alike."""
+        return not self.shuffle or self.seats == self.lanes
 
     def queue(self, start: int, stop: int) -> list[tuple[int, int]]:
         """(episode, length) of those that are taken start-th to stop-th, without the empty ones."""
@@ -230,6 +265,54 @@ class Order:
         drawn = np.argsort(_mix_array(groups * np.uint64(_GOLDEN) + key), kind="stable")
         frames: NDArray[np.int64] = (drawn[:, None] * size + np.arange(size)).ravel()
         return frames[frames < length]
+
+
+class SeatSlots:
+    """The slot of each sample: that of its seat. Made by ``Order.slots``.
+
+    At both ends of an epoch an episode sits on several seats; where it is to be kept together, its slot is that of the
+    seat where it came first.
+    """
+
+    def __init__(self, order: Order, seating: Seating, *, keeps_together: bool) -> None:
+        self._order = order
+        self._seating = seating
+        self._keeps_together = keeps_together
+        self._slots: dict[int, float] = {}  # by seat
+        self._begin = self._end = 0
+        self._turns = np.zeros(0)
+        """The slots of the positions from ``_begin`` to ``_end``, which come again and again."""
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+        """See ``cursor.Slots``."""
+        found = np.empty(len(positions))
+        done = 0
+        while done < len(positions):
+            self._go_to(int(positions[done]))
+            stop = int(np.searchsorted(positions, self._end))
+            found[done:stop] = self._turns[(positions[done:stop] - self._begin) % len(self._turns)]
+            done = stop
+        return found
+
+    def _go_to(self, position: int) -> None:
+        if self._begin <= position < self._end:
+            return
+        order, seating = self._order, self._seating
+        while position >= seating.stop and seating.episodes:
+            seating.advance()
+        turn = (position - seating.start) // len(seating.episodes)
+        seats = order.turns(seating, seating.cycle + turn)
+        self._turns = np.array([self._slot(seat) for seat in seats])
+        self._begin, self._end = seating.start, seating.stop
+        if not order.is_level:
+            self._begin += turn * len(seats)
+            self._end = self._begin + len(seats)
+
+    def _slot(self, seat: int) -> float:
+        seat = self._seating.home(seat) if self._keeps_together else seat
+        if seat not in self._slots:
+            self._slots[seat] = self._order.slot(seat)
+        return self._slots[seat]
 
 
 class Visits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from asyncfetch.errors import ConfigError
@@ -12,7 +12,12 @@ from asyncfetch.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Placement", "find_rank"]
+__all__ = ["STEP_SAMPLES", "Placement", "find_rank"]
+
+STEP_SAMPLES = 32
+"""Of a rank where nobody says how large batches are: a common size."""
+MAX_STEP_SAMPLES = 1024
+"""A consumer looks through the whole step of all ranks for its own samples: 24 MB of 1,000 ranks."""
 
 ENVIRONMENTS = (
     ("RANK", "WORLD_SIZE"),  # torchrun, and all who imitate it
@@ -24,7 +29,7 @@ ENVIRONMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One consumer among all that share some samples: ranks take them in turns, and so do the workers of a rank."""
+    """One consumer among all that share some samples: see ``cursor``. A rank's workers take its samples in turns."""
 
     rank: int = 0
     world_size: int = 1
@@ -33,6 +38,8 @@ class Placement:
     workers: int = 1
     block_samples: int = 1
     """Of the rank's samples, how many in a row a worker takes at its turn: where it makes batches, a batch."""
+    step_samples: int = 0
+    """How many a rank takes of each step of all ranks together; 0 where ranks take samples in turns, as in 0.1."""
     batch_size: int | None = field(default=None, compare=False)
     """Consecutive samples of a consumer that become a batch, where we make the batches."""
     drop_last: bool = field(default=False, compare=False)
@@ -45,6 +52,8 @@ class Placement:
             raise ConfigError(f"worker must be in [0, workers), not {self.worker} of {self.workers}")
         if self.block_samples < 1:
             raise ConfigError(f"a worker takes at least 1 sample at its turn, not {self.block_samples}")
+        if self.step_samples < 0:
+            raise ConfigError(f"a rank takes some samples of each step, or 0 for turns, not {self.step_samples}")
 
     def __str__(self) -> str:
         rank = f"rank {self.rank} of {self.world_size}"
@@ -65,17 +74,25 @@ class Placement:
         """Fewer than so many that are left of an epoch are given to nobody."""
         return self.batch_size if self.batch_size is not None and self.drop_last else 1
 
-    def index(self, number: int) -> int:
-        """Which of the samples that are shared is the consumer's ``number``-th, from 0."""
+    def in_batches(self, batch_size: int | None, *, drop_last: bool) -> Placement:
+        """This where we make batches of that size; None where others do."""
+        largest = range(min(batch_size or 0, MAX_STEP_SAMPLES), 0, -1)
+        whole = (samples for samples in largest if batch_size is not None and batch_size % samples == 0)
+        return replace(self, batch_size=batch_size, drop_last=drop_last, step_samples=next(whole, STEP_SAMPLES))
+
+    def of_rank(self, number: int) -> int:
+        """Which of the rank's samples is the consumer's ``number``-th, from 0."""
         turn, place = divmod(number, self.block_samples)
-        of_rank = (turn * self.workers + self.worker) * self.block_samples + place
-        return self.rank + self.world_size * of_rank
+        return (turn * self.workers + self.worker) * self.block_samples + place
+
+    def count_of(self, of_rank: int) -> int:
+        """How many of the rank's first so many samples are the consumer's."""
+        rounds, rest = divmod(of_rank, self.workers * self.block_samples)
+        return rounds * self.block_samples + min(max(rest - self.worker * self.block_samples, 0), self.block_samples)
 
     def count(self, total: int) -> int:
         """How many of ``total`` samples are the consumer's. Those of any two ranks differ by one at most."""
-        of_rank = max(0, -(-(total - self.rank) // self.world_size))
-        rounds, rest = divmod(of_rank, self.workers * self.block_samples)
-        return rounds * self.block_samples + min(max(rest - self.worker * self.block_samples, 0), self.block_samples)
+        return self.count_of(max(0, -(-(total - self.rank) // self.world_size)))
 
 
 def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import deque
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asyncfetch.stream.cursor import Rest
+from asyncfetch.stream.cursor import Deal, Rest, SharedOrder
 from asyncfetch.stream.placement import Placement
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ STRETCH_STEPS = 500
 """Of the order that a look-ahead goes through at a time: about a millisecond."""
 
 
-class EpisodeOrder(Protocol):
+class EpisodeOrder(SharedOrder, Protocol):
     """The order of an epoch: see Order, and MixedOrder."""
 
     def largest_group(self) -> int:
@@ -39,10 +38,6 @@ class EpisodeOrder(Protocol):
 
     def is_far(self, position: int) -> bool:
         """Whether its seating there takes long to find."""
-        ...
-
-    def seating(self, position: int) -> Any:  # noqa: ANN401
-        """Where ``steps`` may begin."""
         ...
 
     def steps(self, positions: Iterable[int], seating: Any = None) -> Iterator[Step]:  # noqa: ANN401
@@ -93,6 +88,7 @@ class PassPlan:
         self._full = self.end
         """The same, without what is empty there."""
         self._empty_at = empty_at
+        self._deal = Deal(progress.rest, progress.total, progress.placement, order)
         while empty_at is not None and self._full > self.begun and (empty := empty_at(self._position(self._full - 1))):
             self._full = self._number_from(empty.start, self.begun, self._full)
 
@@ -121,7 +117,7 @@ class PassPlan:
     def steps(self) -> Iterator[Step]:
         """All of them, in order; it may be called again."""
         last: Step | None = None
-        steps = self.order.steps(self._positions(self.begun), self._seating)
+        steps = self.order.steps(self._positions(self.begun, self._seating), self._seating)
         for step in steps if self._empty_at is None else self._steps_between_empty(self._empty_at):
             last = step
             yield step
@@ -160,8 +156,11 @@ class PassPlan:
             counted = numbers[0]
 
     def _number_from(self, position: int, low: int, high: int) -> int:
-        """The consumer's first sample from ``low`` and below ``high`` that isn't in front of the position."""
-        return low + bisect_left(range(low, high), position, key=self._position)
+        """The consumer's first sample from ``low`` and below ``high`` that isn't in front of the position.
+
+        The position is where something empty begins or ends, and there ranks take turns.
+        """
+        return min(max(self.progress.placement.count(self.progress.rest.index_from(position)), low), high)
 
     def batch_of(self, number: int) -> int:
         """Which batch the consumer's ``number``-th sample is in; 0 for all where any samples make a batch."""
@@ -186,11 +185,13 @@ class PassPlan:
             used.difference_update(step.finished)
 
     def _position(self, number: int) -> int:
-        return self.progress.rest.position_of(self.progress.placement.index(number))
+        return self.progress.rest.position_of(self._deal.index(number))
 
-    def _positions(self, skip: int) -> Iterator[int]:
+    def _positions(self, skip: int, seating: Any = None) -> Iterator[int]:  # noqa: ANN401
         progress = self.progress
-        return progress.rest.positions(progress.total, progress.placement, progress.ends, skip=skip)
+        return progress.rest.positions(
+            progress.total, progress.placement, progress.ends, self.order, seating=seating, skip=skip
+        )
 
     def _repeated(self) -> Iterator[int]:
         """What padding repeats where nothing else is left: the consumer's last sample or, if it has none, another's."""
@@ -201,4 +202,9 @@ class PassPlan:
         return islice(progress.rest.positions(progress.total, Placement(), "uneven"), 1)
 
     def _first(self) -> int:
-        return next(chain(self._positions(self.begun), self._repeated()), 0) if len(self) else 0
+        """The position of the first step, or one in front of it from which on the order has to be known."""
+        progress = self.progress
+        taken, padding = progress.rest.shared(progress.total, progress.placement, progress.ends)
+        if not len(self) or taken == padding:
+            return progress.rest.position_of(0) if len(self) else 0
+        return progress.rest.position_of(self._deal.begin(min(self.begun, taken - padding - 1)))

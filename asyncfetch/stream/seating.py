@@ -42,6 +42,8 @@ class _Divided(NamedTuple):
     """That have a part of it now."""
     parts: int
     """That there were."""
+    home: int
+    """The seat that had the first of them."""
 
 
 class Seating:
@@ -80,6 +82,10 @@ class Seating:
         if not self._first_ends:
             return self.start
         return self.start + (self._first_ends[0][0] - self.cycle) * len(self.episodes)
+
+    def home(self, seat: int) -> int:
+        """The seat where the episode that sits on this one came first."""
+        return self._divided[self.episodes[seat][0]].home
 
     def advance(self) -> list[int]:
         """Go to the next stretch, while there are episodes; those that gave their last frame in this one."""
@@ -187,8 +193,8 @@ class Seating:
 
     def _sit(self, seat: int, episode: int, start: int, stop: int) -> None:
         """The seat gives these of the episode's frames, as they are drawn."""
-        seats, parts = self._divided.get(episode, (0, 0))
-        self._divided[episode] = _Divided(seats + 1, parts + 1)
+        seats, parts, home = self._divided.get(episode, (0, 0, seat))
+        self._divided[episode] = _Divided(seats + 1, parts + 1, home)
         self.episodes[seat] = (episode, self.cycle - start, parts)
         self._end(seat, self.cycle + stop - start)
 

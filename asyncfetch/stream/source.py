@@ -12,7 +12,7 @@ from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
 from asyncfetch.stream.passes import Samples, StreamIterator
-from asyncfetch.stream.placement import Placement, find_rank
+from asyncfetch.stream.placement import STEP_SAMPLES, Placement, find_rank
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.readable import Readable
 from asyncfetch.stream.session import Session
@@ -196,7 +196,7 @@ class SampleSource(ABC, Generic[R]):
             rank, world_size = find_rank()
         if not (is_whole_number(rank) and is_whole_number(world_size)):
             raise ConfigError(f"rank and world_size must be whole numbers, not {rank!r} of {world_size!r}")
-        return Placement(int(rank), int(world_size))
+        return Placement(int(rank), int(world_size), step_samples=STEP_SAMPLES)
 
     def __iter__(self) -> StreamIterator[R]:
         """One pass, driven by a loop in a thread of its own, which stays for the next pass with its connections."""

@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from asyncfetch.errors import StateMismatch
 from asyncfetch.ranges import is_whole_number
-from asyncfetch.stream.cursor import Ends, Rest, rest_in
+from asyncfetch.stream.cursor import Ends, Rest, SharedOrder, rest_in
 from asyncfetch.stream.epochs import MAX_EPOCH, MAX_WORKERS
 from asyncfetch.stream.mixed_rest import Batching
 from asyncfetch.stream.mixing import Place
@@ -45,7 +45,8 @@ __all__ = [
 ]
 
 FORMAT = "asyncfetch stream state"
-VERSION = 1
+VERSION = 2
+"""1, of 0.1, has no ``step_samples``: ranks took samples in turns, and go on so to the end of what it shares."""
 MIXTURE_VERSION = 2
 """Of a mixture's order. 1 didn't say where an epoch lies in the run."""
 
@@ -56,7 +57,7 @@ _PLACE = ("epoch", "block_samples", "taken")
 _DEALT_ANEW = "dealt_anew"
 """There, too, where the order is a MixedRest: for whose batches, and of what."""
 _BATCHING = tuple(field.name for field in fields(Batching))
-LAYOUT = ("world_size", "workers", "block_samples")
+LAYOUT = ("world_size", "workers", "block_samples", "step_samples")
 """Of a Placement, what all who share something have in common."""
 _ONE_STREAM = "source, episodes, features, shuffle, seed, lanes, pool_episodes, group_frames and version of the order"
 """What makes its identity."""
@@ -94,7 +95,7 @@ class Progress:
             "shares": shares_of({self.placement: self.delivered}),
         }
 
-    def resumed(self, state: Mapping[str, Any]) -> Progress:
+    def resumed(self, state: Mapping[str, Any], order: SharedOrder) -> Progress:
         """This pass, yet to begin, from where the state was taken.
 
         Raises:
@@ -107,13 +108,15 @@ class Progress:
         if is_beginning(state):
             return self
         delivered = delivered_in(state["shares"])
-        if self.placement in delivered:
+        # Who makes batches of another size, too, takes what it would have taken.
+        same = replace(self.placement, step_samples=next(iter(delivered)).step_samples)
+        if same in delivered:
             rest = Rest.of_json(state["rest"], self.total)
-            return replace(self, rest=rest, delivered=delivered[self.placement])
-        return replace(self, rest=self.left_of(state))
+            return replace(self, rest=rest, placement=same, delivered=delivered[same])
+        return replace(self, rest=self.left_of(state, order))
 
-    def left_of(self, state: Mapping[str, Any]) -> Rest:
-        """What is left for all together.
+    def left_of(self, state: Mapping[str, Any], order: SharedOrder) -> Rest:
+        """What is left for all together of the order.
 
         Raises:
             StateMismatch: It doesn't know enough.
@@ -127,7 +130,7 @@ class Progress:
                 f"{known.workers} workers each) that shared the epoch{others}: load "
                 "asyncfetch.torch.merge_states([one state of each rank])"
             )
-        return Rest.of_json(state["rest"], self.total).after(delivered, self.total)
+        return Rest.of_json(state["rest"], self.total).after(delivered, self.total, order)
 
     @staticmethod
     def is_known_of_all(state: Mapping[str, Any]) -> bool:
@@ -146,7 +149,10 @@ class Progress:
             count % size and count < left.shared(self.total, one, self.ends)[0] for one, count in delivered.items()
         ):
             return False
-        return not left.missing and left.position % (size * self.placement.world_size) == 0
+        world_size, step_samples = self.placement.world_size, self.placement.step_samples
+        if world_size > 1 and step_samples and size % step_samples:
+            return False  # it began in steps that batches of this size don't
+        return not left.missing and left.position % (size * world_size) == 0
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raises StateMismatch where it is of another dataset or order."""
@@ -267,8 +273,12 @@ def check_state(state: object) -> State:
     """The state, if this version can read it."""
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         raise StateMismatch(f"this isn't a state of a stream: {str(state)[:200]}")
+    if state.get("version") == 1:
+        shares = state.get("shares")
+        in_turns = {"shares": shares | {"step_samples": 0}} if isinstance(shares, dict) else {}
+        state = {**state, "version": VERSION, **in_turns}
     if state.get("version") != VERSION:
-        raise StateMismatch(f"the state is of version {state.get('version')}, and this asyncfetch reads {VERSION}")
+        raise StateMismatch(f"the state is of version {state.get('version')}, and this asyncfetch reads 1 to {VERSION}")
     epoch: Any = state.get("epoch")
     if not is_whole_number(epoch) or not 0 <= epoch <= MAX_EPOCH:
         raise StateMismatch(f"the state's epoch must be a whole number from 0, below 2**63 - 1, not {epoch!r}")
@@ -331,6 +341,7 @@ def shares_of(delivered: Mapping[Placement, int]) -> State:
         "world_size": one.world_size,
         "workers": one.workers,
         "block_samples": one.block_samples,
+        "step_samples": one.step_samples,
         "delivered": given,
     }
 
@@ -338,9 +349,9 @@ def shares_of(delivered: Mapping[Placement, int]) -> State:
 def delivered_in(shares: Mapping[str, Any]) -> dict[Placement, int]:
     """What ``shares_of`` was made of; StateMismatch where that can't be read."""
     try:
-        world_size, workers, block_samples = (_whole(shares[name]) for name in LAYOUT)
+        world_size, workers, block_samples, step_samples = (_whole(shares[name]) for name in LAYOUT)
         delivered = {
-            Placement(_whole(rank), world_size, _whole(worker), workers, block_samples): _whole(count)
+            Placement(_whole(rank), world_size, _whole(worker), workers, block_samples, step_samples): _whole(count)
             for rank, worker, count in shares["delivered"]
         }
     except (KeyError, TypeError, ValueError) as error:

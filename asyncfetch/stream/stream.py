@@ -46,7 +46,8 @@ class Stream(SampleSource[LeRobotDataset]):
         source: URL or path of a LeRobot v3 dataset, or an open ``LeRobotDataset``, which is then read on its own loop,
             with its own features, image_dtype and config.
         shuffle: Whether frames are drawn from a pool of episodes, or come in the dataset's order. That is the same for
-            any number of ranks and workers, which take its frames in turns, so each of them fetches every episode.
+            any number of ranks and workers, which take its frames a batch at a time, so each of them fetches nearly
+            every episode.
         seed: Any whole number.
         windows: By feature key: seconds or ``frames(...)`` relative to the sample's frame.
         episodes: Indices of the episodes to read; None means all. Without shuffle they are read in this order.
@@ -103,7 +104,7 @@ class Stream(SampleSource[LeRobotDataset]):
         progress = Progress(identity, epoch, len(order), Rest(), placement, self.config.uneven_ends)
         loaded = self._loaded_of(epoch)
         if loaded is not None:
-            progress = progress.resumed(loaded)
+            progress = progress.resumed(loaded, order)
         return PassPlan(order, selection, progress)
 
     def order(self, dataset: LeRobotDataset, epoch: int) -> tuple[Order, Sequence[int]]:

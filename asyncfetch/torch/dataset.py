@@ -121,7 +121,7 @@ class StreamDataset(IterableDataset[Any]):
         return self._in_batches(Placement(rank.rank, rank.world_size, worker, workers, self.batch_size or 1))
 
     def _in_batches(self, placement: Placement) -> Placement:
-        return replace(placement, batch_size=self.batch_size, drop_last=self.drop_last)
+        return placement.in_batches(self.batch_size, drop_last=self.drop_last)
 
     def __len__(self) -> int:
         samples = self.stream.count(self._placement(0, 1))
@@ -211,6 +211,7 @@ class StreamDataset(IterableDataset[Any]):
         states = []
         for plan, placement, count in zip(plans, placements, given, strict=True):
             delivered = plan.begun + count * size if count * size < len(plan) else plan.end
+            placement = replace(placement, step_samples=plan.progress.placement.step_samples)
             states.append(replace(plan.progress, placement=placement, delivered=delivered).state())
         return merge_shares(states)
 

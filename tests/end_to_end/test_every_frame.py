@@ -160,12 +160,17 @@ def test_workers_that_divide_nothing_evenly(served: Served, chosen: list[int] | 
 async def test_the_global_order_is_the_same_for_every_number_of_consumers(
     served: Served, shuffle: bool, consumers: int
 ) -> None:
+    """Step by step, whoever takes which sample of a step."""
     stream = served.stream(shuffle=shuffle, features=[])
     alone = keys_of(await read(stream, epoch=3, rank=0, world_size=1))
-    together: list[tuple[int, int] | None] = [None] * len(alone)
+    taken = []
     for rank in range(consumers):
-        together[rank::consumers] = keys_of(await read(stream, epoch=3, rank=rank, world_size=consumers))
-    assert together == alone
+        async with stream.samples_of(Placement(rank, consumers).in_batches(4, drop_last=False), epoch=3) as samples:
+            taken.append(keys_of([sample async for sample in samples]))
+    assert max(map(len, taken)) - min(map(len, taken)) <= 1
+    for step in range(-(-len(alone) // (4 * consumers))):
+        together = [key for keys in taken for key in keys[4 * step : 4 * step + 4]]
+        assert sorted(together) == sorted(alone[4 * consumers * step : 4 * consumers * (step + 1)])
 
 
 def test_ranks_and_their_workers_take_what_as_many_ranks_would(served: Served) -> None:

@@ -8,9 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.mixed import MixedOrder
 from asyncfetch.stream.mixing import Mixing
 from asyncfetch.stream.order import Order
+from asyncfetch.stream.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,3 +60,42 @@ def test_the_episodes_of_a_member_that_has_no_more_turns_are_let_go_of() -> None
     order = mixed(((0, (1, 0, 0)), (5, (0, 0, 1))), 0)
     steps = list(order.steps(range(70)))
     assert {step.episode for step in steps[:5]} == {episode for step in steps[:5] for episode in step.finished}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), epoch=st.integers(0, 3), block=st.integers(1, 4), step=st.integers(1, 9))
+def test_ranks_share_it_by_slot_and_others_go_on_with_just_what_is_left(
+    data: st.DataObject, epoch: int, block: int, step: int
+) -> None:
+    order = mixed(((0, (1, 2, 0)), (150, (0, 1, 3))), epoch, block)
+    rest, left = Rest(), set(range(70))
+    for ranks in data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)):
+        delivered = {}
+        for placement in [Placement(rank, ranks, step_samples=step) for rank in range(ranks)]:
+            positions = list(rest.positions(70, placement, "uneven", order))
+            count = delivered[placement] = data.draw(st.integers(0, len(positions)))
+            assert list(rest.positions(70, placement, "uneven", order, skip=count)) == positions[count:]
+            assert left.issuperset(positions)
+            left.difference_update(positions[:count])
+        rest = rest.after(delivered, 70, order)
+        assert [*rest.missing, *range(rest.position, 70)] == sorted(left)
+
+
+def test_each_rank_draws_from_every_member_and_stays_with_its_episodes() -> None:
+    lengths = [np.full(episodes, 50) for episodes in (96, 48)]
+    orders = [
+        lambda epoch, each=each, member=member: (
+            Order(each, shuffle=True, seed=member, epoch=epoch, lanes=16, pool_episodes=16),
+            range(len(each)),
+        )
+        for member, each in enumerate(lengths)
+    ]
+    totals = tuple(int(each.sum()) for each in lengths)
+    order = MixedOrder(Mixing(totals, ((0, (2.0, 1.0)),), "first", 1, 0).epoch(0), totals, orders)
+    read, ranks = [], 4
+    for rank in range(ranks):
+        placement = Placement(rank, ranks).in_batches(32, drop_last=False)
+        steps = list(order.steps(Rest().positions(len(order), placement, "uneven", order)))
+        assert abs(sum(step.episode >> 63 & 1 for step in steps) / len(steps) - 1 / 3) < 0.02
+        read += {step.episode for step in steps}
+    assert len(read) / len(set(read)) < 1.6  # it was 4

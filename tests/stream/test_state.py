@@ -78,6 +78,41 @@ def test_one_of_each_rank_is_enough_in_whatever_way_it_comes(state_of: Callable[
     assert merge_states([merged, merged]) == merge_states([*given, given[0]]) == merged
 
 
+def of_version_1(state: State) -> State:
+    """As 0.1 wrote it, whose ranks took samples in turns."""
+    shares = {name: value for name, value in state["shares"].items() if name != "step_samples"}
+    return {**state, "version": 1, "shares": shares}
+
+
+def test_a_rank_goes_on_from_its_state_of_the_first_version_as_it_would_have(truth: DatasetTruth) -> None:
+    stream = stream_of(truth)
+    whole = [int(sample["index"]) for sample in stream.iterate(Placement(1, 3), epoch=0)]
+    samples = stream.iterate(Placement(1, 3), epoch=0)
+    for _ in itertools.islice(samples, 4):
+        pass
+    stream.load_state_dict(of_version_1(samples.state_dict()))
+    samples.close()
+    rest = stream.iterate(stream.placement(1, 3), epoch=0)
+    assert [int(next(rest)["index"])] == whole[4:5]
+    stream.load_state_dict(rest.state_dict())  # what goes on so is told of so, too
+    rest.close()
+    assert [int(sample["index"]) for sample in stream.iterate(stream.placement(1, 3), epoch=0)] == whole[5:]
+    stream.close()
+
+
+def test_others_go_on_from_states_of_the_first_version(truth: DatasetTruth, state_of: Callable[..., State]) -> None:
+    stream = stream_of(truth)
+    whole = [int(sample["index"]) for sample in stream.iterate(Placement(), epoch=0)]
+    merged = merge_states([of_version_1(state_of(rank, 3, count)) for rank, count in enumerate((4, 0, 6))])
+    given = whole[0:12:3] + whole[2:20:3]
+    found = []
+    for rank in range(2):
+        stream.load_state_dict(merged)
+        found += [int(sample["index"]) for sample in stream.iterate(stream.placement(rank, 2), epoch=0)]
+    assert sorted(found + given) == sorted(whole)
+    stream.close()
+
+
 @pytest.mark.parametrize(
     ("damage", "figures"),
     [

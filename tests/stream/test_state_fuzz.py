@@ -160,7 +160,7 @@ def test_consumers_that_are_too_far_apart_are_refused_before_what_one_lacks_take
         "order": state["order"] | {"dealt_anew": anew},
         "total": len(anew["members"]) * (far // 4),
         "rest": {"position": 0, "missing": []},
-        "shares": {"world_size": 2, "workers": 1, "block_samples": 1, "delivered": [[0, 0, far // 8], [1, 0, 0]]},
+        "shares": state["shares"] | {"world_size": 2, "delivered": [[0, 0, far // 8], [1, 0, 0]]},
     }
     with pytest.raises(StateMismatch, match=f"have come .* further than others|an epoch of {damaged['total']} samples"):
         steps_behind(mixed, damaged, Placement(batch_size=4))

@@ -242,7 +242,7 @@ def test_a_state_of_an_epochs_end_is_of_its_dataset_and_order_alone(
         af.torch.merge_states([again, bare, again | {"order": {}}])
 
 
-@pytest.mark.parametrize("change", [{"format": "x"}, {"version": 2}, {"epoch": -1}, {"epoch": "0"}, {"shares": {}}])
+@pytest.mark.parametrize("change", [{"format": "x"}, {"version": 3}, {"epoch": -1}, {"epoch": "0"}, {"shares": {}}])
 def test_what_is_no_state_is_refused_at_once(stream: af.Stream, change: dict[str, Any]) -> None:
     next(iter(stream))
     with pytest.raises(StateMismatch):

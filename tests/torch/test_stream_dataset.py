@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 import asyncfetch as af
-from asyncfetch.stream import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,7 +127,7 @@ def test_a_copy_from_before_its_process_was_a_rank_reads_that_ranks_part(
 ) -> None:
     """As launchers make it that pickle the dataset into the ranks."""
     stream = af.Stream(str(truth.root), features=[])
-    expected = indices(stream.iterate(Placement(1, 2), epoch=0))
+    expected = indices(stream.iterate(stream.placement(1, 2), epoch=0))
     dataset = copied(af.torch.StreamDataset(stream))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -104,7 +104,7 @@ class ServedBatches:
                 "the stream of the dataset's URL"
             )
         self._stream = stream
-        self._in_batches = Placement(batch_size=batch_size, drop_last=drop_last)
+        self._in_batches = Placement().in_batches(batch_size, drop_last=drop_last)
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None
         self._numbers = itertools.count(1)
