@@ -280,19 +280,31 @@ class SeatSlots:
         self._keeps_together = keeps_together
         self._slots: dict[int, float] = {}  # by seat
         self._begin = self._end = 0
-        self._turns = np.zeros(0)
-        """The slots of the positions from ``_begin`` to ``_end``, which come again and again."""
+        self._turns, self._episodes = np.zeros(0), np.zeros(0, np.int64)
+        """Slots and episodes of the positions from ``_begin`` to ``_end``, which come again and again."""
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
         """See ``cursor.Slots``."""
         found = np.empty(len(positions))
+        for those, places in self._stretches(positions):
+            found[those] = self._turns[places]
+        return found
+
+    def episodes(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The episodes that come at these positions; for ``traffic``, which asks for no frames."""
+        found = np.empty(len(positions), np.int64)
+        for those, places in self._stretches(positions):
+            found[those] = self._episodes[places]
+        return found
+
+    def _stretches(self, positions: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+        """Which of the positions have the turns that are known by then, and the places of those in them."""
         done = 0
         while done < len(positions):
             self._go_to(int(positions[done]))
             stop = int(np.searchsorted(positions, self._end))
-            found[done:stop] = self._turns[(positions[done:stop] - self._begin) % len(self._turns)]
+            yield slice(done, stop), (positions[done:stop] - self._begin) % len(self._turns)
             done = stop
-        return found
 
     def _go_to(self, position: int) -> None:
         if self._begin <= position < self._end:
@@ -303,6 +315,7 @@ class SeatSlots:
         turn = (position - seating.start) // len(seating.episodes)
         seats = order.turns(seating, seating.cycle + turn)
         self._turns = np.array([self._slot(seat) for seat in seats])
+        self._episodes = np.array([seating.episodes[seat][0] for seat in seats])
         self._begin, self._end = seating.start, seating.stop
         if not order.is_level:
             self._begin += turn * len(seats)
