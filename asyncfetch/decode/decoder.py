@@ -12,7 +12,7 @@ from asyncfetch.errors import DecodeError, WrongLoop
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -51,6 +51,10 @@ class FrameDecoder(Protocol):
 
     def each(self, frames: Sequence[int]) -> list[torch.Tensor]:
         """The same, each (channels, height, width) in memory of its own; duplicates are one tensor."""
+        ...
+
+    def give(self, frames: Sequence[int], take: Callable[[int, torch.Tensor], None]) -> None:
+        """The same, one by one: ``take(place in frames, picture)`` is called while the picture is in the caches."""
         ...
 
 
@@ -126,6 +130,18 @@ class ClipDecoder(ABC):
             return []
         with self._lock:
             return self._of_its_size(self._decode(frames, ranks))
+
+    def give(self, frames: Sequence[int], take: Callable[[int, torch.Tensor], None]) -> None:
+        """See FrameDecoder."""
+        ranks = self._ranks(frames)
+        with self._lock:
+            rank, picture = -1, None
+            for place in sorted(range(len(ranks)), key=ranks.__getitem__):
+                if picture is None or ranks[place] != rank:
+                    picture = None  # its memory, still in the caches, is the next one's
+                    rank = ranks[place]
+                    [picture] = self._of_its_size(self._decode([frames[place]], [rank]))
+                take(place, picture)
 
     def _ranks(self, frames: Sequence[int]) -> list[int]:
         if os.getpid() != self._pid:  # before the lock: a thread that isn't here may have held it

@@ -20,7 +20,7 @@ from asyncfetch.lerobot.depth import DepthUnit
 from asyncfetch.lerobot.engine import Engine
 from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics
 from asyncfetch.lerobot.held_episode import HeldEpisode
-from asyncfetch.lerobot.samples import Asked, Field, ImageDtype, Sample, SampleBuilder
+from asyncfetch.lerobot.samples import Asked, DoesNotFit, Field, ImageDtype, Row, Sample, SampleBuilder
 from asyncfetch.lerobot.statistics import DatasetStatistics
 from asyncfetch.lerobot.windows import Windows, check_windows, frames
 
@@ -28,12 +28,14 @@ __all__ = [
     "Asked",
     "DatasetStatistics",
     "DepthUnit",
+    "DoesNotFit",
     "Engine",
     "EpisodeCacheStatistics",
     "Field",
     "HeldEpisode",
     "ImageDtype",
     "LeRobotDataset",
+    "Row",
     "Sample",
     "SampleBuilder",
     "Windows",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 from asyncfetch.errors import ClosedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     import torch
@@ -87,6 +87,13 @@ class HeldEpisode:
         """See ``frames``; duplicates are one tensor."""
         self._check()
         return self._cache.decoder(self._entry, camera, frames, reader).each(frames)
+
+    def give(
+        self, camera: str, frames: Sequence[int], take: Callable[[int, torch.Tensor], None], *, reader: int = 0
+    ) -> None:
+        """See ``frames``; each is given by ``take(place in frames, picture)`` as soon as it is decoded."""
+        self._check()
+        self._cache.decoder(self._entry, camera, frames, reader).give(frames, take)
 
     def release(self) -> None:
         """Let go of its bytes. Call it on the loop."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from asyncfetch.lerobot.windows import clamp
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.held_episode import HeldEpisode
     from asyncfetch.lerobot.info import Feature
 
-__all__ = ["Asked", "Field", "ImageDtype", "Sample", "SampleBuilder"]
+__all__ = ["Asked", "DoesNotFit", "Field", "ImageDtype", "Row", "Sample", "SampleBuilder"]
 
 ImageDtype = Literal["uint8", "float32"]
 """uint8 in [0, 255], or float32 in [0, 1]. Depth cameras are float32 in their unit either way; depth maps in a table
@@ -42,6 +42,22 @@ Asked: TypeAlias = "tuple[HeldEpisode, int, int]"
 _PICTURES = {"image", "video", "depth"}
 _CHANNELS = {1, 3, 4}
 """That a picture may have."""
+
+
+class DoesNotFit(Exception):
+    """A picture isn't of the size or dtype that the metadata says."""
+
+
+class Row(Protocol):
+    """A sample's place in a batch."""
+
+    def put(self, key: str, value: object) -> None:
+        """Write a value."""
+        ...
+
+    def at(self, key: str) -> NDArray[Any]:
+        """Where a feature's picture goes, (H, W, C), or those of its window, (T, H, W, C)."""
+        ...
 
 
 class Field(NamedTuple):
@@ -103,15 +119,21 @@ class SampleBuilder:
 
     def layout(self) -> dict[str, Field]:
         """Every value of a sample, by key."""
-        fields = {"task": Field("string")}
+        fields = {}
         for key, feature in self._features.items():
-            dtype, shape = self._field(feature)
+            field = self._field(feature)
             window = self._windows.get(key)
             if window is not None:
-                shape = (len(window), *shape)
+                field = field._replace(shape=(len(window), *field.shape))
                 fields[f"{key}_is_pad"] = Field("bool", (len(window),))
-            fields[key] = Field(dtype, shape)
+            fields[key] = field
+        fields["task"] = Field("string")
         return fields
+
+    @property
+    def pictures(self) -> frozenset[str]:
+        """The keys of pictures."""
+        return frozenset(key for key, feature in self._features.items() if feature.kind in _PICTURES)
 
     def _field(self, feature: Feature) -> Field:
         if feature.kind == "image" and feature.is_depth:
@@ -125,15 +147,63 @@ class SampleBuilder:
 
     def build(self, asked: Sequence[Asked]) -> list[Sample]:
         """The samples that are asked for, in order; the frames of one reader are decoded in one call."""
-        by_reader: dict[tuple[int, int], list[int]] = {}
-        for place, (held, _, reader) in enumerate(asked):
-            by_reader.setdefault((held.episode.index, reader), []).append(place)
         samples: list[Sample] = [{} for _ in asked]
         with forks_wait():  # the first one imports torch
-            for places in by_reader.values():
-                held, _, reader = asked[places[0]]
+            for held, reader, places in _by_reader(asked):
                 self._fill(held, reader, [asked[place][1] for place in places], [samples[place] for place in places])
         return samples
+
+    def write(self, asked: Sequence[Asked], rows: Sequence[Row]) -> None:
+        """The samples that are asked for, each into its row; a picture as soon as it is decoded.
+
+        Raises:
+            DoesNotFit: One can't be written there, and is to be built. Rows may have been written to.
+        """
+        with forks_wait():
+            for held, reader, places in _by_reader(asked):
+                self._write(held, reader, [asked[place][1] for place in places], [rows[place] for place in places])
+
+    def _write(self, held: HeldEpisode, reader: int, frames: Sequence[int], rows: Sequence[Row]) -> None:
+        for key, feature in self._features.items():
+            wanted: Sequence[Any] = frames
+            offsets = self._windows.get(key)
+            if offsets is not None:
+                spans = [clamp(frame, offsets, held.episode.length) for frame in frames]
+                wanted = [inside for inside, _ in spans]
+                for row, (_, is_pad) in zip(rows, spans, strict=True):
+                    row.put(f"{key}_is_pad", is_pad)
+            if feature.kind in _PICTURES:
+                self._write_pictures(held, reader, feature, wanted, [row.at(key) for row in rows])
+                continue
+            column = held.rows[key]
+            for row, those in zip(rows, wanted, strict=True):
+                if not isinstance(column, list):
+                    row.put(key, column[those])
+                elif offsets is None:
+                    row.put(key, _own(column[those]))
+                else:
+                    row.put(key, [_own(column[frame]) for frame in those.tolist()])
+        for frame, row in zip(frames, rows, strict=True):
+            row.put("task", self._tasks[int(held.rows["task_index"][frame])])
+
+    def _write_pictures(
+        self, held: HeldEpisode, reader: int, feature: Feature, wanted: Sequence[Any], rooms: list[NDArray[Any]]
+    ) -> None:
+        """``wanted`` has a frame for each room, or with a window a span of them."""
+        if feature.key in self._windows:
+            frames = np.concatenate(wanted).tolist()
+            rooms = [room for window in rooms for room in window]
+        else:
+            frames = list(wanted)
+
+        def take(place: int, picture: torch.Tensor) -> None:
+            _write_picture(picture, rooms[place])
+
+        if feature.is_camera:
+            held.give(feature.key, frames, take, reader=reader)
+            return
+        for place, picture in enumerate(self._pictures(held, reader, feature, frames)):
+            take(place, picture)
 
     def _fill(self, held: HeldEpisode, reader: int, frames: Sequence[int], samples: Sequence[Sample]) -> None:
         for key, feature in self._features.items():
@@ -184,6 +254,29 @@ class SampleBuilder:
         if self._image_dtype == "uint8" or feature.is_depth:
             return images
         return [image.float().div_(np.iinfo(str(image.dtype).removeprefix("torch.")).max) for image in images]
+
+
+def _by_reader(asked: Sequence[Asked]) -> Iterator[tuple[HeldEpisode, int, list[int]]]:
+    """An episode, a reader of it, and the places of what it is asked for."""
+    by_reader: dict[tuple[int, int], list[int]] = {}
+    for place, (held, _, reader) in enumerate(asked):
+        by_reader.setdefault((held.episode.index, reader), []).append(place)
+    for places in by_reader.values():
+        held, _, reader = asked[places[0]]
+        yield held, reader, places
+
+
+def _write_picture(picture: torch.Tensor, room: NDArray[Any]) -> None:
+    """By numpy: torch would wake threads of its own for it, and read and write float32 twice."""
+    pixels = picture.permute(1, 2, 0).numpy()
+    if pixels.shape != room.shape:
+        raise DoesNotFit
+    if pixels.dtype == room.dtype:
+        np.copyto(room, pixels)
+    elif room.dtype == np.float32 and pixels.dtype in {np.dtype(np.uint8), np.dtype(np.uint16)}:
+        np.divide(pixels, np.float32(np.iinfo(pixels.dtype).max), out=room, dtype=np.float32)
+    else:
+        raise DoesNotFit
 
 
 def _channels_first(feature: Feature) -> tuple[int, ...]:

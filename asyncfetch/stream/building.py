@@ -6,10 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.lerobot import DoesNotFit, Field
 from asyncfetch.runtime.failures import kept
+from asyncfetch.stream.batch import BatchRow, Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +19,10 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import Asked, HeldEpisode, Sample, SampleBuilder
     from asyncfetch.stream.order import Step
 
-__all__ = ["Builder", "Failed", "JobBuilder", "Transform", "are_one", "mark_padding", "transformed"]
+__all__ = ["PADDING", "Builder", "Failed", "JobBuilder", "Transform", "are_one", "mark_padding", "transformed"]
+
+PADDING = "is_padding"
+"""Key of what tells of a sample whether it is padding."""
 
 Transform = Callable[["Sample"], "Sample"]
 """Called in a decode thread on every sample; what it returns is delivered."""
@@ -45,12 +50,17 @@ class Builder(Protocol):
         """About what one takes; the largest, where they differ."""
         ...
 
+    def layout(self, step: Step) -> Layout | None:
+        """Of a step's sample, and of those that go into a batch with it; None where a transform makes it."""
+        ...
+
     def build(
         self,
         steps: Sequence[Step],
         episodes: Mapping[int, HeldEpisode | Exception],
         is_given_up: Callable[[], bool],
-    ) -> list[Sample | Failed]:
+        rows: Sequence[BatchRow] | None = None,
+    ) -> list[Any]:
         """See JobBuilder."""
         ...
 
@@ -74,26 +84,39 @@ class JobBuilder:
         """About what one sample takes."""
         return self._samples.sample_bytes
 
+    def layout(self, step: Step | None = None) -> Layout | None:
+        """See Builder."""
+        fields = self._samples.layout()
+        if self._transform is not None or PADDING in fields:
+            return None
+        if self._marks_padding:
+            fields[PADDING] = Field("bool")
+        return Layout(fields, self._samples.pictures)
+
     def build(
         self,
         steps: Sequence[Step],
         episodes: Mapping[int, HeldEpisode | Exception],
         is_given_up: Callable[[], bool],
-    ) -> list[Sample | Failed]:
-        """What each step comes to. Takes a while: call it in a thread.
+        rows: Sequence[BatchRow] | None = None,
+    ) -> list[Any]:
+        """What each step comes to: a sample, its row in a batch, or ``Failed``. Takes a while: call it in a thread.
 
         Args:
             steps: What to read.
             episodes: By position in the selection, or why one can't be had.
             is_given_up: Whether nobody wants it any more. Asked before each sample is transformed, which may take long;
                 empty samples are the answer then.
+            rows: Where to write them; where one of them doesn't fit, all are samples.
         """
         asked: list[Asked] = []
-        for step in steps:
+        into: list[BatchRow] = []
+        for place, step in enumerate(steps):
             episode = episodes[step.episode]
             if not isinstance(episode, Exception):
                 asked.append((episode, step.frame, step.reader))
-        read = deque(self._read(asked))  # each is let go of as it is taken: see ``Failed``
+                into += [] if rows is None else [rows[place]]
+        read = deque(self._read(asked, into))  # each is let go of as it is taken: see ``Failed``
         results: list[Sample | Failed] = []
         for step in steps:
             if is_given_up():
@@ -102,16 +125,25 @@ class JobBuilder:
             results.append(self._finish(step, Failed(episode) if isinstance(episode, Exception) else read.popleft()))
         return results
 
-    def _read(self, asked: list[Asked]) -> Sequence[Sample | Failed]:
+    def _read(self, asked: list[Asked], rows: list[BatchRow]) -> Sequence[Any]:
         try:
+            if rows:
+                self._samples.write(asked, rows)
+                return rows
             return self._samples.build(asked)
+        except DoesNotFit:
+            return self._read(asked, [])
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
             if len(asked) == 1:
                 return [Failed(kept(error))]
-        return [self._read([one])[0] for one in asked]
+        return [self._read([one], rows[place : place + 1])[0] for place, one in enumerate(asked)]
 
-    def _finish(self, step: Step, sample: Sample | Failed) -> Sample | Failed:
+    def _finish(self, step: Step, sample: Any) -> Any:  # noqa: ANN401
         if isinstance(sample, Failed):
+            return sample
+        if isinstance(sample, BatchRow):
+            if self._marks_padding:
+                sample.put(PADDING, step.is_padding)
             return sample
         if self._marks_padding:
             try:
@@ -125,12 +157,12 @@ def mark_padding(sample: Sample, step: Step) -> None:
     """Let the sample say whether it is padding. ConfigError where something of it has that name."""
     import torch
 
-    if "is_padding" in sample:
+    if PADDING in sample:
         raise ConfigError(
             'uneven_ends="pad" tells by is_padding whether a sample is some, and that is the name of a feature here: '
             'leave that out by features=, or choose "drop" or "uneven"'
         )
-    sample["is_padding"] = torch.tensor(step.is_padding)
+    sample[PADDING] = torch.tensor(step.is_padding)
 
 
 def are_one(transform: Transform | None, other: Transform | None) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
 if TYPE_CHECKING:
-    from asyncfetch.lerobot import Sample
-    from asyncfetch.stream.building import Failed
+    from asyncfetch.stream.batch import BatchRow
     from asyncfetch.stream.jobs import Job, Parcel
 
 __all__ = ["Coming", "Decoding", "Delivery"]
@@ -18,24 +17,26 @@ __all__ = ["Coming", "Decoding", "Delivery"]
 class Decoding:
     """A job under way in a thread, and then what came of it."""
 
-    __slots__ = ("is_ready", "ready", "ready_at", "results", "steps", "waits_for")
+    __slots__ = ("is_ready", "ready", "ready_at", "results", "rows", "steps", "waits_for")
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, rows: list[BatchRow] | None) -> None:
         self.steps = job.steps
+        self.rows = rows
+        """Where it goes, with batches in memory of ours."""
         self.is_ready = False
         """Asked for each sample of a parcel, for which an Event's two calls are too many."""
         self.ready = anyio.Event()
         """Set then, and when nobody wants it any more."""
         self.ready_at = 0.0
-        self.results: list[Sample | Failed] = []
+        self.results: list[Any] = []
         """For each step; empty ones once they were delivered."""
         self.waits_for: int | None = None
         """The episode whose arrival it waits for."""
 
-    def end(self, results: list[Sample | Failed]) -> None:
+    def end(self, results: list[Any]) -> None:
         """Called once or, where it was given up before, twice."""
         if not self.is_ready:
-            self.results = results
+            self.results, self.rows = results, None
             self.ready_at = time.perf_counter()
             self.is_ready = True
             self.ready.set()
@@ -64,4 +65,5 @@ class Delivery(NamedTuple):
     """Which one of its part of the epoch."""
     delivered: int
     """How many it has been given with it; one more, but for what is empty."""
-    sample: Sample
+    sample: Any
+    """Or its row in a batch; or what a transform gave."""

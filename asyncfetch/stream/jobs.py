@@ -81,6 +81,8 @@ class Job:
     """Samples that are decoded by one call."""
 
     steps: list[Step] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    """Of each step among the samples of the order, what is empty counted in."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +103,8 @@ class _Run:
     first: int
     """Number of its first step."""
     steps: list[Step] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    """See Job."""
     job: Job | None = None
     offset: int = 0
     """Of its steps in the job."""
@@ -135,6 +139,7 @@ class _Ahead:
         self._length = sizes.waiting_samples + sizes.job_samples + 1
         self._entries: deque[tuple[Step, _Run, int]] = deque()
         self._read = 0
+        self._empty = 0  # of the steps read
         self._open: dict[tuple[int, int, int], _Run] = {}
         self._runs: deque[_Run] = deque()  # without a job, in the order of their first steps
         self._latest: tuple[set[int], int] = set(), 0  # episodes and reader of the latest job
@@ -160,6 +165,7 @@ class _Ahead:
             run = self._runs.popleft()
             run.job, run.offset = job, len(job.steps)
             job.steps += run.steps
+            job.numbers += run.numbers
             key = self._key(run.steps[0])
             if self._open.get(key) is run:
                 del self._open[key]
@@ -187,6 +193,8 @@ class _Ahead:
             self._runs.append(run)
         self._entries.append((step, run, len(run.steps)))
         run.steps.append(step)
+        run.numbers.append(self._read + self._empty)
+        self._empty += step.empty
         if step.finished:
             self._ends.append(self._read)
         self._read += 1

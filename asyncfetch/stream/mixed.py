@@ -5,16 +5,17 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.gate import Gate
-from asyncfetch.lerobot import Engine, EpisodeCacheStatistics, LeRobotDataset
+from asyncfetch.lerobot import Engine, EpisodeCacheStatistics, Field, LeRobotDataset
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.failures import kept
-from asyncfetch.stream.building import Failed, mark_padding, transformed
+from asyncfetch.stream.batch import BatchRow, Layout
+from asyncfetch.stream.building import PADDING, Failed, mark_padding, transformed
 from asyncfetch.stream.order import Step
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.readable import Origin
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.decode import DecodePool
-    from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, Sample
+    from asyncfetch.lerobot import DatasetStatistics, HeldEpisode
     from asyncfetch.runtime.budget import Budget
     from asyncfetch.stream.building import JobBuilder, Transform
     from asyncfetch.stream.cursor import Slots
@@ -339,6 +340,14 @@ class MixedBuilder:
         self._shapes = shapes
         self._transform = transform
         self._marks_padding = marks_padding
+        self._given = [builder.layout() for builder in builders]
+        self._pictures = {
+            shape.rename.get(key, key)
+            for shape, given in zip(shapes, self._given, strict=True)
+            if given is not None
+            for key in given.pictures
+        }
+        self._layouts = [self._laid_out(member) for member in range(len(builders))]
 
     @property
     def sample_bytes(self) -> int:
@@ -346,27 +355,56 @@ class MixedBuilder:
         each = zip(self._builders, self._shapes, strict=True)
         return max(builder.sample_bytes + sum(like.nbytes for like in shape.fill.values()) for builder, shape in each)
 
+    def layout(self, step: Step) -> Layout | None:
+        """See Builder."""
+        return self._layouts[_member(len(self._builders), step.episode)]
+
+    def _laid_out(self, member: int) -> Layout | None:
+        given, shape = self._given[member], self._shapes[member]
+        if given is None or self._transform is not None:
+            return None
+        fields = shape.fields(given.fields)
+        if self._marks_padding:
+            if PADDING in fields:
+                return None
+            fields[PADDING] = Field("bool")
+        pictures = {shape.rename.get(key, key) for key in given.pictures}
+        pictures |= {key for key in shape.fill if key in self._pictures}
+        return Layout(fields, frozenset(pictures) & fields.keys())
+
     def build(
         self,
         steps: Sequence[Step],
         episodes: Mapping[int, HeldEpisode | Exception],
         is_given_up: Callable[[], bool],
-    ) -> list[Sample | Failed]:
+        rows: Sequence[BatchRow] | None = None,
+    ) -> list[Any]:
         """See JobBuilder."""
         places: dict[int, list[int]] = {}
         for place, step in enumerate(steps):
             places.setdefault(_member(len(self._builders), step.episode), []).append(place)
-        results: list[Sample | Failed] = [{} for _ in steps]
+        results: list[Any] = [{} for _ in steps]
         for member, those in places.items():
-            built = self._builders[member].build([steps[place] for place in those], episodes, is_given_up)
+            given = self._given[member]
+            into = None
+            if rows is not None and given is not None:
+                into = [self._shapes[member].row(rows[place], given.fields) for place in those]
+            built = self._builders[member].build([steps[place] for place in those], episodes, is_given_up, into)
             for place, result in zip(those, built, strict=True):
                 if is_given_up():
                     return results
+                if rows is not None and isinstance(result, BatchRow):
+                    result = rows[place]
                 results[place] = self._finish(member, steps[place], result)
         return results
 
-    def _finish(self, member: int, step: Step, result: Sample | Failed) -> Sample | Failed:
+    def _finish(self, member: int, step: Step, result: Any) -> Any:  # noqa: ANN401
         if isinstance(result, Failed):
+            return result
+        if isinstance(result, BatchRow):
+            self._shapes[member].complete(member, result)
+            if self._marks_padding:
+                result.put(PADDING, step.is_padding)
             return result
         try:
             sample = self._shapes[member].apply(member, result)

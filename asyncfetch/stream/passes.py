@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from asyncfetch.runtime import iterate
 from asyncfetch.runtime.loop_guard import running_loop
+from asyncfetch.stream.batch import Rows
 from asyncfetch.stream.coming import Delivery
 from asyncfetch.stream.jobs import Sizes
 from asyncfetch.stream.samples import SamplePass
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from asyncfetch.lerobot import Sample
+    from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.plan import PassPlan
@@ -56,13 +58,18 @@ class Samples(Generic[R]):
         epoch: int | None,
         placement: Placement,
         is_followed: bool,
+        memory: BatchMemory | None = None,
     ) -> None:
-        """``is_followed`` says that a pass of the next epoch will find what this one leaves in memory."""
+        """``is_followed`` says that a pass of the next epoch will find what this one leaves in memory.
+
+        With ``memory`` for batches of the placement's size, samples are rows of them where they can be.
+        """
         self._stream = stream
         self._opener = opener
         self._epoch = epoch
         self._placement = placement
         self._is_followed = is_followed
+        self._memory = memory
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> SamplePass:
@@ -82,11 +89,13 @@ class Samples(Generic[R]):
         stream = self._stream
         turn = stream.take_turn(self._epoch)
         plan = stream.begin(opened, self._placement, turn)
-        make = _pass_maker(stream, opened, plan, is_followed=self._is_followed)
+        make = _pass_maker(stream, opened, plan, is_followed=self._is_followed, memory=self._memory)
         return make(check=turn.check, on_end=partial(stream.finish, turn, plan))
 
 
-def _pass_maker(stream: SampleSource[R], opened: R, plan: PassPlan, *, is_followed: bool) -> Callable[..., SamplePass]:
+def _pass_maker(
+    stream: SampleSource[R], opened: R, plan: PassPlan, *, is_followed: bool, memory: BatchMemory | None
+) -> Callable[..., SamplePass]:
     """What makes the pass, on its loop.
 
     It doesn't refer to the stream, which may own that loop's thread: what tasks hold often waits for the collector.
@@ -109,6 +118,7 @@ def _pass_maker(stream: SampleSource[R], opened: R, plan: PassPlan, *, is_follow
         plan,
         builder=builder,
         sizes=sizes,
+        rows=None if memory is None else Rows(plan, builder.layout, memory),
         max_samples=min(
             decoded_samples - HANDED_OVER_PARCELS * sizes.job_samples,
             sizes.waiting_samples + AHEAD_JOBS * sizes.job_samples,
@@ -134,13 +144,16 @@ class StreamIterator(Generic[R]):
         begin: Callable[[], Turn],
         *,
         is_followed: bool,
+        memory: BatchMemory | None = None,
     ) -> None:
         self._stream, self._opened, self._placement = stream, opened, placement
         self._plans: list[PassPlan] = []  # one, from the first sample on
         self._latest = Delivery(0, 0, {})
         self._back: Delivery | None = None
         # No method of this object: it must be collected, and the pass with it, as soon as nobody iterates it any more.
-        self._deliveries = _deliver(stream, session, opened, placement, begin, self._plans, is_followed=is_followed)
+        self._deliveries = _deliver(
+            stream, session, opened, placement, begin, self._plans, is_followed=is_followed, memory=memory
+        )
 
     def __iter__(self) -> Self:
         return self
@@ -148,7 +161,8 @@ class StreamIterator(Generic[R]):
     def __next__(self) -> Sample:
         self._latest, self._back = next(self._deliveries) if self._back is None else self._back, None
         self._plans[0].progress.delivered = self._latest.delivered
-        return self._latest.sample
+        sample: Sample = self._latest.sample
+        return sample
 
     def put_back(self) -> None:
         """The sample that came last comes once more, as if it hadn't."""
@@ -194,11 +208,12 @@ def _deliver(
     plans: list[PassPlan],
     *,
     is_followed: bool,
+    memory: BatchMemory | None,
 ) -> Generator[Delivery, None, None]:
     turn = begin()
     plan = stream.begin(opened, placement, turn)
     plans.append(plan)
-    make = _pass_maker(stream, opened, plan, is_followed=is_followed)
+    make = _pass_maker(stream, opened, plan, is_followed=is_followed, memory=memory)
     deliveries = iterate(
         session.thread,
         # The pass itself is ahead of the consumer, so it doesn't count the epoch, nor know what it was given.

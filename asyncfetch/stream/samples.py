@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import OnError
     from asyncfetch.lerobot import HeldEpisode, Sample
     from asyncfetch.observe import Quantiles
+    from asyncfetch.stream.batch import Rows
     from asyncfetch.stream.building import Builder
     from asyncfetch.stream.jobs import Job
     from asyncfetch.stream.order import Step
@@ -71,6 +72,7 @@ class SamplePass:
         plan: What to read, in which order.
         builder: Makes the samples of a job, in a decode thread.
         sizes: How much is decoded at a time.
+        rows: Where in which batch each sample goes, for a consumer of batches.
         max_samples: Decoded, or being decoded, that the consumer hasn't been given yet.
         max_episodes: That the order draws from at a time, and that are fetched ahead.
         prefetch_episodes: Those of them that are fetched ahead.
@@ -90,6 +92,7 @@ class SamplePass:
         *,
         builder: Builder,
         sizes: Sizes,
+        rows: Rows | None,
         max_samples: int,
         max_episodes: int,
         prefetch_episodes: int,
@@ -105,6 +108,7 @@ class SamplePass:
         self._selection = plan.selection
         self._builder = builder
         self._sizes = sizes
+        self._rows = rows
         self._max_samples = max_samples
         self._max_episodes = max_episodes
         self._prefetch_episodes = prefetch_episodes
@@ -121,6 +125,7 @@ class SamplePass:
         self._queued = anyio.Event()
         self._undone: dict[Decoding, None] = {}
         self._undelivered = 0  # samples of all jobs that were started
+        self._taken = 0  # samples of the order that were delivered or left out, what is empty counted in
         self._freed = anyio.Event()
         self._is_waiting_for_room = self._produced_all = self._ended = False
         self._failure: BaseException | None = None
@@ -182,7 +187,8 @@ class SamplePass:
         self._check_given()
         self._latest = self._current.popleft()
         self._plan.progress.delivered = self._latest.delivered
-        return self._latest.sample
+        sample: Sample = self._latest.sample
+        return sample
 
     def put_back(self) -> None:
         """The sample that came last comes once more, as if it hadn't."""
@@ -247,6 +253,7 @@ class SamplePass:
         for step, (_, place), decoding in zip(coming.parcel.steps, coming.parcel.takes, coming.decodings, strict=True):
             result, decoding.results[place] = decoding.results[place], {}
             self._undelivered -= 1
+            self._taken += 1 + step.empty
             if not isinstance(result, Failed):
                 given = self._substitutes.good(result, self._origin_of(step).member) if replaces else [result]
             elif self._on_error == "raise" or result.by_transform or not isinstance(result.error, BAD_DATA):
@@ -260,6 +267,8 @@ class SamplePass:
                 is_replaced = replaces and (not self._plan.parts_batches or self._substitutes.has_of(origin.member))
                 given = self._substitutes.bad(origin.member) if is_replaced else []
                 self._given += not is_replaced
+                if self._rows is not None and not is_replaced:
+                    self._rows.leave_out()
             for sample in given:
                 if isinstance(sample, Failed):
                     self._failure = copied(sample.error)
@@ -313,7 +322,7 @@ class SamplePass:
         decodings: WeakKeyDictionary[Job, Decoding] = WeakKeyDictionary()
         for parcel in parcels(self._plan.steps(), self._sizes):
             for job in parcel.starts:
-                await self._wait_for_room(len(job.steps))
+                await self._wait_for_room(job)
                 decodings[job] = self._start(job)
             self._queue.append(Coming(parcel, [decodings[job] for job, _ in parcel.takes]))
             for step in parcel.steps:
@@ -326,18 +335,24 @@ class SamplePass:
         self._queued.set()
         self._fail_if_stuck()
 
-    async def _wait_for_room(self, samples: int) -> None:
+    async def _wait_for_room(self, job: Job) -> None:
         await anyio.lowlevel.checkpoint()  # others' turn: there may be room for thousands of samples
         # What the consumer needs next is decoded in any case: then nothing else will give room back.
-        while self._queue and self._undelivered + samples > self._max_samples:
+        while self._queue and self._held_with(job) > self._max_samples:
             self._is_waiting_for_room = True
             self._fail_if_stuck()
             self._freed = anyio.Event()
             await self._freed.wait()
         self._is_waiting_for_room = False
 
+    def _held_with(self, job: Job) -> int:
+        """Samples whose memory is taken if the job is started: in batches those between the first and the last one."""
+        if self._rows is None or not self._rows.are_used:
+            return self._undelivered + len(job.steps)
+        return max(job.numbers) + 1 - self._taken
+
     def _start(self, job: Job) -> Decoding:
-        decoding = Decoding(job)
+        decoding = Decoding(job, None if self._rows is None else self._rows.of(job))
         for step in job.steps:
             self._window.use(self._selection[step.episode])
         self._undelivered += len(job.steps)
@@ -349,7 +364,10 @@ class SamplePass:
         try:
             episodes = await self._gather(decoding)
             build, is_left = self._builder.build, self._left.is_set
-            decoding.end(await self._dataset.decode_pool.run(build, decoding.steps, episodes, is_left))
+            results = await self._dataset.decode_pool.run(build, decoding.steps, episodes, is_left, decoding.rows)
+            if self._rows is not None and decoding.rows and any(type(result) is dict for result in results):
+                self._rows.stop()
+            decoding.end(results)
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
             decoding.end([Failed(kept(error))] * len(decoding.steps))
         finally:

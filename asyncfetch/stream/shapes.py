@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.lerobot import Field
+from asyncfetch.stream.batch import BatchRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from asyncfetch.lerobot import Field, Sample
+    from asyncfetch.lerobot import Sample
 
 __all__ = ["DATASET", "Missing", "Shape", "shapes"]
 
@@ -51,6 +53,26 @@ class Shape:
         shaped |= {key: torch.tensor(flag) for key, flag in self.flags.items()}
         shaped[DATASET] = torch.tensor(member)
         return shaped
+
+    def fields(self, given: Mapping[str, Field]) -> dict[str, Field]:
+        """Of what ``apply`` gives, by those of the member's own samples."""
+        fields = {self.rename.get(key, key): like for key, like in given.items()}
+        fields = {key: like for key, like in fields.items() if key not in self.drop}
+        flags = dict.fromkeys(self.flags, Field("bool"))
+        return fields | {**self.fill, **fields} | flags | {DATASET: Field("int64")}
+
+    def row(self, row: BatchRow, given: Mapping[str, Field]) -> BatchRow:
+        """The same by the member's own keys."""
+        dropped = {key: like for key, like in given.items() if self.rename.get(key, key) in self.drop}
+        return BatchRow(row.batch, row.number, self.rename, dropped)
+
+    def complete(self, member: int, row: BatchRow) -> None:
+        """What ``apply`` adds, for a sample that was written to the row."""
+        for key, like in self.fill.items():
+            row.put(key, 0 if like.is_tensor else _nothing(like))
+        for key, flag in self.flags.items():
+            row.put(key, flag)
+        row.put(DATASET, member)
 
 
 def _nothing(like: Field) -> Any:  # noqa: ANN401

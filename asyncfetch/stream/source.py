@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.building import Builder, Transform
     from asyncfetch.stream.plan import PassPlan
     from asyncfetch.stream.readable import Origin
@@ -182,10 +183,12 @@ class SampleSource(ABC, Generic[R]):
                 raise self._passed_over(f"samples(epoch={epoch})")
         return self.samples_of(self.placement(rank, world_size), epoch=epoch)
 
-    def samples_of(self, placement: Placement, *, epoch: int | None = None) -> Samples[R]:
-        """What ``samples`` does, for one consumer of many."""
-        stays_open = self.is_open
-        return Samples(self, self._opener(), epoch=epoch, placement=placement, is_followed=stays_open and epoch is None)
+    def samples_of(
+        self, placement: Placement, *, epoch: int | None = None, memory: BatchMemory | None = None
+    ) -> Samples[R]:
+        """What ``samples`` does, for one consumer of many; of batches, with ``memory`` for them."""
+        is_followed = self.is_open and epoch is None
+        return Samples(self, self._opener(), epoch=epoch, placement=placement, is_followed=is_followed, memory=memory)
 
     @staticmethod
     def placement(rank: int | None = None, world_size: int | None = None) -> Placement:
@@ -203,7 +206,12 @@ class SampleSource(ABC, Generic[R]):
         return self.iterate(self.placement())
 
     def iterate(
-        self, placement: Placement, *, epoch: int | None = None, loader: int | None = None
+        self,
+        placement: Placement,
+        *,
+        epoch: int | None = None,
+        loader: int | None = None,
+        memory: BatchMemory | None = None,
     ) -> StreamIterator[R]:
         """What iterating does, for one consumer of many.
 
@@ -212,13 +220,14 @@ class SampleSource(ABC, Generic[R]):
             epoch: None counts; the pass then takes its epoch when the first sample is asked for. One that is given
                 isn't counted.
             loader: In a loader's worker the number that all workers of this loader have; see ``EpochCounter``.
+            memory: For batches of the placement's size, of which samples are then rows where they can be.
         """
         self._count_latest()
         session = self._open_session()
         opened = session.opened()
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
         is_followed = epoch is None and (loader is None or self._passes > 0)
-        iterator = partial(StreamIterator, self, session, opened, placement, is_followed=is_followed)
+        iterator = partial(StreamIterator, self, session, opened, placement, is_followed=is_followed, memory=memory)
         self._progress, self._waiting = None, (opened, placement) if epoch is None else None
         loaded = self._loads == self.epochs.loads and self._loaded_of(self.epoch)  # else the first sample is an error
         if loader is not None and loaded and not self.plan(opened, placement, self.epoch):

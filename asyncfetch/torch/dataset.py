@@ -18,7 +18,9 @@ from asyncfetch.errors import ConfigError, StateMismatch, redact_url
 from asyncfetch.lerobot import chosen_features, open_dataset
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
+from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.stream import Placement, SampleSource, Session
+from asyncfetch.stream.batch import PooledMemory, rows_together
 from asyncfetch.stream.epochs import MAX_WORKERS
 from asyncfetch.stream.merged_states import merge_shares
 from asyncfetch.stream.quarantine import Quarantine
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DatasetStatistics, DepthUnit, ImageDtype, LeRobotDataset, Sample, Windows
     from asyncfetch.stream import StreamIterator
+    from asyncfetch.stream.batch import BatchMemory
 
 __all__ = ["FrameDataset", "StreamDataset"]
 
@@ -89,6 +92,8 @@ class StreamDataset(IterableDataset[Any]):
         self.drop_last = drop_last
         self._memory = WorkersMemory.of(stream)
         self._workers_stream: SampleSource[Any] | None = None
+        self._batches_memory: BatchMemory | None = None
+        """Of this process, from pass to pass."""
         self._sent_rank: tuple[int, Placement] | None = None
         """For a spawned worker, which knows nothing of torch.distributed: whose rank it is. By its process id."""
 
@@ -99,7 +104,7 @@ class StreamDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         if worker is None:
-            samples = self.stream.iterate(self._in_batches(self.stream.placement()))
+            samples = self.stream.iterate(self._in_batches(self.stream.placement()), memory=self._memory_of_batches())
         else:
             if self._workers_stream is None:
                 self._workers_stream = self.stream.shared_by(worker.num_workers)
@@ -107,8 +112,15 @@ class StreamDataset(IterableDataset[Any]):
                 self._workers_stream.quarantine.share(self._memory.board, worker.id)
             # A loader draws one seed, and gives each of its workers that and the worker's number.
             loader = worker.seed - worker.id
-            samples = self._workers_stream.iterate(self._placement(worker.id, worker.num_workers), loader=loader)
+            samples = self._workers_stream.iterate(
+                self._placement(worker.id, worker.num_workers), loader=loader, memory=self._memory_of_batches()
+            )
         return samples if self.batch_size is None else _batches(samples, self.batch_size, drop_last=self.drop_last)
+
+    def _memory_of_batches(self) -> BatchMemory | None:
+        if self.batch_size is not None and self._batches_memory is None:
+            self._batches_memory = PooledMemory(MemoryPool(self.stream.config.decoded_max_bytes))
+        return self._batches_memory
 
     def _rank(self) -> Placement:
         # A copy for anything but a worker may have been made before its process became a rank.
@@ -221,7 +233,7 @@ class StreamDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         self._memory.keep_apart()
-        return self.__dict__ | {"_workers_stream": None, "_sent_rank": self._rank()}
+        return self.__dict__ | {"_workers_stream": None, "_batches_memory": None, "_sent_rank": self._rank()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _sent_rank=(os.getpid(), state["_sent_rank"]))
@@ -262,12 +274,17 @@ def _batches(samples: StreamIterator[Any], size: int, *, drop_last: bool) -> Ite
         begun = samples.latest_number
         try:
             batch = _batch(samples, first, size)
-            collated = collate(batch) if len(batch) == size or not drop_last else None
+            collated = _together(batch) if len(batch) == size or not drop_last else None
         except BaseException:  # nobody was given what came before it
             samples.take_back(begun)
             raise
         if collated is not None:
             yield collated
+
+
+def _together(batch: list[Any]) -> Any:  # noqa: ANN401
+    rows = rows_together(batch)
+    return collate(rows) if isinstance(rows, list) else rows
 
 
 def _batch(samples: StreamIterator[Any], first: Any, size: int) -> list[Any]:  # noqa: ANN401

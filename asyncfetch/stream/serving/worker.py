@@ -19,6 +19,7 @@ import anyio.to_thread
 from asyncfetch.runtime.call_on import call_on
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
+from asyncfetch.stream.batch import rows_together
 from asyncfetch.stream.serving.channel import Channel
 from asyncfetch.stream.serving.memory import Slots
 from asyncfetch.stream.serving.messages import (
@@ -208,7 +209,10 @@ class _Worker:
         return len(ahead) >= plan.max_ahead or (bool(ahead) and sum(ahead) + nbytes > plan.max_ahead_bytes)
 
     def _pack(self, taken: list[Sample], state: State) -> Packed:
-        return Packed((taken[0] if self._plan.placement.batch_size is None else collate(taken), state))
+        if self._plan.placement.batch_size is None:
+            return Packed((taken[0], state))
+        batch = rows_together(taken)
+        return Packed((collate(batch) if isinstance(batch, list) else batch, state))
 
     def _write(self, number: int, batch: Packed) -> None:
         slot, dropped = self._slots.take(batch.nbytes)

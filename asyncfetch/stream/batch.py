@@ -1,0 +1,211 @@
+"""Batches that decode threads fill row by row, in memory that is used again.
+
+A pass knows which samples make a batch long before it has them. So a batch's tensors are made first, and each picture
+is written to its row by the thread that has just decoded it, while it is in the processor's caches: a sample is then
+its row. Who puts samples together finds that they are the rows of one batch, and has it; where they aren't, because a
+sample between them was left out or replaced, they are copied together as any others.
+
+Pictures lie channels-last in memory, as decoders write them and as a single sample has them.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    from asyncfetch.lerobot import Field, Sample
+    from asyncfetch.runtime.memory_pool import MemoryPool
+    from asyncfetch.stream.jobs import Job
+    from asyncfetch.stream.order import Step
+    from asyncfetch.stream.plan import PassPlan
+
+__all__ = ["Batch", "BatchMemory", "BatchRow", "Layout", "PooledMemory", "Rows", "rows_together"]
+
+
+class Layout(NamedTuple):
+    """What a batch's values are, all of its samples being alike."""
+
+    fields: Mapping[str, Field]
+    pictures: frozenset[str]
+    """Keys whose last three axes are a picture's."""
+
+
+class BatchMemory(Protocol):
+    """Where batches come from. Thread-safe."""
+
+    def take(self, nbytes: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """Writable arrays of these sizes, aligned, which nobody else refers to."""
+        ...
+
+
+class PooledMemory:
+    """Blocks of this process, each used again when the last tensor on it is gone."""
+
+    def __init__(self, pool: MemoryPool) -> None:
+        self._pool = pool
+
+    def take(self, nbytes: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """See BatchMemory: a block for each, so that who keeps actions keeps no pictures."""
+        return [self._pool.take(each) for each in nbytes]
+
+
+class Batch:
+    """Room for so many samples of one layout. Its memory is taken when the first of them is written."""
+
+    def __init__(self, layout: Layout, size: int, memory: BatchMemory) -> None:
+        self._layout = layout
+        self._size = size
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._columns: dict[str, Any] | None = None
+
+    def columns(self) -> Mapping[str, Any]:
+        """An array of each tensor, channels last; of anything else a list. Waits for memory: call it in a thread."""
+        with self._lock:
+            if self._columns is None:
+                self._columns = self._make()
+        return self._columns
+
+    def _make(self) -> dict[str, Any]:
+        fields = self._layout.fields
+        arrays = iter(self._memory.take([self._size * field.nbytes for field in fields.values() if field.is_tensor]))
+        return {
+            key: self._shaped(next(arrays), key, field) if field.is_tensor else [None] * self._size
+            for key, field in fields.items()
+        }
+
+    def _shaped(self, memory: NDArray[np.uint8], key: str, field: Field) -> NDArray[Any]:
+        shape = field.shape
+        if key in self._layout.pictures:
+            shape = (*shape[:-3], *shape[-2:], shape[-3])
+        nbytes = self._size * field.nbytes
+        return memory[:nbytes].view(field.dtype).reshape(self._size, *shape)
+
+    def rows(self, rows: slice | int) -> Sample:
+        """Some of it, or one sample, as tensors on its memory."""
+        return {key: self._tensor(key, column[rows]) for key, column in self.columns().items()}
+
+    def _tensor(self, key: str, values: Any) -> Any:  # noqa: ANN401
+        import torch
+
+        if not isinstance(values, np.ndarray | np.generic):
+            return values
+        tensor: torch.Tensor = torch.from_numpy(np.asarray(values))
+        return tensor.movedim(-1, -3) if key in self._layout.pictures else tensor
+
+
+class BatchRow:
+    """A sample in its place in a batch. See ``lerobot.Row``.
+
+    Args:
+        batch, number: Its place.
+        names: The batch's key by the sample's, where they differ.
+        without: Keys that the batch doesn't have, and what they hold.
+    """
+
+    __slots__ = ("batch", "names", "number", "without")
+
+    def __init__(
+        self,
+        batch: Batch,
+        number: int,
+        names: Mapping[str, str] | None = None,
+        without: Mapping[str, Field] | None = None,
+    ) -> None:
+        self.batch, self.number, self.names, self.without = batch, number, names or {}, without or {}
+
+    def put(self, key: str, value: object) -> None:
+        """Write a value."""
+        if key not in self.without:
+            self.batch.columns()[self.names.get(key, key)][self.number] = value
+
+    def at(self, key: str) -> NDArray[Any]:
+        """Where pictures go, channels last."""
+        if key in self.without:
+            field = self.without[key]
+            return np.empty((*field.shape[:-3], *field.shape[-2:], field.shape[-3]), field.dtype)
+        room: NDArray[Any] = self.batch.columns()[self.names.get(key, key)][self.number]
+        return room
+
+    def sample(self) -> Sample:
+        """By itself, on the batch's memory."""
+        return self.batch.rows(self.number)
+
+    def __deepcopy__(self, memo: object) -> Sample:
+        from copy import deepcopy
+
+        return deepcopy(self.sample())
+
+
+def rows_together(samples: Sequence[Any]) -> Sample | list[Any]:
+    """The batch where the samples are rows of one that follow one another; else the samples, for a collate."""
+    first = samples[0]
+    if isinstance(first, BatchRow):
+        numbers = range(first.number, first.number + len(samples))
+        if all(
+            isinstance(sample, BatchRow) and sample.batch is first.batch and sample.number == number
+            for sample, number in zip(samples, numbers, strict=True)
+        ):
+            return first.batch.rows(slice(numbers.start, numbers.stop))
+    return [sample.sample() if isinstance(sample, BatchRow) else sample for sample in samples]
+
+
+class Rows:
+    """Which row of which batch each sample of a pass is to have. Belongs to its loop.
+
+    Args:
+        plan: Of the pass.
+        layout: Of the samples that a step's are stacked with; None where they can't be known before.
+        memory: For the batches.
+    """
+
+    def __init__(self, plan: PassPlan, layout: Callable[[Step], Layout | None], memory: BatchMemory) -> None:
+        self._plan = plan
+        self._size = plan.progress.placement.batch_size or 1
+        self._layout = layout
+        self._memory = memory
+        self._open: WeakValueDictionary[tuple[int, int], Batch] = WeakValueDictionary()
+        self._left_out = 0
+        self.are_used = False
+        """Whether the latest job has some."""
+        self._is_stopped = False
+
+    def of(self, job: Job) -> list[BatchRow] | None:
+        """A row for each of the job's steps; None where one of them can't have any."""
+        rows = [] if self._is_stopped else self._found(job)
+        self.are_used = bool(rows)
+        return rows or None
+
+    def _found(self, job: Job) -> list[BatchRow]:
+        rows = []
+        for step, number in zip(job.steps, job.numbers, strict=True):
+            if self._plan.parts_batches:
+                number += self._plan.begun
+                batch, row = self._plan.batch_of(number), number - self._plan.batch_start(number)
+            else:
+                batch, row = divmod(number - self._left_out, self._size)
+            key = batch, self._left_out
+            if (room := self._open.get(key)) is None:
+                layout = self._layout(step)
+                if layout is None:
+                    return []
+                room = self._open[key] = Batch(layout, self._size, self._memory)
+            rows.append(BatchRow(room, row))
+        return rows
+
+    def stop(self) -> None:
+        """A picture doesn't fit, as no other one may: from now on samples are made by themselves."""
+        self._is_stopped = True
+
+    def leave_out(self) -> None:
+        """A sample won't come: those that aren't decoded yet move up by one."""
+        self._left_out += 1

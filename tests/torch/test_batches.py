@@ -1,0 +1,227 @@
+"""Batches that are filled where frames are decoded: what they hold, and whose memory it is."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import itertools
+import pickle
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+
+import asyncfetch as af
+import asyncfetch.torch.dataset as torch_dataset
+from asyncfetch.stream import Placement
+from asyncfetch.testing import DatasetTruth, write_dataset
+from asyncfetch.testing.truth import EXTRAS, SNAPSHOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+SIZE = 4
+TOP, WRIST = "observation.images.top", "observation.images.wrist"
+CONFIG: dict[str, Any] = {"lanes": 4, "pool_episodes": 4}
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
+    """With a value of every kind: pictures in a table, depth, strings, a grid."""
+    root = tmp_path_factory.mktemp("data") / "rich"
+    return write_dataset(root, episodes=(7, 9, 1, 6), width=64, height=96, cameras=[TOP], extras=EXTRAS)
+
+
+def together(samples: Iterable[Any], size: int) -> Iterator[dict[str, Any]]:
+    """Batches of a stream's samples, one by one as ever."""
+    taken = iter(samples)
+    while some := list(itertools.islice(taken, size)):
+        yield af.torch.collate(some)
+
+
+def assert_alike(one: Any, other: Any) -> None:  # noqa: ANN401
+    """The same keys in one order, dtypes, shapes and values."""
+    assert list(one) == list(other)
+    for key, value in one.items():
+        if isinstance(value, torch.Tensor):
+            assert (value.dtype, value.shape) == (other[key].dtype, other[key].shape), key
+            assert torch.equal(value, other[key]), key
+        else:
+            assert value == other[key], key
+
+
+def no_collate(_: Any) -> None:  # noqa: ANN401
+    raise AssertionError("samples were copied together")
+
+
+WINDOWS = {TOP: af.frames(-1, 0), "action": af.frames(0, 1, 2), "observation.note": af.frames(0, 1)}
+
+
+@pytest.mark.parametrize("image_dtype", ["uint8", "float32"])
+@pytest.mark.parametrize("windows", [None, WINDOWS, {key: af.frames(0) for key in (TOP, *EXTRAS)}])
+@pytest.mark.parametrize("ends", ["uneven", "pad"])
+def test_a_batch_is_what_collate_makes_of_the_samples(
+    rich: DatasetTruth,
+    monkeypatch: pytest.MonkeyPatch,
+    image_dtype: Any,  # noqa: ANN401
+    windows: Any,  # noqa: ANN401
+    ends: Any,  # noqa: ANN401
+) -> None:
+    config = af.StreamConfig(uneven_ends=ends, **CONFIG)
+    stream = af.Stream(str(rich.root), image_dtype=image_dtype, windows=windows, config=config)
+    expected = list(together(stream.iterate(Placement(1, 2), epoch=0), SIZE))
+    dataset = af.torch.StreamDataset(stream, SIZE)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch_dataset, "collate", no_collate)
+    given = list(dataset)
+    assert len(given) == len(expected)
+    for batch, like in zip(given, expected, strict=True):
+        assert_alike(batch, like)
+        assert batch[TOP].movedim(-3, -1).is_contiguous()  # channels last in memory
+    assert ("is_padding" in given[0]) == (ends == "pad")
+    stream.close()
+
+
+@pytest.mark.parametrize("missing", ["keep", "pad", "drop"])
+@pytest.mark.parametrize("members", ["alike", "differ"])
+def test_so_it_is_of_a_mixture(
+    rich: DatasetTruth,
+    truth: DatasetTruth,
+    monkeypatch: pytest.MonkeyPatch,
+    missing: Any,  # noqa: ANN401
+    members: str,
+) -> None:
+    features = (
+        [TOP, "action", "observation.images.snapshot"] if members == "differ" else ["action", "observation.state"]
+    )
+    streams = [
+        af.Stream(str(rich.root), features=features),
+        af.Stream(str(truth.root), features=[key for key in features if key != SNAPSHOT]),
+    ]
+    keys = [{"action": "moves"}, {"action": "moves"}]
+    mixed = af.Mixture(
+        streams, [1, 1], keys=keys, missing=missing, stop_on="all", config=af.StreamConfig(uneven_ends="pad", **CONFIG)
+    )
+    samples = mixed.iterate(Placement(batch_size=SIZE), epoch=0)
+    expected: list[list[Any]] = []
+    number = -1
+    for sample in samples:
+        if len(expected) == 0 or len(expected[-1]) == SIZE or samples.batches[0] != number:
+            expected.append([])
+        expected[-1].append(sample)
+        number = samples.batches[0]
+    monkeypatch.setattr(torch_dataset, "collate", no_collate)
+    given = list(af.torch.StreamDataset(mixed, SIZE))
+    assert len(given) == len(expected)
+    for batch, some in zip(given, expected, strict=True):
+        assert_alike(batch, af.torch.collate(some))
+    mixed.close()
+
+
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+def test_samples_that_are_left_out_or_replaced_shift_the_others(
+    tmp_path: Path,
+    on_error: Any,  # noqa: ANN401
+) -> None:
+    write_dataset(tmp_path, episodes=(5, 9, 1, 12, 7, 3), width=64, height=64, episodes_per_video_file=1)
+    next((tmp_path / f"videos/{TOP}").glob("*/file-003.mp4")).unlink()
+    stream = af.Stream(str(tmp_path), config=af.StreamConfig(on_error=on_error, **CONFIG))
+    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
+    given = list(af.torch.StreamDataset(stream, SIZE))
+    assert len(given) == len(expected)
+    for batch, like in zip(given, expected, strict=True):
+        assert_alike(batch, like)
+    stream.close()
+
+
+def test_a_transform_gets_single_samples(truth: DatasetTruth) -> None:
+    def brighter(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"mean": sample[TOP].float().mean(), "index": sample["index"]}
+
+    stream = af.Stream(str(truth.root), transform=brighter, config=af.StreamConfig(**CONFIG))
+    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
+    for batch, like in zip(af.torch.StreamDataset(stream, SIZE), expected, strict=True):
+        assert_alike(batch, like)
+    stream.close()
+
+
+def test_pictures_that_are_not_as_the_metadata_say_are_stacked_by_themselves(tmp_path: Path) -> None:
+    """Height and width are in either order in info.json."""
+    info = write_dataset(tmp_path, episodes=(6, 5), width=64, height=96, cameras=[TOP]).root / "meta/info.json"
+    text = info.read_text()
+    info.write_text(text.replace("96,", "SIDE,").replace("64,", "96,").replace("SIDE,", "64,"))
+    assert info.read_text() != text
+    stream = af.Stream(str(tmp_path), config=af.StreamConfig(**CONFIG))
+    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
+    given = list(af.torch.StreamDataset(stream, SIZE))
+    assert given[0][TOP].shape == (SIZE, 3, 96, 64)
+    for batch, like in zip(given, expected, strict=True):
+        assert_alike(batch, like)
+    stream.close()
+
+
+def test_what_is_held_of_a_batch_is_never_written_to(truth: DatasetTruth) -> None:
+    """Whole batches, slices, pickles and what other threads have, beyond the epoch and the stream, too."""
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
+    held: list[Any] = []
+    sent: list[Any] = []
+
+    def keep_in_thread(batch: Any) -> None:  # noqa: ANN401
+        sent.append(batch[TOP][-1:])
+
+    expected = []
+    dataset = af.torch.StreamDataset(stream, SIZE)
+    for epoch in range(5):
+        for batch in dataset:
+            expected.append(copy.deepcopy(batch))
+            other = threading.Thread(target=keep_in_thread, args=(batch,))
+            other.start()
+            other.join()
+            file = io.BytesIO()
+            torch.save(batch[WRIST], file)
+            held.append((batch if epoch == 2 else batch[WRIST][1:3], pickle.dumps(batch[TOP]), file))
+    stream.close()
+    del batch
+    gc.collect()
+    for like, (kept, pickled, file), last in zip(expected, held, sent, strict=True):
+        if isinstance(kept, dict):
+            assert_alike(kept, like)
+        else:
+            assert torch.equal(kept, like[WRIST][1:3])
+        assert torch.equal(pickle.loads(pickled), like[TOP])
+        file.seek(0)
+        assert torch.equal(torch.load(file), like[WRIST])
+        assert torch.equal(last, like[TOP][-1:])
+
+
+def test_memory_is_used_again_and_flat_where_every_tenth_batch_is_kept_for_a_while(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root), features=[TOP], config=af.StreamConfig(**CONFIG))
+    dataset = af.torch.StreamDataset(stream, 8, drop_last=True)
+    kept: deque[Any] = deque(maxlen=4)
+    seen: set[int] = set()
+    resident = []
+    batches = itertools.chain.from_iterable(itertools.repeat(dataset))
+    for step, batch in enumerate(itertools.islice(batches, 2000)):
+        seen.add(batch[TOP].data_ptr())
+        if step % 10 == 0:
+            kept.append(batch)
+        if step in {1000, 1999}:
+            gc.collect()
+            resident.append(psutil.Process().memory_info().rss)
+    assert len(seen) < 40
+    assert resident[1] - resident[0] < 16 * 2**20
+    stream.close()
+
+
+def test_who_keeps_actions_keeps_no_pictures(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
+    batch = next(iter(af.torch.StreamDataset(stream, SIZE)))
+    assert batch["action"].untyped_storage().nbytes() == batch["action"].nbytes
+    assert batch[TOP].untyped_storage().nbytes() == batch[TOP].nbytes
+    stream.close()
