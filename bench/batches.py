@@ -1,0 +1,296 @@
+"""What a batch costs beside the samples in it: CPU a frame, frames a second, and memory at its peak.
+
+    python -m bench.batches                     two cameras of 640x480, uint8, batches of 32
+    python -m bench.batches --cases all         other sizes, pictures, windows and batches, too
+
+One local dataset, in the page cache, or with ``--link`` over HTTPS at 4 MiB/s a stream and 50 ms to the first byte,
+cold start included. By turns, each time in a process of its own: ``for sample in stream``; a loader over
+``StreamDataset(batch_size=n)`` without workers and with two of them; torch's ``default_collate`` on samples;
+``serve_samples``. CPU is that of the process and of its children, the server's not counted. Memory is
+proportional, what several processes share counted once, at its peak: goals 1,178 MiB, and 1,843 with two workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from bench.data import bench_dataset
+from bench.nginx import NginxServer
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+MIB = 1024 * 1024
+RATE_BYTES, FIRST_BYTE_SECONDS = 4 * MIB, 0.05
+LOOK_SECONDS = 0.25
+"""Between two looks at the memory."""
+WAYS = ("samples", "batches", "collate", "2 workers", "served")
+GOALS = {"batches": ("<= 1.12", ">= 0.92"), "2 workers": ("<= 1.25", ">= 0.80"), "served": ("<= 1.25", ">= 0.80")}
+"""Of CPU and of frames a second."""
+SKIPPED_SAMPLES = 320
+"""Before a run from memory is measured: more than wait, decoded, behind the start."""
+CAMERAS = ("observation.images.top", "observation.images.wrist")
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is read, and how."""
+
+    name: str = "640x480, uint8, two cameras, batches of 32"
+    width: int = 640
+    height: int = 480
+    image_dtype: str = "uint8"
+    cameras: int = 2
+    window: int = 1
+    batch: int = 32
+
+
+BASE = Case()
+CASES = {
+    "base": BASE,
+    "batch8": replace(BASE, name="batches of 8", batch=8),
+    "batch64": replace(BASE, name="batches of 64", batch=64),
+    "float32": replace(BASE, name="float32", image_dtype="float32"),
+    "camera": replace(BASE, name="one camera", cameras=1),
+    "window": replace(BASE, name="windows of 2", window=2),
+    "small": replace(BASE, name="224x224", width=224, height=224),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a child process is to measure."""
+
+    way: str
+    case: Case
+    url: str
+    ca_file: str | None
+    seconds: float
+    skipped_samples: int
+    """Before it; none where the start counts."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one run."""
+
+    frames_per_second: float
+    cpu_milliseconds: float
+    """A frame."""
+    resident_mib: float = 0.0
+    """At the peak, of all processes."""
+    proportional_mib: float = 0.0
+
+
+@contextmanager
+def items(job: Job) -> Iterator[Iterator[int]]:
+    """How many samples each thing that the trainer gets has."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    import asyncfetch as af
+    import asyncfetch.torch
+
+    torch.set_num_threads(1)
+    case, chosen = job.case, CAMERAS[: job.case.cameras]
+    stream = af.Stream(
+        job.url,
+        features=["observation.state", "action", *chosen],
+        image_dtype=case.image_dtype,  # type: ignore[arg-type]
+        windows={} if case.window == 1 else {key: af.frames(*range(1 - case.window, 1)) for key in chosen},
+        config=af.StreamConfig(fetch=af.FetchConfig(ca_file=job.ca_file)),
+    )
+
+    def epochs(source: Any) -> Generator[Any]:  # noqa: ANN401
+        while True:
+            yield from source
+
+    source: Any
+    with ExitStack() as stack:
+        if job.way == "served":
+            source = stack.enter_context(af.serve_samples(stream, case.batch))
+        elif job.way == "samples":
+            source = stream
+        elif job.way == "collate":
+            source = DataLoader(af.torch.StreamDataset(stream), batch_size=case.batch)
+        else:
+            workers = 2 if job.way == "2 workers" else 0
+            dataset = af.torch.StreamDataset(stream, case.batch)
+            source = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+        given = stack.enter_context(closing(epochs(source)))
+        # The trainer holds a batch while it waits for the next one, as any loop does.
+        yield (1 if job.way == "samples" else len(batch["index"]) for batch in given)
+
+
+def cpu_seconds() -> float:
+    """Of this process and its children, those that have ended counted."""
+    me = psutil.Process()
+    own = me.cpu_times()
+    total = own.user + own.system + own.children_user + own.children_system
+    for child in me.children(recursive=True):
+        times = child.cpu_times()
+        total += times.user + times.system
+    return float(total)
+
+
+def measure_here(job: Job) -> Measured:
+    """In this process, which has done nothing else."""
+    begun = time.perf_counter()
+    with items(job) as counts:
+        skipped = 0
+        while skipped < job.skipped_samples:
+            skipped += next(counts)
+        started, used = time.perf_counter() if skipped else begun, cpu_seconds() if skipped else 0.0
+        samples = 0
+        while time.perf_counter() - started < job.seconds:
+            samples += next(counts)
+        seconds, used = time.perf_counter() - started, cpu_seconds() - used
+    frames = samples * job.case.cameras * job.case.window
+    return Measured(frames / seconds, 1e3 * used / frames)
+
+
+def measure(job: Job) -> Measured:
+    """In a process of its own, whose memory is looked at from here."""
+    command = [sys.executable, "-m", "bench.batches", "--job", json.dumps(asdict(job))]
+    resident = proportional = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            found = memory_of(process.pid)
+            resident, proportional = max(resident, found[0]), max(proportional, found[1])
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_SECONDS)
+        assert process.stdout is not None
+        said = process.stdout.read()
+    if process.returncode:
+        raise SystemExit(f"{job.way} of {job.case.name} ended with exit code {process.returncode}")
+    measured = Measured(**json.loads(said))
+    return replace(measured, resident_mib=resident / MIB, proportional_mib=proportional / MIB)
+
+
+def memory_of(pid: int) -> tuple[int, int]:
+    """Resident and proportional bytes of a process and its children."""
+    resident = proportional = 0
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has just ended
+                found = each.memory_full_info()
+                resident, proportional = resident + found.rss, proportional + found.pss
+    return resident, proportional
+
+
+def measure_case(jobs: Sequence[Job], repeats: int) -> dict[str, list[Measured]]:
+    """Each way by turns."""
+    found: dict[str, list[Measured]] = {job.way: [] for job in jobs}
+    for _ in range(repeats):
+        for job in random.sample(jobs, len(jobs)):  # none always comes first
+            found[job.way].append(measure(job))
+    return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way: medians over the repeats, and lowest and highest."""
+
+    case: str
+    way: str
+    cpu_milliseconds: float
+    """A frame."""
+    frames_per_second: float
+    cpu: tuple[float, float, float]
+    """Over that of the samples of the same repeat."""
+    rate: tuple[float, float, float]
+    """Likewise."""
+    resident_mib: float
+    proportional_mib: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, case: Case, way: str, runs: list[Measured], samples: list[Measured]) -> Row:
+        """Of these repeats."""
+        pairs = list(zip(runs, samples, strict=True))
+        return cls(
+            case.name,
+            way,
+            statistics.median(run.cpu_milliseconds for run in runs),
+            statistics.median(run.frames_per_second for run in runs),
+            _spread([run.cpu_milliseconds / base.cpu_milliseconds for run, base in pairs]),
+            _spread([run.frames_per_second / base.frames_per_second for run, base in pairs]),
+            statistics.median(run.resident_mib for run in runs),
+            _spread([run.proportional_mib for run in runs]),
+        )
+
+
+def _spread(values: list[float]) -> tuple[float, float, float]:
+    return statistics.median(values), min(values), max(values)
+
+
+def show(rows: list[Row]) -> None:
+    """For people."""
+    for case, those in itertools.groupby(rows, key=lambda row: row.case):
+        table = Table("", "CPU a frame", "/ samples", "goal", "frames/s", "/ samples", "goal", "MiB", title=case)
+        for row in those:
+            cpu_goal, rate_goal = GOALS.get(row.way, ("", ""))
+            ratios = [f"{middle:.2f} ({low:.2f}-{high:.2f})" for middle, low, high in (row.cpu, row.rate)]
+            table.add_row(
+                row.way,
+                f"{row.cpu_milliseconds:.2f} ms",
+                ratios[0],
+                cpu_goal,
+                f"{row.frames_per_second:,.0f}",
+                ratios[1],
+                rate_goal,
+                "{:,.0f} ({:,.0f}-{:,.0f})".format(*row.proportional_mib),
+            )
+        Console().print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--cases", default="base", help=f"all, or some of {', '.join(CASES)} (default: base)")
+    parser.add_argument("--ways", default=",".join(WAYS), help=f"some of {', '.join(WAYS)}")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each run (default: 10)")
+    parser.add_argument("--link", action="store_true", help="over HTTPS, cold, instead of from the page cache")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--job", help=argparse.SUPPRESS)  # for a process of its own
+    chosen = parser.parse_args(arguments)
+    if chosen.job is not None:
+        given = json.loads(chosen.job)
+        print(json.dumps(asdict(measure_here(Job(**given | {"case": Case(**given["case"])})))), flush=True)
+        return
+    names = list(CASES) if chosen.cases == "all" else chosen.cases.split(",")
+    ways = ["samples", *(way for way in chosen.ways.split(",") if way != "samples")]
+    rows: list[Row] = []
+    for name in track(names, "measuring", console=Console(stderr=True), transient=True):
+        case = CASES[name]
+        root = bench_dataset(width=case.width, height=case.height)
+        with ExitStack() as stack:
+            url, ca_file, skipped = str(root), None, SKIPPED_SAMPLES
+            if chosen.link:
+                server = NginxServer(root.parent, bytes_per_second=RATE_BYTES, first_byte_seconds=FIRST_BYTE_SECONDS)
+                stack.enter_context(server)
+                url, ca_file, skipped = f"{server.url}/{root.name}", str(server.ca_file), 0
+            jobs = [Job(way, case, url, ca_file, chosen.seconds, skipped) for way in ways]
+            found = measure_case(jobs, chosen.repeats)
+            rows += [Row.of(case, way, found[way], found["samples"]) for way in ways]
+    print(json.dumps([asdict(row) for row in rows])) if chosen.json else show(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""bench/batches.py, tiny: every way is measured, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from asyncfetch.testing import write_dataset
+from bench import batches
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_every_way_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth = write_dataset(tmp_path, episodes=4, length=40, width=64, height=64, codec="h264", cameras=batches.CAMERAS)
+    monkeypatch.setattr(batches, "bench_dataset", lambda **_: truth.root)
+    monkeypatch.setattr(batches, "SKIPPED_SAMPLES", 1)
+    monkeypatch.setattr(sys, "argv", ["batches", "--repeats", "1", "--seconds", "0.1", "--json"])
+    batches.main()
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["way"] for row in rows] == list(batches.WAYS)
+    assert rows[0]["cpu"] == rows[0]["rate"] == [1, 1, 1]
+    for row in rows:
+        assert row["cpu_milliseconds"] > 0 < row["frames_per_second"]
+        assert row["resident_mib"] >= row["proportional_mib"][0] > 0
