@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.order import Step
     from asyncfetch.stream.plan import PassPlan
 
-__all__ = ["Batch", "BatchMemory", "BatchRow", "Layout", "PooledMemory", "Rows", "rows_together"]
+__all__ = ["Batch", "BatchMemory", "BatchRow", "Layout", "PooledMemory", "Room", "Rows", "batch_of", "samples_of"]
 
 
 class Layout(NamedTuple):
@@ -39,11 +39,20 @@ class Layout(NamedTuple):
     """Keys whose last three axes are a picture's."""
 
 
+class Room(NamedTuple):
+    """Memory for a batch."""
+
+    arrays: list[NDArray[np.uint8]]
+    """Writable, aligned, and nobody else refers to them."""
+    slot: Any = None
+    """Of shared memory, which they lie in."""
+
+
 class BatchMemory(Protocol):
     """Where batches come from. Thread-safe."""
 
-    def take(self, nbytes: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """Writable arrays of these sizes, aligned, which nobody else refers to."""
+    def take(self, nbytes: Sequence[int]) -> Room:
+        """Arrays of these sizes."""
         ...
 
 
@@ -53,9 +62,9 @@ class PooledMemory:
     def __init__(self, pool: MemoryPool) -> None:
         self._pool = pool
 
-    def take(self, nbytes: Sequence[int]) -> list[NDArray[np.uint8]]:
+    def take(self, nbytes: Sequence[int]) -> Room:
         """See BatchMemory: a block for each, so that who keeps actions keeps no pictures."""
-        return [self._pool.take(each) for each in nbytes]
+        return Room([self._pool.take(each) for each in nbytes])
 
 
 class Batch:
@@ -67,6 +76,8 @@ class Batch:
         self._memory = memory
         self._lock = threading.Lock()
         self._columns: dict[str, Any] | None = None
+        self.slot: Any = None
+        """Of shared memory, where its memory is of that."""
 
     def columns(self) -> Mapping[str, Any]:
         """An array of each tensor, channels last; of anything else a list. Waits for memory: call it in a thread."""
@@ -77,7 +88,8 @@ class Batch:
 
     def _make(self) -> dict[str, Any]:
         fields = self._layout.fields
-        arrays = iter(self._memory.take([self._size * field.nbytes for field in fields.values() if field.is_tensor]))
+        room = self._memory.take([self._size * field.nbytes for field in fields.values() if field.is_tensor])
+        arrays, self.slot = iter(room.arrays), room.slot
         return {
             key: self._shaped(next(arrays), key, field) if field.is_tensor else [None] * self._size
             for key, field in fields.items()
@@ -146,17 +158,22 @@ class BatchRow:
         return deepcopy(self.sample())
 
 
-def rows_together(samples: Sequence[Any]) -> Sample | list[Any]:
-    """The batch where the samples are rows of one that follow one another; else the samples, for a collate."""
+def batch_of(samples: Sequence[Any]) -> tuple[Batch, slice] | None:
+    """The batch where the samples are rows of one that follow one another, and which ones; else None."""
     first = samples[0]
-    if isinstance(first, BatchRow):
-        numbers = range(first.number, first.number + len(samples))
-        if all(
-            isinstance(sample, BatchRow) and sample.batch is first.batch and sample.number == number
-            for sample, number in zip(samples, numbers, strict=True)
-        ):
-            return first.batch.rows(slice(numbers.start, numbers.stop))
-    return [sample.sample() if isinstance(sample, BatchRow) else sample for sample in samples]
+    if not isinstance(first, BatchRow):
+        return None
+    numbers = range(first.number, first.number + len(samples))
+    are_its = all(
+        isinstance(sample, BatchRow) and sample.batch is first.batch and sample.number == number
+        for sample, number in zip(samples, numbers, strict=True)
+    )
+    return (first.batch, slice(numbers.start, numbers.stop)) if are_its else None
+
+
+def samples_of(rows: Sequence[Any]) -> list[Any]:
+    """The same, rows of batches as samples on their memory."""
+    return [row.sample() if isinstance(row, BatchRow) else row for row in rows]
 
 
 class Rows:

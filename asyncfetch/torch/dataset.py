@@ -20,13 +20,15 @@ from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.stream import Placement, SampleSource, Session
-from asyncfetch.stream.batch import PooledMemory, rows_together
+from asyncfetch.stream.batch import PooledMemory, batch_of, samples_of
 from asyncfetch.stream.epochs import MAX_WORKERS
 from asyncfetch.stream.merged_states import merge_shares
 from asyncfetch.stream.quarantine import Quarantine
+from asyncfetch.stream.serving.memory import SlotMemory, Slots
 from asyncfetch.stream.state import State, check_state
 from asyncfetch.stream.stream import distinct_episodes
 from asyncfetch.torch.collate import collate
+from asyncfetch.torch.handing_over import can_hand_over, handed_over
 from asyncfetch.torch.memory import WorkersMemory
 
 if TYPE_CHECKING:
@@ -115,11 +117,16 @@ class StreamDataset(IterableDataset[Any]):
             samples = self._workers_stream.iterate(
                 self._placement(worker.id, worker.num_workers), loader=loader, memory=self._memory_of_batches()
             )
-        return samples if self.batch_size is None else _batches(samples, self.batch_size, drop_last=self.drop_last)
+        if self.batch_size is None:
+            return samples
+        return _batches(samples, self.batch_size, self._batches_memory, drop_last=self.drop_last)
 
     def _memory_of_batches(self) -> BatchMemory | None:
         if self.batch_size is not None and self._batches_memory is None:
-            self._batches_memory = PooledMemory(MemoryPool(self.stream.config.decoded_max_bytes))
+            if get_worker_info() is not None and can_hand_over():
+                self._batches_memory = SlotMemory(Slots())
+            else:
+                self._batches_memory = PooledMemory(MemoryPool(self.stream.config.decoded_max_bytes))
         return self._batches_memory
 
     def _rank(self) -> Placement:
@@ -269,12 +276,12 @@ _END = object()
 """In place of a sample where there is none any more; a transform may return anything, None too."""
 
 
-def _batches(samples: StreamIterator[Any], size: int, *, drop_last: bool) -> Iterator[Any]:
+def _batches(samples: StreamIterator[Any], size: int, memory: BatchMemory | None, *, drop_last: bool) -> Iterator[Any]:
     for first in samples:
         begun = samples.latest_number
         try:
             batch = _batch(samples, first, size)
-            collated = _together(batch) if len(batch) == size or not drop_last else None
+            collated = _together(batch, memory) if len(batch) == size or not drop_last else None
         except BaseException:  # nobody was given what came before it
             samples.take_back(begun)
             raise
@@ -282,9 +289,11 @@ def _batches(samples: StreamIterator[Any], size: int, *, drop_last: bool) -> Ite
             yield collated
 
 
-def _together(batch: list[Any]) -> Any:  # noqa: ANN401
-    rows = rows_together(batch)
-    return collate(rows) if isinstance(rows, list) else rows
+def _together(batch: list[Any], memory: BatchMemory | None) -> Any:  # noqa: ANN401
+    if (found := batch_of(batch)) is None:
+        return collate(samples_of(batch))
+    whole, rows = found
+    return handed_over(whole, rows, memory) if isinstance(memory, SlotMemory) else whole.rows(rows)
 
 
 def _batch(samples: StreamIterator[Any], first: Any, size: int) -> list[Any]:  # noqa: ANN401

@@ -6,7 +6,11 @@ import copy
 import gc
 import io
 import itertools
+import multiprocessing
+import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -14,17 +18,20 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import asyncfetch as af
 import asyncfetch.torch.dataset as torch_dataset
 from asyncfetch.stream import Placement
 from asyncfetch.testing import DatasetTruth, write_dataset
 from asyncfetch.testing.truth import EXTRAS, SNAPSHOT
+from asyncfetch.torch import handing_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
 SIZE = 4
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 CONFIG: dict[str, Any] = {"lanes": 4, "pool_episodes": 4}
@@ -225,3 +232,128 @@ def test_who_keeps_actions_keeps_no_pictures(truth: DatasetTruth) -> None:
     assert batch["action"].untyped_storage().nbytes() == batch["action"].nbytes
     assert batch[TOP].untyped_storage().nbytes() == batch[TOP].nbytes
     stream.close()
+
+
+def loader_of(stream: af.Stream, size: int, **options: Any) -> DataLoader[Any]:  # noqa: ANN401
+    return DataLoader(af.torch.StreamDataset(stream, size), batch_size=None, **options)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_hand_over_what_one_process_makes(rich: DatasetTruth, start: str) -> None:
+    stream = af.Stream(str(rich.root), windows=WINDOWS, config=af.StreamConfig(**CONFIG))
+    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
+    loader = loader_of(stream, SIZE, num_workers=2, multiprocessing_context=start, persistent_workers=True)
+    for epoch in range(2):
+        given = list(loader)
+        assert len(given) == len(expected)
+        if epoch == 0:
+            for batch, like in zip(given, expected, strict=True):
+                assert type(batch) is dict
+                assert_alike(batch, like)
+
+
+@pytest.fixture
+def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures of 64x64 come as large ones do."""
+    monkeypatch.setattr(handing_over, "MAX_COPIED_BYTES", 1000)
+
+
+@pytest.mark.usefixtures("no_copies")
+def test_what_is_held_of_a_workers_batch_is_never_written_to(truth: DatasetTruth) -> None:
+    """More of them than are views, slices and pickles, while the worker goes on and behind its end."""
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
+    expected = list(together(stream.iterate(Placement(), epoch=0), 2))
+    assert len(expected) > handing_over.MAX_VIEWS + 3
+    loader = loader_of(stream, 2, num_workers=1, multiprocessing_context="fork", persistent_workers=True)
+    kept = list(loader)
+    pickled = [pickle.dumps(batch) for batch in kept]
+    slices = [batch[TOP][1:] for batch in loader]
+    places = {batch[TOP].data_ptr() for _ in range(3) for batch in loader}
+    assert len(places) < 3 * len(expected) / 2  # memory goes round
+    del loader
+    gc.collect()
+    for batch, packed, like in zip(kept, pickled, expected, strict=True):
+        assert_alike(batch, like)
+        assert_alike(pickle.loads(packed), like)
+    stream.set_epoch(1)
+    for part, sample in zip(slices, together(stream, 2), strict=True):
+        assert torch.equal(part, sample[TOP][1:])
+    stream.close()
+
+
+def _without_a_camera(batch: dict[str, Any]) -> dict[str, Any]:
+    assert_alike(pickle.loads(pickle.dumps(batch)), batch)
+    assert_alike(copy.deepcopy(batch), batch)
+    return {key: value for key, value in batch.items() if key != WRIST} | {"twice": batch[TOP] * 2}
+
+
+def _marked(batch: dict[str, Any]) -> dict[str, Any]:
+    batch["mark"], batch[TOP] = torch.arange(3), batch[TOP][:, :1]
+    batch[WRIST].zero_()
+    return batch
+
+
+@pytest.mark.parametrize("collate_fn", [_without_a_camera, _marked])
+def test_a_worker_may_change_a_batch_or_make_another_of_it(truth: DatasetTruth, collate_fn: Any) -> None:  # noqa: ANN401
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
+    expected = [collate_fn(batch) for batch in together(stream.iterate(Placement(), epoch=0), SIZE)]
+    loader = loader_of(stream, SIZE, num_workers=1, multiprocessing_context="fork", collate_fn=collate_fn)
+    for batch, like in zip(loader, expected, strict=True):
+        assert_alike(batch, like)
+    stream.close()
+
+
+def test_who_keeps_a_workers_actions_keeps_no_pictures(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
+    batch = next(iter(loader_of(stream, SIZE, num_workers=1, multiprocessing_context="fork")))
+    assert batch["action"].untyped_storage().nbytes() == batch["action"].nbytes
+
+
+def mapped_slots() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("asyncfetch-batch" in line for line in maps)
+
+
+@pytest.mark.usefixtures("no_copies")
+def test_killed_workers_leave_nothing_but_what_is_held(truth: DatasetTruth) -> None:
+    before = set(os.listdir("/dev/shm"))
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
+    batches = iter(loader_of(stream, SIZE, num_workers=2, multiprocessing_context="fork"))
+    held = next(batches)
+    like = copy.deepcopy(held)
+    for worker in multiprocessing.active_children():
+        worker.kill()
+        worker.join()
+    with pytest.raises(RuntimeError, match="worker"):
+        list(batches)
+    assert_alike(held, like)
+    assert mapped_slots()
+    del held, batches
+    gc.collect()
+    assert not mapped_slots()
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_a_killed_trainer_leaves_nothing(truth: DatasetTruth) -> None:
+    before = set(os.listdir("/dev/shm"))
+    code = """if True:
+        import os, signal, sys, multiprocessing
+        from torch.utils.data import DataLoader
+        import asyncfetch as af
+        stream = af.Stream(sys.argv[1])
+        loader = DataLoader(af.torch.StreamDataset(stream, 2), batch_size=None, num_workers=2)
+        batches = iter(loader)
+        held = [next(batches), next(batches)]
+        print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, str(truth.root)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(workers) == 2
+        process.wait()
+        _, alive = psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)], timeout=20)
+    assert not alive
+    assert set(os.listdir("/dev/shm")) <= before

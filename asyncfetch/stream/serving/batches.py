@@ -178,7 +178,7 @@ class ServedBatches:
         return worker.receive(number)
 
     def _open(self, worker: WorkerProcess, message: Filled, turn: Turn) -> Any:  # noqa: ANN401
-        batch, state = unpack(worker.take(message), message.start, message.stop)
+        batch, state = unpack(worker.take(message), message.start, message.stop, message.rest)
         turn.check()
         self._latest = (turn, self._stream.epochs.settings, state)
         self._stream.known_identity = identity_of(state)

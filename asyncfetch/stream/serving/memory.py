@@ -1,8 +1,8 @@
 """Memory that two processes share, in slots that go round, without a name that anybody could leave behind.
 
-A slot is a file without a name: memfd, where the system has it, which /dev/shm's size doesn't bound. The worker makes
-it and sends its descriptor along with the first batch in it. When neither process is left, however it ended, so is the
-memory.
+A slot is a file without a name: memfd, where the system has it, which /dev/shm's size doesn't bound. The side that
+fills it makes it, and sends its descriptor along with the first batch in it. When neither process is left, however it
+ended, so is the memory.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ import os
 import tempfile
 import threading
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from asyncfetch.errors import WorkerError
 from asyncfetch.runtime.memory_pool import block_bytes
+from asyncfetch.stream.batch import Room
 
 if TYPE_CHECKING:
-    from collections import deque
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["Returned", "Slot", "Slots", "lease"]
+__all__ = ["ALIGNMENT_BYTES", "Returned", "Slot", "SlotMemory", "Slots", "lease"]
+
+ALIGNMENT_BYTES = 64
+"""Of each tensor: a cache line, and what vector instructions of any processor ask for."""
 
 
 class Slot:
@@ -55,19 +59,28 @@ class Slot:
         return self.memory.nbytes
 
     def close_descriptor(self) -> None:
-        """Once it has been sent, or received and mapped."""
-        os.close(self.descriptor)
-        self.descriptor = -1
+        """Once it has been sent, or received and mapped. Idempotent."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 class Slots:
-    """The worker's side: which slots are free. Safe to use from any thread."""
+    """The side that fills them: which ones are free. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._slots: dict[int, Slot] = {}
         self._free: list[Slot] = []
         self._made = 0
+        self._lent: set[int] = set()
+        """Of which this process has views."""
+        self._ended: deque[Returned] = deque()
+        """The last of these is gone."""
+        self._away: set[int] = set()
+        """Handed over."""
+        self._flagged: set[int] = set()
+        """Of these, such as are given back by their first byte."""
 
     def take(self, nbytes: int) -> tuple[Slot, list[int]]:
         """A slot of at least so many bytes, and the numbers of those that are gone because they were smaller.
@@ -78,20 +91,79 @@ class Slots:
             WorkerError: The system has no memory for it.
         """
         with self._lock:
+            self._collect()
             for place in reversed(range(len(self._free))):  # the one used last may still be in the processor's caches
                 if self._free[place].nbytes >= nbytes:
                     return self._free.pop(place), []
             dropped, self._free = [slot.number for slot in self._free], []
             for number in dropped:
-                del self._slots[number]
+                self._slots.pop(number).close_descriptor()
             self._made += 1
             slot = self._slots[self._made] = _make(self._made, block_bytes(max(nbytes, mmap.PAGESIZE)))
         return slot, dropped
 
+    def lend(self, slot: Slot) -> NDArray[np.uint8]:
+        """A taken slot's memory for this process: it isn't free while any view of it is left."""
+        with self._lock:
+            self._lent.add(slot.number)
+        return lease(slot, self._ended)
+
+    def hand_over(self, slot: Slot, *, is_flagged: bool = False) -> bool:
+        """A taken slot becomes the consumer's, until that gives it back; False where it is that already.
+
+        Args:
+            slot: Whose.
+            is_flagged: It does so by setting the first byte to 0; else ``give_back`` is called.
+        """
+        with self._lock:
+            if slot.number in self._away:
+                return False
+            self._away.add(slot.number)
+            if is_flagged:
+                slot.memory[0] = 1
+                self._flagged.add(slot.number)
+        return True
+
     def give_back(self, numbers: Iterable[int]) -> None:
         """The consumer's last views of these are gone."""
         with self._lock:
-            self._free += [self._slots[number] for number in numbers]
+            for number in numbers:
+                self._away.discard(number)
+                self._free_unless_in_use(number)
+
+    def _collect(self) -> None:
+        while self._ended:
+            number = self._ended.popleft().number
+            self._lent.discard(number)
+            self._free_unless_in_use(number)
+        for number in [number for number in self._flagged if self._slots[number].memory[0] == 0]:
+            self._flagged.discard(number)
+            self._away.discard(number)
+            self._free_unless_in_use(number)
+
+    def _free_unless_in_use(self, number: int) -> None:
+        if number not in self._lent and number not in self._away:
+            self._free.append(self._slots[number])
+
+
+class SlotMemory:
+    """Batches in slots, to be handed to another process as they are. See ``BatchMemory``."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.dropped: list[int] = []
+        """Numbers of slots that are gone."""
+
+    def take(self, nbytes: Sequence[int]) -> Room:
+        """See BatchMemory: all of a batch in one slot."""
+        starts, stop = [], ALIGNMENT_BYTES
+        for each in nbytes:
+            starts.append(stop)
+            stop += -(-each // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        slot, dropped = self.slots.take(stop)
+        self.dropped += dropped
+        memory = self.slots.lend(slot)
+        return Room([memory[start : start + each] for start, each in zip(starts, nbytes, strict=True)], slot)
 
 
 def _make(number: int, nbytes: int) -> Slot:

@@ -96,6 +96,8 @@ class Filled:
     stop: int
     dropped: list[int]
     """Slots that won't be used any more."""
+    rest: bytes = b""
+    """The same, where it isn't in the slot."""
     quarantined: tuple[Quarantined, ...] = ()
     """Bad data among the samples up to it, since the message before."""
 

@@ -6,20 +6,28 @@ import io
 import math
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from asyncfetch.errors import ConfigError
+from asyncfetch.stream.serving.memory import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["Packed", "Stack", "collate", "unpack"]
+__all__ = ["Packed", "Place", "Stack", "collate", "place_of", "tensor_at", "unpack"]
 
-ALIGNMENT_BYTES = 64
-"""Of each tensor: a cache line, and what vector instructions of any processor ask for."""
+
+class Place(NamedTuple):
+    """Where in shared memory a tensor is."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...] | None = None
+    """In elements; None where they lie one behind the other."""
 
 
 class Stack:
@@ -39,7 +47,7 @@ class Stack:
         import torch
 
         if self.nbytes:
-            out = _tensor_at(memory, start, (len(self.tensors), *self.tensors[0].shape), self.dtype)
+            out = tensor_at(memory, Place(start, (len(self.tensors), *self.tensors[0].shape), self.dtype))
             torch.stack([tensor.detach() for tensor in self.tensors], out=out)
 
 
@@ -77,14 +85,15 @@ class Packed:
 
     Args:
         batch: Anything that pickles, in which ``Stack`` and tensors may stand anywhere.
+        memory: Where some of its tensors lie already.
 
     Raises:
         ConfigError: It doesn't pickle, or has tensors that aren't in the CPU's memory.
     """
 
-    def __init__(self, batch: object) -> None:
+    def __init__(self, batch: object, memory: NDArray[np.uint8] | None = None) -> None:
         file = io.BytesIO()
-        pickler = _Pickler(file)
+        pickler = _Pickler(file, memory)
         try:
             pickler.dump(batch)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -97,6 +106,11 @@ class Packed:
         self._rest_start = pickler.stop
         self.nbytes = self._rest_start + len(self._rest)
 
+    @property
+    def rest(self) -> bytes:
+        """What stands around the tensors, pickled."""
+        return bytes(self._rest)
+
     def write(self, memory: NDArray[np.uint8]) -> tuple[int, int]:
         """Into the memory, of at least ``nbytes``; where the reader begins: the pickled rest, [start, stop)."""
         for start, stack in self._pieces:
@@ -108,48 +122,66 @@ class Packed:
 class _Pickler(pickle.Pickler):
     """Pickles what stands around the tensors and finds each of them a place."""
 
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, memory: NDArray[np.uint8] | None) -> None:
         import torch
 
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._memory = memory
         self._tensor = torch.Tensor
         self.pieces: list[tuple[int, Stack]] = []
         self.stop = 0
 
-    def persistent_id(self, value: object) -> tuple[int, tuple[int, ...], torch.dtype] | None:
+    def persistent_id(self, value: object) -> Place | None:
         if isinstance(value, self._tensor):
             if not _is_plain(value):
                 raise ConfigError(
                     f"a sample has a {value.layout} tensor on {value.device}, which shared memory can't hold: let the "
                     "transform return dense tensors on the CPU, and move batches to their device in the trainer"
                 )
+            if self._memory is not None and (place := place_of(value, self._memory)) is not None:
+                return place
             value = Stack([value], tuple(value.shape))
         if not isinstance(value, Stack):
             return None
         start = -(-self.stop // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.pieces.append((start, value))
         self.stop = start + value.nbytes
-        return start, value.shape, value.dtype
+        return Place(start, value.shape, value.dtype)
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, memory: NDArray[np.uint8], start: int, stop: int) -> None:
-        super().__init__(io.BytesIO(memory[start:stop].tobytes()))
+    def __init__(self, memory: NDArray[np.uint8], rest: bytes) -> None:
+        super().__init__(io.BytesIO(rest))
         self._memory = memory
 
-    def persistent_load(self, place: tuple[int, tuple[int, ...], torch.dtype]) -> torch.Tensor:
-        return _tensor_at(self._memory, *place)
+    def persistent_load(self, place: tuple[Any, ...]) -> torch.Tensor:
+        return tensor_at(self._memory, Place(*place))
 
 
-def unpack(memory: NDArray[np.uint8], start: int, stop: int) -> Any:  # noqa: ANN401
-    """The batch whose pickled rest is at [start, stop). Its tensors are views of the memory and keep it alive."""
-    return _Unpickler(memory, start, stop).load()
+def unpack(memory: NDArray[np.uint8], start: int, stop: int, rest: bytes = b"") -> Any:  # noqa: ANN401
+    """The batch whose pickled rest is at [start, stop), or given. Its tensors are views of the memory: they keep it."""
+    return _Unpickler(memory, rest or memory[start:stop].tobytes()).load()
 
 
-def _tensor_at(memory: NDArray[np.uint8], start: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def place_of(tensor: torch.Tensor, memory: NDArray[np.uint8]) -> Place | None:
+    """Where in the memory it is; None where it isn't there."""
+    if not _is_plain(tensor):
+        return None
+    start = tensor.data_ptr() - memory.ctypes.data
+    if not 0 <= start < memory.nbytes:
+        return None
+    strides = None if tensor.is_contiguous() else tensor.stride()
+    return Place(start, tuple(tensor.shape), tensor.dtype, strides)
+
+
+def tensor_at(memory: NDArray[np.uint8], place: Place) -> torch.Tensor:
+    """The tensor there, a view that keeps the memory."""
     import torch
 
-    count = math.prod(shape)
-    if count == 0:
+    start, shape, dtype, strides = place
+    if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
+    if strides is None:
+        return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=start).view(shape)
+    count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).as_strided(shape, strides)

@@ -115,7 +115,7 @@ class WorkerProcess:
                 slot = self._slots[message.slot] = Slot(message.slot, descriptor, message.new_bytes)
                 slot.close_descriptor()
             for number in message.dropped:
-                del self._slots[number]
+                self._slots.pop(number, None)  # it may never have been sent
         answer: Answer = message
         return answer
 

@@ -19,9 +19,9 @@ import anyio.to_thread
 from asyncfetch.runtime.call_on import call_on
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
-from asyncfetch.stream.batch import rows_together
+from asyncfetch.stream.batch import Batch, batch_of, samples_of
 from asyncfetch.stream.serving.channel import Channel
-from asyncfetch.stream.serving.memory import Slots
+from asyncfetch.stream.serving.memory import Slot, SlotMemory, Slots
 from asyncfetch.stream.serving.messages import (
     AskStatistics,
     Begin,
@@ -101,6 +101,7 @@ class _Worker:
         self._plan = plan
         self._channel = channel
         self._slots = Slots()
+        self._memory = SlotMemory(self._slots)
         self._one_at_a_time = anyio.CapacityLimiter(1)
         self._everything = anyio.CancelScope()
         self._messages: asyncio.Queue[object] = asyncio.Queue()
@@ -171,7 +172,8 @@ class _Worker:
         self._stream.go_on(begin.state, begin.state["epoch"])
         self._stream.known_identity = begin.known_identity
         stream = self._stream.over(self._opened())  # it stays open from pass to pass
-        return stream.samples_of(self._plan.placement)
+        memory = None if self._plan.placement.batch_size is None else self._memory
+        return stream.samples_of(self._plan.placement, memory=memory)
 
     async def _take(self, samples: SamplePass) -> list[Sample]:
         """The samples of the next batch; none at the end."""
@@ -192,13 +194,17 @@ class _Worker:
             taken = []
         return [] if drop_last else taken
 
-    async def _hand_over(self, number: int, taken: list[Sample], state: State) -> None:
-        batch = await self._in_thread(partial(self._pack, taken, state))
-        while self._is_full(batch.nbytes):
+    async def _hand_over(self, number: int, taken: list[Any], state: State) -> None:
+        found = None if self._plan.placement.batch_size is None else batch_of(taken)
+        slot: Slot | None = None if found is None else found[0].slot
+        packed = await self._in_thread(partial(self._pack, found or taken, slot, state))
+        taken.clear()
+        nbytes = packed.nbytes if slot is None else slot.nbytes
+        while self._is_full(nbytes):
             await self._changed.wait()
-        self._ahead.append(batch.nbytes)
+        self._ahead.append(nbytes)
         try:
-            await self._in_thread(partial(self._write, number, batch))
+            await self._in_thread(partial(self._write, number, packed, slot))
         except BaseException:
             self._ahead.pop()  # cancelled before it began, or failed: the consumer will never take it
             raise
@@ -208,23 +214,30 @@ class _Worker:
         plan, ahead = self._plan, self._ahead
         return len(ahead) >= plan.max_ahead or (bool(ahead) and sum(ahead) + nbytes > plan.max_ahead_bytes)
 
-    def _pack(self, taken: list[Sample], state: State) -> Packed:
-        if self._plan.placement.batch_size is None:
-            return Packed((taken[0], state))
-        batch = rows_together(taken)
-        return Packed((collate(batch) if isinstance(batch, list) else batch, state))
+    def _pack(self, taken: tuple[Batch, slice] | list[Any], slot: Slot | None, state: State) -> Packed:
+        if slot is not None:
+            batch, rows = taken
+            return Packed((batch.rows(rows), state), slot.memory)
+        samples = samples_of(taken)
+        return Packed((samples[0] if self._plan.placement.batch_size is None else collate(samples), state))
 
-    def _write(self, number: int, batch: Packed) -> None:
-        slot, dropped = self._slots.take(batch.nbytes)
-        try:
-            start, stop = batch.write(slot.memory)
-        except BaseException:
-            self._slots.give_back([slot.number])
-            raise
+    def _write(self, number: int, batch: Packed, slot: Slot | None) -> None:
+        rest = b""
+        if slot is not None:
+            start, stop, rest = 0, slot.nbytes, batch.rest
+        else:
+            slot, dropped = self._slots.take(batch.nbytes)
+            self._memory.dropped += dropped
+            try:
+                start, stop = batch.write(slot.memory)
+            except BaseException:
+                self._slots.give_back([slot.number])
+                raise
+        self._slots.hand_over(slot)
+        dropped, self._memory.dropped = self._memory.dropped, []
         is_new = slot.descriptor >= 0
-        filled = Filled(
-            number, slot.number, slot.nbytes if is_new else 0, start, stop, dropped, self._stream.quarantine.take_news()
-        )
+        news = self._stream.quarantine.take_news()
+        filled = Filled(number, slot.number, slot.nbytes if is_new else 0, start, stop, dropped, rest, news)
         self._channel.send(filled, slot.descriptor if is_new else None)
         if is_new:
             slot.close_descriptor()
