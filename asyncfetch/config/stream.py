@@ -57,6 +57,10 @@ class StreamConfig:
     one each."""
     decoder: DecoderBackend = "auto"
     """ "torchcodec", "pyav", or "auto": torchcodec where it loads, PyAV elsewhere."""
+    tolerance_seconds: float = 1e-4
+    """By how much the time at which a video shows a frame may differ from the one that the metadata gives it; LeRobot's
+    ``tolerance_s``. Further off the frame is missing. It is never less than a tick of the video's clock, nor more than
+    a quarter of a frame: beyond that it could be the neighbour that is meant."""
     decoder_cache_size: int | None = None
     """Open decoders kept; None means ASYNCFETCH_DECODER_CACHE_SIZE or else what the pool needs, at least 100."""
 
@@ -76,6 +80,7 @@ class StreamConfig:
         )
         require(self.group_frames is None or self.group_frames >= 1, "group_frames must be at least 1, or None")
         require(self.prefetch_episodes >= 0, "prefetch_episodes must not be negative")
+        require(self.tolerance_seconds > 0, "tolerance_seconds must be positive")
         require(self.decode_threads is None or self.decode_threads >= 1, "decode_threads must be at least 1")
         require(
             self.decoder_cache_size is None or self.decoder_cache_size >= 1,

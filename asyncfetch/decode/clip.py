@@ -87,6 +87,9 @@ class Clip:
     """Set for a depth camera."""
     key_frames: KeyFrames | None = field(default=None, repr=False)
     """Where a decoder may start; None where it finds out by itself."""
+    misplaced: NDArray[np.float64] | None = field(default=None, repr=False)
+    """Shape (N, 2), where the metadata and the video put some frame too far apart: when each frame is shown by the one
+    and by the other, in seconds of the file, and NaN for the frames that have no such trouble."""
 
     def __post_init__(self) -> None:
         if len(self.frame_index) != len(self.pts):
@@ -110,9 +113,18 @@ class Clip:
         """
         ranks = [int(self.frame_index[frame]) if 0 <= frame < len(self) else -1 for frame in frames]
         if -1 in ranks:
+            frame = frames[ranks.index(-1)]
+            if self.misplaced is not None and 0 <= frame < len(self) and not np.isnan(self.misplaced[frame, 0]):
+                due, shown = self.misplaced[frame].tolist()
+                raise FrameMissing(
+                    f"{self.name}: frame {frame} is due at {due:.6f} s of the video by its metadata, but the nearest "
+                    f"frame is shown at {shown:.6f} s, which is {abs(shown - due):.6f} s off and may be its neighbour: "
+                    "write from_timestamp anew, or allow more by StreamConfig(tolerance_seconds=...), up to a quarter "
+                    "of a frame"
+                )
             held = int(np.count_nonzero(self.frame_index >= 0))
             raise FrameMissing(
-                f"{self.name}: the video has no frame {frames[ranks.index(-1)]}; it has {held} of {len(self)} frames. "
+                f"{self.name}: the video has no frame {frame}; it has {held} of {len(self)} frames. "
                 "The video is shorter than its metadata says, shows two frames at one time, or the frame number is off."
             )
         return ranks

@@ -99,7 +99,12 @@ class LeRobotDataset:
         number = engine.join(self.config.pool_episodes * len(metadata.cameras))
         self._metadata = metadata
         self._episodes = EpisodeCache(
-            engine, number, metadata=metadata, backend=self.config.decoder, depth_unit=self.depth_unit
+            engine,
+            number,
+            metadata=metadata,
+            backend=self.config.decoder,
+            tolerance_seconds=self.config.tolerance_seconds,
+            depth_unit=self.depth_unit,
         )
 
     async def __aexit__(

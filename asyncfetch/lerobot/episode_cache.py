@@ -93,6 +93,7 @@ class EpisodeCache:
         number: Of the dataset in the engine.
         metadata: Of the dataset.
         backend: Which library decodes.
+        tolerance_seconds: By which a frame may be shown at another time than the metadata says.
         depth_unit: Unit of depth cameras' frames.
     """
 
@@ -106,12 +107,17 @@ class EpisodeCache:
         *,
         metadata: Metadata,
         backend: DecoderBackend,
+        tolerance_seconds: float,
         depth_unit: DepthUnit,
     ) -> None:
         self._clips = engine.clips
         self._rows = RowReader(engine.reader, metadata, kept=engine.rows, number=number, run=engine.run)
         self._indexes = VideoIndexes(
-            engine.reader, kept=engine.indexes, run=engine.run, sharing=metadata.episodes.sharing_video_file
+            engine.reader,
+            kept=engine.indexes,
+            run=engine.run,
+            tolerance_seconds=tolerance_seconds,
+            sharing=metadata.episodes.sharing_video_file,
         )
         self._decoders = engine.decoders
         self._backend: DecoderBackend = backend

@@ -310,7 +310,7 @@ def _video_places(
                 f"{first_frames[one] + lengths[one]}) of {camera} file {files.file[one]} in chunk {files.chunk[one]}, "
                 f"and episode {episodes[two]} [{first_frames[two]}, {first_frames[two] + lengths[two]}){note}"
             )
-    return VideoPlaces(files, first_frames, contradictions)
+    return VideoPlaces(files, np.where(placed, starts, np.nan), contradictions)
 
 
 def _overlaps(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ class VideoSpan:
     """Number in the file of the episode's frame 0: the nearest to ``from_timestamp * fps``."""
     num_frames: int
     """The episode's length."""
+    start_seconds: float
+    """When frame 0 is shown by the metadata, ``from_timestamp``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +73,14 @@ class VideoPlaces:
     """Where each episode is in a camera's files."""
 
     files: FilePlaces
-    first_frame: NDArray[np.int64]
-    """Number of its frame 0 in the file per position, or ABSENT."""
+    start_seconds: NDArray[np.float64]
+    """When its frame 0 is shown in the file per position, or NaN."""
     contradictions: Mapping[int, str] = field(default_factory=dict)
     """What the table says of an episode's frames that can't be true, by position, of those few where that is so."""
+
+    def first_frames(self, fps: float) -> NDArray[np.int64]:
+        """Number of its frame 0 in the file per position, or ABSENT."""
+        return np.nan_to_num(np.rint(self.start_seconds * fps), nan=ABSENT).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +235,7 @@ class EpisodeTable:
         if (self._starts != np.cumsum(self._lengths, dtype=np.int64) - self._lengths).any():
             arrays.append(self._starts)  # elsewhere they follow from the lengths
         for _, places in sorted(self._videos.items()):
-            arrays += [places.files.chunk, places.files.file, places.first_frame]
+            arrays += [places.files.chunk, places.files.file, places.first_frames(self._info.fps)]
         for array in arrays:
             digest.update(array.astype("<i8").tobytes())
         return digest.digest()
@@ -236,12 +243,14 @@ class EpisodeTable:
     def _span(self, position: int, camera: str) -> VideoSpan:
         places = self._videos[camera]
         url = self._url(position, places.files, f"videos/{camera}", camera)
-        first_frame, length = int(places.first_frame[position]), int(self._lengths[position])
+        start_seconds, length = float(places.start_seconds[position]), int(self._lengths[position])
         if length and position in places.contradictions:
             raise DatasetError(places.contradictions[position], remedy=LEAVE_OUT_EPISODE)
-        if first_frame == ABSENT and length:
-            raise self._absent(position, f"videos/{camera}/from_timestamp")
-        return VideoSpan(url, max(first_frame, 0), length)
+        if math.isnan(start_seconds):
+            if length:
+                raise self._absent(position, f"videos/{camera}/from_timestamp")
+            start_seconds = 0.0
+        return VideoSpan(url, round(start_seconds * self._info.fps), length, start_seconds)
 
     def _url(self, position: int, files: FilePlaces, column: str, camera: str = "") -> str:
         chunk, file = int(files.chunk[position]), int(files.file[position])

@@ -130,7 +130,7 @@ def _episode_table(
             counts,
         ),
         data=places,
-        videos={camera: VideoPlaces(places, np.zeros(len(episodes), np.int64)) for camera in cameras},
+        videos={camera: VideoPlaces(places, np.zeros(len(episodes))) for camera in cameras},
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from asyncfetch.decode import Clip
 from asyncfetch.errors import ConfigError, DatasetError, FormatError, redact_url
@@ -14,6 +16,8 @@ from asyncfetch.runtime.concurrently import gather
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from asyncfetch.decode import DepthScale
     from asyncfetch.fetch import RangeReader
     from asyncfetch.lerobot.episode_table import Episode, VideoSpan
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.concurrently import RunSync
     from asyncfetch.runtime.shared_lru import SharedLRU
 
-__all__ = ["PlannedClip", "VideoFile", "VideoIndexes", "fetch_moov"]
+__all__ = ["PlannedClip", "VideoFile", "VideoIndexes", "are_misplaced", "fetch_moov"]
 
 HEAD_BYTES = 16 * 1024
 """Asked for first. Holds the whole index of a short file, and tells where another one lies."""
@@ -35,6 +39,10 @@ MAX_INDEX_BYTES = 512 * 1024
 """Asked for on a guess, in one stream; a longer index costs one request more."""
 MAX_READS = 32
 """Requests for one index after the first. One is usual, and one for each long box in front that isn't media data."""
+QUARTER = 0.25
+"""Of a frame; more than this a frame is never taken to be misplaced by its metadata."""
+ROUNDING_SECONDS = 1e-9
+"""Of sums of times in float64."""
 PARSED_ON_THE_LOOP_BYTES = 64 * 1024
 """Index that is parsed on the loop, in 0.3-0.5 ms. A thread takes 3-5 ms for one where a stream begins, for the loop is
 busy there, and each waits for the end of the other's turn with the interpreter first, 5 ms by default."""
@@ -46,6 +54,8 @@ class PlannedClip:
 
     url: str
     plan: ClipPlan
+    misplaced: NDArray[np.float64] | None = None
+    """See Clip."""
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +67,8 @@ class PlannedClip:
         """Memory the plan takes, without the clip."""
         plan = self.plan
         key_bytes = plan.key_frames.nbytes if plan.key_frames is not None else 0
-        return plan.header_bytes + plan.frame_index.nbytes + plan.pts.nbytes + key_bytes
+        misplaced_bytes = self.misplaced.nbytes if self.misplaced is not None else 0
+        return plan.header_bytes + plan.frame_index.nbytes + plan.pts.nbytes + key_bytes + misplaced_bytes
 
     def over(self, buffer: memoryview, *, name: str, depth: DepthScale | None) -> Clip:
         """The clip whose bytes, header and range, are in ``buffer``."""
@@ -73,6 +84,7 @@ class PlannedClip:
             name=name,
             depth=depth,
             key_frames=plan.key_frames,
+            misplaced=self.misplaced,
         )
 
 
@@ -88,8 +100,8 @@ class VideoFile:
         """Memory that it takes."""
         return self.index.nbytes
 
-    def clip(self, episode: Episode, span: VideoSpan, fps: float) -> PlannedClip:
-        """The episode's part of it."""
+    def clip(self, episode: Episode, span: VideoSpan, fps: float, tolerance_seconds: float) -> PlannedClip:
+        """The episode's part of it, without the frames that are shown at another time than the metadata says."""
         try:
             plan = self.index.clip(span.first_frame, span.num_frames, fps=fps)
         except ConfigError as error:
@@ -100,7 +112,27 @@ class VideoFile:
                 f"{redact_url(span.url)}: truncated: it has {self.size_bytes} bytes, but by its index the frames of "
                 f"episode {episode.index} lie in bytes [{plan.start}, {plan.stop}); copy or record it again"
             )
-        return PlannedClip(span.url, plan)
+        due = span.start_seconds + np.arange(span.num_frames) / fps
+        shown = plan.start_seconds + plan.pts / plan.timescale
+        off = are_misplaced(due, shown, fps, max(tolerance_seconds, 1 / plan.timescale)) & (plan.frame_index >= 0)
+        if not off.any():
+            return PlannedClip(span.url, plan)
+        frame_index = np.where(off, np.int32(-1), plan.frame_index)
+        return PlannedClip(
+            span.url,
+            replace(plan, frame_index=frame_index),
+            np.where(off[:, np.newaxis], np.stack((due, shown), axis=1), np.nan),
+        )
+
+
+def are_misplaced(
+    due: NDArray[np.float64], shown: NDArray[np.float64], fps: float, tolerance_seconds: float = np.inf
+) -> NDArray[np.bool_]:
+    """Which frames the metadata and the video put further apart than that, or than a quarter of a frame.
+
+    Beyond that it could as well be the neighbour that is meant.
+    """
+    return np.abs(shown - due) > min(tolerance_seconds, QUARTER / fps) + ROUNDING_SECONDS
 
 
 class VideoIndexes:
@@ -110,6 +142,8 @@ class VideoIndexes:
         reader: Fetches them.
         kept: Keeps them, by url; one that is dropped is fetched again when it is needed.
         run: Runs the parser off the loop.
+        tolerance_seconds: By which a frame may be shown at another time than the metadata says; a tick of the file's
+            clock at least, a quarter of a frame at most.
         sharing: How many episodes, and frames, of a camera are in the file that has this episode, 0 where unknown: an
             index is asked for in one go where its length can be told.
     """
@@ -120,9 +154,11 @@ class VideoIndexes:
         *,
         kept: SharedLRU[str, VideoFile],
         run: RunSync,
+        tolerance_seconds: float,
         sharing: Callable[[int, str], tuple[int, int]] = lambda _index, _camera: (0, 0),
     ) -> None:
         self._reader = reader
+        self._tolerance_seconds = tolerance_seconds
         self._sharing = sharing
         self._run = run
         self._kept = kept
@@ -137,7 +173,7 @@ class VideoIndexes:
         """
         span = episode.videos[camera]
         file = await self._kept.get(span.url, partial(self._fetch, episode, camera))
-        return file.clip(episode, span, fps)
+        return file.clip(episode, span, fps, self._tolerance_seconds)
 
     def clear(self) -> None:
         """Forget all of them, those on their way included."""

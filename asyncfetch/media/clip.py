@@ -70,6 +70,8 @@ class ClipPlan:
     """``ftyp``, ``moov`` and the header of ``mdat``."""
     key_frames: KeyFrames | None = None
     """Where a decoder may start; None where it finds out by itself, which is all but HEVC."""
+    start_seconds: float = 0.0
+    """When the file shows what the clip shows at tick 0."""
 
     @property
     def header_bytes(self) -> int:

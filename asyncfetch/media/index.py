@@ -136,7 +136,8 @@ class Mp4Index:
         last_entry = self.samples.last_entry_before(stop) if self.codec in H264 else stop - 1
         first = min(first, last_entry)
         times = self.samples.presentation_times(first, stop)
-        times -= min(int(times[0]), earliest)
+        clip_start = min(int(times[0]), earliest)
+        times -= clip_start
         rank = np.empty(stop - first, np.int32)
         rank[np.argsort(times, kind="stable")] = np.arange(stop - first) - np.count_nonzero(times < 0)
         frame_index[present] = rank[wanted - first]
@@ -160,6 +161,7 @@ class Mp4Index:
             height=track.height,
             header=header,
             key_frames=_key_frames(track, tables, rank, len(header) - begin) if track.length_bytes else None,
+            start_seconds=(clip_start - self.edit.shift) / self.timescale,
         )
 
     def _check_timing(self, timing: Timing) -> None:
@@ -190,6 +192,12 @@ class Mp4Index:
             ConfigError: The arguments can't be meant for any file.
         """
         return self._find_frames(*_check_request(first_frame, num_frames, fps))[0]
+
+    def seconds_of(self, samples: NDArray[np.int64]) -> NDArray[np.float64]:
+        """When the file shows each of these samples, at least one, which lie near each other."""
+        first = int(samples.min())
+        times = self.samples.presentation_times(first, int(samples.max()) + 1)[samples - first]
+        return (times - self.edit.shift) / self.timescale
 
     def _find_frames(self, first_frame: int, num_frames: int, fps: float) -> tuple[NDArray[np.int64], int]:
         """(sample of each asked frame or -1, earliest presentation time of these samples)."""

@@ -188,7 +188,8 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         if episode.length:
             data_urls[episode.data_url] = None
             for camera, span in episode.videos.items():
-                spans[camera][span.url].append(EpisodeSpan(episode.index, span.first_frame, span.num_frames))
+                place = EpisodeSpan(episode.index, span.first_frame, span.num_frames, span.start_seconds)
+                spans[camera][span.url].append(place)
     limiter = anyio.CapacityLimiter(_FILES_AT_ONCE)
     data_files: dict[str, DataFile] = {}
     videos: dict[str, dict[str, tuple[Pictures, list[Segment]]]] = {camera: {} for camera in spans}

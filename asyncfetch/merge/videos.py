@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from asyncfetch.errors import FormatError, redact_url
+from asyncfetch.lerobot.video_index import are_misplaced
 from asyncfetch.media.boxes import Box
 from asyncfetch.media.clip import ClipTables, Timing, build_header
 from asyncfetch.media.samples import ByteRuns
@@ -52,6 +53,8 @@ class EpisodeSpan(NamedTuple):
     """Its index in its dataset."""
     first_frame: int
     num_frames: int
+    start_seconds: float
+    """When frame 0 is shown by the metadata."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +78,7 @@ def cut_file(index: Mp4Index, spans: Iterable[EpisodeSpan], *, fps: float) -> li
     """The segments with all these episodes, none of them empty, in the order of their first episode.
 
     Raises:
-        FormatError: The file lacks frames of an episode.
+        FormatError: The file lacks frames of an episode, or has others in their place.
     """
     edges, configuration = _closed_edges(index), (plain_description(index.track.stsd), index.track.geometry)
     groups: list[tuple[int, int, list[EpisodeSpan]]] = []
@@ -109,6 +112,13 @@ def _extents(index: Mp4Index, spans: Iterable[EpisodeSpan], fps: float) -> Itera
             raise FormatError(
                 f"{redact_url(index.url)} lacks {missing} of the {span.num_frames} frames of episode {span.episode}, "
                 f"which meta/episodes places at frame {span.first_frame} of its {index.num_samples}"
+            )
+        due, shown = span.start_seconds + np.arange(span.num_frames) / fps, index.seconds_of(samples)
+        for frame in np.flatnonzero(are_misplaced(due, shown, fps))[:1].tolist():
+            raise FormatError(
+                f"{redact_url(index.url)}: frame {frame} of episode {span.episode} is due at {due[frame]:.6f} s by "
+                f"meta/episodes, but the nearest one is shown at {shown[frame]:.6f} s, more than a quarter of a frame "
+                "off, and may be its neighbour: write from_timestamp anew"
             )
         yield int(samples.min()), int(samples.max()) + 1, span
 

@@ -71,6 +71,7 @@ async def serve(
     max_requests_per_host: int = 64,
     joins: bool = True,
     decoder: DecoderBackend = "auto",
+    tolerance_seconds: float = 1e-4,
     **options: Any,  # noqa: ANN401
 ) -> AsyncIterator[Served]:
     """A dataset over HTTPS on a server of its own; failed requests are not tried again.
@@ -87,7 +88,9 @@ async def serve(
             trust_env=False,
             retry=RetryConfig(attempts=1),
         )
-        config = StreamConfig(fetch=fetch, max_bytes=max_bytes, decode_threads=2, decoder=decoder)
+        config = StreamConfig(
+            fetch=fetch, max_bytes=max_bytes, decode_threads=2, decoder=decoder, tolerance_seconds=tolerance_seconds
+        )
         async with open_dataset(server.url, config=config, **options) as dataset:
             yield Served(dataset, server)
 
@@ -95,6 +98,20 @@ async def serve(
 def in_memory(truth: DatasetTruth) -> dict[str, bytes]:
     """The dataset's files by path, to be changed."""
     return {str(path.relative_to(truth.root)): path.read_bytes() for path in truth.root.rglob("*") if path.is_file()}
+
+
+def shifted(truth: DatasetTruth, by_frames: float, *, camera: str = TOP) -> dict[str, bytes]:
+    """The dataset's files, its metadata telling of all frames of a camera that they are shown so much later."""
+    content = in_memory(truth)
+    path = "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(pa.BufferReader(content[path]))
+    for name in (f"videos/{camera}/from_timestamp", f"videos/{camera}/to_timestamp"):
+        moved = np.asarray(table[name]) + by_frames / truth.fps
+        table = table.set_column(table.column_names.index(name), name, pa.array(moved))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    content[path] = sink.getvalue().to_pybytes()
+    return content
 
 
 def renumbered(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import TYPE_CHECKING, Any
 
+import av
 import pytest
 
 from asyncfetch.errors import DatasetError, DecodeError, EpisodeNotFound, FormatError, FrameMissing, NotFound
@@ -23,6 +25,7 @@ from tests.lerobot.serving import (
     in_use_bytes,
     renumbered,
     serve,
+    shifted,
     video_path,
 )
 
@@ -191,6 +194,59 @@ async def test_a_video_shorter_than_its_metadata_lacks_just_its_last_frames(libr
                 with pytest.raises(FrameMissing, match=rf"episode {episode} in .*no frame {frame}; it has"):
                     await served.dataset.sample(episode, frame)
         assert in_use_bytes(served.dataset) == 0
+
+
+@pytest.mark.parametrize("by_frames", [0.6, 0.4, 0.26, 0.01, -0.01, -0.3])
+async def test_a_frame_at_another_time_than_its_metadata_says_is_missing(library: Library, by_frames: float) -> None:
+    truth = library(episodes=(7,))
+    async with serve(shifted(truth, by_frames)) as served:
+        for frame in range(7):
+            due = (frame + by_frames) / 30
+            with pytest.raises(FrameMissing) as caught:
+                await served.dataset.sample(0, frame)
+            message = str(caught.value)
+            shown = round(frame + by_frames) / 30
+            if shown <= 6 / 30:
+                assert f"frame {frame} is due at {due:.6f} s of the video" in message
+                assert f"the nearest frame is shown at {shown:.6f} s" in message
+            else:
+                assert "no frame 6; it has" in message
+
+
+@pytest.mark.parametrize(
+    ("by_frames", "tolerance_seconds"), [(0.002, 1e-4), (-0.002, 1e-4), (0.2, 0.01), (0.24, 10.0), (-0.24, 10.0)]
+)
+async def test_a_frame_may_be_off_by_the_tolerance(
+    library: Library, by_frames: float, tolerance_seconds: float
+) -> None:
+    truth = library(episodes=(3, 4))
+    async with serve(shifted(truth, by_frames), tolerance_seconds=tolerance_seconds) as served:
+        await check_all(served.dataset, truth)
+
+
+async def test_no_tolerance_reaches_beyond_a_quarter_of_a_frame(library: Library) -> None:
+    async with serve(shifted(library(episodes=(4,)), 0.26), tolerance_seconds=10.0) as served:
+        with pytest.raises(FrameMissing, match=r"frame 0 is due at 0.008667 s .* shown at 0.000000 s"):
+            await served.dataset.sample(0, 0)
+
+
+async def test_a_clock_of_few_ticks_may_round_a_frames_time(library: Library) -> None:
+    """Of an MP4 that counts milliseconds, of which a frame takes 33 or 34."""
+    truth = library(episodes=(7,))
+    content = in_memory(truth)
+    for camera in (TOP, WRIST):
+        with (
+            av.open(io.BytesIO(content[video_path(camera)])) as source,
+            av.open(sink := io.BytesIO(), "w", format="mp4", options={"video_track_timescale": "1000"}) as target,
+        ):
+            stream = target.add_stream_from_template(source.streams.video[0])
+            for packet in source.demux(video=0):
+                if packet.size:
+                    packet.stream = stream
+                    target.mux(packet)
+        content[video_path(camera)] = sink.getvalue()
+    async with serve(content) as served:
+        await check_all(served.dataset, truth)
 
 
 async def test_a_window_over_missing_frames_is_refused(library: Library) -> None:

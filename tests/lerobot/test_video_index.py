@@ -33,11 +33,15 @@ class World:
         self.server = server
         self.shared = (0, 0)
         self.indexes = VideoIndexes(
-            fetcher, kept=SharedLRU(MIB), run=anyio.to_thread.run_sync, sharing=lambda _index, _camera: self.shared
+            fetcher,
+            kept=SharedLRU(MIB),
+            run=anyio.to_thread.run_sync,
+            tolerance_seconds=1e-4,
+            sharing=lambda _index, _camera: self.shared,
         )
 
     async def plan(self, path: str, *, first_frame: int = 0, length: int = 4) -> PlannedClip:
-        span = VideoSpan(f"{self.server.url}/{path}", first_frame, length)
+        span = VideoSpan(f"{self.server.url}/{path}", first_frame, length, first_frame / 30)
         return await self.indexes.plan(Episode(7, length, (), "", 0, length, {TOP: span}), TOP, fps=30)
 
     def ranges(self) -> list[tuple[int | None, int | None]]:

@@ -21,7 +21,7 @@ from asyncfetch.merge import Selection, merge_datasets, select_episodes
 from asyncfetch.merge.plan import write_episodes
 from asyncfetch.merge.sources import load_source
 from asyncfetch.testing import Quirks, RangeServer
-from tests.lerobot.serving import TOP, WRIST
+from tests.lerobot.serving import TOP, WRIST, shifted
 from tests.merge.test_merge import all_files, check_merged, read_json, read_table
 from tests.merge.test_safety import changed, names
 
@@ -172,6 +172,16 @@ async def test_a_video_shorter_than_its_metadata_is_refused(library: Library, tm
     with pytest.raises(MergeError, match="lacks 2 of the 6 frames of episode 1"):
         await merge_datasets([root], tmp_path / "out")
     assert not names(tmp_path)
+
+
+async def test_frames_at_other_times_than_the_metadata_says_are_refused(library: Library, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for path, data in shifted(library(episodes=(4, 6)), 0.6).items():
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_bytes(data)
+    with pytest.raises(MergeError, match=r"frame 0 of episode 0 is due at 0.02\d* s .* shown at 0.033333 s"):
+        await merge_datasets([source], tmp_path / "out")
+    assert names(tmp_path) == {"source"}
 
 
 IRREGULAR = {
