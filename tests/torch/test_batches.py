@@ -81,7 +81,7 @@ def test_a_batch_is_what_collate_makes_of_the_samples(
 ) -> None:
     config = af.StreamConfig(uneven_ends=ends, **CONFIG)
     stream = af.Stream(str(rich.root), image_dtype=image_dtype, windows=windows, config=config)
-    expected = list(together(stream.iterate(Placement(1, 2), epoch=0), SIZE))
+    expected = list(together(stream.iterate(Placement(1, 2, step_samples=SIZE), epoch=0), SIZE))
     dataset = af.torch.StreamDataset(stream, SIZE)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
