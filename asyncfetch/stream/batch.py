@@ -11,6 +11,7 @@ Pictures lie channels-last in memory, as decoders write them and as a single sam
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
@@ -22,13 +23,33 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import Field, Sample
     from asyncfetch.runtime.memory_pool import MemoryPool
     from asyncfetch.stream.jobs import Job
     from asyncfetch.stream.order import Step
     from asyncfetch.stream.plan import PassPlan
 
-__all__ = ["Batch", "BatchMemory", "BatchRow", "Layout", "PooledMemory", "Room", "Rows", "batch_of", "samples_of"]
+__all__ = [
+    "Batch",
+    "BatchMemory",
+    "BatchRow",
+    "Layout",
+    "MemoryPlan",
+    "PinnedMemory",
+    "PooledMemory",
+    "Room",
+    "Rows",
+    "batch_of",
+    "samples_of",
+]
+
+
+MIB = 1024 * 1024
+PREFETCHED_BATCHES = 2
+"""Of each worker: torch's default of ``prefetch_factor``."""
+WORKER_MIB = 250
+"""Of a loader's worker that was spawned, measured with torch 2.13 and torchcodec; one that was forked shares much."""
 
 
 class Layout(NamedTuple):
@@ -46,6 +67,8 @@ class Room(NamedTuple):
     """Writable, aligned, and nobody else refers to them."""
     slot: Any = None
     """Of shared memory, which they lie in."""
+    tensors: list[torch.Tensor] | None = None
+    """The same, where a library must know which memory it hands out."""
 
 
 class BatchMemory(Protocol):
@@ -67,6 +90,21 @@ class PooledMemory:
         return Room([self._pool.take(each) for each in nbytes])
 
 
+class PinnedMemory:
+    """Page-locked memory of torch's own, from which a copy to the GPU needs no other one before it.
+
+    Torch keeps it for the next batch. And it knows which copies to a device still read it: memory that we had pinned
+    would be filled again under a copy that runs.
+    """
+
+    def take(self, nbytes: Sequence[int]) -> Room:
+        """See BatchMemory."""
+        import torch
+
+        tensors = [torch.empty(each, dtype=torch.uint8, device="cpu", pin_memory=True) for each in nbytes]
+        return Room([tensor.numpy() for tensor in tensors], tensors=tensors)
+
+
 class Batch:
     """Room for so many samples of one layout. Its memory is taken when the first of them is written."""
 
@@ -76,6 +114,8 @@ class Batch:
         self._memory = memory
         self._lock = threading.Lock()
         self._columns: dict[str, Any] | None = None
+        self._tensors: dict[str, torch.Tensor] = {}
+        """Of columns in memory that is a library's."""
         self.slot: Any = None
         """Of shared memory, where its memory is of that."""
 
@@ -89,30 +129,39 @@ class Batch:
     def _make(self) -> dict[str, Any]:
         fields = self._layout.fields
         room = self._memory.take([self._size * field.nbytes for field in fields.values() if field.is_tensor])
-        arrays, self.slot = iter(room.arrays), room.slot
-        return {
-            key: self._shaped(next(arrays), key, field) if field.is_tensor else [None] * self._size
-            for key, field in fields.items()
-        }
+        self.slot = room.slot
+        columns: dict[str, Any] = {key: [None] * self._size for key in fields}
+        keys = [key for key, field in fields.items() if field.is_tensor]
+        for number, key in enumerate(keys):
+            shape = self._shape(key)
+            columns[key] = room.arrays[number].view(fields[key].dtype).reshape(shape)
+            if room.tensors is not None:
+                self._tensors[key] = _typed(room.tensors[number], fields[key].dtype).view(shape)
+        return columns
 
-    def _shaped(self, memory: NDArray[np.uint8], key: str, field: Field) -> NDArray[Any]:
-        shape = field.shape
+    def _shape(self, key: str) -> tuple[int, ...]:
+        shape = self._layout.fields[key].shape
         if key in self._layout.pictures:
             shape = (*shape[:-3], *shape[-2:], shape[-3])
-        nbytes = self._size * field.nbytes
-        return memory[:nbytes].view(field.dtype).reshape(self._size, *shape)
+        return self._size, *shape
 
     def rows(self, rows: slice | int) -> Sample:
         """Some of it, or one sample, as tensors on its memory."""
-        return {key: self._tensor(key, column[rows]) for key, column in self.columns().items()}
+        return {key: self._value(key, column, rows) for key, column in self.columns().items()}
 
-    def _tensor(self, key: str, values: Any) -> Any:  # noqa: ANN401
+    def _value(self, key: str, column: Any, rows: slice | int) -> Any:  # noqa: ANN401
         import torch
 
-        if not isinstance(values, np.ndarray | np.generic):
-            return values
-        tensor: torch.Tensor = torch.from_numpy(np.asarray(values))
+        if isinstance(column, list):
+            return column[rows]
+        tensor = self._tensors[key][rows] if key in self._tensors else torch.from_numpy(np.asarray(column[rows]))
         return tensor.movedim(-1, -3) if key in self._layout.pictures else tensor
+
+
+def _typed(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    import torch
+
+    return tensor.view(getattr(torch, dtype))
 
 
 class BatchRow:
@@ -176,6 +225,37 @@ def samples_of(rows: Sequence[Any]) -> list[Any]:
     return [row.sample() if isinstance(row, BatchRow) else row for row in rows]
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What a rank takes at most, in MiB, beside what Python and the libraries take without any data."""
+
+    clips: float
+    """``max_bytes``: clips, table rows and indexes, and the decoders on them."""
+    decoded: float
+    """``decoded_max_bytes``: samples, or rows of batches, that wait for the consumer."""
+    batches: float
+    """The one that the trainer has, and the rows beside those that are counted, of the first and the last batch."""
+    workers: float
+    """Of a loader's workers: batches that it has asked for ahead, and processes with torch in them."""
+
+    @property
+    def total(self) -> float:
+        """All together."""
+        return self.clips + self.decoded + self.batches + self.workers
+
+    @classmethod
+    def of(cls, config: StreamConfig, sample_bytes: int, batch_size: int, num_workers: int) -> MemoryPlan:
+        """Of samples of this size."""
+        batch = batch_size * sample_bytes / MIB
+        a_worker = PREFETCHED_BATCHES * batch + WORKER_MIB
+        return cls(
+            clips=config.max_bytes / MIB,
+            decoded=config.decoded_max_bytes / MIB,
+            batches=batch * (1 + 2 * max(1, num_workers)),
+            workers=num_workers * a_worker,
+        )
+
+
 class Rows:
     """Which row of which batch each sample of a pass is to have. Belongs to its loop.
 
@@ -206,8 +286,8 @@ class Rows:
         rows = []
         for step, number in zip(job.steps, job.numbers, strict=True):
             if self._plan.parts_batches:
-                number += self._plan.begun
-                batch, row = self._plan.batch_of(number), number - self._plan.batch_start(number)
+                ours = number + self._plan.begun
+                batch, row = self._plan.batch_of(ours), ours - self._plan.batch_start(ours)
             else:
                 batch, row = divmod(number - self._left_out, self._size)
             key = batch, self._left_out
@@ -215,7 +295,8 @@ class Rows:
                 layout = self._layout(step)
                 if layout is None:
                     return []
-                room = self._open[key] = Batch(layout, self._size, self._memory)
+                left = len(self._plan) - (number - row)  # a batch may be larger than what there is
+                room = self._open[key] = Batch(layout, min(self._size, left), self._memory)
             rows.append(BatchRow(room, row))
         return rows
 

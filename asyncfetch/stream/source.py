@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from asyncfetch.errors import ConfigError
 from asyncfetch.ranges import is_whole_number
+from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
 from asyncfetch.stream.passes import Samples, StreamIterator
@@ -412,6 +413,16 @@ class SampleSource(ABC, Generic[R]):
         """
         session = self._session
         return session.statistics() if session is not None and session.is_usable else None
+
+    def memory_plan(self, batch_size: int | None = None, *, num_workers: int = 0) -> MemoryPlan:
+        """What a rank takes at most, known before a sample is read. Opens what is read where no pass has.
+
+        Args:
+            batch_size: Of a ``StreamDataset`` that makes batches; None for single samples.
+            num_workers: Of its loader, which reads two batches ahead of each of them.
+        """
+        opened = self._open_session().opened()
+        return MemoryPlan.of(self.config, self.builder(opened).sample_bytes, batch_size or 0, num_workers)
 
     def close(self) -> None:
         """End the loop thread of the synchronous iteration, if there is one. The stream can be iterated again."""

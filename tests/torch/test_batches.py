@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
 SIZE = 4
+STEPS = 500
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 CONFIG: dict[str, Any] = {"lanes": 4, "pool_episodes": 4}
 
@@ -214,11 +215,11 @@ def test_memory_is_used_again_and_flat_where_every_tenth_batch_is_kept_for_a_whi
     seen: set[int] = set()
     resident = []
     batches = itertools.chain.from_iterable(itertools.repeat(dataset))
-    for step, batch in enumerate(itertools.islice(batches, 2000)):
+    for step, batch in enumerate(itertools.islice(batches, STEPS)):
         seen.add(batch[TOP].data_ptr())
         if step % 10 == 0:
             kept.append(batch)
-        if step in {1000, 1999}:
+        if step in {STEPS // 2, STEPS - 1}:
             gc.collect()
             resident.append(psutil.Process().memory_info().rss)
     assert len(seen) < 40
@@ -357,3 +358,50 @@ def test_a_killed_trainer_leaves_nothing(truth: DatasetTruth) -> None:
         _, alive = psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)], timeout=20)
     assert not alive
     assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_pinned_memory_is_torchs_own(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which knows when a copy to a device has read it. Where there is no GPU, an allocator stands for CUDA's."""
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
+    expected = list(together(stream.iterate(Placement(), epoch=0), SIZE))
+    pinned: list[torch.Tensor] = []
+    if not torch.cuda.is_available():
+        empty = torch.empty
+
+        def allocate(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:  # noqa: ANN401
+            tensor = empty(*shape, **options)
+            pinned.extend([tensor] * pin_memory)
+            return tensor
+
+        monkeypatch.setattr(torch, "empty", allocate)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for batch, like in zip(af.torch.StreamDataset(stream, SIZE, pin_memory=True), expected, strict=True):
+        assert_alike(batch, like)
+        own = {tensor.untyped_storage()._cdata for tensor in pinned}
+        for value in batch.values():
+            if isinstance(value, torch.Tensor):
+                assert value.untyped_storage()._cdata in own or value.is_pinned()
+    stream.close()
+
+
+def test_a_batch_may_be_larger_than_what_there_is(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(**CONFIG))
+    (batch,) = af.torch.StreamDataset(stream, 10**9)
+    assert batch[TOP].shape == (truth.num_frames, 3, 64, 64)
+    stream.close()
+
+
+def test_what_a_rank_takes_is_known_before(truth: DatasetTruth) -> None:
+    mib = 2**20
+    stream = af.Stream(str(truth.root), config=af.StreamConfig(max_bytes=100 * mib, decoded_max_bytes=50 * mib))
+    alone, batches, workers = (
+        stream.memory_plan(),
+        stream.memory_plan(128),
+        stream.memory_plan(128, num_workers=2),
+    )
+    assert (alone.clips, alone.decoded, alone.batches, alone.workers, alone.total) == (100, 50, 0, 0, 150)
+    picture_mib = 64 * 64 * 3 / mib
+    assert batches.batches == pytest.approx(3 * 128 * 2 * picture_mib, rel=0.1)  # two cameras
+    assert workers.batches == pytest.approx(batches.batches * 5 / 3)
+    assert workers.workers > 2 * 2 * 128 * 2 * picture_mib
+    stream.close()
