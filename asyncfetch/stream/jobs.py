@@ -114,18 +114,22 @@ def parcels(steps: Iterable[Step], sizes: Sizes) -> Iterator[Parcel]:
     """Cut an order into parcels and jobs.
 
     Neither goes past a step behind which an episode isn't used any more: what comes then may need that one's memory.
+    The first parcel is one sample, and the job that it takes from one run; those that follow are twice as large each,
+    up to their size. So the first sample waits for its own episode alone.
     """
     ahead = _Ahead(steps, sizes)
     parcel = Parcel()
+    most = 1
     for step, run, place in ahead:
         if run.job is None:
-            parcel.starts.append(ahead.start_job())
+            parcel.starts.append(ahead.start_job(min(most, sizes.job_samples)))
         assert run.job is not None
         parcel.steps.append(step)
         parcel.takes.append((run.job, run.offset + place))
-        if step.finished or len(parcel.steps) >= sizes.job_samples:
+        if step.finished or len(parcel.steps) >= min(most, sizes.job_samples):
             yield parcel
             parcel = Parcel()
+            most *= 2
     if parcel.steps:
         yield parcel
 
@@ -155,13 +159,13 @@ class _Ahead:
             if self._ends and self._ends[0] < self._read - len(self._entries):
                 self._ends.popleft()
 
-    def start_job(self) -> Job:
-        """A job of the next runs that have none."""
+    def start_job(self, samples: int) -> Job:
+        """A job of the next runs that have none, of about so many samples."""
         job = Job()
         end = self._read - self._sizes.waiting_samples  # runs that begin from here on may have more steps to come
         if self._ends:
             end = min(end, self._ends[0] + 1)
-        while self._runs and len(job.steps) < self._sizes.job_samples and (not job.steps or self._runs[0].first < end):
+        while self._runs and len(job.steps) < samples and (not job.steps or self._runs[0].first < end):
             run = self._runs.popleft()
             run.job, run.offset = job, len(job.steps)
             job.steps += run.steps

@@ -396,7 +396,7 @@ class SamplePass:
 
         Room comes back when decoding ends, and decoding goes on while a job can start or the consumer takes a parcel.
         """
-        if not self._queue or not (self._is_waiting_for_room or self._produced_all):
+        if self._left.is_set() or not self._queue or not (self._is_waiting_for_room or self._produced_all):
             return
         first_error: Exception | None = None
         for decoding in self._undone:

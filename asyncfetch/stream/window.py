@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeWindow"]
 
+HEAD_START_SECONDS = 0.1
+"""That the first episode has alone, at most: on a link that a pool's episodes fill together, the first sample would wait
+for the last of them. Where each stream is slow that is a hundredth of the first ten seconds."""
+
 
 class _End:
     """Behind the last episode."""
@@ -96,6 +100,7 @@ class EpisodeWindow:
         self._slots: dict[int, _Slot] = {}
         self._ahead = 0  # of these
         self._unpaid: deque[_Slot] = deque()
+        self._first: _Slot | None = None
         self._exhausted = False
         self._caller = Caller(urgent=False)
         self._freed = anyio.Event()
@@ -218,6 +223,7 @@ class EpisodeWindow:
             self._wake()
             return True
         slot = self._slots[episode] = _Slot(episode, Caller(urgent=False, behind=self._caller))
+        self._first = self._first or slot
         self._ahead += 1
         self._unpaid.append(slot)
         self._group.start_soon(self._load, slot, name=f"load episode {episode}")
@@ -225,6 +231,9 @@ class EpisodeWindow:
 
     async def _load(self, slot: _Slot) -> None:
         try:
+            if self._first is not None and slot is not self._first and not self._first.done.is_set():
+                with anyio.move_on_after(HEAD_START_SECONDS):
+                    await self._first.done.wait()
             with calling(slot.caller):
                 await gather(
                     functools.partial(self._hold, slot),

@@ -39,6 +39,15 @@ def test_parcels_are_the_order_and_jobs_hold_each_step_once(case: tuple[list[Ste
     assert sum(len(job.steps) for job in jobs) == len(steps)
 
 
+def test_the_first_sample_waits_for_its_own_run_alone() -> None:
+    """And those that follow for few, until parcels and jobs are as large as they get."""
+    order = Order(np.full(100, 50), shuffle=True, seed=0, epoch=0, lanes=64, pool_episodes=64, group_frames=2)
+    cut = list(itertools.islice(parcels(order.steps(range(len(order))), Sizes(2, 2, 16, 64)), 8))
+    assert [len(parcel.steps) for parcel in cut] == [1, 2, 4, 8, 16, 16, 16, 16]
+    assert {step.episode for job in cut[0].starts for step in job.steps} == {cut[0].steps[0].episode}
+    assert all(len(job.steps) <= 2 * len(parcel.steps) for parcel in cut for job in parcel.starts)
+
+
 @given(case=cases())
 def test_a_job_is_started_by_the_first_parcel_that_takes_from_it(case: tuple[list[Step], Sizes]) -> None:
     steps, sizes = case

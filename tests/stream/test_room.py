@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asyncfetch as af
+import asyncfetch.stream.window
 from asyncfetch.stream.readable import Origin
 from asyncfetch.stream.window import EpisodeWindow
 from asyncfetch.testing import write_dataset
@@ -236,6 +237,48 @@ async def test_an_episode_that_fails_while_it_waits_for_room_takes_none(
                 window.done(episode)
                 window.finish(episode)
             assert dataset.clip_budget.used_bytes == 0
+        window.close()
+
+
+@pytest.mark.parametrize(("head_start_seconds", "asked_together"), [(20.0, 1), (0.0, 4)])
+async def test_the_first_episode_is_asked_for_alone(
+    truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch, head_start_seconds: float, asked_together: int
+) -> None:
+    """On a link that all of a pool fill, it would come last. Where it takes long, the others don't wait for it."""
+    episodes = [episode for episode, length in enumerate(truth.lengths) if length][:4]
+    monkeypatch.setattr(asyncfetch.stream.window, "HEAD_START_SECONDS", head_start_seconds)
+    asked: set[int] = set()
+    all_asked, may_come = anyio.Event(), anyio.Event()
+    async with af.open_dataset(str(truth.root)) as dataset:
+        weigh = dataset.clip_bytes
+
+        async def clip_bytes(episode: int) -> int:
+            asked.add(episode)
+            if len(asked) == asked_together:
+                all_asked.set()
+            if episode == episodes[0]:
+                await may_come.wait()
+            return await weigh(episode)
+
+        monkeypatch.setattr(dataset, "clip_bytes", clip_bytes)
+        async with anyio.create_task_group() as group:
+            window = EpisodeWindow(
+                dataset,
+                lambda episode: Origin(dataset, episode),
+                episodes,
+                group,
+                prefetch_episodes=4,
+                pool=lambda: (4, 24),
+                on_full=lambda: None,
+            )
+            await all_asked.wait()
+            await anyio.wait_all_tasks_blocked()
+            assert asked == set(episodes[:asked_together])
+            may_come.set()
+            for episode in episodes:
+                window.use(episode)
+                await window.get(episode)
+            group.cancel_scope.cancel()
         window.close()
 
 
