@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import ConfigError, FrameMissing
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ __all__ = ["Clip", "DepthScale"]
 
 DEPTH_CODES = 4096
 """Depth is stored in the 12 bits of ``gray12le``."""
+MAX_MILLIMETRES = 65535
+"""That LeRobot gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +53,24 @@ class DepthScale:
             raise ConfigError(f"depth unit must be 'm' or 'mm', not {self.unit!r}")
 
     def distances(self) -> NDArray[np.float32]:
-        """Distance of every code, shape (4096,), in ``unit``, within [minimum, maximum]."""
-        share = np.arange(DEPTH_CODES, dtype=np.float64) / (DEPTH_CODES - 1)
+        """Distance of every code, shape (4096,), in ``unit``, within [minimum, maximum].
+
+        By torch in float32, step by step as LeRobot does it: its rounding is in the numbers that policies are trained
+        on.
+        """
+        torch = import_torch()
+        low, high = self.minimum, self.maximum
         if self.use_log:
-            low, high = math.log(self.minimum + self.shift), math.log(self.maximum + self.shift)
-            metres = np.exp(low + share * (high - low)) - self.shift
-        else:
-            metres = self.minimum + share * (self.maximum - self.minimum)
-        metres = metres.clip(self.minimum, self.maximum)
-        return (np.rint(metres * 1000) if self.unit == "mm" else metres).astype(np.float32)
+            low, high = math.log(low + self.shift), math.log(high + self.shift)
+        codes = torch.arange(DEPTH_CODES, dtype=torch.float32, device="cpu")
+        metres = codes.mul_((high - low) / (DEPTH_CODES - 1)).add_(low)
+        if self.use_log:
+            metres.exp_().sub_(self.shift)
+        metres.clamp_(self.minimum, self.maximum)
+        if self.unit == "mm":
+            metres.mul_(1000).round_().clamp_(0, MAX_MILLIMETRES)
+        distances: NDArray[np.float32] = metres.numpy()
+        return distances
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,6 +21,7 @@ from asyncfetch.errors import (
     FrameMissing,
     redact_url,
 )
+from asyncfetch.lerobot.depth import depth_stats
 from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE, Engine
 from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.lerobot.metadata import load_metadata
@@ -169,8 +170,13 @@ class LeRobotDataset:
 
     @property
     def stats(self) -> Mapping[str, Any] | None:
-        """meta/stats.json as it stands; None where the dataset has none, FormatError where it is damaged."""
-        return self.metadata.stats
+        """meta/stats.json, but for depth, which is in ``depth_unit``; None where the dataset has none.
+
+        Raises:
+            FormatError: It is damaged.
+        """
+        stats = self.metadata.stats
+        return None if stats is None else depth_stats(stats, self.metadata.info.features, self.depth_unit)
 
     @property
     def episodes(self) -> EpisodeTable:
@@ -307,7 +313,13 @@ class LeRobotDataset:
             message = f"{where} calls a feature 'task', where samples have the words of theirs"
             raise FormatError(message, remedy=LEAVE_OUT_FEATURE)
         offsets = resolve_windows(windows, fps=self.fps, keys=features)
-        return SampleBuilder(features=features, tasks=self.tasks, windows=offsets, image_dtype=self.image_dtype)
+        return SampleBuilder(
+            features=features,
+            tasks=self.tasks,
+            windows=offsets,
+            image_dtype=self.image_dtype,
+            depth_unit=self.depth_unit,
+        )
 
     async def hold(self, episode: int) -> HeldEpisode:
         """The episode in memory until it is released, fetched where needed; for a pass, which pays first."""

@@ -215,6 +215,16 @@ class EpisodeTable:
             have += "" if isinstance(self._indices, range) else f", but only {len(self)} of these numbers"
         return EpisodeNotFound(f"{redact_url(self._root)} has no episode {index!r}; {have}")
 
+    def data_url_beside(self, index: int, files: int) -> str | None:
+        """The data file that comes so many files after the episode's own, or before it; None where none can be."""
+        template, position = self._info.data_path, self._position(index)
+        chunk, file = int(self._data.chunk[position]), int(self._data.file[position]) + files
+        if template.has("chunk_index"):
+            chunk, file = divmod(chunk * self._info.chunks_size + file, self._info.chunks_size)
+        if not template.has("file_index") or min(chunk, file) < 0:
+            return None
+        return join_url(self._root, template.format(chunk_index=chunk, file_index=file, video_key=""))
+
     def sharing_data_file(self, index: int) -> int:
         """How many episodes have their rows in the same file as this one, itself included."""
         data, position = self._data, self._position(index)

@@ -167,7 +167,7 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
         total_frames=_integer(raw, "total_frames", url, minimum=0),
         total_tasks=_integer(raw, "total_tasks", url, minimum=0) if raw.get("total_tasks") is not None else None,
         chunks_size=_integer({"chunks_size": _CHUNKS_SIZE, **raw}, "chunks_size", url, minimum=1),
-        data_file_bytes=2**20 * _integer({_FILE_SIZE: 100, **raw}, _FILE_SIZE, url, minimum=1),
+        data_file_bytes=_file_bytes(raw, url),
         data_path=_template(raw.get("data_path", _DATA_PATH), "data_path", url),
         video_path=video_path,
         robot_type=raw.get("robot_type"),
@@ -261,6 +261,13 @@ def _integer(raw: Mapping[str, Any], key: str, url: str, *, minimum: int) -> int
             f"{key} of {redact_url(url)} is {value!r:.80}; it must be a whole number of at least {minimum}"
         )
     return int(value)
+
+
+def _file_bytes(raw: Mapping[str, Any], url: str) -> int:
+    size = raw.get(_FILE_SIZE, 100)
+    if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < math.inf:
+        raise FormatError(f"{_FILE_SIZE} of {redact_url(url)} is {size!r:.80}; it must be a number above 0")
+    return max(1, int(2**20 * size))
 
 
 def _template(value: object, key: str, url: str) -> PathTemplate:

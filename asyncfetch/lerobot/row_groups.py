@@ -40,6 +40,11 @@ class IndexedTable:
         """Memory held, about."""
         return self.table.nbytes + self.first.nbytes + self.last.nbytes
 
+    def covers(self, start: int, stop: int) -> bool:
+        """Whether rows with an ``index`` of [start, stop) may all be here, by the first and the last one."""
+        filled = self.first <= self.last
+        return bool(filled.any() and self.first[filled].min() <= start and self.last[filled].max() >= stop - 1)
+
     def groups_of(self, start: int, stop: int) -> tuple[list[int], list[int]]:
         """The row groups with an ``index`` in [start, stop): those with no other, and those that may have others."""
         touched = (self.first < stop) & (self.last >= start)

@@ -7,15 +7,16 @@ files hold many episodes in one. Such a shared group is decoded once and kept, a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 import numpy as np
 
-from asyncfetch.errors import LEAVE_OUT_EPISODE, ConfigError, DatasetError, redact_url
+from asyncfetch.errors import LEAVE_OUT_EPISODE, AccessDenied, ConfigError, DatasetError, NotFound, redact_url
 from asyncfetch.lerobot.columns import empty_column, take_rows, to_column, to_integers
 from asyncfetch.lerobot.info import DEFAULT_FEATURES, INDEX_FEATURES
 from asyncfetch.lerobot.parquet import MAX_TAIL_BYTES, FetchedColumns, fetch_columns, open_table, require_pyarrow
@@ -45,6 +46,8 @@ _FOOTER_BYTES = 16 * 1024
 _CHUNK_FOOTER_BYTES = 150
 """Of a footer for a column and row group, statistics included: 100-140 measured. A row group is one episode's, or that
 of many, and the tail then holds more than the footer, but never more than ``MAX_TAIL_BYTES``."""
+_MAX_FILES_ASIDE = 64
+"""Looked at on one side of the data file that an episode should be in, and isn't."""
 _LIST_ITEM_BYTES = 64
 """A Python string or bytes object and the reference to it, beside its content."""
 
@@ -159,6 +162,7 @@ class RowReader:
         self.metadata = metadata
         self._run = run
         self._kept: LRUPart[_Key, Any] = LRUPart(kept.kept, number)
+        self._moved: dict[int, str] = {}  # where episodes are whose file the metadata doesn't name
 
     def __repr__(self) -> str:
         return f"<RowReader of {redact_url(self.metadata.url)!r}, {self._kept!r}>"
@@ -180,8 +184,8 @@ class RowReader:
         """
         if episode.length == 0:
             return EpisodeRows({key: empty_column(feature) for key, feature in self._features.items()}, 0)
-        url = episode.data_url
         file = await self._file(episode)
+        url = file.table.url
         own, shared = file.groups_of(episode.from_index, episode.to_index)
         reads: list[Callable[[], Awaitable[_Group | FetchedColumns]]] = [
             partial(self._kept.get, (url, group), partial(self._read, file, [group])) for group in shared
@@ -189,6 +193,7 @@ class RowReader:
         if own:
             reads.append(partial(self._fetch, file, own))
         parts = await gather(*reads)
+        episode = replace(episode, data_url=url)
         return await self._run(partial(_select, parts, episode, self._features, self.metadata.tasks))
 
     async def locate(self, episode: Episode) -> None:
@@ -201,13 +206,59 @@ class RowReader:
         self._kept.clear()
 
     async def _file(self, episode: Episode) -> IndexedTable:
-        file: IndexedTable = await self._kept.get(episode.data_url, partial(self._open, episode))
+        url = self._moved.get(episode.index, episode.data_url)
+        try:
+            file = await self._table(url, episode)
+        except (AccessDenied, NotFound):
+            found = await self._look_beside(episode, (-1, 1))
+            if found is None:
+                raise
+            return found
+        if file.covers(episode.from_index, episode.to_index):
+            return file
+        found = await self._look_beside(episode, (_side(file, episode),))
+        return file if found is None else found
+
+    async def _look_beside(self, episode: Episode, directions: Sequence[int]) -> IndexedTable | None:
+        """The data file that has the episode's rows by its own index ranges, where the metadata names another one.
+
+        Files follow each other in the order of ``index``, so their ranges tell which way to go.
+        """
+        for direction in directions:
+            for distance in range(1, _MAX_FILES_ASIDE + 1):
+                url = self.metadata.episodes.data_url_beside(episode.index, direction * distance)
+                if url is None:
+                    break
+                try:
+                    file = await self._table(url, episode)
+                except (AccessDenied, NotFound):
+                    break
+                if file.covers(episode.from_index, episode.to_index):
+                    self._warn_of(episode, url)
+                    self._moved[episode.index] = url
+                    return file
+                if _side(file, episode) != direction:
+                    break
+        return None
+
+    def _warn_of(self, episode: Episode, url: str) -> None:
+        if not self._moved:
+            warnings.warn(
+                f"meta/episodes names {redact_url(episode.data_url)} for the rows of episode {episode.index}, which "
+                f"are in {redact_url(url)}. They are read from there, and so are those of other episodes of this "
+                "dataset where it is wrong; to mend it, write the dataset anew: `asyncfetch select`",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    async def _table(self, url: str, episode: Episode) -> IndexedTable:
+        file: IndexedTable = await self._kept.get(url, partial(self._open, url, episode))
         return file
 
-    async def _open(self, episode: Episode) -> IndexedTable:
+    async def _open(self, url: str, episode: Episode) -> IndexedTable:
         chunks = self.metadata.episodes.sharing_data_file(episode.index) * len(self.metadata.info.features)
         tail_bytes = min(_FOOTER_BYTES + chunks * _CHUNK_FOOTER_BYTES, MAX_TAIL_BYTES)
-        table = await open_table(self._reader, episode.data_url, run=self._run, tail_bytes=tail_bytes)
+        table = await open_table(self._reader, url, run=self._run, tail_bytes=tail_bytes)
         table.require(self._features)
         return await index_table(self._reader, table, run=self._run)
 
@@ -216,6 +267,11 @@ class RowReader:
 
     async def _fetch(self, file: IndexedTable, groups: Sequence[int]) -> FetchedColumns:
         return await fetch_columns(self._reader, file.table, groups, self._features, run=self._run)
+
+
+def _side(file: IndexedTable, episode: Episode) -> int:
+    """1 where the episode's rows come after the file's first one, -1 where they come before it."""
+    return 1 if not len(file.first) or int(file.first.min()) <= episode.from_index else -1
 
 
 def _decode(part: _Group | FetchedColumns) -> _Group:

@@ -12,6 +12,7 @@ import numpy as np
 from asyncfetch.decode import decode_image, stack_frames
 from asyncfetch.decode.backends import import_torch
 from asyncfetch.errors import LEAVE_OUT_FEATURE, FormatError, redact_url
+from asyncfetch.lerobot.depth import MILLIMETRES, stored_unit
 from asyncfetch.lerobot.windows import clamp
 from asyncfetch.runtime.fork import forks_wait
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from asyncfetch.lerobot.depth import DepthUnit
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.held_episode import HeldEpisode
     from asyncfetch.lerobot.info import Feature
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "DoesNotFit", "Field", "ImageDtype", "Row", "Sample", "SampleBuilder"]
 
 ImageDtype = Literal["uint8", "float32"]
-"""uint8 in [0, 255], or float32 in [0, 1]. Depth cameras are float32 in their unit either way; depth maps in a table
-keep their stored numbers, as uint16. Pictures of 16 bits in a feature that isn't marked as depth need float32."""
+"""uint8 in [0, 255], or float32 in [0, 1]. Depth is float32 in its unit either way, from videos and from the table;
+depth maps of which info.json has no ``depth_unit`` keep the one they are stored in. Pictures of 16 bits in a feature
+that isn't marked as depth need float32."""
 
 Sample = dict[str, Any]
 """Feature key to tensor (or str), beside ``<key>_is_pad`` for windows and ``task``. It is the receiver's own: no value
@@ -98,8 +101,10 @@ class SampleBuilder:
         tasks: Mapping[int, str],
         windows: Mapping[str, NDArray[np.int64]],
         image_dtype: ImageDtype,
+        depth_unit: DepthUnit,
     ) -> None:
         self._features = features
+        self._depth_unit: DepthUnit = depth_unit
         self._tasks = tasks
         self._windows = windows
         self._image_dtype = image_dtype
@@ -136,8 +141,6 @@ class SampleBuilder:
         return frozenset(key for key, feature in self._features.items() if feature.kind in _PICTURES)
 
     def _field(self, feature: Feature) -> Field:
-        if feature.kind == "image" and feature.is_depth:
-            return Field("uint16", _channels_first(feature))  # what LeRobot and most others store
         if feature.kind in _PICTURES:
             is_float = feature.is_depth or self._image_dtype == "float32"
             return Field("float32" if is_float else "uint8", _channels_first(feature))
@@ -248,7 +251,12 @@ class SampleBuilder:
         if feature.is_camera:
             return held.each(feature.key, frames, reader=reader)
         dtype = self._field(feature).dtype
-        return _decode_images(held.episode, feature, dtype, held.rows[feature.key], frames)
+        images = _decode_images(held.episode, feature, dtype, held.rows[feature.key], frames)
+        stored = stored_unit(feature) if feature.is_depth else None
+        if stored not in {self._depth_unit, None}:
+            for image in {id(image): image for image in images}.values():
+                _ = image.mul_(MILLIMETRES) if stored == "m" else image.div_(MILLIMETRES)
+        return images
 
     def _as_image_dtype(self, images: list[torch.Tensor], feature: Feature) -> list[torch.Tensor]:
         if self._image_dtype == "uint8" or feature.is_depth:
@@ -304,7 +312,7 @@ def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def _decode_images(
     episode: Episode, feature: Feature, dtype: str, column: Sequence[bytes], frames: Sequence[int]
 ) -> list[torch.Tensor]:
-    """As stored, of depth maps as uint16. Windows repeat frames at the ends of an episode: each is decoded once."""
+    """As stored, of depth maps as float32. Windows repeat frames at the ends of an episode: each is decoded once."""
     torch = import_torch()
     where = f"{feature.key} of episode {episode.index} in {redact_url(episode.data_url)}"
     images = {frame: decode_image(column[frame], name=f"{where}, frame {frame}") for frame in dict.fromkeys(frames)}
@@ -315,14 +323,19 @@ def _decode_images(
                 f"{feature.shape}",
                 remedy=LEAVE_OUT_FEATURE,
             )
+        if image.dtype == torch.float32 and not feature.is_depth:
+            raise FormatError(
+                f"{where}, frame {frame}: the picture is of floats, and info.json doesn't mark the feature as depth",
+                remedy='mark it there: "info": {"is_depth_map": true}, or leave the feature out with features=',
+            )
         if image.dtype != torch.uint8 and dtype == "uint8":
             raise FormatError(
                 f"{where}, frame {frame}: the picture has 16 bits a sample, which uint8 can't hold, and info.json "
                 "doesn't mark the feature as depth",
                 remedy='ask for image_dtype="float32", in [0, 1], or mark it there: "info": {"is_depth_map": true}',
             )
-        if dtype == "uint16":
-            images[frame] = image.to(torch.uint16)  # of 8 bits is little depth, and yet a sample's layout is one
+        if feature.is_depth:
+            images[frame] = image.to(torch.float32)
     shapes = {tuple(image.shape) for image in images.values()}
     if len(shapes) > 1:
         message = f"{where}: frames {list(frames)} have images of different shapes: {sorted(shapes)}"

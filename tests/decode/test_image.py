@@ -85,7 +85,7 @@ def test_what_is_no_image_is_refused(data: bytes) -> None:
 
 def float_tiff(order: str, channels: int) -> bytes:
     """As Pillow writes it: the pixels, then the directory, then what is too long for that."""
-    pixels = np.zeros((4, 6, channels), order + "f4").tobytes()
+    pixels = np.arange(24 * channels, dtype=order + "f4").tobytes()
     formats = struct.pack(f"{order}{channels}H", *[3] * channels)
     where_formats = 8 + len(pixels) + 2 + 10 * 12 + 4
     tags = {256: 6, 257: 4, 258: 32, 259: 1, 262: 1, 273: 8, 277: channels, 278: 4, 279: len(pixels)}
@@ -99,11 +99,27 @@ def float_tiff(order: str, channels: int) -> bytes:
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_tiff_of_floats_is_refused_by_name(order: str, channels: int) -> None:
-    data = float_tiff(order, channels)
+def test_a_tiff_of_floats_is_the_floats(order: str) -> None:
+    image = decode_image(float_tiff(order, 1))
+    assert (image.dtype, image.flatten().tolist()) == (torch.float32, list(range(24)))
+    assert image.shape == (1, 4, 6)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_tiff_of_several_floats_a_pixel_is_refused_by_name(order: str) -> None:
+    data = float_tiff(order, 3)
     with pytest.raises(DecodeError, match=f"row 7: .* {len(data)} bytes are a TIFF of floats.* leave the feature out"):
         decode_image(data, name="row 7")
+
+
+@pytest.mark.parametrize("lost", [{273: 200}, {279: 40}, {257: 5}, {258: 12}, {259: 5}], ids=str)
+def test_a_damaged_tiff_of_floats_is_refused_by_name(lost: dict[int, int]) -> None:
+    data = bytearray(float_tiff("<", 1))
+    for tag, value in lost.items():
+        entry = data.index(struct.pack("<HHI", tag, 4, 1))
+        data[entry + 8 : entry + 12] = struct.pack("<I", value)
+    with pytest.raises(DecodeError, match=f"row 7: these {len(data)} bytes are a "):
+        decode_image(bytes(data), name="row 7")
 
 
 def test_without_pyav_the_error_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,12 @@ async def serve(
 
 def in_memory(truth: DatasetTruth) -> dict[str, bytes]:
     """The dataset's files by path, to be changed."""
-    return {str(path.relative_to(truth.root)): path.read_bytes() for path in truth.root.rglob("*") if path.is_file()}
+    return content_of(truth.root)
+
+
+def content_of(root: Path) -> dict[str, bytes]:
+    """The files below, by path, to be changed."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def shifted(truth: DatasetTruth, by_frames: float, *, camera: str = TOP) -> dict[str, bytes]:

@@ -7,6 +7,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import av
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from asyncfetch.errors import DatasetError, DecodeError, EpisodeNotFound, FormatError, FrameMissing, NotFound
@@ -21,6 +24,7 @@ from tests.lerobot.serving import (
     check_all,
     check_renumbered,
     check_sample,
+    content_of,
     in_memory,
     in_use_bytes,
     renumbered,
@@ -28,10 +32,13 @@ from tests.lerobot.serving import (
     shifted,
     video_path,
 )
+from tests.recorded import DATA
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from asyncfetch.lerobot import LeRobotDataset
     from asyncfetch.testing import DatasetTruth
     from tests.lerobot.serving import Library
 
@@ -236,7 +243,7 @@ async def test_a_clock_of_few_ticks_may_round_a_frames_time(library: Library) ->
     content = in_memory(truth)
     for camera in (TOP, WRIST):
         with (
-            av.open(io.BytesIO(content[video_path(camera)])) as source,
+            av.open(io.BytesIO(content[video_path(camera)]), "r") as source,
             av.open(sink := io.BytesIO(), "w", format="mp4", options={"video_track_timescale": "1000"}) as target,
         ):
             stream = target.add_stream_from_template(source.streams.video[0])
@@ -347,6 +354,49 @@ async def test_a_table_that_contradicts_the_metadata(library: Library) -> None:
     async with serve(content) as served:
         with pytest.raises(DatasetError, match=rf"{path}, episode 3: 4 rows .* its length is 5"):
             await served.dataset.sample(3, 0)
+
+
+def with_data_files(content: dict[str, bytes], name: Callable[[int], int]) -> dict[str, bytes]:
+    """The same, the table of episodes naming another data file of each; two are in a chunk."""
+    path = "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(pa.BufferReader(content[path]))
+    columns = [table.column_names.index(f"data/{part}_index") for part in ("chunk", "file")]
+    numbers = [name(2 * row["data/chunk_index"] + row["data/file_index"]) for row in table.to_pylist()]
+    for column, values in zip(columns, zip(*(divmod(number, 2) for number in numbers), strict=True), strict=True):
+        table = table.set_column(column, table.column_names[column], pa.array(values, pa.int64()))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return content | {path: sink.getvalue().to_pybytes()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [lambda _: 0, lambda file: file + 1, lambda file: max(file - 1, 0), lambda file: 7 - file],
+    ids=["the first", "the next", "the last one", "from behind"],
+)
+async def test_episodes_whose_data_file_the_metadata_names_wrong_are_found_with_one_warning(
+    name: Callable[[int], int],
+) -> None:
+    content = content_of(DATA / "small_files")
+
+    async def check(dataset: LeRobotDataset, right: LeRobotDataset) -> None:
+        for episode, frame in ((one.index, frame) for one in right.episodes for frame in range(one.length)):
+            sample, expected = await dataset.sample(episode, frame), await right.sample(episode, frame)
+            assert all(np.array_equal(sample[key], value) for key, value in expected.items())
+
+    async with serve(with_data_files(content, name)) as served, serve(content) as right:
+        with pytest.warns(RuntimeWarning, match=r"parquet for the rows of episode \d, which are in .*") as warned:
+            await check(served.dataset, right.dataset)
+        assert len(warned) == 1
+
+
+async def test_an_episode_whose_rows_no_file_has_is_refused_as_ever() -> None:
+    content = content_of(DATA / "small_files")
+    del content["data/chunk-001/file-001.parquet"]
+    async with serve(content) as served:
+        with pytest.raises(NotFound, match=r"data/chunk-001/file-001\.parquet"):
+            await served.dataset.sample(3, 0)
+        assert (await served.dataset.sample(4, 0))["episode_index"] == 4
 
 
 @pytest.mark.parametrize("path", ["meta/info.json", "meta/tasks.parquet", "data/chunk-000/file-000.parquet"])

@@ -169,7 +169,7 @@ async def test_image_column_is_the_picture_exactly(truth: DatasetTruth) -> None:
     np.testing.assert_array_equal(picture.permute(1, 2, 0), truth.picture(0, 5, SNAPSHOT))
 
 
-@pytest.mark.parametrize(("unit", "scale", "tolerance"), [("m", 1.0, 1e-6), ("mm", 1000.0, 0.5001)])
+@pytest.mark.parametrize(("unit", "scale", "tolerance"), [("m", 1.0, 4e-6), ("mm", 1000.0, 0.504)])
 async def test_depth(truth: DatasetTruth, unit: str, scale: float, tolerance: float) -> None:
     async with serve(truth, depth_unit=unit) as served:
         for episode, frame in ((0, 0), (0, 5), (1, 2)):
@@ -362,18 +362,18 @@ async def test_a_window_over_pictures_of_8_and_of_16_bits_has_each_as_it_is_alon
     async with serve(content, features=["gray"], image_dtype="float32") as served:
         alone = [(await served.dataset.sample(0, frame))["gray"] for frame in (4, 5)]
         window = (await served.dataset.sample(0, 4, windows={"gray": frames(0, 1)}))["gray"]
-    assert window.dtype == (torch.uint16 if is_depth else torch.float32)
+    assert window.dtype == torch.float32
     assert window.tolist() == [picture.tolist() for picture in alone]
     assert window.float().amax((1, 2, 3)).tolist() == pytest.approx([4 / scales[0], 5 / scales[1]])
 
 
-def test_a_depth_map_in_a_table_is_laid_out_as_it_is_stored() -> None:
+def test_a_depth_map_in_a_table_is_laid_out_as_floats() -> None:
     features = {
         key: Feature(key, "image", (4, 6, 1), None, "image", {"is_depth_map": is_depth})
         for key, is_depth in (("depth", True), ("gray", False))
     }
-    builder = SampleBuilder(features=features, tasks={}, windows={}, image_dtype="float32")
-    assert [builder.layout()[key] for key in features] == [Field("uint16", (1, 4, 6)), Field("float32", (1, 4, 6))]
+    builder = SampleBuilder(features=features, tasks={}, windows={}, image_dtype="uint8", depth_unit="mm")
+    assert [builder.layout()[key] for key in features] == [Field("float32", (1, 4, 6)), Field("uint8", (1, 4, 6))]
 
 
 @pytest.mark.parametrize(
@@ -396,5 +396,5 @@ def test_a_pictures_axes_are_told_by_their_names_or_else_by_their_sizes(
     shape: tuple[int, ...], names: object, laid_out: tuple[int, ...]
 ) -> None:
     camera = Feature("camera", "video", shape, names, "video", {})
-    builder = SampleBuilder(features={"camera": camera}, tasks={}, windows={}, image_dtype="uint8")
+    builder = SampleBuilder(features={"camera": camera}, tasks={}, windows={}, image_dtype="uint8", depth_unit="mm")
     assert builder.layout()["camera"] == Field("uint8", laid_out)
