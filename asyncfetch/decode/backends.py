@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
+import re
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +27,9 @@ INSTALL_TORCHCODEC = 'pip install "asyncfetch[lerobot]"'
 INSTALL_FFMPEG = "apt-get install ffmpeg"
 INSTALL_PYAV = 'pip install "asyncfetch[pyav]"'
 CAUSE_CHARACTERS = 300  # torchcodec's message goes on with a traceback for each FFmpeg version
+CUDA_LIBRARY = re.compile(r"lib(?:nv|cu|npp)\w*\.so[.\d]*")
+"""One of those that torchcodec's wheels of CUDA builds, which are all from 0.14 on, load from what torch brings."""
+INSTALL_CPU_BUILD = 'pip install "torchcodec>=0.8,<0.14"'
 
 
 @functools.cache
@@ -51,15 +56,15 @@ def choose_backend(backend: DecoderBackend) -> Literal["torchcodec", "pyav"]:
         return "torchcodec"
     if backend == "torchcodec":
         raise MissingDependency(
-            f"torchcodec can't be loaded ({_cause(problem)}). It needs its package and FFmpeg's libraries: "
-            f"{INSTALL_TORCHCODEC} and {INSTALL_FFMPEG}; or use decoder='pyav', which brings its own: {INSTALL_PYAV}"
+            f"torchcodec can't be loaded ({_cause(problem)}). {_remedy(problem)}; or use decoder='pyav', which brings "
+            f"its own libraries: {INSTALL_PYAV}"
         ) from problem
     if _problem("av") is not None:
         raise MissingDependency(
-            f"no video decoder can be loaded. torchcodec: {_cause(problem)}. PyAV: not installed. Either "
-            f"{INSTALL_FFMPEG} (and {INSTALL_TORCHCODEC}), or, without root, {INSTALL_PYAV}"
+            f"no video decoder can be loaded. torchcodec: {_cause(problem)}. {_remedy(problem)}. PyAV: not installed; "
+            f"without root, {INSTALL_PYAV}"
         ) from problem
-    _warn_of_fallback(_cause(problem))
+    _warn_of_fallback(_cause(problem), _remedy(problem))
     return "pyav"
 
 
@@ -86,16 +91,46 @@ def _import(module: str) -> ModuleType:
 
 
 @functools.cache
-def _warn_of_fallback(cause: str) -> None:
+def _warn_of_fallback(cause: str, remedy: str) -> None:
     warnings.warn(
-        f"torchcodec can't be loaded, so PyAV decodes, more slowly. The cause: {cause}. To use "
-        f"torchcodec: {INSTALL_FFMPEG} and {INSTALL_TORCHCODEC}; to silence this: decoder='pyav'",
+        f"torchcodec can't be loaded, so PyAV decodes, more slowly. The cause: {cause}. {remedy}; to silence this: "
+        "decoder='pyav'",
         RuntimeWarning,
         stacklevel=4,
     )
 
 
+def _missing_cuda_library(error: BaseException | None) -> str | None:
+    """The library of CUDA's that isn't there; None where that isn't why."""
+    while error is not None:
+        found = CUDA_LIBRARY.search(str(error))
+        if found is not None:
+            return found[0]
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _version(package: str) -> str:
+    """Such as "torch 2.13.0+cpu"."""
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        return package
+
+
+def _remedy(error: Exception) -> str:
+    if _missing_cuda_library(error) is not None:
+        return (
+            f"torchcodec's wheels from 0.14 on are CUDA builds, which need a CUDA build of torch; beside a CPU build "
+            f"take an earlier one, as torchcodec 0.13 with torch 2.13: {INSTALL_CPU_BUILD}"
+        )
+    return f"torchcodec needs its package and FFmpeg's libraries: {INSTALL_TORCHCODEC} and {INSTALL_FFMPEG}"
+
+
 def _cause(error: Exception) -> str:
+    library = _missing_cuda_library(error)
+    if library is not None:
+        return f"{_version('torchcodec')} doesn't load beside {_version('torch')}, which comes without {library}"
     words = " ".join(str(error).split())
     if len(words) > CAUSE_CHARACTERS:
         words = words[:CAUSE_CHARACTERS] + "..."

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 import warnings
@@ -20,6 +21,19 @@ if TYPE_CHECKING:
 NO_LIBRARIES = RuntimeError(
     "Could not load libtorchcodec.\n\nLikely causes: FFmpeg is not properly installed. " + "x" * 999
 )
+
+
+NO_NVRTC = OSError("libnvrtc.so.13: cannot open shared object file: No such file or directory")
+OF_A_CUDA_BUILD = OSError("Could not load this library: site-packages/torchcodec/libtorchcodec_image.so")
+OF_A_CUDA_BUILD.__cause__ = NO_NVRTC
+CUDA_BUILDS = {
+    "0.16 and 0.17": OF_A_CUDA_BUILD,
+    "0.14": RuntimeError(
+        "Could not load libtorchcodec. Likely causes:\n 1. FFmpeg is not properly installed ... [start of libtorchcodec "
+        f"loading traceback]\nOSError: {NO_NVRTC}\nOSError: Could not load this library: libtorchcodec_core8.so\n"
+    ),
+}
+"""What torchcodec's wheels raise beside a CPU build of torch."""
 
 
 @pytest.fixture
@@ -54,6 +68,23 @@ def test_auto_falls_back_with_one_warning_that_names_the_cause(
     assert len(str(caught[0].message)) < 700
     with warnings.catch_warnings(action="error"):
         open_decoder(h264.clip(), backend="auto")
+
+
+@pytest.mark.parametrize("problem", CUDA_BUILDS.values(), ids=list(CUDA_BUILDS))
+def test_a_cuda_build_beside_a_cpu_torch_is_named_with_the_pair_that_works(
+    h264: Video, broken: Callable[..., None], problem: Exception
+) -> None:
+    broken(torchcodec_decoders=problem, av=ModuleNotFoundError("No module named 'av'"))
+    for backend in ("torchcodec", "auto"):
+        with pytest.raises(MissingDependency) as caught:
+            open_decoder(h264.clip(), backend=backend)
+        message = str(caught.value)
+        torch, torchcodec = importlib.metadata.version("torch"), importlib.metadata.version("torchcodec")
+        assert (
+            f"torchcodec {torchcodec} doesn't load beside torch {torch}, which comes without libnvrtc.so.13" in message
+        )
+        assert 'torchcodec 0.13 with torch 2.13: pip install "torchcodec>=0.8,<0.14"' in message
+        assert "apt-get install ffmpeg" not in message
 
 
 def test_a_chosen_pyav_doesnt_warn_or_ask_for_torchcodec(h264: Video, broken: Callable[..., None]) -> None:
