@@ -92,7 +92,8 @@ def test_each_rank_draws_from_every_member_and_stays_with_its_episodes() -> None
     ]
     totals = tuple(int(each.sum()) for each in lengths)
     order = MixedOrder(Mixing(totals, ((0, (2.0, 1.0)),), "first", 1, 0).epoch(0), totals, orders)
-    read, ranks = [], 4
+    read: list[int] = []
+    ranks = 4
     for rank in range(ranks):
         placement = Placement(rank, ranks).in_batches(32, drop_last=False)
         steps = list(order.steps(Rest().positions(len(order), placement, "uneven", order)))
