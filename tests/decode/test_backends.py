@@ -30,7 +30,8 @@ CUDA_BUILDS = {
     "0.16 and 0.17": OF_A_CUDA_BUILD,
     "0.14": RuntimeError(
         "Could not load libtorchcodec. Likely causes:\n 1. FFmpeg is not properly installed ... [start of "
-        f"libtorchcodec loading traceback]\nOSError: {NO_NVRTC}\nOSError: Could not load this library: libtorchcodec_core8.so\n"
+        f"libtorchcodec loading traceback]\nOSError: {NO_NVRTC}\nOSError: Could not load this library: "
+        "libtorchcodec_core8.so\n"
     ),
 }
 """What torchcodec's wheels raise beside a CPU build of torch."""
