@@ -8,6 +8,7 @@ try:
     import typer
 
     from asyncfetch.cli.cache import commands as cache_commands
+    from asyncfetch.cli.info import info
     from asyncfetch.cli.merge import merge
     from asyncfetch.cli.subsets import convert, select, split
 except ModuleNotFoundError as missing:
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cache_commands, name="cache")
-for command in (merge, select, split, convert):
+for command in (info, merge, select, split, convert):
     app.command()(command)
 
 

@@ -337,6 +337,10 @@ class LeRobotDataset:
         with self._prefetches.told(wanted, is_whole=False):
             return await self._episodes.clip_bytes(wanted)
 
+    async def range_bytes(self, episode: int) -> int:
+        """What is fetched for the clips of an episode; fetches its videos' indexes where needed."""
+        return await self._episodes.range_bytes(self._episode(episode))
+
     async def locate_rows(self, episode: int) -> None:
         """Fetch the footer of an episode's table where needed; for a pass, beside ``clip_bytes``."""
         wanted = self._episode(episode)

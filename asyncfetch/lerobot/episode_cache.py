@@ -144,6 +144,11 @@ class EpisodeCache:
         with calling(self._caller(episode)):
             return _clip_bytes(await self._plan(episode))
 
+    async def range_bytes(self, episode: Episode) -> int:
+        """What is fetched of the clips of the episode: without the headers that are made for them."""
+        planned = await self._plan(episode)
+        return sum(clip.plan.stop - clip.plan.start for clip in planned.values())
+
     async def locate_rows(self, episode: Episode) -> None:
         """Fetches the footer of the episode's table where needed: beside ``clip_bytes``, so that ``hold`` needn't."""
         if self._tables.get_nowait(episode.index) is not None:

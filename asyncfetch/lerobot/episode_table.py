@@ -236,6 +236,11 @@ class EpisodeTable:
         shares = (files.chunk == files.chunk[position]) & (files.file == files.file[position])
         return int(np.count_nonzero(shares)), int(self._lengths[shares].sum(dtype=np.int64))
 
+    def video_files(self, camera: str) -> NDArray[np.int64]:
+        """A number for the file that has each episode's frames of this camera, as ``lengths``."""
+        files = self._videos[camera].files
+        return files.chunk.astype(np.int64) << 32 | files.file
+
     def digest(self) -> bytes:
         """Hash over numbers, lengths and places; equal for equal tables wherever they lie."""
         digest = hashlib.sha256()

@@ -2,6 +2,7 @@
 
 order.py        the order of an epoch, a pure function
 cursor.py       what is left of it, and who takes which part; state.py: the same as JSON
+traffic.py      what an epoch fetches over all ranks, told before it is read
 plan.py, jobs.py  what one pass reads, and what of it is decoded together
 placement.py    which part of it this process takes
 epochs.py       which epoch comes next

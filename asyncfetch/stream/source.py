@@ -284,6 +284,10 @@ class SampleSource(ABC, Generic[R]):
         total = self._total(self._open_session().opened(), placement, self.epoch)
         return Rest().shared(total, placement, self.config.uneven_ends)[0]
 
+    def opened(self) -> R:
+        """What the synchronous iteration reads, to ask for what its metadata says."""
+        return self._open_session().opened()
+
     def planned(self, placement: Placement, epoch: int) -> PassPlan:
         """``plan`` of what the synchronous iteration reads."""
         return self.plan(self._open_session().opened(), placement, epoch)

@@ -1,23 +1,47 @@
-"""What an epoch costs before it is paid: which consumer reads which episodes. Pure, from lengths alone."""
+"""What an epoch costs before it is paid: which consumer reads which episodes, from lengths alone, and their bytes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.cursor import Deal, Rest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from asyncfetch.lerobot import LeRobotDataset
     from asyncfetch.stream.order import Order
     from asyncfetch.stream.placement import Placement
 
-__all__ = ["Readers", "readers"]
+__all__ = ["Readers", "TrafficPlan", "readers", "traffic", "weigh"]
+
+_WEIGHED = 1024
+"""Episodes whose bytes are asked for, spread over the dataset; those of the others go by their frames."""
 
 _AT_ONCE = 1 << 18
 """Samples that are looked at together: 10 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficPlan:
+    """What an epoch fetches: clips, without metadata, indexes of videos and rows, a few hundredths of it as a rule."""
+
+    world_size: int
+    num_workers: int
+    batch_size: int | None
+    least_bytes: int
+    """Of all clips, each once."""
+    fetched_bytes: int
+    """By all ranks and their workers."""
+    largest_rank_bytes: int
+    """By the rank that fetches most."""
+    requests: int
+    """For clips and rows of episodes, and for the indexes of videos."""
 
 
 class Readers(NamedTuple):
@@ -53,3 +77,35 @@ def readers(order: Order, layout: Placement) -> Readers:
     pairs = np.unique(np.concatenate([*found, *together]))
     episodes, consumer = np.divmod(pairs, consumers)
     return Readers(consumer // layout.workers, consumer % layout.workers, episodes)
+
+
+async def weigh(
+    dataset: LeRobotDataset, episodes: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Bytes of each episode's clips; of more than 1,024 episodes, most by their frames. Fetches indexes of videos."""
+    there = np.flatnonzero(lengths)
+    chosen = there[np.linspace(0, len(there) - 1, min(len(there), _WEIGHED)).astype(np.int64)]
+    found = await gather(*(partial(dataset.range_bytes, int(episode)) for episode in episodes[chosen]))
+    sizes = np.array(found, np.float64)
+    estimated: NDArray[np.float64] = lengths * (sizes.sum() / max(1, lengths[chosen].sum()))
+    estimated[chosen] = sizes
+    return estimated
+
+
+def traffic(
+    order: Order, layout: Placement, sizes: NDArray[np.float64], files: list[NDArray[np.int64]]
+) -> tuple[int, int, int]:
+    """Bytes of an epoch, those of the rank that fetches most, and requests.
+
+    Args:
+        order: Of the epoch.
+        layout: Of all consumers.
+        sizes: Of each episode's clips.
+        files: Of each camera, a number for the file that an episode is in.
+    """
+    read = readers(order, layout)
+    by_rank = np.bincount(read.ranks, weights=sizes[read.episodes], minlength=1)
+    consumers = read.ranks * layout.workers + read.workers
+    indexes = sum(len(np.unique(np.stack([consumers, each[read.episodes]]), axis=1).T) for each in files)
+    requests = len(read.episodes) * (len(files) + 1) + indexes
+    return round(by_rank.sum()), round(by_rank.max()), requests

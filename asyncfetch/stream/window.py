@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["EpisodeWindow"]
 
 HEAD_START_SECONDS = 0.1
-"""That the first episode has alone, at most: on a link that a pool's episodes fill together, the first sample would
+"""That the first episode has alone, at most: where a pool's episodes fill the link together, the first sample would
 wait for the last of them. Where each stream is slow that is a hundredth of the first ten seconds."""
 
 

@@ -1,0 +1,25 @@
+"""``asyncfetch info`` as a shell sees it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from typer.testing import CliRunner
+
+from asyncfetch.cli.app import app
+from asyncfetch.testing import write_dataset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_a_dataset_is_and_what_ranks_fetch_of_it(tmp_path: Path) -> None:
+    truth = write_dataset(tmp_path / "one", episodes=(4, 5, 6), codec="h264", width=96, height=64)
+    done = CliRunner().invoke(app, ["info", str(truth.root)])
+    assert done.exit_code == 0, done.output
+    assert "3 episodes, 15 frames at 30 fps" in done.stdout
+    assert "1.00 x" in done.stdout
+    told = json.loads(CliRunner().invoke(app, ["info", str(truth.root), "--json", "--batch-size", "2"]).stdout)
+    assert [(plan["world_size"], plan["batch_size"]) for plan in told["traffic"]] == [(1, 2), (8, 2), (64, 2)]
+    assert told["traffic"][0]["fetched_bytes"] == told["traffic"][0]["least_bytes"] > 0

@@ -1,0 +1,80 @@
+"""What an epoch fetches, told before it is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import asyncfetch as af
+import asyncfetch.stream.traffic
+from asyncfetch.stream import Placement
+from asyncfetch.testing import RangeServer, write_dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from asyncfetch.testing import DatasetTruth
+
+CONFIG = af.StreamConfig(
+    lanes=4, pool_episodes=4, prefetch_episodes=1, decode_threads=1, fetch=af.FetchConfig(hedge=None, max_gap_bytes=0)
+)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
+    """Clips that are no part of what is read of an index; an episode without frames among them."""
+    root = tmp_path_factory.mktemp("traffic") / "data"
+    lengths = [10, 14, 0, 12, 8, 16, 10, 10, 12, 14]
+    return write_dataset(root, episodes=lengths, width=192, height=192, texture=4.4, episodes_per_video_file=1)
+
+
+@pytest.fixture
+def server(large: DatasetTruth) -> Iterator[RangeServer]:
+    with RangeServer(large.root, tls=False) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("ranks", "workers", "batch"), [(1, 0, None), (2, 0, 4), (3, 0, None), (1, 2, 4), (2, 2, None)]
+)
+def test_what_is_told_is_what_a_server_counts(
+    large: DatasetTruth, server: RangeServer, ranks: int, workers: int, batch: int | None
+) -> None:
+    told = af.Stream(server.url, config=CONFIG)
+    plan = told.traffic_plan(world_size=ranks, num_workers=workers, batch_size=batch)
+    told.close()
+    clips: dict[tuple[str, int], int] = {}
+    fetched = []
+    for rank in range(ranks):
+        fetched.append(0)
+        for worker in range(max(1, workers)):
+            server.reset()
+            block = batch or 1 if workers else 1
+            placement = Placement(rank, ranks, worker, max(1, workers), block).in_batches(batch, drop_last=False)
+            stream = af.Stream(server.url, config=CONFIG)
+            for _ in stream.iterate(placement, epoch=0):
+                pass
+            stream.close()
+            # Of a file with one episode the index is read at both ends; between them begins the clip.
+            ranges = [one for one in server.requests if "/videos/" in one.path and 0 < (one.start or 0) < 1000]
+            found = {(one.path, one.start or 0): one.bytes_sent for one in ranges}
+            assert len(found) == len(ranges)
+            clips |= found
+            fetched[-1] += sum(found.values())
+    assert sum(clips.values()) == plan.least_bytes
+    assert (sum(fetched), max(fetched)) == (plan.fetched_bytes, plan.largest_rank_bytes)
+    assert len(clips) == 2 * sum(length > 0 for length in large.lengths)
+
+
+def test_most_of_many_episodes_go_by_their_frames(large: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = af.Stream(str(large.root), config=CONFIG)
+    whole = stream.traffic_plan(world_size=2, batch_size=4)
+    monkeypatch.setattr(asyncfetch.stream.traffic, "_WEIGHED", 3)
+    some = stream.traffic_plan(world_size=2, batch_size=4)
+    assert some.requests == whole.requests
+    assert some.least_bytes != whole.least_bytes
+    assert some.fetched_bytes == pytest.approx(whole.fetched_bytes, rel=0.1)
+    with pytest.raises(af.ConfigError, match="world_size"):
+        stream.traffic_plan(world_size=0)
+    stream.close()
