@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ALIGNMENT_BYTES", "Returned", "Slot", "SlotMemory", "Slots", "lease"]
+__all__ = ["ALIGNMENT_BYTES", "TOKEN_AT", "Returned", "Slot", "SlotMemory", "Slots", "lease"]
 
 ALIGNMENT_BYTES = 64
 """Of each tensor: a cache line, and what vector instructions of any processor ask for."""
+TOKEN_BYTES = 16
+TOKEN_AT = slice(16, 16 + TOKEN_BYTES)
+"""Of a slot that is given back by a flag; batches begin behind it, aligned."""
 
 
 class Slot:
@@ -69,6 +72,8 @@ class Slots:
     """The side that fills them: which ones are free. Safe to use from any thread."""
 
     def __init__(self) -> None:
+        self.token = os.urandom(TOKEN_BYTES)
+        """Tells these slots from those of another process that had or will have this one's id."""
         self._lock = threading.Lock()
         self._slots: dict[int, Slot] = {}
         self._free: list[Slot] = []
@@ -113,7 +118,8 @@ class Slots:
 
         Args:
             slot: Whose.
-            is_flagged: It does so by setting the first byte to 0; else ``give_back`` is called.
+            is_flagged: It does so by setting the first byte to 0, and finds the token behind it; else ``give_back`` is
+                called.
         """
         with self._lock:
             if slot.number in self._away:
@@ -121,6 +127,7 @@ class Slots:
             self._away.add(slot.number)
             if is_flagged:
                 slot.memory[0] = 1
+                slot.memory[TOKEN_AT] = np.frombuffer(self.token, np.uint8)
                 self._flagged.add(slot.number)
         return True
 
