@@ -122,6 +122,7 @@ def items(job: Job) -> Iterator[Iterator[int]]:
 
     source: Any
     with ExitStack() as stack:
+        stack.callback(stream.close)
         if job.way == "served":
             source = stack.enter_context(af.serve_samples(stream, case.batch))
         elif job.way == "samples":
