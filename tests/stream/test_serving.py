@@ -119,8 +119,9 @@ def test_batches_that_are_kept_stay_what_they_are(
 
 
 def test_memory_goes_round(stream: af.Stream, batches: af.ServedBatches) -> None:
-    places = {batch["action"].data_ptr() for _ in range(2) for batch in batches}
-    assert len(places) < 24 / 2
+    """What is decoded ahead lies in batches already, so those of an epoch may be on their way together, and no more."""
+    places = [batch["action"].data_ptr() for _ in range(6) for batch in batches]
+    assert len(set(places)) < len(places) / 3
 
 
 def test_a_later_iteration_ends_an_earlier_one(
