@@ -10,6 +10,7 @@ try:
     from asyncfetch.cli.cache import commands as cache_commands
     from asyncfetch.cli.info import info
     from asyncfetch.cli.merge import merge
+    from asyncfetch.cli.run import OPTIONS_ARE_THEIRS, run
     from asyncfetch.cli.subsets import convert, select, split
 except ModuleNotFoundError as missing:
     raise MissingDependency('the command asyncfetch needs typer and rich: pip install "asyncfetch[cli]"') from missing
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.add_typer(cache_commands, name="cache")
 for command in (info, merge, select, split, convert):
     app.command()(command)
+app.command(context_settings=OPTIONS_ARE_THEIRS)(run)
 
 
 @app.callback()

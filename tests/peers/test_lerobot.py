@@ -1,0 +1,252 @@
+"""Beside LeRobot itself: run by .ci/peers, skipped where LeRobot isn't installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from asyncfetch.merge import merge_datasets, select_episodes, split_dataset
+from asyncfetch.testing import RangeServer
+from tests.recorded import DATA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+theirs = pytest.importorskip("lerobot.datasets.lerobot_dataset", exc_type=ImportError)
+compat = pytest.importorskip("asyncfetch.compat.lerobot")
+
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.may_block, pytest.mark.timeout(400)]
+TOP, SNAPSHOT, DEPTH = "observation.images.top", "observation.images.snapshot", "observation.images.depth"
+RECORDED = ("depth_img_m", "depth_img_mm", "depth_video_m", "small_files", "language")
+
+
+os.environ |= {"HF_HUB_OFFLINE": "1"}
+
+
+def record(root: Path, *, lengths: tuple[int, ...] = (7, 3, 12), vcodec: str = "h264", g: int = 2) -> Path:
+    """A dataset that LeRobot's writer makes."""
+    from lerobot.configs.video import RGBEncoderConfig
+
+    features = {
+        TOP: {"dtype": "video", "shape": (64, 96, 3), "names": ["height", "width", "channels"]},
+        SNAPSHOT: {"dtype": "image", "shape": (32, 48, 3), "names": ["height", "width", "channels"]},
+        "observation.state": {"dtype": "float32", "shape": (6,), "names": None},
+        "observation.pose": {"dtype": "float64", "shape": (3,), "names": None},
+        "action": {"dtype": "float32", "shape": (6,), "names": None},
+        "count": {"dtype": "int16", "shape": (1,), "names": None},
+        "done": {"dtype": "bool", "shape": (1,), "names": None},
+    }
+    dataset = theirs.LeRobotDataset.create(
+        "a/b", fps=30, features=features, root=root, rgb_encoder=RGBEncoderConfig(vcodec=vcodec, g=g)
+    )
+    random = np.random.default_rng(0)
+    for episode, length in enumerate(lengths):
+        for frame in range(length):
+            dataset.add_frame({
+                TOP: random.integers(0, 255, (64, 96, 3), np.uint8),
+                SNAPSHOT: random.integers(0, 255, (32, 48, 3), np.uint8),
+                "observation.state": random.random(6, np.float32),
+                "observation.pose": random.random(3),
+                "action": random.random(6, np.float32),
+                "count": np.array([frame], np.int16),
+                "done": np.array([frame == length - 1]),
+                "task": ("nimm die Tür", "拿起杯子 ☕")[episode % 2],
+            })
+        dataset.save_episode()
+    dataset.finalize()
+    return root
+
+
+WRITTEN: dict[str, dict[str, Any]] = {
+    "H.264": {},
+    "H.264, long groups": {"g": 10},
+    "HEVC": {"vcodec": "hevc"},
+}
+"""AV1 is in those that were recorded: where root encodes it, SVT-AV1 raises the process to a realtime priority."""
+
+
+@pytest.fixture(scope="module", params=[*RECORDED, *WRITTEN, "deleted", "split", "merged"])
+def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    name: str = request.param
+    there = tmp_path_factory.mktemp("dataset")
+    if name in RECORDED:
+        return DATA / name
+    if name in WRITTEN:
+        return record(there / "set", **WRITTEN[name])
+    from lerobot.datasets import dataset_tools as tools
+
+    dataset = theirs.LeRobotDataset("a/b", root=record(there / "set"))
+    if name == "deleted":
+        return Path(tools.delete_episodes(dataset, [1], output_dir=there / "out", repo_id="a/c").root)
+    if name == "split":
+        return Path(tools.split_dataset(dataset, {"one": [0, 2], "two": [1]}, output_dir=there / "out")["one"].root)
+    other = theirs.LeRobotDataset("a/d", root=record(there / "other", lengths=(3, 4)))
+    return Path(tools.merge_datasets([dataset, other], "a/c", output_dir=there / "out").root)
+
+
+def check_equal(ours: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Key by key, of the same types and to the last bit."""
+    assert set(ours) == set(expected)
+    for key, value in expected.items():
+        given = ours[key]
+        assert type(given) is type(value), key
+        if isinstance(value, torch.Tensor):
+            assert (given.dtype, given.shape) == (value.dtype, value.shape), key
+            assert torch.equal(given, value), key
+        else:
+            assert given == value, key
+
+
+def windows_of(meta: Any) -> dict[str, list[float]]:  # noqa: ANN401
+    return (
+        {"action": [-1 / 30, 0.0, 5 / 30], "observation.state": [0.0]}
+        | {camera: [0.0] for camera in meta.camera_keys}
+        | {camera: [-2 / 30, 0.0] for camera in meta.video_keys[:1]}
+    )
+
+
+@pytest.mark.parametrize(("return_uint8", "unit"), [(False, "mm"), (True, "m")])
+@pytest.mark.parametrize("has_windows", [False, True])
+def test_samples_are_lerobots_to_the_last_bit(root: Path, return_uint8: bool, unit: str, has_windows: bool) -> None:
+    options: dict[str, Any] = {"return_uint8": return_uint8, "depth_output_unit": unit}
+    expected = theirs.LeRobotDataset("a/b", root=root, **options)
+    if has_windows:
+        options["delta_timestamps"] = windows_of(expected.meta)
+        expected = theirs.LeRobotDataset("a/b", root=root, **options)
+    mapped = compat.LeRobotDataset("a/b", root=root, **options)
+    assert len(mapped) == len(expected) == mapped.num_frames
+    for index in range(len(expected)):
+        check_equal(mapped[index], expected[index])
+    streamed = list(compat.StreamingLeRobotDataset("a/b", root=root, **options))
+    for sample in streamed:
+        check_equal(sample, expected[int(sample["index"])])
+    assert sorted(int(sample["index"]) for sample in streamed) == list(range(len(expected)))
+    for key, stats in (expected.meta.stats or {}).items():
+        for name, values in stats.items():
+            np.testing.assert_array_equal(mapped.meta.stats[key][name], values)
+    mapped.close()
+
+
+def test_chosen_episodes_are_numbered_as_lerobot_does(tmp_path: Path) -> None:
+    root = record(tmp_path / "set")
+    expected = theirs.LeRobotDataset("a/b", root=root, episodes=[2, 0])
+    mapped = compat.LeRobotDataset("a/b", root=root, episodes=[2, 0])
+    assert (len(mapped), mapped.num_frames, mapped.num_episodes) == (19, 19, 2)
+    assert mapped.absolute_to_relative_idx == expected.absolute_to_relative_idx
+    for index in range(len(expected)):
+        check_equal(mapped[index], expected[index])
+    streamed = compat.StreamingLeRobotDataset("a/b", root=root, episodes=[2, 0])
+    assert streamed.num_frames == 19
+    assert sorted(int(sample["index"]) for sample in streamed) == sorted(expected.absolute_to_relative_idx)
+    mapped.close()
+
+
+async def test_lerobot_opens_what_is_merged_selected_and_split(tmp_path: Path) -> None:
+    one, two = record(tmp_path / "one"), record(tmp_path / "two", lengths=(3, 4))
+    await merge_datasets([one, two], tmp_path / "merged")
+    await select_episodes(one, tmp_path / "selected", [0, 2])
+    await split_dataset(one, {"a": [0], "b": [1, 2]}, tmp_path / "split")
+    for path, frames in (("merged", 29), ("selected", 19), ("split/a", 7), ("split/b", 15)):
+        opened = theirs.LeRobotDataset("a/b", root=tmp_path / path)
+        assert len(opened) == frames
+        mapped = compat.LeRobotDataset("a/b", root=tmp_path / path)
+        for index in range(frames):
+            check_equal(mapped[index], opened[index])
+        mapped.close()
+
+
+def policy_of(name: str) -> Any:  # noqa: ANN401
+    from lerobot.policies.act.configuration_act import ACTConfig
+    from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
+    from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
+
+    return {"act": ACTConfig, "diffusion": DiffusionConfig, "smolvla": SmolVLAConfig}[name](
+        device="cpu", push_to_hub=False
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("policy", ["act", "diffusion", "smolvla"])
+async def test_the_trainers_batches_are_those_of_lerobots_map_style(
+    policy: str, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anyio import to_thread
+    from lerobot.configs.default import DatasetConfig
+    from lerobot.configs.train import TrainPipelineConfig
+    from lerobot.datasets import factory
+
+    async with RangeServer(DATA / "small_files", first_byte_seconds=0.02, tls=False) as server:
+        for name in ("LeRobotDatasetMetadata", "LeRobotDataset", "StreamingLeRobotDataset"):
+            monkeypatch.setattr(factory, name, getattr(factory, name))
+        make, make_both = factory.make_dataset, factory.make_train_eval_datasets
+        monkeypatch.setattr(factory, "make_dataset", make)
+        monkeypatch.setattr(factory, "make_train_eval_datasets", make_both)
+
+        def check() -> None:
+            config = TrainPipelineConfig(dataset=DatasetConfig("a/b", root=str(DATA / "small_files")), seed=7)
+            config.policy = policy_of(policy)
+            expected = make(config)
+            compat._replace_datasets(factory)
+            config.dataset.root, config.dataset.streaming = server.url, True
+            dataset, _ = factory.make_train_eval_datasets(config)
+            assert isinstance(dataset, compat.StreamingLeRobotDataset)
+            collate = torch.utils.data.default_collate
+            spawn = "spawn" if workers else None
+            loader = DataLoader(dataset, batch_size=5, num_workers=workers, multiprocessing_context=spawn)
+            seen: list[int] = []
+            for batch in loader:
+                indices = batch["index"].tolist()
+                check_equal(batch, collate([expected[index] for index in indices]))
+                seen += indices
+            assert sorted(seen) == list(range(dataset.num_frames))
+
+        await to_thread.run_sync(check)
+
+
+TINY_ACT = [
+    *("--policy.type=act", "--policy.device=cpu", "--policy.push_to_hub=false", "--dataset.repo_id=a/b"),
+    *("--policy.dim_model=16", "--policy.n_heads=2", "--policy.dim_feedforward=16", "--policy.n_encoder_layers=1"),
+    *("--policy.n_decoder_layers=1", "--policy.use_vae=false", "--policy.chunk_size=4", "--policy.n_action_steps=4"),
+    "--policy.pretrained_backbone_weights=null",
+]
+
+
+@pytest.mark.parametrize(
+    "more", [["--dataset.streaming=true"], ["--dataset.eval_split=0.3", "--eval_steps=2"]], ids=str
+)
+async def test_lerobot_train_runs_unchanged_over_https(tmp_path: Path, more: list[str]) -> None:
+    from anyio import run_process
+
+    async with RangeServer(DATA / "small_files", first_byte_seconds=0.05) as server:
+        command = [
+            sys.executable,
+            "-m",
+            "asyncfetch",
+            "run",
+            "lerobot-train",
+            f"--dataset.root={server.url}",
+            *TINY_ACT,
+        ]
+        command += ["--steps=4", "--batch_size=2", "--log_freq=2", f"--output_dir={tmp_path / 'out'}", *more]
+        one_thread = {"OMP_NUM_THREADS": "1", "SSL_CERT_FILE": str(server.ca_file)}
+        ended = await run_process(command, env=os.environ | one_thread, check=False, stderr=subprocess.STDOUT)
+        output = ended.stdout.decode()
+        assert ended.returncode == 0, output
+        assert len(re.findall(r"loss:\d", output)) >= 2
+        assert "End of training" in output
+        assert server.requests
+        assert (tmp_path / "out/checkpoints/000004/pretrained_model/model.safetensors").exists()
+
+
+def test_a_command_that_is_none_of_lerobots_is_refused_by_name() -> None:
+    with pytest.raises(compat.ConfigError, match=r"'lerobot-fly' is no command .*lerobot-train"):
+        compat.run("lerobot-fly", [])
