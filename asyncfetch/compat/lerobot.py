@@ -11,11 +11,13 @@ import atexit
 import functools
 import importlib
 import io
+import json
 import sys
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,8 @@ from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.info import parse_info
 from asyncfetch.lerobot.layout import EPISODES_PATH
 from asyncfetch.lerobot.parquet import require_pyarrow
-from asyncfetch.stream import Stream
+from asyncfetch.stream import Placement, Stream
+from asyncfetch.stream.merged_states import merge_shares
 from asyncfetch.torch import FrameDataset, StreamDataset
 
 if TYPE_CHECKING:
@@ -39,11 +42,14 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.lerobot import DepthUnit, Sample
+    from asyncfetch.stream.state import State
 
 __all__ = ["LeRobotDataset", "StreamingLeRobotDataset", "run"]
 
 INSTALL_LEROBOT = 'pip install "lerobot[training]"'
 """Needs Python 3.12."""
+STATE_FILE = "training_state/asyncfetch.json"
+"""Of a checkpoint of LeRobot's, beside what it writes: where a stream has come to."""
 
 
 def _import(module: str) -> Any:  # noqa: ANN401 - LeRobot is optional
@@ -310,10 +316,63 @@ class StreamingLeRobotDataset(_Described, StreamDataset):
             config=config,
         )
         super().__init__(stream)
+        self._begun = stream.epoch
         _leave_loaders_alone()
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on where ``state`` was taken, of whatever number of ranks, batches and workers it is."""
+        super().load_state_dict(state)
+        self._begun = self.stream.epoch
+
+    def state_at(self, step: int, *, batch_size: int, num_workers: int, world_size: int) -> State:
+        """The state of all ranks together when each has been given so many batches by a loader, epoch after epoch.
+
+        Args:
+            step: Batches since the first epoch began, or since a state was loaded.
+            batch_size: The loader's, of each rank.
+            num_workers: The loader's.
+            world_size: Ranks.
+
+        Raises:
+            ConfigError: Epochs don't end alike on all ranks: leave ``uneven_ends`` of ``config`` at "drop" or "pad".
+        """
+        ranks = [
+            [Placement(rank, world_size, worker, max(1, num_workers), 1) for worker in range(max(1, num_workers))]
+            for rank in range(world_size)
+        ]
+        epoch = self._begun
+        while True:
+            plans = [[self.stream.planned(placement, epoch) for placement in rank] for rank in ranks]
+            left = [[-(-len(plan) // batch_size) for plan in rank] for rank in plans]
+            batches = {sum(rank) for rank in left}
+            if len(batches) > 1:
+                raise ConfigError(
+                    f"ranks have {sorted(batches)} batches of epoch {epoch}, so that no step is one place for all: "
+                    'set StreamConfig(uneven_ends="drop") or "pad"'
+                )
+            if step < (count := batches.pop()) or not count:
+                break
+            step, epoch = step - count, epoch + 1
+        if not step:
+            return self.stream.planned(ranks[0][0], epoch).progress.state()
+        states = []
+        for rank, counts in zip(plans, left, strict=True):
+            for plan, given in zip(rank, _in_turns(counts, step), strict=True):
+                delivered = min(plan.begun + given * batch_size, plan.end)
+                states.append(replace(plan.progress, delivered=delivered).state())
+        return merge_shares(states)
 
     def __repr__(self) -> str:
         return f"StreamingLeRobotDataset({self.repo_id!r}, {self.stream!r})"
+
+
+def _in_turns(left: Sequence[int], batches: int) -> list[int]:
+    """How many of the first so many batches each worker of a loader has given, by how many it has."""
+    given = [0] * len(left)
+    turns = (worker for number in range(max(left)) for worker in range(len(left)) if number < left[worker])
+    for worker in islice(turns, batches):
+        given[worker] += 1
+    return given
 
 
 class LeRobotDataset(_Described, FrameDataset):
@@ -445,6 +504,7 @@ def run(command: str, arguments: Sequence[str]) -> None:
 def _replace_datasets(factory: Any) -> None:  # noqa: ANN401
     """Put these classes where LeRobot's factory of datasets, and its trainer, look theirs up."""
     make_dataset, make_datasets = factory.make_dataset, factory.make_train_eval_datasets
+    streams: list[tuple[int, StreamingLeRobotDataset]] = []
 
     def make(config: Any) -> Any:  # noqa: ANN401
         _refuse_buckets(config.dataset.repo_type)
@@ -459,6 +519,8 @@ def _replace_datasets(factory: Any) -> None:  # noqa: ANN401
         train, evaluation = make_datasets(config)
         if config.dataset.streaming and isinstance(train, LeRobotDataset):  # held-out episodes make it map-style
             train = train.streamed(seed=_seed(config))
+        if isinstance(train, StreamingLeRobotDataset):
+            streams.append((_go_on(train, config) if config.resume else 0, train))
         return train, evaluation
 
     factory.LeRobotDatasetMetadata = load_metadata
@@ -467,6 +529,32 @@ def _replace_datasets(factory: Any) -> None:  # noqa: ANN401
     factory.make_train_eval_datasets = make_train_and_eval
     trainer = _import("lerobot.scripts.lerobot_train")
     trainer.make_train_eval_datasets = make_train_and_eval
+    save_checkpoint = trainer.save_checkpoint
+
+    @functools.wraps(save_checkpoint)
+    def save_with_state(*, checkpoint_dir: Path, step: int, cfg: Any, num_processes: int, **options: Any) -> None:  # noqa: ANN401
+        save_checkpoint(checkpoint_dir=checkpoint_dir, step=step, cfg=cfg, num_processes=num_processes, **options)
+        if streams:
+            begun, dataset = streams[-1]
+            state = dataset.state_at(
+                step - begun, batch_size=cfg.batch_size, num_workers=cfg.num_workers, world_size=num_processes
+            )
+            (checkpoint_dir / STATE_FILE).write_text(json.dumps(state))
+
+    trainer.save_checkpoint = save_with_state
+
+
+def _go_on(dataset: StreamingLeRobotDataset, config: Any) -> int:  # noqa: ANN401
+    """Load what the checkpoint says of the data; its step."""
+    checkpoints = _import("lerobot.common.train_utils")
+    file = config.checkpoint_path / STATE_FILE
+    if not file.exists():
+        raise ConfigError(
+            f"{config.checkpoint_path} has no {STATE_FILE}, which `asyncfetch run` writes: where its run has come to "
+            "in the data isn't known. Go on with the command that wrote it, or without --resume from its policy"
+        )
+    dataset.load_state_dict(json.loads(file.read_text()))
+    return int(checkpoints.load_training_step(file.parent))
 
 
 def _seed(config: Any) -> int:  # noqa: ANN401

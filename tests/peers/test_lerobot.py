@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from anyio import run_process, to_thread
 from torch.utils.data import DataLoader
 
 from asyncfetch.merge import merge_datasets, select_episodes, split_dataset
@@ -179,7 +181,6 @@ def policy_of(name: str) -> Any:  # noqa: ANN401
 async def test_the_trainers_batches_are_those_of_lerobots_map_style(
     policy: str, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from anyio import to_thread
     from lerobot.configs.default import DatasetConfig
     from lerobot.configs.train import TrainPipelineConfig
     from lerobot.datasets import factory
@@ -212,6 +213,48 @@ async def test_the_trainers_batches_are_those_of_lerobots_map_style(
         await to_thread.run_sync(check)
 
 
+def batches_of_ranks(
+    world_size: int,
+    loader: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    state: dict[str, Any] | None = None,
+    steps: int = 0,
+) -> list[list[list[int]]]:
+    """What each rank's loader gives in so many steps, epoch after epoch, or in what is left of one; and of how many."""
+    given = []
+    for rank in range(world_size):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world_size))
+        dataset = compat.StreamingLeRobotDataset("a/b", root=DATA / "small_files")
+        if state is not None:
+            dataset.load_state_dict(state)
+        batches = DataLoader(dataset, **loader)
+        epochs = [[batch["index"].tolist() for batch in batches]]
+        while sum(map(len, epochs)) <= steps:
+            epochs.append([batch["index"].tolist() for batch in batches])
+        begun = steps - sum(map(len, epochs[:-1]))
+        given.append(epochs[-1][:begun] if steps else epochs[0])
+    return given
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("steps", [3, 9])
+@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 5), (3, 4)])
+def test_a_run_of_two_ranks_goes_on_with_others(
+    steps: int, workers: int, world_size: int, batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = {"batch_size": 5, "num_workers": workers}
+    before = batches_of_ranks(2, loader, monkeypatch, steps=steps)
+    dataset = compat.StreamingLeRobotDataset("a/b", root=DATA / "small_files")
+    state = json.loads(json.dumps(dataset.state_at(steps, **loader, world_size=2)))
+    after = batches_of_ranks(world_size, {"batch_size": batch_size}, monkeypatch, state=state)
+    frames = [index for ranks in (before, after) for rank in ranks for batch in rank for index in batch]
+    assert state["epoch"] == (1 if steps == 9 else 0)
+    assert len(set(frames)) == len(frames)
+    assert 63 - len(frames) < world_size  # what isn't enough for all ranks is dropped
+
+
 TINY_ACT = [
     *("--policy.type=act", "--policy.device=cpu", "--policy.push_to_hub=false", "--dataset.repo_id=a/b"),
     *("--policy.dim_model=16", "--policy.n_heads=2", "--policy.dim_feedforward=16", "--policy.n_encoder_layers=1"),
@@ -220,31 +263,35 @@ TINY_ACT = [
 ]
 
 
-@pytest.mark.parametrize(
-    "more", [["--dataset.streaming=true"], ["--dataset.eval_split=0.3", "--eval_steps=2"]], ids=str
-)
-async def test_lerobot_train_runs_unchanged_over_https(tmp_path: Path, more: list[str]) -> None:
-    from anyio import run_process
-
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_lerobot_train_runs_and_goes_on_over_https(tmp_path: Path, streaming: bool) -> None:
+    out = tmp_path / "out"
     async with RangeServer(DATA / "small_files", first_byte_seconds=0.05) as server:
-        command = [
-            sys.executable,
-            "-m",
-            "asyncfetch",
-            "run",
-            "lerobot-train",
-            f"--dataset.root={server.url}",
-            *TINY_ACT,
-        ]
-        command += ["--steps=4", "--batch_size=2", "--log_freq=2", f"--output_dir={tmp_path / 'out'}", *more]
-        one_thread = {"OMP_NUM_THREADS": "1", "SSL_CERT_FILE": str(server.ca_file)}
-        ended = await run_process(command, env=os.environ | one_thread, check=False, stderr=subprocess.STDOUT)
-        output = ended.stdout.decode()
-        assert ended.returncode == 0, output
-        assert len(re.findall(r"loss:\d", output)) >= 2
-        assert "End of training" in output
+
+        async def train(*arguments: str) -> str:
+            command = [sys.executable, "-m", "asyncfetch", "run", "lerobot-train", *arguments]
+            variables = os.environ | {"OMP_NUM_THREADS": "1", "SSL_CERT_FILE": str(server.ca_file)}
+            ended = await run_process(command, env=variables, check=False, stderr=subprocess.STDOUT)
+            output = ended.stdout.decode()
+            assert ended.returncode == 0, output
+            assert "End of training" in output
+            return output
+
+        data = [f"--dataset.root={server.url}", "--batch_size=2", "--log_freq=1", f"--output_dir={out}"]
+        data += ["--dataset.streaming=true"] if streaming else ["--dataset.eval_split=0.3", "--eval_steps=1"]
+        assert len(re.findall(r"step:\d .*loss:\d", await train(*TINY_ACT, *data, "--steps=2"))) == 2
         assert server.requests
-        assert (tmp_path / "out/checkpoints/000004/pretrained_model/model.safetensors").exists()
+        assert (out / "checkpoints/000002/pretrained_model/model.safetensors").exists()
+        if not streaming:
+            return
+        resumed = [f"--config_path={out / 'checkpoints/000002/pretrained_model/train_config.json'}", "--resume=true"]
+        assert len(re.findall(r"step:3 .*loss:\d", await train(*resumed, "--steps=3"))) == 1
+        first, second = (
+            json.loads((out / f"checkpoints/{step}/training_state/asyncfetch.json").read_text())
+            for step in ("000002", "000003")
+        )
+        assert [state["total"] for state in (first, second)] == [63, 63]
+        assert [state["shares"] for state in (first, second)] != 2 * [first["shares"]]
 
 
 def test_a_command_that_is_none_of_lerobots_is_refused_by_name() -> None:
