@@ -1,4 +1,4 @@
-"""A LeRobot v3 dataset at any URL, open for reading."""
+"""A LeRobot dataset at any URL, open for reading."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.prefetches import Prefetches
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.statistics import DatasetStatistics
+from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.windows import Windows, resolve_windows
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.loop_guard import LoopGuard
@@ -96,7 +97,9 @@ class LeRobotDataset:
         else:
             self._engine = self._given_engine
         engine = self._engine
-        metadata = await load_metadata(engine.reader, self.url, features=self._chosen, run=engine.run)
+        metadata = await load_metadata(
+            engine.reader, self.url, features=self._chosen, run=engine.run, version2=self._load_version2
+        )
         number = engine.join(self.config.pool_episodes * len(metadata.cameras))
         self._metadata = metadata
         self._episodes = EpisodeCache(
@@ -107,6 +110,13 @@ class LeRobotDataset:
             tolerance_seconds=self.config.tolerance_seconds,
             depth_unit=self.depth_unit,
         )
+
+    async def _load_version2(self) -> Metadata:
+        engine = self._engine
+        loaded = await load_version2(
+            engine.reader, self.url, run=engine.run, features=self._chosen, episode_stats=False
+        )
+        return loaded.metadata
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None

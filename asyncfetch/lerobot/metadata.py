@@ -16,13 +16,13 @@ from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, AccessDenied, ConfigError, 
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import to_integers, to_objects
 from asyncfetch.lerobot.episode_files import episodes_url, load_episodes
-from asyncfetch.lerobot.info import DEFAULT_FEATURES, parse_info, parse_json
+from asyncfetch.lerobot.info import DEFAULT_FEATURES, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.parquet import fetch_end, open_table, read_columns
 from asyncfetch.runtime.concurrently import Eventual, ungrouped
 from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     import pyarrow as pa
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot.info import DatasetInfo, Feature
     from asyncfetch.runtime.concurrently import RunSync
 
-__all__ = ["Metadata", "fingerprint_of", "load_metadata"]
+__all__ = ["Metadata", "choose_features", "fingerprint_of", "load_metadata"]
 
 _INFO, _TASKS, _STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
 _TASK_COLUMNS = ("task", "__index_level_0__")
@@ -56,6 +56,8 @@ class Metadata:
     episodes: EpisodeTable
     fingerprint: str
     """Hash of what defines the samples: chosen features, fps, tasks, lengths and places, but not the url."""
+    has_files_of_episodes: bool = False
+    """Whether each file of rows is one episode's, which then says where its ``index`` begins: of v2."""
 
     @property
     def stats(self) -> Mapping[str, Any] | None:
@@ -75,14 +77,16 @@ async def load_metadata(
     *,
     features: Collection[str] | None = None,
     run: RunSync = anyio.to_thread.run_sync,
+    version2: Callable[[], Awaitable[Metadata]] | None = None,
 ) -> Metadata:
-    """Load and check a LeRobot v3 dataset's metadata. Its files are fetched side by side, episodes by column.
+    """Load and check a LeRobot dataset's metadata. Its files are fetched side by side, episodes by column.
 
     Args:
         reader: Fetches the files.
         url: The directory that holds ``meta/``.
         features: Keys of the features that will be used; None means all. The default features are always among them.
         run: Runs the blocking parts.
+        version2: Loads it where it turns out to be of v2; None: that is refused.
 
     A damaged stats.json is no matter before somebody asks for ``stats``.
 
@@ -101,20 +105,31 @@ async def load_metadata(
             stats = Eventual(tasks, partial(_load_stats, reader, join_url(url, _STATS), run))
             first = Eventual(tasks, partial(fetch_end, reader, episodes_url(url, 0, 1)))
             # info.json first, since it explains what else is wrong: a v2 dataset, say, has no tasks.parquet.
-            info = await run(partial(parse_info, await _root_file(info_file, url), join_url(url, _INFO)))
-            chosen = _choose(info, features, url)
-            cameras = tuple(key for key, feature in chosen.items() if feature.is_camera)
-            episodes = await load_episodes(reader, url, info, cameras, first_end=first.get, run=run)
-            names, numbers = await task_strings.get(), await stats.get()
+            data = await _root_file(info_file, url)
+            info = await run(partial(_parse_unless_v2, data, join_url(url, _INFO), refuses=version2 is None))
+            if info is None:
+                tasks.cancel_scope.cancel()
+            else:
+                chosen = choose_features(info, features, url)
+                cameras = tuple(key for key, feature in chosen.items() if feature.is_camera)
+                episodes = await load_episodes(reader, url, info, cameras, first_end=first.get, run=run)
+                names, numbers = await task_strings.get(), await stats.get()
+    if info is None:
+        assert version2 is not None
+        return await version2()
     fingerprint = await run(partial(fingerprint_of, info, chosen, names, episodes))
     return Metadata(url, info, chosen, cameras, names, numbers, episodes, fingerprint)
+
+
+def _parse_unless_v2(data: memoryview, url: str, *, refuses: bool) -> DatasetInfo | None:
+    return parse_info(data, url) if refuses or not is_v2(parse_json(data, url)) else None
 
 
 async def _root_file(info_file: Eventual[memoryview], url: str) -> memoryview:
     try:
         return await info_file.get()
     except NotFound as error:
-        message = f"{redact_url(url)} has no {_INFO}: is it the root of a LeRobot v3 dataset?"
+        message = f"{redact_url(url)} has no {_INFO}: is it the root of a LeRobot dataset?"
         raise NotFound(message, url=error.url, host=error.host, status=error.status, attempts=error.attempts) from error
 
 
@@ -153,7 +168,8 @@ async def _load_stats(reader: RangeReader, url: str, run: RunSync) -> dict[str, 
         return kept(error)
 
 
-def _choose(info: DatasetInfo, features: Collection[str] | None, url: str) -> dict[str, Feature]:
+def choose_features(info: DatasetInfo, features: Collection[str] | None, url: str) -> dict[str, Feature]:
+    """Those with these keys, and the default ones, in the dataset's order; ConfigError where it hasn't one of them."""
     if features is None:
         return dict(info.features)
     unknown = [key for key in features if key not in info.features]

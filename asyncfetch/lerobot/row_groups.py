@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.fetch.reader import RangeReader
+    from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.parquet import TableFile
     from asyncfetch.runtime.concurrently import RunSync
 
@@ -39,6 +40,12 @@ class IndexedTable:
     def nbytes(self) -> int:
         """Memory held, about."""
         return self.table.nbytes + self.first.nbytes + self.last.nbytes
+
+    def beginning(self, episode: Episode) -> Episode:
+        """The episode, all of whose rows these are, where its ``index`` begins by them."""
+        filled = self.first[self.first <= self.last]
+        index = int(filled.min()) if len(filled) else 0
+        return replace(episode, from_index=index, to_index=index + episode.length)
 
     def covers(self, start: int, stop: int) -> bool:
         """Whether rows with an ``index`` of [start, stop) may all be here, by the first and the last one."""

@@ -186,6 +186,8 @@ class RowReader:
             return EpisodeRows({key: empty_column(feature) for key, feature in self._features.items()}, 0)
         file = await self._file(episode)
         url = file.table.url
+        if self.metadata.has_files_of_episodes:
+            episode = file.beginning(episode)
         own, shared = file.groups_of(episode.from_index, episode.to_index)
         reads: list[Callable[[], Awaitable[_Group | FetchedColumns]]] = [
             partial(self._kept.get, (url, group), partial(self._read, file, [group])) for group in shared
@@ -207,6 +209,8 @@ class RowReader:
 
     async def _file(self, episode: Episode) -> IndexedTable:
         url = self._moved.get(episode.index, episode.data_url)
+        if self.metadata.has_files_of_episodes:
+            return await self._table(url, episode)
         try:
             file = await self._table(url, episode)
         except (AccessDenied, NotFound):

@@ -1,6 +1,6 @@
 """LeRobot v2.0 and v2.1: a parquet file and, for each camera, an MP4 for every episode; metadata in lines of JSON.
 
-They are read to be converted. In the terms of v3 such a dataset is one whose files hold an episode each.
+In the terms of v3 such a dataset is one whose files hold an episode each.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.errors import AccessDenied, FormatError, NotFound, redact_url
+from asyncfetch.errors import WRITE_ANEW, AccessDenied, FormatError, NotFound, redact_url
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.episode_files import MAX_NUMBER, check_episodes
 from asyncfetch.lerobot.episode_table import EpisodeTable, FilePlaces, TaskLists, VideoPlaces
 from asyncfetch.lerobot.info import as_v3, parse_info, parse_json
-from asyncfetch.lerobot.metadata import Metadata, fingerprint_of
+from asyncfetch.lerobot.metadata import Metadata, choose_features, fingerprint_of
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from asyncfetch.fetch.reader import RangeReader
-    from asyncfetch.lerobot.info import DatasetInfo
+    from asyncfetch.lerobot.info import DatasetInfo, Feature
     from asyncfetch.runtime.concurrently import RunSync
 
 __all__ = ["Version2", "load_version2"]
@@ -44,8 +44,22 @@ class Version2:
     """By episode and feature, where the dataset has them."""
 
 
-async def load_version2(reader: RangeReader, url: str, *, run: RunSync) -> Version2:
+async def load_version2(
+    reader: RangeReader,
+    url: str,
+    *,
+    run: RunSync,
+    features: Collection[str] | None = None,
+    episode_stats: bool = True,
+) -> Version2:
     """Read and check what a v2 dataset says of itself.
+
+    Args:
+        reader: Fetches the files.
+        url: The directory that holds ``meta/``.
+        run: Runs the blocking parts.
+        features: Keys of the features that will be used; None means all.
+        episode_stats: Whether to read the statistics of each episode, which may be long.
 
     Raises:
         FetchError: A file could not be fetched.
@@ -61,11 +75,16 @@ async def load_version2(reader: RangeReader, url: str, *, run: RunSync) -> Versi
     info_url = join_url(url, _INFO)
     raw = as_v3(await run(partial(parse_json, await reader.fetch(info_url), info_url)))
     info = await run(partial(parse_info, json.dumps(raw).encode(), info_url))
-    tasks, episodes, episode_stats = await gather(
-        partial(lines, _TASKS), partial(lines, _EPISODES), partial(lines, _EPISODE_STATS, needed=False)
+
+    async def statistics_of_episodes() -> list[dict[str, Any]]:
+        return await lines(_EPISODE_STATS, needed=False) if episode_stats else []
+
+    tasks, episodes, by_episode = await gather(
+        partial(lines, _TASKS), partial(lines, _EPISODES), statistics_of_episodes
     )
     stats = await _fetch_if_there(reader, join_url(url, _STATS))
-    return await run(partial(_build, url, raw, info, tasks, episodes, episode_stats, stats))
+    chosen = choose_features(info, features, url)
+    return await run(partial(_build, url, raw, info, chosen, tasks, episodes, by_episode, stats))
 
 
 async def _fetch_if_there(reader: RangeReader, url: str) -> memoryview:
@@ -83,17 +102,31 @@ def _build(
     url: str,
     raw: Mapping[str, Any],
     info: DatasetInfo,
+    features: Mapping[str, Feature],
     tasks: Sequence[Mapping[str, Any]],
     episodes: Sequence[Mapping[str, Any]],
     episode_stats: Sequence[Mapping[str, Any]],
     stats: memoryview,
 ) -> Version2:
-    cameras = tuple(key for key, feature in info.features.items() if feature.is_camera)
-    names = {_whole(task, "task_index", url, _TASKS): str(task.get("task")) for task in tasks}
+    cameras = tuple(key for key, feature in features.items() if feature.is_camera)
+    names: dict[int, str] = {}
+    for task in tasks:
+        number, words = _whole(task, "task_index", url, _TASKS), str(task.get("task"))
+        if names.setdefault(number, words) != words:
+            message = f"{redact_url(join_url(url, _TASKS))} has two tasks of task_index {number}"
+            raise FormatError(f"{message}: {names[number]!r:.80} and {words!r:.80}", remedy=WRITE_ANEW)
     table = _episode_table(url, info, cameras, sorted(episodes, key=lambda one: _whole(one, "episode_index", url)))
     overall = parse_json(stats, join_url(url, _STATS)) if stats else None
     metadata = Metadata(
-        url, info, info.features, cameras, names, overall, table, fingerprint_of(info, info.features, names, table)
+        url,
+        info,
+        features,
+        cameras,
+        names,
+        overall,
+        table,
+        fingerprint_of(info, features, names, table),
+        has_files_of_episodes=True,
     )
     by_episode = {_whole(one, "episode_index", url, _EPISODE_STATS): one.get("stats") or {} for one in episode_stats}
     return Version2(metadata, raw, by_episode)

@@ -12,9 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, DecodeError, EpisodeNotFound, FormatError, FrameMissing, NotFound
 from asyncfetch.lerobot import frames
+from asyncfetch.stream import Stream
 from asyncfetch.testing import Fault, FaultOnce, Quirks, read_identity
+from asyncfetch.torch import FrameDataset
 from tests.lerobot.serving import (
     DEFAULTS,
     SNAPSHOT,
@@ -32,6 +35,7 @@ from tests.lerobot.serving import (
     shifted,
     video_path,
 )
+from tests.merge.version2 import EPISODE_FILE, as_version2
 from tests.recorded import DATA
 
 if TYPE_CHECKING:
@@ -153,10 +157,69 @@ async def test_a_missing_default_feature_is_named_with_those_there(library: Libr
 
 
 async def test_an_old_version_is_refused_with_the_way_out(library: Library) -> None:
-    truth = library(episodes=(3,), quirks=Quirks(codebase_version="v2.1"))
-    with pytest.raises(DatasetError, match=r"v2\.1 dataset.*`asyncfetch convert"):
+    truth = library(episodes=(3,), quirks=Quirks(codebase_version="v1.6"))
+    with pytest.raises(DatasetError, match=r"v1\.6 dataset.*`asyncfetch convert"):
         async with serve(truth):
             pass
+
+
+@pytest.mark.parametrize("stats", [True, False], ids=["v2.1", "v2.0"])
+async def test_datasets_of_version_2_are_read_as_they_are(library: Library, tmp_path: Path, stats: bool) -> None:
+    truth = library(episodes=(9, 4, 0, 14, 5), **EPISODE_FILE)
+    root = as_version2(truth, tmp_path / "old", stats=stats)
+    tasks = root / "meta/tasks.jsonl"
+    tasks.write_text(2 * tasks.read_text())  # as some converters write it
+    async with serve(root) as served:
+        await check_all(served.dataset, truth)
+        assert (served.dataset.stats is None) == stats
+        assert served.dataset.fingerprint
+    async with serve(root, features=[TOP]) as served:
+        sample = await served.dataset.sample(3, 13)
+        assert set(sample) == {TOP, "task", *DEFAULTS}
+        assert read_identity(sample[TOP]) == truth.identity(3, 13, TOP)
+
+
+def test_a_dataset_of_version_2_is_streamed_and_read_frame_by_frame(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=(9, 4, 0, 14, 5), **EPISODE_FILE)
+    root = as_version2(truth, tmp_path / "old")
+    stream = Stream(root, seed=3, config=StreamConfig(decode_threads=2))
+    places = [(int(sample["episode_index"]), int(sample["frame_index"])) for sample in stream]
+    assert sorted(places) == sorted(all_frames(truth))
+    frames = FrameDataset(root)
+    check_sample(frames[12], truth, 1, 3)
+    frames.close()
+
+
+async def test_a_dataset_of_version_2_of_which_an_episode_was_taken_out(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=(9, 4, 6), **EPISODE_FILE)
+    root = as_version2(truth, tmp_path / "old")
+    episodes = root / "meta/episodes.jsonl"
+    first, _, last = episodes.read_text().splitlines(keepends=True)
+    episodes.write_text(first + last)
+    info = json.loads((root / "meta/info.json").read_text()) | {"total_episodes": 2, "total_frames": 15}
+    (root / "meta/info.json").write_text(json.dumps(info))
+    (root / "data/chunk-000/episode_000001.parquet").unlink()
+    async with serve(root) as served:
+        for episode, frame in ((0, 8), (2, 0), (2, 5)):
+            check_sample(await served.dataset.sample(episode, frame), truth, episode, frame)
+        with pytest.raises(EpisodeNotFound):
+            await served.dataset.sample(1, 0)
+
+
+async def test_a_broken_dataset_of_version_2_is_refused_by_file(library: Library, tmp_path: Path) -> None:
+    truth = library(episodes=(9, 4), **EPISODE_FILE)
+    content = content_of(as_version2(truth, tmp_path / "old"))
+    lines = content["meta/tasks.jsonl"]
+    other = lines.splitlines()[0].replace(b'"task": "', b'"task": "not ')
+    for path, data in {"meta/tasks.jsonl": lines + other, "meta/episodes.jsonl": b"{"}.items():
+        with pytest.raises(FormatError, match=path):
+            async with serve(content | {path: data}):
+                pass
+    missing = "data/chunk-000/episode_000001.parquet"
+    async with serve({path: data for path, data in content.items() if path != missing}) as served:
+        check_sample(await served.dataset.sample(0, 3), truth, 0, 3)
+        with pytest.raises(NotFound, match=missing):
+            await served.dataset.sample(1, 0)
 
 
 async def test_a_video_without_bytes(library: Library) -> None:

@@ -116,7 +116,7 @@ async def test_no_stats(reader: LocalReader, tables: Tables, tmp_path: Path) -> 
 
 
 async def test_wrong_root(reader: LocalReader, tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="is it the root of a LeRobot v3 dataset") as caught:
+    with pytest.raises(NotFound, match="is it the root of a LeRobot dataset") as caught:
         await load_metadata(reader, str(tmp_path))
     assert caught.value.url == str(tmp_path / "meta/info.json")
 
