@@ -336,8 +336,9 @@ class StreamingLeRobotDataset(_Described, StreamDataset):
         Raises:
             ConfigError: Epochs don't end alike on all ranks: leave ``uneven_ends`` of ``config`` at "drop" or "pad".
         """
+        workers = max(1, num_workers)
         ranks = [
-            [Placement(rank, world_size, worker, max(1, num_workers), 1) for worker in range(max(1, num_workers))]
+            [self._in_batches(Placement(rank, world_size, worker, workers)) for worker in range(workers)]
             for rank in range(world_size)
         ]
         epoch = self._begun
