@@ -376,6 +376,8 @@ class LoopThread:
         self._engine.guard.check()
         if self._closed or self._engine.ended:  # asked first: the system gives an ended thread's number to a new one
             hold_daemon_at_exit()
+            if not self._closed:  # nobody closed it: other code ended its loop
+                raise self._engine.closed_error()
             raise ClosedError("this LoopThread is closed: make a new one")
         if self._engine.is_current_thread:
             raise WrongLoop("called on the LoopThread's own thread, where waiting would stop its loop: await instead")

@@ -49,7 +49,7 @@ MIB = 1024 * 1024
 PREFETCHED_BATCHES = 2
 """Of each worker: torch's default of ``prefetch_factor``."""
 WORKER_MIB = 250
-"""Of a loader's worker that was spawned, measured with torch 2.13 and torchcodec; one that was forked shares much."""
+"""Of a loader's worker that was spawned, beside its samples: an estimate; one that was forked shares much."""
 
 
 class Layout(NamedTuple):

@@ -6,15 +6,16 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from asyncfetch.testing import write_dataset
 from bench import batches
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
 
-
+@pytest.mark.timeout(180)  # it starts a process for each way, which imports torch
 def test_every_way_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

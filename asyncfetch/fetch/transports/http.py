@@ -7,7 +7,6 @@ the same attempt. Everything else (listings, puts, questions) is the session's.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import weakref
@@ -60,8 +59,6 @@ MAX_RESPONSE_BYTES = 16 * 1024 * 1024
 """Bound of a page of text. A listing's page of 1,000 entries takes 1 MiB at most."""
 MAX_ADDRESSES_PER_ATTEMPT = 3
 """The first one may be signed for the wrong region, the second may have expired meanwhile."""
-TURNS_TO_HEAD = 4
-"""Of the loop, from bytes that aiohttp has read to the answer's head: no answer is late that is there already."""
 MAX_MOVED = 1024
 """Urls that were moved for good and are remembered, about 1 KiB each. A forgotten one costs a round trip."""
 MAX_REQUEST_HEADS = 1024
@@ -71,8 +68,6 @@ WEB_URLS = WebUrls()
 Body = Callable[[], "Iterable[bytes | memoryview]"]
 """Gives the pieces of a request's body, from the first one again for each time that it is sent."""
 T = TypeVar("T")
-A = TypeVar("A", "Connection", "Exchange")
-"""A request on its way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +140,7 @@ class HttpRequest:
         changed["ETag"] = self.address.etag
         return changed
 
-    def fits(self, head: Head | Exchange | None) -> bool:
+    def fits(self, head: Head | None) -> bool:
         """Return whether an answer brings the bytes, by its head alone."""
         if head is None or head.length_bytes is None:
             return False
@@ -326,19 +321,7 @@ class HttpTransport:
             if connection.is_whole:
                 return None
             if connection.is_late:
-
-                async def ask_again() -> Connection:
-                    second = host.take_idle_connection()
-                    second = second or await self._connector.connect(host, request.url, is_retry=False)
-                    host.counts.requests += 1
-                    try:
-                        await second.send(sent)
-                    except BaseException:
-                        second.abort()
-                        raise
-                    return second
-
-                connection = await self._hedge(request, permit, connection, connection.wait(), ask_again)
+                connection = await self._hedge(request, permit, connection, sent)
             head = connection.head
             if head is not None and (head.length_bytes is not None or _says_all(head.status)):
                 self._note_head(permit, head, connection)
@@ -400,14 +383,10 @@ class HttpTransport:
         headers = request.headers(etag)
         if byte_range is not None:
             headers["Range"] = byte_range
-
-        def new() -> Exchange:
-            host.counts.requests += 1
-            return self._session.exchange(
-                host, "GET", request.url, headers, needs_new_connection=needs_new_connection, allowance=allowance
-            )
-
-        async with await self._exchange(request, permit, new) as exchange:
+        host.counts.requests += 1
+        async with self._session.exchange(
+            host, "GET", request.url, headers, needs_new_connection=needs_new_connection, allowance=allowance
+        ) as exchange:
             self._note_head(permit, exchange, exchange)
             status, answered = exchange.status, exchange.headers
             if status in REDIRECTS or status >= 400:
@@ -462,68 +441,15 @@ class HttpTransport:
         permit.landed(len(body))
         permit.received(len(body), host.now() - first_byte_at)
 
-    async def _exchange(self, request: HttpRequest, permit: Permit, new: Callable[[], Exchange]) -> Exchange:
-        """Return an exchange to enter: a new one, or that of two whose answer is there, where the first one is late."""
-        patience_seconds = request.host.hedging.sent()
-        first = winner = new()
-        if patience_seconds is None:
-            return first
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        failure: AttemptFailed | None = None
-
-        async def open_first() -> None:
-            try:
-                await first.open()
-                waiting.set_result(None)
-            except AttemptFailed as error:
-                waiting.set_exception(error.with_traceback(None))
-
-        async def ask_again() -> Exchange:
-            second = new()
-            await second.open()
-            return second
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(open_first, name="first request")
-            try:
-                await asyncio.wait([waiting], timeout=patience_seconds)
-                for _ in range(TURNS_TO_HEAD):
-                    await anyio.lowlevel.checkpoint()
-                if waiting.done():
-                    waiting.result()
-                else:
-                    winner = await self._hedge(request, permit, first, waiting, ask_again)
-            except AttemptFailed as error:
-                failure = error.with_traceback(None)
-        if failure is not None:
-            try:
-                raise failure
-            finally:
-                failure = None  # else failure -> traceback -> this frame -> failure is a cycle
-        return winner
-
-    async def _hedge(
-        self,
-        request: HttpRequest,
-        permit: Permit,
-        first: A,
-        waiting: asyncio.Future[None],
-        ask_again: Callable[[], Awaitable[A]],
-    ) -> A:
-        """Makes a late request a second time, and returns the one whose answer comes first and fits.
+    async def _hedge(self, request: HttpRequest, permit: Permit, first: Connection, sent: bytes) -> Connection:
+        """Makes a late request a second time; the connection of the answer that comes first and fits.
 
         The other request is cancelled and awaited, and its connection closed. The memory for the body is handed out
         only after that, so a loser has nowhere to write to. What it was answered counts nevertheless: a refusal is one,
         whoever wins.
-
-        Args:
-            request: What is asked for.
-            permit: Of the first request. The second one takes a place of its own, or isn't made.
-            first: The late request.
-            waiting: Done when that has its answer, has failed, or is aborted.
-            ask_again: Makes it a second time, and returns when the head of the answer is there.
         """
         host, hedging = request.host, request.host.hedging
+        waiting = first.wait()
         await anyio.lowlevel.checkpoint()  # an answer that lay there already when the loop found it late ends it here
         urgent = None if waiting.done() or not hedging.may_hedge() else host.enter_nowait()
         if urgent is None:
@@ -532,28 +458,33 @@ class HttpTransport:
         hedging.hedged()
         host.counts.hedges += 1
         log.debug("%s: an answer is late; asking %s a second time", redact_url(request.download.url), host.name)
-        second: A | None = None
+        second: Connection | None = None
         failure: AttemptFailed | None = None
         scope = anyio.CancelScope()
 
-        async def race() -> None:
+        async def ask_again() -> None:
             nonlocal second
             with scope:
+                connection: Connection | None = None
                 try:
-                    other = await ask_again()
+                    connection = host.take_idle_connection()
+                    connection = connection or await self._connector.connect(host, request.url, is_retry=False)
+                    host.counts.requests += 1
+                    await connection.send(sent)
+                    if request.fits(connection.head):
+                        second = connection
+                        first.abort()  # which ends the wait for it
+                    else:
+                        permit.failed(self._refusal(connection.head))
                 except AttemptFailed as error:
                     permit.failed(error)
-                    return
-                if request.fits(other.head):
-                    second = other
-                    first.abort()  # which ends the wait for it
-                else:
-                    permit.failed(self._refusal(other.head))
-                    other.abort()
+                finally:
+                    if connection is not None and second is None:
+                        connection.abort()
 
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(race, name="second request")
+                group.start_soon(ask_again, name="second request")
                 try:
                     await waiting
                 except AttemptFailed as error:  # the second one may do better
@@ -677,7 +608,7 @@ class HttpTransport:
             self._note_answer(failure, status, headers)
             raise
 
-    def _refusal(self, head: Head | Exchange | None) -> AttemptFailed:
+    def _refusal(self, head: Head | None) -> AttemptFailed:
         """The failure that an answer is of which nothing is taken."""
         if head is None or head.status < 400:
             return AttemptFailed(InvalidResponse, "the answer doesn't fit")

@@ -206,7 +206,7 @@ class Exchange:
         self._scope = Interrupt()
         self._step_bytes = timeouts.min_bytes_per_second * timeouts.stall_seconds
         self._stepped_bytes = 0
-        self._had_new_connection = self._is_aborted = False
+        self._had_new_connection = False
         self._response: aiohttp.ClientResponse | None = None
         self._peer: Peer | None = None
         self.status = 0
@@ -216,15 +216,6 @@ class Exchange:
         """When the request had its connection, or its last byte went out; and when the answer's head was there."""
 
     async def __aenter__(self) -> Self:
-        if not self.status:
-            await self.open()
-        self._scope = Interrupt()  # of this task: another one may have opened it
-        self._scope.__enter__()
-        self._deadlines.watch(self)
-        return self
-
-    async def open(self) -> None:
-        """Send the request and wait for the answer's head; the block that follows may be another task's."""
         self._scope.__enter__()
         self._phase, self._seconds = "connecting", self._timeouts.connect_seconds
         self._since = self._deadlines.time()
@@ -234,33 +225,13 @@ class Exchange:
             await self._send()
         except BaseException as error:
             self._leave(type(error), error, error.__traceback__)
-            if not self._is_aborted:
-                raise
-        else:
-            self._scope.__exit__(None, None, None)
+            raise
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._leave(kind, error, traceback)
-
-    @property
-    def head(self) -> Exchange | None:
-        """This, when the answer's head is there."""
-        return self if self.status else None
-
-    @property
-    def length_bytes(self) -> int:
-        """Of the body, as far as it is known."""
-        return (self._response and self._response.content_length) or 0
-
-    def abort(self) -> None:
-        """End it, opened or about to be; then it says nothing of its end."""
-        self._is_aborted = True
-        if self.status:
-            self._leave(None, None, None)
-        else:
-            self._scope.cancel()
 
     async def _send(self) -> None:
         method, url, headers, body = self._request
@@ -430,7 +401,7 @@ class Exchange:
             response.close()
         self._scope.__exit__(kind, error, traceback)
         address = self._peer if error is not None else None
-        if self._scope.cancelled_caught and not self._is_aborted:
+        if self._scope.cancelled_caught:
             message = (
                 f"{self._phase} took longer than {self._seconds:g} s: is {self._host.name} up? Or raise the timeout"
             )
