@@ -9,7 +9,7 @@ import typer
 __all__ = ["run"]
 
 OPTIONS_ARE_THEIRS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-"""Whatever comes after the command's name."""
+"""All that comes after the command's name."""
 
 
 def run(

@@ -49,7 +49,7 @@ __all__ = ["LeRobotDataset", "StreamingLeRobotDataset", "run"]
 INSTALL_LEROBOT = 'pip install "lerobot[training]"'
 """Needs Python 3.12."""
 STATE_FILE = "training_state/asyncfetch.json"
-"""Of a checkpoint of LeRobot's, beside what it writes: where a stream has come to."""
+"""A file in LeRobot's checkpoint, beside what it writes: where a stream has come to."""
 
 
 def _import(module: str) -> Any:  # noqa: ANN401 - LeRobot is optional
@@ -114,7 +114,7 @@ def _count_rows(data: memoryview) -> int:
 
 
 def _source(repo_id: str, root: str | os.PathLike[str] | None, meta: Any) -> str:  # noqa: ANN401
-    """Where the frames are: in the root that was asked for, in LeRobot's own folder of the dataset, or on the Hub."""
+    """Return where the frames are: the root that was asked for, LeRobot's own folder of the dataset, or the Hub."""
     if root is not None:
         return str(root)
     if (Path(meta.root) / "data").is_dir():
@@ -162,11 +162,11 @@ class _AsLeRobot:
 
 _FLOATS = {torch.float16, torch.float64}
 _INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64}
-"""What passes through Python's numbers in LeRobot, which torch makes float32 and int64 of."""
+"""Values that pass through Python's numbers in LeRobot, which torch makes float32 and int64 of."""
 
 
 class _Described:
-    """What LeRobot's trainer asks of a dataset beside its samples."""
+    """The attributes that LeRobot's trainer asks of a dataset beside its samples."""
 
     meta: Any
     repo_id: str
@@ -217,17 +217,17 @@ class _Described:
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
-        """As in info.json."""
+        """The features as info.json has them."""
         return self.meta.features  # type: ignore[no-any-return]
 
     @property
     def num_episodes(self) -> int:
-        """Of the dataset, or of those that were chosen."""
+        """Number of episodes of the dataset, or of those that were chosen."""
         return int(self.meta.total_episodes) if self.episodes is None else len(self.episodes)
 
     @property
     def num_frames(self) -> int:
-        """Of these episodes."""
+        """Number of frames of these episodes."""
         if self.episodes is None:
             return int(self.meta.total_frames)
         lengths = self.meta.episodes["length"]
@@ -368,7 +368,7 @@ class StreamingLeRobotDataset(_Described, StreamDataset):
 
 
 def _in_turns(left: Sequence[int], batches: int) -> list[int]:
-    """How many of the first so many batches each worker of a loader has given, by how many it has."""
+    """Return how many of the first so many batches each worker of a loader has given, by how many it has."""
     given = [0] * len(left)
     turns = (worker for number in range(max(left)) for worker in range(len(left)) if number < left[worker])
     for worker in islice(turns, batches):
@@ -433,7 +433,7 @@ class LeRobotDataset(_Described, FrameDataset):
 
     @property
     def absolute_to_relative_idx(self) -> dict[int, int] | None:
-        """Of chosen episodes, the place here of each frame by its ``index``; None where all are read."""
+        """The place here of each frame of chosen episodes, by its ``index``; None where all are read."""
         if self.episodes is None:
             return None
         bounds = (self.meta.episodes[episode] for episode in self.episodes)
@@ -441,7 +441,7 @@ class LeRobotDataset(_Described, FrameDataset):
         return {index: place for place, index in enumerate(indices)}
 
     def streamed(self, *, seed: int) -> StreamingLeRobotDataset:
-        """The same, as a stream."""
+        """Return the same episodes as a stream."""
         return StreamingLeRobotDataset(
             self.repo_id,
             self._given_root,

@@ -61,8 +61,6 @@ _FIELD = re.compile(rf"({_NAME}):[ \t]*([^\r]*)\r")
 _CONNECTION = frozenset({"keep-alive", "close"})
 _LENGTH = re.compile("[0-9]{1,18}")
 _START = b"HTTP/1.1 "
-_NOTHING_HELD = bytearray()
-_NO_VIEWS: list[memoryview] = []
 
 
 class PooledConnectionDied(AttemptFailed):
@@ -148,6 +146,7 @@ class Connection(asyncio.BufferedProtocol):
     _expected: ExpectedAnswer | None
     _rate_limit: RateLimit | None
     _held: bytearray
+    _later: list[memoryview]
     _left_bytes: int
 
     def __init__(
@@ -404,9 +403,9 @@ class Connection(asyncio.BufferedProtocol):
         self._head = None
         self._raw_head = b""
         self._expected = self._rate_limit = None
-        self._held = _NOTHING_HELD  # what came and was not looked at yet: a part of a head, or the body behind it
+        self._held = bytearray()  # what came and was not looked at yet: a part of a head, or the body behind it
         self.is_late = self.is_whole = False
-        self._view, self._later = _SURPLUS, _NO_VIEWS
+        self._view, self._later = _SURPLUS, []
         self.received_bytes = self._missing_bytes = self._left_bytes = self._stepped_bytes = 0
         self._patience_seconds = inf
 
@@ -486,7 +485,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _stop(self) -> None:
         """No more of the body is wanted."""
-        self._phase, self._view, self._later, self._expected = _Phase.ENDED, _SURPLUS, _NO_VIEWS, None
+        self._phase, self._view, self._later, self._expected = _Phase.ENDED, _SURPLUS, [], None
         rate_limit, self._rate_limit = self._rate_limit, None
         if rate_limit is not None:
             rate_limit.end()

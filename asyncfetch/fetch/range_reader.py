@@ -151,7 +151,7 @@ class Ask:
         self.shared: Shared | None = None
         """What brings it; None where that is a request of its own."""
         self.requests = self.ahead = 0
-        """As in its company; no requests until the end of the turn."""
+        """The figures of its company; no requests until the end of the turn."""
 
     @property
     def company(self) -> Company:

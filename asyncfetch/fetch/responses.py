@@ -54,7 +54,7 @@ _CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})", re
 _REMARKABLE = re.compile(
     rb"\r\n(?:connection:(?! keep-alive\r)|content-encoding:|content-type:[ \t]*m|ratelimit:|transfer-encoding:)"
 )
-"""Of a head in lower case, what makes an answer another one than its range, length and version say, or says more."""
+"""Fields, in lower case, that make an answer another one than its range, length and version say, or that say more."""
 _NOTHING = "bytes 0--1/0"
 """By which Go's file server, and so Caddy and rclone, sends the last bytes of an empty object."""
 

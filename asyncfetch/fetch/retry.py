@@ -380,7 +380,7 @@ def pause_seconds(headers: Mapping[str, str], *, wall_now: float) -> float | Non
 
 
 class Resumable(Protocol):
-    """What several attempts fill, each going on from where the one before it ended, or starting over."""
+    """Memory that several attempts fill, each going on from where the one before it ended, or starting over."""
 
     @property
     def asked(self) -> Span:

@@ -47,13 +47,13 @@ __all__ = [
 
 MIB = 1024 * 1024
 PREFETCHED_BATCHES = 2
-"""Of each worker: torch's default of ``prefetch_factor``."""
+"""Batches that each worker makes ahead: torch's default of ``prefetch_factor``."""
 WORKER_MIB = 250
-"""Of a loader's worker that was spawned, beside its samples: an estimate; one that was forked shares much."""
+"""Memory of a loader's worker that was spawned, beside its samples: an estimate. One that was forked shares much."""
 
 
 class Layout(NamedTuple):
-    """What a batch's values are, all of its samples being alike."""
+    """The values of a batch whose samples are all alike."""
 
     fields: Mapping[str, Field]
     pictures: frozenset[str]
@@ -66,13 +66,13 @@ class Room(NamedTuple):
     arrays: list[NDArray[np.uint8]]
     """Writable, aligned, and nobody else refers to them."""
     slot: Any = None
-    """Of shared memory, which they lie in."""
+    """The slot of shared memory that they lie in."""
     tensors: list[torch.Tensor] | None = None
-    """The same, where a library must know which memory it hands out."""
+    """The arrays as tensors, where a library must know which memory it hands out."""
 
 
 class BatchMemory(Protocol):
-    """Where batches come from. Thread-safe."""
+    """A source of memory for batches. Thread-safe."""
 
     def take(self, nbytes: Sequence[int]) -> Room:
         """Arrays of these sizes."""
@@ -115,9 +115,9 @@ class Batch:
         self._lock = threading.Lock()
         self._columns: dict[str, Any] | None = None
         self._tensors: dict[str, torch.Tensor] = {}
-        """Of columns in memory that is a library's."""
+        """Tensors of the columns whose memory is a library's."""
         self.slot: Any = None
-        """Of shared memory, where its memory is of that."""
+        """The slot of shared memory that it lies in, if it does."""
 
     def columns(self) -> Mapping[str, Any]:
         """An array of each tensor, channels last; of anything else a list. Waits for memory: call it in a thread."""
@@ -190,7 +190,7 @@ class BatchRow:
             self.batch.columns()[self.names.get(key, key)][self.number] = value
 
     def at(self, key: str) -> NDArray[Any]:
-        """Where pictures go, channels last."""
+        """Return the array that pictures go to, channels last."""
         if key in self.without:
             field = self.without[key]
             return np.empty((*field.shape[:-3], *field.shape[-2:], field.shape[-3]), field.dtype)
@@ -198,7 +198,7 @@ class BatchRow:
         return room
 
     def sample(self) -> Sample:
-        """By itself, on the batch's memory."""
+        """Return the sample by itself, on the batch's memory."""
         return self.batch.rows(self.number)
 
     def __deepcopy__(self, memo: object) -> Sample:
@@ -221,13 +221,13 @@ def batch_of(samples: Sequence[Any]) -> tuple[Batch, slice] | None:
 
 
 def samples_of(rows: Sequence[Any]) -> list[Any]:
-    """The same, rows of batches as samples on their memory."""
+    """Return the samples, rows of batches among them as samples on their memory."""
     return [row.sample() if isinstance(row, BatchRow) else row for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a rank takes at most, in MiB, beside what Python and the libraries take without any data."""
+    """The most that a rank takes, in MiB, beside what Python and the libraries take without any data."""
 
     clips: float
     """``max_bytes``: clips, table rows and indexes, and the decoders on them."""
@@ -236,7 +236,7 @@ class MemoryPlan:
     batches: float
     """The one that the trainer has, and the rows beside those that are counted, of the first and the last batch."""
     workers: float
-    """Of a loader's workers: batches that it has asked for ahead, and processes with torch in them."""
+    """A loader's workers: batches that it has asked for ahead, and processes with torch in them."""
 
     @property
     def total(self) -> float:
@@ -245,7 +245,7 @@ class MemoryPlan:
 
     @classmethod
     def of(cls, config: StreamConfig, sample_bytes: int, batch_size: int, num_workers: int) -> MemoryPlan:
-        """Of samples of this size."""
+        """Return the plan for samples of this size."""
         batch = batch_size * sample_bytes / MIB
         a_worker = PREFETCHED_BATCHES * batch + WORKER_MIB
         return cls(
@@ -257,7 +257,7 @@ class MemoryPlan:
 
 
 class Rows:
-    """Which row of which batch each sample of a pass is to have. Belongs to its loop.
+    """Assigns each sample of a pass its row of a batch. Belongs to its loop.
 
     Args:
         plan: Of the pass.
@@ -273,7 +273,7 @@ class Rows:
         self._open: WeakValueDictionary[tuple[int, int], Batch] = WeakValueDictionary()
         self._left_out = 0
         self.are_used = False
-        """Whether the latest job has some."""
+        """True where the latest job has rows."""
         self._is_stopped = False
 
     def of(self, job: Job) -> list[BatchRow] | None:

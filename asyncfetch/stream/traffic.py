@@ -1,4 +1,4 @@
-"""What an epoch costs before it is paid: which consumer reads which episodes, from lengths alone, and their bytes."""
+"""The cost of an epoch before it is paid: which consumer reads which episodes, from lengths alone, and their bytes."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _AT_ONCE = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class TrafficPlan:
-    """What an epoch fetches: clips, without metadata, indexes of videos and rows, a few hundredths of it as a rule."""
+    """Bytes and requests of an epoch: clips alone. Metadata, indexes and rows are a few hundredths more, as a rule."""
 
     world_size: int
     num_workers: int
     batch_size: int | None
     least_bytes: int
-    """Of all clips, each once."""
+    """Bytes of all clips, each once."""
     fetched_bytes: int
-    """By all ranks and their workers."""
+    """Bytes that all ranks and their workers fetch."""
     largest_rank_bytes: int
-    """By the rank that fetches most."""
+    """Bytes of the rank that fetches most."""
     requests: int
-    """For clips and rows of episodes, and for the indexes of videos."""
+    """Requests for clips and rows of episodes, and for the indexes of videos."""
 
 
 class Readers(NamedTuple):
@@ -54,7 +54,7 @@ class Readers(NamedTuple):
 
 
 def readers(order: Order, layout: Placement) -> Readers:
-    """Who reads what in a whole epoch. A second for 5 million samples and few ranks.
+    """Return who reads which episode in a whole epoch. Takes a second for 5 million samples and few ranks.
 
     Args:
         order: Of the epoch.

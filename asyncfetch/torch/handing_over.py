@@ -54,7 +54,7 @@ class HandedOver(dict[str, Any]):
 
 
 def can_hand_over() -> bool:
-    """Whether this process, a loader's worker, and its parent may open each other's descriptors."""
+    """Return whether this process, a loader's worker, and its parent may open each other's descriptors."""
     return hasattr(os, "memfd_create") and os.access(f"/proc/{os.getppid()}/fd", os.R_OK | os.X_OK)
 
 
@@ -66,19 +66,19 @@ def handed_over(batch: Batch, rows: slice, memory: SlotMemory) -> dict[str, Any]
 
 
 class _Name(NamedTuple):
-    """Of a slot."""
+    """The name of a slot in all processes."""
 
     pid: int
-    """Of the worker."""
+    """The worker's."""
     number: int
     descriptor: int
     nbytes: int
     token: bytes
-    """Of the worker's slots."""
+    """The token of the worker's slots."""
 
     @property
     def key(self) -> tuple[int, bytes, int]:
-        """Which no other slot has."""
+        """A key that no other slot has."""
         return self.pid, self.token, self.number
 
 
@@ -142,7 +142,7 @@ _latest: weakref.ref[_Mappings] | None = None
 
 
 def _mappings() -> _Mappings:
-    """Those of this process, and not of one that it was forked from."""
+    """Return the mappings of this process, and not of one that it was forked from."""
     global _latest
     found = None if _latest is None else _latest()
     if found is None or found.pid != os.getpid():
@@ -152,7 +152,7 @@ def _mappings() -> _Mappings:
 
 
 class _Lease:
-    """What every view of a batch in the trainer refers to in the end."""
+    """The owner of a batch's memory in the trainer, which every view refers to in the end."""
 
     __slots__ = ("__array_interface__", "_key", "_mappings", "_memory")
 
@@ -166,7 +166,7 @@ class _Lease:
 
     @property
     def is_one_too_many(self) -> bool:
-        """Whether too many of the worker's slots are held with this one."""
+        """True where too many of the worker's slots are held with this one."""
         return sum(pid == self._key[0] for pid, _, _ in list(self._mappings.held)) > MAX_VIEWS
 
     def __del__(self) -> None:
