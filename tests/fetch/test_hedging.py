@@ -426,6 +426,37 @@ async def test_a_cancellation_ends_both(
         assert connections_to(server.port) == 1
 
 
+async def test_a_cancellation_at_any_turn_after_the_second_request_leaves_nothing_open(
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
+) -> None:
+    """Among these turns is the one in which it has won, and nobody has taken it yet."""
+    turns = 40
+    async with acquainted(fetcher_with, server) as (fetcher, url):
+        for turn in range(turns):
+            become_acquainted(fetcher)
+            server.requests.clear()
+            both_there = asyncio.Event()
+
+            def answer_second(_: object, both_there: asyncio.Event = both_there) -> StepType | None:
+                if len(server.requests) == 1:
+                    return step(silent="stall")
+                both_there.set()
+                return None
+
+            server.every = answer_second
+            fetching = asyncio.create_task(fetcher.fetch(url, 5, 200_000))
+            await both_there.wait()
+            for _ in range(turn):
+                await asyncio.sleep(0)
+            fetching.cancel()
+            await asyncio.wait([fetching])
+            assert fetcher.statistics().in_flight == 0
+        assert hedges(fetcher)[1] < turns  # some were cancelled before it had won
+        server.every = lambda _: None
+        assert await fetcher.fetch(url) == CONTENT
+        assert connections_to(server.port) == 1
+
+
 async def test_a_host_that_falls_silent_gets_few_second_requests(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:

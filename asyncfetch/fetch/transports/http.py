@@ -483,16 +483,21 @@ class HttpTransport:
                         connection.abort()
 
         try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(ask_again, name="second request")
-                try:
-                    await waiting
-                except AttemptFailed as error:  # the second one may do better
-                    failure = error.with_traceback(None)  # with it, a cycle
-                if second is None and request.fits(first.head):
-                    scope.cancel()
-                elif first.head is not None and first.head.status < 300:
-                    first.abort()  # its body is of no use, and comes whether it is read or not
+            try:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(ask_again, name="second request")
+                    try:
+                        await waiting
+                    except AttemptFailed as error:  # the second one may do better
+                        failure = error.with_traceback(None)  # with it, a cycle
+                    if second is None and request.fits(first.head):
+                        scope.cancel()
+                    elif first.head is not None and first.head.status < 300:
+                        first.abort()  # its body is of no use, and comes whether it is read or not
+            except BaseException:
+                if second is not None:  # cancelled when it had won
+                    second.abort()
+                raise
             if second is None:
                 if failure is not None:
                     raise failure
