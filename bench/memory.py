@@ -6,7 +6,7 @@ Reads two samples of each of 10,000 different episodes over HTTPS, in random ord
 dataset, in a process of its own, and prints what it grew by after its imports, beside the bounds. A plot, with
 ``--plot file.png``.
 
-torchcodec 0.13 leaks 1 kB a decoder that it opens (asyncfetch/decode/torchcodec_decoder.py says why), and an episode
+torchcodec 0.13 leaks 1 kB a decoder that it opens (asyncfetch/decode/decoder.py says why), and an episode
 takes two of them. ``--decoder pyav`` shows what grows without that.
 """
 

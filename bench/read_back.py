@@ -31,12 +31,11 @@ import anyio
 import numpy as np
 
 import asyncfetch as af
-from asyncfetch.cache.buffers import allocate
 from asyncfetch.cache.disk import DiskReader, DiskStore, DiskTier
 from asyncfetch.cache.disk import layout as disk_layout
 from asyncfetch.cache.disk.layout import Version
 from asyncfetch.ranges import ObjectInfo
-from asyncfetch.runtime.memory_pool import MemoryPool
+from asyncfetch.runtime.memory_pool import MemoryPool, allocate
 from asyncfetch.testing import RangeServer
 from bench.rows import Row
 

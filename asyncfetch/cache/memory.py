@@ -17,39 +17,191 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple
+from weakref import WeakValueDictionary
 
 import anyio
 
-from asyncfetch.cache.buffers import allocate
 from asyncfetch.cache.disk.reader import DiskReader
 from asyncfetch.cache.lease import CacheKey, CacheStatistics, Lease
 from asyncfetch.cache.names import object_name
 from asyncfetch.cache.range_stream import RangeStream
-from asyncfetch.cache.shared_calls import SharedCalls
-from asyncfetch.cache.space import SpaceQueue, require_room
-from asyncfetch.cache.versions import HeldVersions
-from asyncfetch.errors import ClosedError, ObjectChanged
+from asyncfetch.errors import CacheError, ClosedError, ObjectChanged
 from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
+from asyncfetch.fetch.gate import Caller, calling, current_caller
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.reader import VersionedReader
 from asyncfetch.ranges import ByteRange, whole_number
 from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.fork import LoopGuard
 from asyncfetch.runtime.leased_lru import LeasedLRU
-from asyncfetch.runtime.loop_guard import LoopGuard
+from asyncfetch.runtime.memory_pool import allocate
+from asyncfetch.runtime.single_flight import SingleFlight
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator
     from typing import Self
 
-    from asyncfetch.cache.disk.tier import DiskTier
+    from anyio.abc import TaskGroup
+
+    from asyncfetch.cache.disk.layout import DiskTier
     from asyncfetch.fetch.reader import RangeReader, WritableBuffer
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.leased_lru import EntryLease, Reservation
 
-__all__ = ["ByteCache"]
+__all__ = ["ByteCache", "HeldVersions", "SharedCalls", "SpaceQueue", "require_room"]
+
+
+class _Held:
+    __slots__ = ("entries", "info")
+
+    def __init__(self, info: ObjectInfo | None) -> None:
+        self.info = info
+        self.entries = 0
+
+
+class HeldVersions:
+    """One version for all entries of an object, as long as there are any. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, _Held] = {}
+
+    def agrees(self, name: str, info: ObjectInfo | None) -> bool:
+        """Whether the entries of an object may be of this version; None says nothing against it."""
+        held = self._held.get(name)
+        return held is None or held.info is None or info is None or difference(held.info, info) is None
+
+    def add(self, name: str, info: ObjectInfo | None) -> None:
+        """An entry more, of a version that ``agrees``."""
+        held = self._held.get(name)
+        if held is None:
+            held = self._held[name] = _Held(info)
+        elif held.info is None:
+            held.info = info
+        held.entries += 1
+
+    def remove(self, name: str) -> None:
+        """An entry less."""
+        held = self._held[name]
+        held.entries -= 1
+        if not held.entries:
+            del self._held[name]
+
 
 T = TypeVar("T")
+
+
+class SharedCalls:
+    """Concurrent calls of one key share one execution, as SingleFlight says, which ends with the task group.
+
+    It waits at gates in the line of the first who called, and is urgent as soon as one of them is.
+    """
+
+    def __init__(self, task_group: TaskGroup) -> None:
+        self._flights: SingleFlight[Hashable, Any] = SingleFlight(task_group)
+        self._carriers: WeakValueDictionary[Hashable, Caller] = WeakValueDictionary()
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a call of this key would share one that is under way."""
+        return key in self._flights
+
+    async def run(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
+        """The value of ``work()``, or of the call for ``key`` that is already under way."""
+        asking = current_caller()
+        carrier = self._carriers.get(key) if key in self._flights else None  # that of a call that is over may be about
+        if carrier is None:
+            carrier = self._carriers[key] = Caller(urgent=asking.urgent, behind=asking)
+        elif asking.urgent:
+            carrier.promote()
+        asking.carried_by(carrier)
+        with calling(carrier):
+            result: T = await self._flights.run(key, work)
+        return result
+
+
+K = TypeVar("K", bound="Hashable")
+V = TypeVar("V")
+
+
+class _Waiter(Generic[K, V]):
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.served = anyio.Event()
+        self.reservation: Reservation[K, V] | None = None
+
+
+class SpaceQueue(Generic[K, V]):
+    """Reservations in a LeasedLRU, first come, first served.
+
+    A small request behind a large one waits for it: otherwise a stream of small ones would starve the large one.
+
+    Whoever frees room (a lease or a reservation given back, entries dropped) calls ``grant`` afterwards. Bound to one
+    loop, not thread-safe.
+    """
+
+    def __init__(self, lru: LeasedLRU[K, V]) -> None:
+        self._lru = lru
+        self._waiters: dict[_Waiter[K, V], None] = {}  # ordered, and one that leaves in the middle costs O(1)
+        self._granting = False
+        self.waited = 0
+        """Requests that had to wait, so far."""
+
+    def __len__(self) -> int:
+        """Requests that are waiting."""
+        return len(self._waiters)
+
+    async def reserve(self, size_bytes: int) -> Reservation[K, V]:
+        """Room for ``size_bytes``, after those who asked before. Cancelled, it gives its place and its room away."""
+        reservation = self.reserve_nowait(size_bytes)
+        if reservation is not None:
+            return reservation
+        self.waited += 1
+        waiter: _Waiter[K, V] = _Waiter(size_bytes)
+        self._waiters[waiter] = None
+        try:
+            await waiter.served.wait()
+        except BaseException:
+            self._waiters.pop(waiter, None)
+            if waiter.reservation is not None:
+                waiter.reservation.release()
+            self.grant()  # it may have stood in the way of those behind
+            raise
+        assert waiter.reservation is not None
+        return waiter.reservation
+
+    def reserve_nowait(self, size_bytes: int) -> Reservation[K, V] | None:
+        """Room for ``size_bytes`` if it is there and nobody waits for some, or None."""
+        return None if self._waiters else self._lru.reserve(size_bytes)
+
+    def grant(self) -> None:
+        """Serve those at the head of the queue for whom there is room now."""
+        if self._granting:
+            return  # called back by an eviction of ours; the loop below looks again anyway
+        self._granting = True
+        try:
+            while self._waiters:
+                waiter = next(iter(self._waiters))
+                reservation = self._lru.reserve(waiter.size_bytes)
+                if reservation is None:
+                    return
+                del self._waiters[waiter]
+                waiter.reservation = reservation
+                waiter.served.set()
+        finally:
+            self._granting = False
+
+
+def require_room(ranges: Iterable[ByteRange], max_bytes: int) -> None:
+    """CacheError where the ranges, without those that bypass the cache, are larger than it is."""
+    sizes = [byte_range.stop - byte_range.start for byte_range in set(ranges) if byte_range.stop is not None]
+    needed_bytes = sum(size for size in sizes if size <= max_bytes)
+    if needed_bytes > max_bytes:
+        raise CacheError(
+            f"{len(sizes)} ranges asked for at once need {needed_bytes} bytes, the cache has max_bytes={max_bytes}:"
+            " ask for fewer at a time, read them with fetch_stream, or raise max_bytes"
+        )
+
+
 Arguments = TypeVarTuple("Arguments")
 
 

@@ -14,10 +14,10 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from asyncfetch.cache.directories import absolute_directory
 from asyncfetch.cache.disk import DIRECTORY_VARIABLE, Folder, default_directory, verify
 from asyncfetch.cli.sizes import format_bytes, parse_bytes
 from asyncfetch.cli.tenths import Tenths
+from asyncfetch.config.checks import absolute_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -29,8 +29,7 @@ from asyncfetch.config import StreamConfig, stream_config
 from asyncfetch.errors import AccessDenied, ConfigError, MissingDependency, NotFound
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.info import parse_info
-from asyncfetch.lerobot.layout import EPISODES_PATH
+from asyncfetch.lerobot.info import EPISODES_PATH, parse_info
 from asyncfetch.lerobot.parquet import require_pyarrow
 from asyncfetch.stream import Placement, Stream
 from asyncfetch.stream.merged_states import merge_shares

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from numbers import Integral, Real
 from os import PathLike
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from asyncfetch.errors import ConfigError
 
-__all__ = ["HEADER_CONTROL", "check_types", "require", "require_header", "require_token"]
+__all__ = ["HEADER_CONTROL", "absolute_directory", "check_types", "require", "require_header", "require_token"]
 
 _WORDS: Mapping[object, str] = {
     int: "a whole number",
@@ -104,3 +106,14 @@ def _words(kind: Any) -> str:  # noqa: ANN401 - an annotation
 def _shown(value: object) -> str:
     """A value that was refused, for a message; only its type where it might be a secret."""
     return repr(value) if value is None or isinstance(value, Real) else f"of type {type(value).__name__}"
+
+
+def absolute_directory(directory: str | os.PathLike[str]) -> Path:
+    """Where it is, without asking the disk; ConfigError for a name that no directory can have."""
+    try:
+        path = Path(directory).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(f"the directory {os.fspath(directory)!r} begins with a user who has no home here") from error
+    if not os.fspath(directory) or "\0" in str(path):
+        raise ConfigError(f"{os.fspath(directory)!r} doesn't name a directory")
+    return path

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.failures import copied, kept
-from asyncfetch.runtime.heap import trim_heap
+from asyncfetch.runtime.memory_pool import trim_heap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

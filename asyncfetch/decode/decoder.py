@@ -1,25 +1,42 @@
-"""The decoder of one clip, whatever library does it."""
+"""The decoder of one clip: what both libraries share, by PyAV, by torchcodec, and which of them opens it."""
 
 from __future__ import annotations
 
+import bisect
 import os
+import re
 import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
 
 from asyncfetch.decode.backends import choose_backend, import_torch
-from asyncfetch.errors import DecodeError, WrongLoop
+from asyncfetch.errors import DecodeError, FrameMissing, WrongLoop
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
+    from numpy.typing import NDArray
 
     from asyncfetch.config import DecoderBackend
     from asyncfetch.decode.clip import Clip
 
-__all__ = ["ClipDecoder", "FrameDecoder", "estimated_nbytes", "open_decoder", "stack_frames"]
+__all__ = [
+    "ClipDecoder",
+    "FrameDecoder",
+    "MemoryFile",
+    "PyAVDecoder",
+    "TorchcodecDecoder",
+    "estimated_nbytes",
+    "open_decoder",
+    "open_video",
+    "stack_frames",
+]
 
 KIB = 1024
 
@@ -56,30 +73,6 @@ class FrameDecoder(Protocol):
     def give(self, frames: Sequence[int], take: Callable[[int, torch.Tensor], None]) -> None:
         """The same, one by one: ``take(place in frames, picture)`` is called while the picture is in the caches."""
         ...
-
-
-def open_decoder(clip: Clip, *, backend: DecoderBackend = "auto") -> FrameDecoder:
-    """A decoder on the clip's own bytes; it copies nothing and keeps the clip alive.
-
-    Args:
-        clip: A depth clip goes to PyAV whatever ``backend`` says: torchcodec has 8 bits only.
-        backend: "auto" is torchcodec where it loads, else PyAV, with one RuntimeWarning a process that says why. Both
-            give the same pixels for video of 8 bits; for 10 bits FFmpeg 5 and 8 place colour differently by a fraction
-            of a pixel, so edges of colour may differ. Of interlaced pictures PyAV takes the colours field by field, and
-            torchcodec as if they weren't: edges of colour differ by a line.
-
-    Raises:
-        DecodeError: The bytes aren't a video that the back end can read.
-        MissingDependency: The back end can't be loaded; the message has the commands that help.
-    """
-    with forks_wait():  # FFmpeg and its codecs fill tables of the process at their first use
-        if choose_backend("pyav" if clip.depth is not None else backend) == "torchcodec":
-            from asyncfetch.decode.torchcodec_decoder import TorchcodecDecoder
-
-            return TorchcodecDecoder(clip)
-        from asyncfetch.decode.pyav_decoder import PyAVDecoder
-
-        return PyAVDecoder(clip)
 
 
 def estimated_nbytes(codec: str, width: int, height: int, bytes_per_sample: int) -> int:
@@ -200,3 +193,278 @@ class ClipDecoder(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.clip.name!r}, {len(self.clip)} frames)"
+
+
+AFTER_ALL = 1 << 63
+"""A time past every frame's: whatever comes next has to be sought."""
+
+
+class MemoryFile:
+    """What PyAV needs of a file, over a buffer: only the blocks that it reads are copied."""
+
+    def __init__(self, data: memoryview | bytes) -> None:
+        self._data = memoryview(data)
+        self._position = 0
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, fewer at the end."""
+        block = bytes(self._data[self._position : self._position + size])
+        self._position += len(block)
+        return block
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Moves from the start (0), here (1) or the end (2), and tells the new position."""
+        self._position = max(0, offset + (0, self._position, len(self._data))[whence])
+        return self._position
+
+    def tell(self) -> int:
+        """The position of the next read."""
+        return self._position
+
+
+class PyAVDecoder(ClipDecoder):
+    """Frames through PyAV: where torchcodec doesn't load, and for depth, of which that would lose 4 bits.
+
+    A frame is found by its time alone. Decoding goes on from where it stands if no key frame lies between there and the
+    frame, and starts at the key frame before it otherwise; after an error too, so that all frames after the damage, up
+    to the next key frame, are the same error. Damage shows in H.264 where FFmpeg mended the picture, and in any codec
+    where no picture comes of a coded frame; HEVC's and AV1's decoders don't tell of all else that they put up with.
+    """
+
+    def __init__(self, clip: Clip) -> None:
+        import av
+
+        self._distances = None if clip.depth is None else clip.depth.distances()
+        self._next_pts = 0  # the frames still to come are shown at this time or later
+        self._errors = av.FFmpegError
+        try:
+            self._container = av.open(MemoryFile(clip.data), mode="r")
+            self._stream = self._single_stream(clip)
+            shown = self._shown()
+            self._shown_pts = sorted(pts for pts, _ in shown)
+            self._key_pts = sorted(pts for pts, is_key in shown if is_key)
+            if not self._key_pts:
+                raise DecodeError(f"{clip.name}: its {clip.nbytes} bytes hold no key frame")
+            self._seek(self._key_pts[0])
+        except self._errors as error:
+            raise DecodeError(f"{clip.name}: PyAV can't open its {clip.nbytes} bytes: {error}") from error
+        wide = (self._stream.codec_context.pix_fmt or "").endswith(("le", "be"))
+        super().__init__(clip, num_frames=len(shown), bytes_per_sample=2 if wide else 1)
+
+    def __del__(self) -> None:
+        # Container and stream refer to each other: without this they'd wait for the garbage collector.
+        if (container := getattr(self, "_container", None)) is not None:
+            container.close()
+
+    def _shown(self) -> list[tuple[int, bool]]:
+        """Time, and whether it is a key frame, of each frame that the file says it shows."""
+        return [
+            (packet.pts, packet.is_keyframe)
+            for packet in self._container.demux(self._stream)
+            if packet.size and not packet.is_discard  # the last one is empty: it flushes the decoder
+        ]
+
+    def _single_stream(self, clip: Clip) -> Any:  # noqa: ANN401
+        streams = self._container.streams.video
+        if not streams:
+            raise DecodeError(f"{clip.name}: it has no video track")
+        stream = streams[0]
+        if stream.time_base != Fraction(1, clip.timescale):
+            raise DecodeError(f"{clip.name}: it counts time in {stream.time_base} s, not in 1/{clip.timescale} s")
+        stream.codec_context.thread_count = 1  # the threads are ours, one a decoder
+        return stream
+
+    def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
+        wanted = [int(self.clip.pts[frame]) for frame in frames]
+        try:
+            decoded = {pts: self._frame_at(pts) for pts in sorted(set(wanted))}
+        except self._errors as error:
+            self._next_pts = AFTER_ALL
+            raise DecodeError(f"{self.clip.name}: PyAV can't decode frames {list(frames)}: {error}") from error
+        return [decoded[pts] for pts in wanted]
+
+    def _frame_at(self, pts: int) -> torch.Tensor:
+        """The frame shown at ``pts``."""
+        key = self._key_pts[max(0, bisect.bisect_right(self._key_pts, pts) - 1)]
+        if not key <= self._next_pts <= pts:
+            self._seek(key)
+        for frame in self._coming:
+            if frame.pts is None:
+                raise DecodeError(f"{self.clip.name}: it has a frame without a time, so that none can be told by it")
+            if frame.pts < key:
+                continue  # may lean on frames in front of the clip
+            self._check_whole(frame)
+            self._next_pts = frame.pts + 1
+            if frame.pts == pts:
+                pixels: torch.Tensor = import_torch().from_numpy(self._array(frame))
+                return pixels.permute(2, 0, 1)
+            if frame.pts > pts:
+                break
+        raise FrameMissing(
+            f"{self.clip.name}: no frame is shown at {pts / self.clip.timescale:.6f} s (tick {pts}); decoding from the "
+            f"key frame at {key / self.clip.timescale:.6f} s came past it or to the end: "
+            "the video isn't the one that its index was made from"
+        )
+
+    def _check_whole(self, frame: Any) -> None:  # noqa: ANN401
+        """Raise DecodeError where it is damaged, or one in front of it didn't come: it may lean on that."""
+        due = bisect.bisect_left(self._shown_pts, self._next_pts)
+        if frame.is_corrupt or due < bisect.bisect_left(self._shown_pts, frame.pts):
+            self._next_pts = AFTER_ALL
+            seconds = min(self._shown_pts[due], frame.pts) / self.clip.timescale
+            raise DecodeError(
+                f"{self.clip.name}: the frame at {seconds:.6f} s is damaged, so that it and what leans on it can't be "
+                "decoded"
+            )
+
+    def _seek(self, key_pts: int) -> None:
+        self._container.seek(key_pts, stream=self._stream)
+        self._coming: Iterator[Any] = self._container.decode(self._stream)
+        self._next_pts = key_pts
+
+    def _array(self, frame: Any) -> NDArray[Any]:  # noqa: ANN401
+        """(height, width, channels)."""
+        if self._distances is None:
+            rgb: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+            # Turned as its track says, by whole quarters: torchcodec does so by itself. No angle is a number below any.
+            degrees = frame.rotation if abs(frame.rotation) <= 180 else 0
+            return np.ascontiguousarray(np.rot90(rgb, round(degrees / 90)))
+        codes = frame.to_ndarray(format="gray12le")
+        distances: NDArray[np.float32] = self._distances.take(codes, mode="clip")
+        return distances[..., np.newaxis]
+
+
+PLACE_IN_SOURCE = re.compile(r"^\w+, \S+:\d+, ")
+"""Function, file and line, as they begin torchcodec's messages."""
+
+
+def open_video(data: memoryview | bytes, name: str) -> Any:  # noqa: ANN401 - torchcodec is optional
+    """A torchcodec VideoDecoder on these bytes, which it reads in place and keeps alive.
+
+    Raises:
+        DecodeError: They aren't a video, or not one that FFmpeg here can decode.
+    """
+    from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
+
+    try:
+        # The threads are ours, one a decoder; "cpu", because torch's default device may be another.
+        return VideoDecoder(
+            _tensor_on(data), num_ffmpeg_threads=1, seek_mode="exact", dimension_order="NCHW", device="cpu"
+        )
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise DecodeError(f"{name}: torchcodec can't open its {len(data)} bytes: {_reason(error)}") from error
+
+
+class TorchcodecDecoder(ClipDecoder):
+    """Frames through torchcodec, by its public API.
+
+    It doesn't tell that FFmpeg mended a picture, which is what mostly comes of damaged bits in H.264 and HEVC, or that
+    it passed over a coded frame, as of AV1 where nothing but zeros are left of it: then the frame itself is missing,
+    but those that lean on it come, and are wrong.
+    """
+
+    # Opening a decoder with torchcodec 0.13 on torch 2.13 leaks 1 kB: the JSON of its metadata and the strings among
+    # the arguments, which torch's stable ABI copies and forgets (pytorch/pytorch#191340, mended in later releases).
+    # These pieces lie scattered among what the decoder frees when it goes, and their pages can't be given back:
+    # resident memory grows by 2-4 kB a decoder. Nothing in the public API avoids that. PyAV's leave less than 0.4 kB.
+
+    def __init__(self, clip: Clip) -> None:
+        video = self._video = open_video(clip.data, clip.name)
+        super().__init__(clip, num_frames=len(video), bytes_per_sample=_bytes_per_sample(video))
+
+    def _decode(self, frames: Sequence[int], ranks: list[int]) -> list[torch.Tensor]:
+        # One by one: what is decoded by one call of torchcodec shares one block of memory.
+        with self._opened(frames) as video:
+            decoded = {rank: video.get_frame_at(rank) for rank in sorted(set(ranks))}
+        for frame, rank in zip(frames, ranks, strict=True):
+            self._check_time(frame, decoded[rank].pts_seconds)
+        return [decoded[rank].data for rank in ranks]
+
+    def _decode_together(self, frames: Sequence[int], ranks: list[int]) -> torch.Tensor:
+        # A window's, mostly. get_frames_at takes any ranks, but copies them to torch's default device.
+        start, stop = ranks[0], ranks[0] + len(ranks)
+        if ranks != list(range(start, stop)):
+            return super()._decode_together(frames, ranks)
+        with self._opened(frames) as video:
+            decoded = video.get_frames_in_range(start, stop)
+        for frame, seconds in zip(frames, decoded.pts_seconds.tolist(), strict=True):
+            self._check_time(frame, seconds)
+        pictures: torch.Tensor = decoded.data
+        self._of_its_size([pictures])  # all of one size, as they are in one tensor
+        return pictures
+
+    @contextmanager
+    def _opened(self, frames: Sequence[int]) -> Iterator[Any]:
+        if self._video is None:
+            self._video = open_video(self.clip.data, self.clip.name)
+        try:
+            yield self._video
+        except RuntimeError as error:
+            # It would go on behind the damage, with pictures that lean on one it hasn't. A new one begins at the key
+            # frame, and so comes to the damage again.
+            self._video = None
+            raise DecodeError(
+                f"{self.clip.name}: torchcodec can't decode frames {list(frames)}: {_reason(error)}"
+            ) from error
+
+    def _check_time(self, frame: int, seconds: float) -> None:
+        """Raise FrameMissing where the decoder gave another frame than the one of this time.
+
+        torchcodec's times are float64 quotients of the same ticks, so half a tick leaves room for any rounding.
+        """
+        expected = self.clip.seconds(frame)
+        if abs(seconds - expected) > 0.5 / self.clip.timescale:
+            raise FrameMissing(
+                f"{self.clip.name}: frame {frame} should be shown at {expected:.6f} s, but the one in its place is "
+                f"shown at {seconds:.6f} s: the video isn't the one that its index was made from"
+            )
+
+
+class _Aliased:
+    """Another array on the same memory, said to be writable.
+
+    torch has no read-only tensors: ``from_numpy`` and ``frombuffer`` warn about such memory, and DLPack takes it from
+    numpy 2.1 on only. The tensor goes to the demuxer alone, which reads. numpy keeps this object as the array's base,
+    so the memory lives as long as the tensor.
+    """
+
+    def __init__(self, source: NDArray[np.uint8]) -> None:
+        self._source = source
+        address, _ = source.__array_interface__["data"]
+        self.__array_interface__ = {**source.__array_interface__, "data": (address, False)}
+
+
+def _tensor_on(data: memoryview | bytes) -> torch.Tensor:
+    array = np.asarray(_Aliased(np.frombuffer(data, dtype=np.uint8)))
+    tensor: torch.Tensor = import_torch().from_numpy(array)
+    return tensor
+
+
+def _bytes_per_sample(video: Any) -> int:  # noqa: ANN401
+    # "yuv420p", "yuv420p10le" ...; the field is newer than the oldest torchcodec we take.
+    return 2 if (getattr(video.metadata, "pixel_format", None) or "").endswith(("le", "be")) else 1
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, without where in torchcodec's source."""
+    return PLACE_IN_SOURCE.sub("", str(error))
+
+
+def open_decoder(clip: Clip, *, backend: DecoderBackend = "auto") -> FrameDecoder:
+    """A decoder on the clip's own bytes; it copies nothing and keeps the clip alive.
+
+    Args:
+        clip: A depth clip goes to PyAV whatever ``backend`` says: torchcodec has 8 bits only.
+        backend: "auto" is torchcodec where it loads, else PyAV, with one RuntimeWarning a process that says why. Both
+            give the same pixels for video of 8 bits; for 10 bits FFmpeg 5 and 8 place colour differently by a fraction
+            of a pixel, so edges of colour may differ. Of interlaced pictures PyAV takes the colours field by field, and
+            torchcodec as if they weren't: edges of colour differ by a line.
+
+    Raises:
+        DecodeError: The bytes aren't a video that the back end can read.
+        MissingDependency: The back end can't be loaded; the message has the commands that help.
+    """
+    with forks_wait():  # FFmpeg and its codecs fill tables of the process at their first use
+        if choose_backend("pyav" if clip.depth is not None else backend) == "torchcodec":
+            return TorchcodecDecoder(clip)
+        return PyAVDecoder(clip)

@@ -13,7 +13,7 @@ import anyio.to_thread
 from asyncfetch.config import usable_cpus
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.observe import Histogram
-from asyncfetch.runtime.thread_call import ThreadCall
+from asyncfetch.runtime.threads import ThreadCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from asyncfetch.decode.backends import choose_backend, import_torch
-from asyncfetch.decode.pyav_decoder import MemoryFile
-from asyncfetch.decode.torchcodec_decoder import open_video
+from asyncfetch.decode.decoder import MemoryFile, open_video
 from asyncfetch.errors import DecodeError
 
 if TYPE_CHECKING:

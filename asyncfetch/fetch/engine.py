@@ -28,7 +28,7 @@ from asyncfetch.fetch.transports.hub import HubTransport
 from asyncfetch.fetch.transports.s3 import S3Transport
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import Interrupt
-from asyncfetch.runtime.loop_guard import running_loop
+from asyncfetch.runtime.fork import running_loop
 from asyncfetch.runtime.memory_pool import MemoryPool
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import AttemptFailed
 from asyncfetch.fetch.scatter import Scatter
 from asyncfetch.ranges import ObjectInfo, choose_part_bytes, split_range
-from asyncfetch.runtime.relay import Relay
+from asyncfetch.runtime.single_flight import Relay
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence

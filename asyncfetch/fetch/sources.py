@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged
 from asyncfetch.fetch.arguments import has_objects
-from asyncfetch.runtime.thread_call import run_to_its_end
+from asyncfetch.runtime.threads import run_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -15,13 +15,11 @@ dataset             LeRobotDataset, open for reading; engine: what several of th
 
 from __future__ import annotations
 
-from asyncfetch.lerobot.dataset import LeRobotDataset, chosen_features, open_dataset
+from asyncfetch.lerobot.dataset import DatasetStatistics, LeRobotDataset, chosen_features, open_dataset
 from asyncfetch.lerobot.depth import DepthUnit
 from asyncfetch.lerobot.engine import Engine
-from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics
-from asyncfetch.lerobot.held_episode import HeldEpisode
+from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
 from asyncfetch.lerobot.samples import Asked, DoesNotFit, Field, ImageDtype, Row, Sample, SampleBuilder
-from asyncfetch.lerobot.statistics import DatasetStatistics
 from asyncfetch.lerobot.windows import Windows, check_windows, frames
 
 __all__ = [

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,26 +28,45 @@ from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.prefetches import Prefetches
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
-from asyncfetch.lerobot.statistics import DatasetStatistics
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.windows import Windows, resolve_windows
+from asyncfetch.observe import Quantiles
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.loop_guard import LoopGuard
+from asyncfetch.runtime.fork import LoopGuard
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Mapping
     from types import TracebackType
 
-    from asyncfetch.decode import DecodePool
+    from asyncfetch.cache import CacheStatistics
+    from asyncfetch.cache.disk import DiskStatistics
+    from asyncfetch.decode import DecodePool, DecodePoolStatistics, DecoderCacheStatistics
+    from asyncfetch.fetch import FetchStatistics
     from asyncfetch.lerobot.depth import DepthUnit
+    from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
     from asyncfetch.lerobot.episode_table import Episode, EpisodeTable
-    from asyncfetch.lerobot.held_episode import HeldEpisode
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
     from asyncfetch.runtime.budget import Budget
 
-__all__ = ["LeRobotDataset", "chosen_features", "open_dataset"]
+__all__ = ["DatasetStatistics", "LeRobotDataset", "chosen_features", "open_dataset"]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetStatistics:
+    """A snapshot of everything that works for one open dataset. Counters are since it was opened."""
+
+    fetch: FetchStatistics
+    clips: CacheStatistics
+    episodes: EpisodeCacheStatistics
+    decoders: DecoderCacheStatistics
+    decode: DecodePoolStatistics
+    disk: DiskStatistics | None = None
+    """Of the disk cache; None without one."""
+    hand_over: Quantiles = field(default_factory=Quantiles)
+    """From the loop's thread to a synchronous consumer that waits, for each few samples; of a Stream's statistics."""
+
 
 LEROBOT_GROUP_FRAMES = 2
 """``g`` of LeRobot's encoder settings."""

@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from asyncfetch.cache import ByteCache, DiskTier
 from asyncfetch.cache.disk import DiskReader
-from asyncfetch.cache.space import SpaceQueue
+from asyncfetch.cache.memory import SpaceQueue
 from asyncfetch.config import usable_cpus
 from asyncfetch.decode import DecodePool, DecoderCache, FrameDecoder
 from asyncfetch.decode.cache import SIZE_VARIABLE
@@ -27,7 +27,7 @@ from asyncfetch.lerobot.rows import RowCache
 from asyncfetch.runtime.budget import Budget
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.leased_lru import LeasedLRU
-from asyncfetch.runtime.shared_lru import SharedLRU
+from asyncfetch.runtime.single_flight import SharedLRU
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -33,7 +33,7 @@ from asyncfetch.errors import (
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.lerobot.columns import is_list, is_text, to_array, to_floats, to_integers, to_objects
 from asyncfetch.lerobot.episode_table import ABSENT, EpisodeTable, FilePlaces, TaskLists, VideoPlaces
-from asyncfetch.lerobot.layout import EPISODES_PATH
+from asyncfetch.lerobot.info import EPISODES_PATH
 from asyncfetch.lerobot.parquet import (
     MAX_TAIL_BYTES,
     TAIL_BYTES,
@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.fetch.reader import RangeReader
-    from asyncfetch.lerobot.info import DatasetInfo
-    from asyncfetch.lerobot.layout import PathTemplate
+    from asyncfetch.lerobot.info import DatasetInfo, PathTemplate
     from asyncfetch.lerobot.parquet import TableEnd
     from asyncfetch.runtime.concurrently import RunSync
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.lerobot.depth import DepthUnit
+    from asyncfetch.lerobot.episode_cache import HeldEpisode
     from asyncfetch.lerobot.episode_table import Episode
-    from asyncfetch.lerobot.held_episode import HeldEpisode
     from asyncfetch.lerobot.info import Feature
 
 __all__ = ["Asked", "DoesNotFit", "Field", "ImageDtype", "Row", "Sample", "SampleBuilder"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asyncfetch.media import ClipPlan, Mp4Index
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.concurrently import RunSync
-    from asyncfetch.runtime.shared_lru import SharedLRU
+    from asyncfetch.runtime.single_flight import SharedLRU
 
 __all__ = ["PlannedClip", "VideoFile", "VideoIndexes", "are_misplaced", "fetch_moov"]
 

@@ -10,8 +10,7 @@ key_frames  whether a decoder of HEVC can start where the file says so
 from __future__ import annotations
 
 from asyncfetch.media.boxes import locate_moov
-from asyncfetch.media.clip import ClipPlan
+from asyncfetch.media.clip import ClipPlan, KeyFrames
 from asyncfetch.media.index import Mp4Index, parse_moov
-from asyncfetch.media.key_frames import KeyFrames
 
 __all__ = ["ClipPlan", "KeyFrames", "Mp4Index", "locate_moov", "parse_moov"]

@@ -12,8 +12,7 @@ import numpy as np
 
 from asyncfetch.errors import ConfigError, FormatError, redact_url
 from asyncfetch.media.boxes import Box, Buffer, find
-from asyncfetch.media.clip import ClipPlan, ClipTables, Timing, TrackFormat, build_header, clip_timing
-from asyncfetch.media.key_frames import KeyFrames
+from asyncfetch.media.clip import ClipPlan, ClipTables, KeyFrames, Timing, TrackFormat, build_header, clip_timing
 from asyncfetch.media.samples import MAX_DURATION, MAX_OFFSET, MAX_POSITION, ByteRuns, SampleTable, parse_samples
 
 if TYPE_CHECKING:

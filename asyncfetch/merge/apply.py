@@ -19,7 +19,7 @@ from asyncfetch.merge.plan import Limits
 from asyncfetch.merge.s3_prefix import S3Prefix
 from asyncfetch.merge.sources import Selection
 from asyncfetch.ranges import whole_number
-from asyncfetch.runtime.loop_guard import running_loop
+from asyncfetch.runtime.fork import running_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.lerobot.layout import EPISODES_PATH
+from asyncfetch.lerobot.info import EPISODES_PATH
 from asyncfetch.merge.info import INFO_PATH, merged_info
 from asyncfetch.merge.plan import write_episodes, write_tasks
 from asyncfetch.merge.sources import has_pictures

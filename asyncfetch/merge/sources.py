@@ -23,7 +23,7 @@ from asyncfetch.lerobot.episode_files import episodes_url
 from asyncfetch.lerobot.info import is_v2, parse_json
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.parquet import fetch_end, open_end, open_table, read_columns, require_pyarrow
-from asyncfetch.lerobot.row_groups import index_table
+from asyncfetch.lerobot.rows import index_table
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov

@@ -14,9 +14,9 @@ import anyio
 import anyio.to_thread
 
 from asyncfetch.errors import redact_url
-from asyncfetch.lerobot.layout import PathTemplate
+from asyncfetch.lerobot.info import PathTemplate
 from asyncfetch.lerobot.parquet import open_table, read_columns
-from asyncfetch.lerobot.row_groups import index_table
+from asyncfetch.lerobot.rows import index_table
 from asyncfetch.merge.info import DATA_PATH, VIDEO_PATH
 from asyncfetch.merge.plan import RowsByIndex, open_writer, rows_schema, write_rows
 from asyncfetch.merge.sources import pack_schema, unpack_schema

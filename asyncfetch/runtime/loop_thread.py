@@ -18,7 +18,8 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -27,20 +28,21 @@ import anyio
 from anyio._backends._asyncio import WorkerThread
 
 from asyncfetch.errors import ClosedError, WrongLoop, anew
-from asyncfetch.runtime.call_on import call_on
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.exits import begin_exit, close_executor_here_at_exit, hold_daemon_at_exit
-from asyncfetch.runtime.fork import ForkGuard, leave_openssl, stand_still_at_forks
-from asyncfetch.runtime.loop_guard import running_loop
+from asyncfetch.runtime.failures import copied, kept
+from asyncfetch.runtime.fork import ForkGuard, leave_openssl, running_loop, stand_still_at_forks
+from asyncfetch.runtime.threads import call_on
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
     from contextvars import Context
     from typing import Self
 
     from anyio.abc import TaskGroup
 
-__all__ = ["LoopCall", "LoopThread"]
+__all__ = ["KeptOpen", "LoopCall", "LoopThread"]
 
 T = TypeVar("T")
 
@@ -422,3 +424,72 @@ class LoopThread:
     def __repr__(self) -> str:
         state = "closed" if self._closed or self._engine.ended else f"{len(self._engine.calls)} calls"
         return f"<LoopThread {state}>"
+
+
+class KeptOpen(Generic[T]):
+    """Enters it on a loop thread, and leaves it there in the very task that entered it, as task groups insist on.
+
+    Closing the thread leaves it as well.
+
+    Args:
+        thread: Where it lives.
+        make: Called on the loop; what it returns is entered.
+        name: What it is, for an error.
+    """
+
+    def __init__(self, thread: LoopThread, make: Callable[[], AbstractAsyncContextManager[T]], *, name: str) -> None:
+        self._guard = ForkGuard(name)
+        self._thread = thread
+        self._entered: Future[T] = Future()
+        self._leave: Future[Callable[[], object]] = Future()
+        entered, leave = self._entered, self._leave  # not self: the thread must not keep its owner alive
+        self._call = thread.start(_keep, make, entered, leave)
+        self._call.add_done_callback(lambda error: _settle(entered, name, error))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it could not be entered."""
+        return self._entered.done() and self._entered.exception() is not None
+
+    def value(self) -> T:
+        """What entering gave; waits for it. Raises what entering raised, or ClosedError."""
+        error = self._entered.exception()
+        if error is None:
+            return self._entered.result()
+        hold_daemon_at_exit()
+        raise copied(error)
+
+    def leave(self) -> None:
+        """Leave it and wait until that is done; raises what leaving raises.
+
+        Does nothing where it wasn't entered, and in a forked child.
+        """
+        if not self._guard.in_child and self._leave.done():
+            self._thread.run(_call, self._leave.result())
+            self._call.result()
+
+
+async def _keep(
+    make: Callable[[], AbstractAsyncContextManager[Any]],
+    entered: Future[Any],
+    leave: Future[Callable[[], object]],
+) -> None:
+    left = anyio.Event()
+    async with AsyncExitStack() as stack:
+        try:
+            value = await stack.enter_async_context(make())
+        except Exception as error:  # noqa: BLE001 - it is for those who ask for the value
+            entered.set_exception(kept(error))
+            return
+        leave.set_result(left.set)
+        entered.set_result(value)
+        await left.wait()
+
+
+async def _call(function: Callable[[], object]) -> None:
+    function()
+
+
+def _settle(entered: Future[Any], name: str, error: BaseException | None) -> None:
+    if not entered.done():
+        entered.set_exception(error or ClosedError(f"{name} was closed while it was being opened"))

@@ -1,15 +1,16 @@
-"""Many askers, one execution."""
+"""Calls of several who ask for the same at a time, made once: by an owner, by one of them, or into a bounded LRU."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import anyio
 
-from asyncfetch.errors import ClosedError
+from asyncfetch.errors import AsyncFetchError, ClosedError
 from asyncfetch.runtime.cancellation import was_cancelled
-from asyncfetch.runtime.failures import copied
+from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ["SingleFlight"]
+__all__ = ["LRUPart", "Relay", "SharedLRU", "SingleFlight", "Weighed"]
 
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
@@ -131,3 +132,192 @@ class SingleFlight(Generic[K, V]):
         # By identity: an abandoned flight must not take away the newer one of the same key.
         if self._flights.get(key) is flight:
             del self._flights[key]
+
+
+T = TypeVar("T")
+
+
+class Relay(Generic[T]):
+    """A call whose outcome several tasks want, made in the task of one of them.
+
+    Who asks first makes it. When that task is cancelled, so is the call, and the next of those who wait makes it anew.
+    So it never outlives those who want it, and none of them has to live as long as the others; SingleFlight, which
+    carries on with the same call, needs a task group that does.
+
+    Not thread-safe: all who ask run on one loop.
+
+    Args:
+        work: The call.
+    """
+
+    __slots__ = ("_outcome", "_runner_left", "_work")
+
+    def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
+        self._work = work
+        self._runner_left: anyio.Event | None = None
+        self._outcome: list[T | Exception] = []
+
+    async def outcome(self) -> T | Exception:
+        """What the call returned, or the error that it raised, without a traceback: not raised, as it is shared."""
+        while not self._outcome:
+            if self._runner_left is None:
+                await self._run()
+            else:
+                await self._runner_left.wait()
+        return self._outcome[0]
+
+    async def _run(self) -> None:
+        left = self._runner_left = anyio.Event()
+        try:
+            self._outcome.append(await self._work())
+        except Exception as error:  # noqa: BLE001 - whatever it is, all who ask get it
+            # Its traceback ends in this frame, which refers to the outcome: a cycle that would hold buffers.
+            self._outcome.append(error.with_traceback(None))
+        finally:
+            self._runner_left = None
+            left.set()
+
+
+class Weighed(Protocol):
+    """Knows its own weight."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it holds."""
+        ...
+
+
+W = TypeVar("W", bound=Weighed)
+
+
+class _Load(Generic[W]):
+    __slots__ = ("error", "landed", "value")
+
+    def __init__(self) -> None:
+        self.landed = anyio.Event()
+        self.value: W | None = None
+        self.error: AsyncFetchError | None = None
+
+
+class SharedLRU(Generic[K, W]):
+    """Values by key, the least recently used dropped first, each loaded once however many ask at the same time.
+
+    The first who asks loads in its own task, so this needs no owner and leaves nothing going. An error of ours reaches
+    all who wait, each its own copy, and the next call tries again. Where the loading task is cancelled, one of those
+    who wait starts over. A value heavier than the whole bound is handed out and not kept. For one loop; not
+    thread-safe.
+
+    Args:
+        max_bytes: Bound on the weight of what is kept. What callers hold or load isn't counted.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.nbytes = 0
+        self._kept: OrderedDict[K, W] = OrderedDict()
+        self._loads: dict[K, _Load[W]] = {}
+
+    def __repr__(self) -> str:
+        loading = f", {len(self._loads)} loading" if self._loads else ""
+        return f"<SharedLRU {len(self._kept)} kept, {self.nbytes} of {self.max_bytes} bytes{loading}>"
+
+    def __len__(self) -> int:
+        """Values kept."""
+        return len(self._kept)
+
+    def get_nowait(self, key: K) -> W | None:
+        """The value of the key, if it is kept."""
+        value = self._kept.get(key)
+        if value is not None:
+            self._kept.move_to_end(key)
+        return value
+
+    async def get(self, key: K, load: Callable[[], Awaitable[W]]) -> W:
+        """The value of the key: kept, being loaded, or loaded now."""
+        while True:
+            value = self.get_nowait(key)
+            if value is not None:
+                return value
+            load_ = self._loads.get(key)
+            if load_ is None:
+                return await self._load(key, load)
+            await load_.landed.wait()
+            if load_.error is not None:
+                raise copied(load_.error)
+            if load_.value is not None:
+                return load_.value
+
+    def clear(self, of: Callable[[K], bool] = lambda _: True) -> None:
+        """Forget all values of such keys; those being loaded go to who waits for them, but aren't kept."""
+        for key in [key for key in self._kept if of(key)]:
+            self.nbytes -= self._kept.pop(key).nbytes
+        for key in [key for key in self._loads if of(key)]:
+            del self._loads[key]
+
+    def kept(self, of: Callable[[K], bool]) -> list[W]:
+        """The values of such keys."""
+        return [value for key, value in self._kept.items() if of(key)]
+
+    async def _load(self, key: K, load: Callable[[], Awaitable[W]]) -> W:
+        load_ = self._loads[key] = _Load()
+        try:
+            value = load_.value = await load()
+            if self._loads.get(key) is load_:
+                self._keep(key, value)
+        except AsyncFetchError as error:
+            load_.error = kept(error)
+            raise
+        finally:
+            if self._loads.get(key) is load_:  # not the one that came after a clear()
+                del self._loads[key]
+            load_.landed.set()
+        return value
+
+    def _keep(self, key: K, value: W) -> None:
+        if value.nbytes > self.max_bytes:
+            return
+        self._kept[key] = value
+        self.nbytes += value.nbytes
+        while self.nbytes > self.max_bytes:
+            _, dropped = self._kept.popitem(last=False)
+            self.nbytes -= dropped.nbytes
+
+
+class LRUPart(Generic[K, W]):
+    """One user's part of a SharedLRU that several have: its keys are its own, the bound is that of all together.
+
+    Args:
+        lru: Shared by all.
+        number: The user's.
+    """
+
+    def __init__(self, lru: SharedLRU[tuple[int, K], W], number: int) -> None:
+        self._lru = lru
+        self._number = number
+
+    def __repr__(self) -> str:
+        return f"<part {self._number} of {self._lru!r}>"
+
+    def __len__(self) -> int:
+        """Values kept."""
+        return len(self._lru.kept(self._is_own))
+
+    @property
+    def nbytes(self) -> int:
+        """What they weigh."""
+        return sum(value.nbytes for value in self._lru.kept(self._is_own))
+
+    def get_nowait(self, key: K) -> W | None:
+        """See SharedLRU, as for the others."""
+        return self._lru.get_nowait((self._number, key))
+
+    async def get(self, key: K, load: Callable[[], Awaitable[W]]) -> W:
+        """The value of the key: kept, being loaded, or loaded now."""
+        return await self._lru.get((self._number, key), load)
+
+    def clear(self) -> None:
+        """Forget this part's values."""
+        self._lru.clear(self._is_own)
+
+    def _is_own(self, key: tuple[int, K]) -> bool:
+        return key[0] == self._number

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from asyncfetch.runtime import iterate
-from asyncfetch.runtime.loop_guard import running_loop
+from asyncfetch.runtime.fork import running_loop
 from asyncfetch.stream.batch import Rows
 from asyncfetch.stream.coming import Delivery
 from asyncfetch.stream.jobs import Sizes

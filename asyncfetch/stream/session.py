@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.fork import ForkGuard
-from asyncfetch.runtime.kept_open import KeptOpen
+from asyncfetch.runtime.loop_thread import KeptOpen
 
 if TYPE_CHECKING:
     from collections.abc import Callable

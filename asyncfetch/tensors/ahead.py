@@ -11,7 +11,7 @@ import anyio
 from asyncfetch.errors import AsyncFetchError, ConfigError
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.cancellation import end_tasks
-from asyncfetch.runtime.loop_guard import running_loop
+from asyncfetch.runtime.fork import running_loop
 from asyncfetch.tensors.remote import remotes_in
 
 if TYPE_CHECKING:

@@ -25,15 +25,14 @@ from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.exits import in_thread
 from asyncfetch.runtime.failures import copied
-from asyncfetch.runtime.fork import ForkGuard
-from asyncfetch.runtime.kept_open import KeptOpen
-from asyncfetch.runtime.loop_guard import running_loop
+from asyncfetch.runtime.fork import ForkGuard, running_loop
+from asyncfetch.runtime.loop_thread import KeptOpen
 from asyncfetch.runtime.memory_pool import MemoryPool
+from asyncfetch.runtime.threads import off_loop
 from asyncfetch.tensors.ahead import MAX_BYTES as AHEAD_BYTES
 from asyncfetch.tensors.ahead import Ahead
 from asyncfetch.tensors.buffer import MAX_BATCH_SHARDS, BufferStatistics, FetchBuffer, Fetched, Flights, Shard
 from asyncfetch.tensors.http_store import HttpStore, mismatch
-from asyncfetch.tensors.off_loop import off_loop
 from asyncfetch.tensors.ray_store import RAY, RayStore, ray_runs
 from asyncfetch.tensors.remote import (
     RemoteTensor,

@@ -14,8 +14,8 @@ import numpy as np
 from asyncfetch.errors import FetchError, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable, TensorError
 from asyncfetch.fetch.addresses import Found, FoundOnce
 from asyncfetch.ranges import is_whole_number
+from asyncfetch.runtime.threads import off_loop
 from asyncfetch.tensors.buffer import Shard
-from asyncfetch.tensors.off_loop import off_loop
 from asyncfetch.tensors.server import PIECE_BYTES, etag_of
 from asyncfetch.tensors.storage import SHARED_FROM_BYTES, find_shared, read_shared
 from asyncfetch.tensors.urls import shards_url

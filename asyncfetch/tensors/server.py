@@ -25,10 +25,10 @@ from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks, outlast
 from asyncfetch.runtime.exits import in_thread
-from asyncfetch.runtime.kept_open import KeptOpen
-from asyncfetch.runtime.loop_guard import running_loop
+from asyncfetch.runtime.fork import running_loop
+from asyncfetch.runtime.loop_thread import KeptOpen
 from asyncfetch.runtime.sockets import Sockets, abort
-from asyncfetch.tensors.off_loop import off_loop
+from asyncfetch.runtime.threads import off_loop
 from asyncfetch.tensors.storage import ShardStorage, SharedDirectory, StorageStatistics
 from asyncfetch.tensors.urls import is_loopback, is_wildcard, server_url
 from asyncfetch.tensors.wire import MAX_HEADER_BYTES, MIN_HEADER_BYTES, Header, is_shard_id, missing, parse_header

@@ -14,9 +14,8 @@ from asyncfetch.testing import conformance
 from asyncfetch.testing.datasets import write_dataset
 from asyncfetch.testing.hub_server import HubServer
 from asyncfetch.testing.identity import Identity, paint, read_identity
-from asyncfetch.testing.quirks import Quirks
-from asyncfetch.testing.s3_server import S3Quirks, S3Server
-from asyncfetch.testing.s3_signature import Keys
+from asyncfetch.testing.recorder import Quirks
+from asyncfetch.testing.s3_server import Keys, S3Quirks, S3Server
 from asyncfetch.testing.server import (
     Fault,
     FaultEvery,

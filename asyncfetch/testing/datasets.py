@@ -18,8 +18,7 @@ from asyncfetch.errors import ConfigError, MissingDependency
 from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.testing.clips import DEPTH_ENCODING, ENCODINGS, require_encoder
 from asyncfetch.testing.identity import paint
-from asyncfetch.testing.quirks import Quirks
-from asyncfetch.testing.recorder import Recorder, Recording
+from asyncfetch.testing.recorder import Quirks, Recorder, Recording
 from asyncfetch.testing.truth import (
     DEFAULT_FEATURES,
     DEPTH,

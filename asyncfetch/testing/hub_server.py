@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, quote, unquote
 import anyio
 
 from asyncfetch.testing.server import RangeServer
-from asyncfetch.testing.server.answers import Answer, answer_status
+from asyncfetch.testing.server.contents import Answer, answer_status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

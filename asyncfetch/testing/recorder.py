@@ -1,29 +1,431 @@
-"""Writes the files of one dataset, in the layout of LeRobot's recorder."""
+"""Writes the files of one dataset as LeRobot's recorder does, with the irregularities of public ones on demand."""
 
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from hashlib import sha256
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from asyncfetch.testing.clips import DEPTH_ENCODING, Encoding, encode_clip, join_clips
-from asyncfetch.testing.info import DATA_PATH, VIDEO_PATH, describe_dataset, describe_features
-from asyncfetch.testing.statistics import STATISTICS, Statistics, aggregate, numeric_statistics, picture_statistics
-from asyncfetch.testing.tables import data_schema, write_data, write_episodes, write_tasks
-from asyncfetch.testing.truth import DEPTH, DatasetTruth
+from asyncfetch.testing.truth import (
+    DEFAULT_FEATURES,
+    DEPTH,
+    DEPTH_MAX_METRES,
+    DEPTH_MIN_METRES,
+    DEPTH_SHIFT_METRES,
+    DONE,
+    GRID,
+    GRID_SHAPE,
+    NOTE,
+    SNAPSHOT,
+    DatasetTruth,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from asyncfetch.testing.quirks import Quirks
+    import pyarrow as pa
+    from numpy.typing import NDArray
 
-__all__ = ["Recorder", "Recording"]
+__all__ = [
+    "DATA_PATH",
+    "STATISTICS",
+    "VIDEO_PATH",
+    "Features",
+    "Quirks",
+    "Recorder",
+    "Recording",
+    "Statistics",
+    "aggregate",
+    "data_schema",
+    "describe_dataset",
+    "describe_features",
+    "numeric_statistics",
+    "picture_statistics",
+    "png",
+    "write_data",
+    "write_episodes",
+    "write_tasks",
+]
+
+EPISODES_PER_FLUSH = 10
+"""Rows of meta/episodes that LeRobot writes at a time, each time as one row group."""
+UNNAMED_INDEX = "__index_level_0__"
+
+
+def data_schema(features: Features, quirks: Quirks) -> pa.Schema:
+    """The schema of the data files: every feature but the videos, in order."""
+    import pyarrow as pa
+
+    stored = {name: feature for name, feature in features.items() if feature["dtype"] != "video"}
+    fields = [_field(name, feature, quirks) for name, feature in stored.items()]
+    if quirks.no_huggingface_metadata:
+        return pa.schema(fields)
+    described = {name: _huggingface_feature(feature) for name, feature in stored.items()}
+    fingerprint = sha256(json.dumps(described).encode()).hexdigest()[:16]
+    info = {"info": {"features": described}, "fingerprint": fingerprint}
+    return pa.schema(fields, metadata={"huggingface": json.dumps(info)})
+
+
+def write_data(
+    path: Path, truth: DatasetTruth, schema: pa.Schema, episodes: Sequence[int], quirks: Quirks, *, orphan_rows: int = 0
+) -> None:
+    """Writes the rows of some episodes, behind orphan rows where asked for; episodes without frames leave nothing."""
+    import pyarrow as pa
+
+    tables = [_episode_table(truth, schema, episode) for episode in episodes if truth.lengths[episode]]
+    if orphan_rows:
+        tables.insert(0, _orphans(tables[0], truth, orphan_rows))
+    if quirks.collapsed_row_groups:
+        tables = [pa.concat_tables(tables)]
+    _write_row_groups(path, tables)
+
+
+def write_episodes(path: Path, columns: Mapping[str, Sequence[Any]], rows: slice, quirks: Quirks) -> None:
+    """Writes some rows of meta/episodes. ``columns`` has the values of all episodes, None for null."""
+    import pyarrow as pa
+
+    names = sorted(columns) if quirks.sorted_episode_columns else list(columns)
+    table = pa.table({name: _episode_column(name, columns[name][rows], quirks) for name in names})
+    starts = range(0, table.num_rows, EPISODES_PER_FLUSH)
+    _write_row_groups(path, [table.slice(start, EPISODES_PER_FLUSH) for start in starts])
+
+
+def write_tasks(path: Path, tasks: Sequence[str], quirks: Quirks) -> None:
+    """Writes tasks.parquet: the task is the index of a pandas frame, hence the second column."""
+    import pyarrow as pa
+
+    rows = list(enumerate(tasks))
+    if quirks.permuted_tasks:
+        rows.reverse()
+    index = UNNAMED_INDEX if quirks.unnamed_tasks_index else "task"
+    table = pa.table({"task_index": pa.array([row[0] for row in rows], pa.int64()), index: [row[1] for row in rows]})
+    index_name = None if quirks.unnamed_tasks_index else "task"
+    pandas = {
+        "index_columns": [index],
+        "column_indexes": [_pandas_column(None, None, "object") | {"metadata": {"encoding": "UTF-8"}}],
+        "columns": [_pandas_column("task_index", "task_index", "int64"), _pandas_column(index_name, index, "object")],
+        "attributes": {},
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.3.3",
+    }
+    _write_row_groups(path, [table.replace_schema_metadata({"pandas": json.dumps(pandas)})])
+
+
+def png(picture: NDArray[np.uint8]) -> bytes:
+    """An RGB picture (H, W, 3) as a PNG file."""
+    height, width = picture.shape[:2]
+    # Every row starts with the number of its filter: 0, none.
+    rows = np.pad(picture.reshape(height, width * 3), ((0, 0), (1, 0)))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+
+
+def _write_row_groups(path: Path, tables: Sequence[pa.Table]) -> None:
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pq.ParquetWriter(path, tables[0].schema, compression="snappy") as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+
+def _field(name: str, feature: Mapping[str, Any], quirks: Quirks) -> pa.Field[Any]:
+    import pyarrow as pa
+
+    if feature["dtype"] == "image":
+        return pa.field(name, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    scalar = pa.bool_() if feature["dtype"] == "bool" else getattr(pa, feature["dtype"])()
+    shape = feature["shape"]
+    if shape == [1]:
+        return pa.field(name, scalar)
+    element = pa.field("element", scalar)
+    if len(shape) == 1:
+        return pa.field(name, pa.list_(element) if quirks.plain_lists else pa.list_(element, shape[0]))
+    nested = scalar
+    for _ in shape:
+        nested = pa.list_(pa.field("element", nested))
+    extension = {
+        "ARROW:extension:name": f"datasets.features.features.Array{len(shape)}DExtensionType",
+        "ARROW:extension:metadata": json.dumps([shape, feature["dtype"]]),
+    }
+    return pa.field(name, nested, metadata=extension)
+
+
+def _huggingface_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
+    if feature["dtype"] == "image":
+        return {"_type": "Image"}
+    value = {"dtype": feature["dtype"], "_type": "Value"}
+    shape = feature["shape"]
+    if shape == [1]:
+        return value
+    if len(shape) == 1:
+        return {"feature": value, "length": shape[0], "_type": "List"}
+    return {"shape": shape, "dtype": feature["dtype"], "_type": f"Array{len(shape)}D"}
+
+
+def _episode_table(truth: DatasetTruth, schema: pa.Schema, episode: int) -> pa.Table:
+    import pyarrow as pa
+
+    def values(field: pa.Field[Any]) -> list[Any]:
+        if pa.types.is_struct(field.type):
+            pictures = (truth.picture(episode, frame, field.name) for frame in range(truth.lengths[episode]))
+            return [{"bytes": png(picture), "path": f"frame-{n:06d}.png"} for n, picture in enumerate(pictures)]
+        rows: list[Any] = truth.column(field.name, episode).tolist()
+        return rows
+
+    return pa.Table.from_arrays([pa.array(values(field), field.type) for field in schema], schema=schema)
+
+
+def _orphans(table: pa.Table, truth: DatasetTruth, count: int) -> pa.Table:
+    """``count`` rows like the first of ``table``, of an episode and with indices that no metadata mention."""
+    import pyarrow as pa
+
+    orphans = table.take(np.zeros(count, np.int64))
+    beyond = {
+        "episode_index": np.full(count, truth.num_episodes),
+        "index": truth.num_frames + np.arange(count),
+        "frame_index": np.arange(count),
+    }
+    for name in beyond.keys() & set(orphans.column_names):
+        position = orphans.column_names.index(name)
+        orphans = orphans.set_column(position, orphans.schema.field(position), pa.array(beyond[name]))
+    return orphans
+
+
+def _episode_column(name: str, values: Sequence[Any], quirks: Quirks) -> pa.Array[Any]:
+    import pyarrow as pa
+
+    if name.startswith("stats/"):
+        column: pa.Array[Any] = pa.array(values)  # nested as deep as the values are
+        return column
+    if name == "tasks":
+        return pa.array(values, pa.list_(pa.string()))
+    is_double = name.endswith("_timestamp") or quirks.float_index_columns
+    return pa.array(values, pa.float64() if is_double else pa.int64())
+
+
+def _pandas_column(name: str | None, field_name: str | None, numpy_type: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "field_name": field_name,
+        "pandas_type": "int64" if numpy_type == "int64" else "unicode",
+        "numpy_type": numpy_type,
+        "metadata": None,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quirks:
+    """What `write_dataset` does otherwise than LeRobot's recorder. By default nothing.
+
+    Episodes of no frames are no quirk of their own: give a length of 0. Such an episode has a row of metadata and
+    nothing else.
+    """
+
+    collapsed_row_groups: bool = False
+    """One row group for all episodes of a data file, as conversion and push_to_hub write, instead of one an episode."""
+    plain_lists: bool = False
+    """``list`` in place of ``fixed_size_list``, as merged and edited files have."""
+    no_huggingface_metadata: bool = False
+    """No ``huggingface`` key in the schema metadata of the data files."""
+    sorted_episode_columns: bool = False
+    """Columns of meta/episodes in alphabetic order."""
+    float_index_columns: bool = False
+    """Every integer column of meta/episodes as double, as a trip through pandas leaves it."""
+    null_index_episodes: tuple[int, ...] = ()
+    """Episodes whose chunk and file indices, of data, videos and metadata, are null."""
+    episodes_per_meta_file: int | None = None
+    """Split meta/episodes into files of this many rows; None writes one file."""
+    stale_self_references: bool = False
+    """``meta/episodes/file_index`` names a file that doesn't exist."""
+    unnamed_tasks_index: bool = False
+    """The tasks' column is called ``__index_level_0__``, as LeRobot 0.4 left it."""
+    permuted_tasks: bool = False
+    """The rows of tasks.parquet in reverse order: row position is no longer task index."""
+    orphan_rows: int = 0
+    """This many rows at the start of every data file belong to an episode beyond the last and carry indices beyond the
+    last, so that the position of a row isn't its ``index``."""
+    orphan_files: bool = False
+    """One more data file, with the rows of episode 0 again, and one more video a camera, that no metadata mention."""
+    no_stats: bool = False
+    """Neither meta/stats.json nor ``stats/*`` columns."""
+    short_video_frames: int = 0
+    """The last episode in every video file lacks this many frames at its end; the metadata don't know."""
+    empty_video_file: int | None = None
+    """This file of the first camera has no bytes."""
+    without_default_feature: str | None = None
+    """This one of `DEFAULT_FEATURES` is missing from info.json, the data files and the statistics."""
+    unknown_info_keys: bool = False
+    """info.json has keys of older versions, ``total_videos`` and ``total_chunks``."""
+    legacy_video_info: bool = False
+    """``video_info`` in place of ``info`` in the features of info.json."""
+    codebase_version: str = "v3.0"
+    """What info.json declares; the layout stays that of v3.0."""
+
+
+Features = dict[str, dict[str, Any]]
+"""The ``features`` of info.json: dtype, shape, names, and for videos ``info``."""
+
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+
+def describe_features(
+    truth: DatasetTruth, encoding: Encoding, *, gop: int, crf: int | None, quirks: Quirks
+) -> Features:
+    """All features in the order of the columns: the robot's, the cameras, the defaults."""
+    joints = [f"j{joint}" for joint in range(6)]
+    picture_axes = ["height", "width", "channels"]
+    colour_shape = [truth.height, truth.width, 3]
+    features: Features = {
+        "observation.state": _feature("float32", [6], joints),
+        "action": _feature("float32", [6], joints),
+        "next.reward": _feature("float32", [1]),
+    }
+    extras = {
+        DONE: _feature("bool", [1]),
+        NOTE: _feature("string", [1]),
+        GRID: _feature("float32", list(GRID_SHAPE)),
+        SNAPSHOT: _feature("image", colour_shape, picture_axes),
+        DEPTH: _feature("video", [truth.height, truth.width, 1], picture_axes),
+    }
+    features |= {name: extras[name] for name in truth.extras}
+    features |= {camera: _feature("video", colour_shape, picture_axes) for camera in truth.cameras}
+    features |= {name: _feature("float32" if name == "timestamp" else "int64", [1]) for name in DEFAULT_FEATURES}
+    for name, feature in features.items():
+        if feature["dtype"] == "video":
+            used = DEPTH_ENCODING if name == DEPTH else encoding
+            info_key = "video_info" if quirks.legacy_video_info else "info"
+            feature[info_key] = _video_info(truth, used, gop=gop, crf=None if name == DEPTH else crf)
+    if quirks.without_default_feature is not None:
+        del features[quirks.without_default_feature]
+    return features
+
+
+def describe_dataset(truth: DatasetTruth, features: Features, *, chunks_size: int, quirks: Quirks) -> dict[str, Any]:
+    """The content of info.json, its keys in LeRobot's order."""
+    info: dict[str, Any] = {
+        "codebase_version": quirks.codebase_version,
+        "fps": truth.fps,
+        "features": features,
+        "total_episodes": truth.num_episodes,
+        "total_frames": truth.num_frames,
+        "total_tasks": len(truth.tasks),
+        "chunks_size": chunks_size,
+        "data_files_size_in_mb": 100,
+        "video_files_size_in_mb": 200,
+        "data_path": DATA_PATH,
+        "video_path": VIDEO_PATH if truth.video_features else None,
+        "robot_type": "so100",
+        "splits": {"train": f"0:{truth.num_episodes}"},
+    }
+    if quirks.unknown_info_keys:
+        info |= {"total_videos": truth.num_episodes * len(truth.video_features), "total_chunks": 1}
+    return info
+
+
+def _feature(dtype: str, shape: list[int], names: list[str] | None = None) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "names": names}
+
+
+def _video_info(truth: DatasetTruth, encoding: Encoding, *, gop: int, crf: int | None) -> dict[str, Any]:
+    is_depth = encoding is DEPTH_ENCODING
+    info = {
+        "video.height": truth.height,
+        "video.width": truth.width,
+        "video.codec": encoding.codec,
+        "video.pix_fmt": encoding.pixel_format,
+        "video.fps": truth.fps,
+        "video.channels": 1 if is_depth else 3,
+        "has_audio": False,
+        "video.g": gop,
+        "video.crf": encoding.crf if crf is None else crf,
+        "video.preset": encoding.preset,
+        "video.fast_decode": 0,
+        "video.video_backend": "pyav",
+        "video.extra_options": {"x265-params": "lossless=1"} if is_depth else {},
+        "is_depth_map": is_depth,
+    }
+    if is_depth:
+        info |= {
+            "depth_unit": "m",
+            "video.depth_min": DEPTH_MIN_METRES,
+            "video.depth_max": DEPTH_MAX_METRES,
+            "video.shift": DEPTH_SHIFT_METRES,
+            "video.use_log": True,
+        }
+    return info
+
+
+Statistics = dict[str, "NDArray[Any]"]
+
+_QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+STATISTICS = ("min", "max", "mean", "std", "count", *_QUANTILES)
+"""In the order in which LeRobot writes them."""
+
+
+# Statistics have the form of meta/stats.json and of the ``stats/*`` columns: min, max, mean, std, count and five
+# quantiles as arrays. Numeric features have one value a component, pictures one a channel in the shape (C, 1, 1),
+# colours scaled to [0, 1]. ``count`` is the number of frames looked at.
+
+
+def numeric_statistics(values: NDArray[Any]) -> Statistics:
+    """Over the first axis of ``values``, which holds at least one frame."""
+    rows = values[:, None] if values.ndim == 1 else values
+    return _statistics(rows.astype(np.float64), frames=len(values))
+
+
+def picture_statistics(pictures: NDArray[Any]) -> Statistics:
+    """Over at least one picture (N, H, W, C), each channel on its own; depth, in floats, keeps its unit."""
+    channels = pictures.shape[-1]
+    scale = 255.0 if pictures.dtype == np.uint8 else 1.0
+    flat = _statistics(pictures.reshape(-1, channels) / scale, frames=len(pictures))
+    return {name: value if name == "count" else value.reshape(channels, 1, 1) for name, value in flat.items()}
+
+
+def aggregate(parts: Sequence[Statistics]) -> Statistics:
+    """The statistics of at least one part together; quantiles, as LeRobot's, are the parts' means weighted by count."""
+    counts = np.concatenate([part["count"] for part in parts])
+    shares = counts / counts.sum()
+
+    def weighted(name: str) -> NDArray[Any]:
+        return np.tensordot(shares, np.stack([part[name] for part in parts]), axes=1)
+
+    mean = weighted("mean")
+    variance = np.tensordot(shares, np.stack([part["std"] ** 2 + (part["mean"] - mean) ** 2 for part in parts]), axes=1)
+    return {
+        "min": np.min([part["min"] for part in parts], axis=0),
+        "max": np.max([part["max"] for part in parts], axis=0),
+        "mean": mean,
+        "std": np.sqrt(variance),
+        "count": counts.sum(keepdims=True),
+        **{name: weighted(name) for name in _QUANTILES},
+    }
+
+
+def _statistics(values: NDArray[np.float64], frames: int) -> Statistics:
+    return {
+        "min": values.min(axis=0),
+        "max": values.max(axis=0),
+        "mean": values.mean(axis=0),
+        "std": values.std(axis=0),
+        "count": np.array([frames]),
+        **dict(zip(_QUANTILES, np.quantile(values, list(_QUANTILES.values()), axis=0), strict=True)),
+    }
+
 
 SAMPLED_PICTURES = 8
 SAMPLED_SIDE_PX = 64

@@ -2,28 +2,248 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import hmac
+import itertools
 import time
-from dataclasses import dataclass, replace
+from base64 import b64encode
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, quote_plus, unquote_plus
+from urllib.parse import parse_qs, quote, quote_plus, unquote, unquote_plus
+from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
-from asyncfetch.testing.s3_signature import Keys, Refusal, check_presigned
-from asyncfetch.testing.s3_writing import Writing, tag_of, xml
 from asyncfetch.testing.server import RangeServer
-from asyncfetch.testing.server.contents import InMemory
+from asyncfetch.testing.server.contents import Answer, InMemory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-    from asyncfetch.testing.s3_writing import Upload
     from asyncfetch.testing.server import Fault, ServedRequest
-    from asyncfetch.testing.server.answers import Answer
     from asyncfetch.testing.server.contents import Contents, StoredObject
     from asyncfetch.testing.server.server import Receive
 
-__all__ = ["S3Quirks", "S3Server"]
+__all__ = ["Keys", "Refusal", "S3Quirks", "S3Server", "Upload", "Writing", "check_presigned", "tag_of", "xml"]
+
+
+@dataclass(slots=True)
+class Upload:
+    """A multipart upload that was neither completed nor aborted."""
+
+    path: str
+    """Bucket and key."""
+    parts: dict[int, bytes] = field(default_factory=dict)
+    """By number."""
+
+
+class _Joined(bytes):
+    """An object made of parts, which its tag tells."""
+
+    tag: str
+
+
+def tag_of(content: bytes) -> str:
+    """The ETag of an object, quotes included."""
+    return content.tag if isinstance(content, _Joined) else f'"{_md5(content).hex()}"'
+
+
+class Writing:
+    """Puts into a mapping. For one thread.
+
+    Args:
+        objects: By bucket and key.
+        takes_any_digest: Whether Content-MD5 is ignored.
+        min_part_bytes: Of all parts but the last.
+    """
+
+    def __init__(self, objects: MutableMapping[str, bytes], *, takes_any_digest: bool, min_part_bytes: int) -> None:
+        self._objects = objects
+        self._takes_any_digest = takes_any_digest
+        self._min_part_bytes = min_part_bytes
+        self._numbers = itertools.count(1)
+        self.uploads: dict[str, Upload] = {}
+        """By id."""
+
+    def answer(self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes) -> Answer | Refusal:
+        """What becomes of a request that writes to ``path``, "bucket/key"."""
+        asked = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
+        digest = headers.get("Content-MD5", "")
+        if digest and not self._takes_any_digest and digest != b64encode(_md5(body)).decode():
+            return Refusal(400, "BadDigest", "The Content-MD5 you specified did not match what we received.")
+        if method == "POST" and "uploads" in asked:
+            upload_id = f"upload/{next(self._numbers)}+"
+            self.uploads[upload_id] = Upload(path)
+            return xml(
+                200, f"<InitiateMultipartUploadResult><UploadId>{upload_id}</UploadId></InitiateMultipartUploadResult>"
+            )
+        if "uploadId" in asked:
+            upload = self.uploads.get(asked["uploadId"])
+            if upload is None or upload.path != path:
+                return Refusal(404, "NoSuchUpload", "The specified multipart upload does not exist.")
+            if method == "PUT":
+                upload.parts[int(asked["partNumber"])] = body
+                return Answer(200, {"ETag": tag_of(body), "Content-Length": "0"})
+            if method == "POST":
+                return self._complete(asked["uploadId"], upload, body)
+            del self.uploads[asked["uploadId"]]
+            return Answer(204)
+        if method == "PUT":
+            self._objects[path] = body
+            return Answer(200, {"ETag": tag_of(body), "Content-Length": "0"})
+        if method == "DELETE":
+            self._objects.pop(path, None)
+            return Answer(204)
+        return Refusal(405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
+
+    def _complete(self, upload_id: str, upload: Upload, body: bytes) -> Answer | Refusal:
+        named = {
+            int(part.findtext("{*}PartNumber", "")): part.findtext("{*}ETag", "")
+            for part in ET.fromstring(body).iterfind("{*}Part")
+        }
+        if list(named) != sorted(named) or not named:
+            return Refusal(400, "InvalidPartOrder", "The list of parts was not in ascending order.")
+        if any(number not in upload.parts or tag_of(upload.parts[number]) != tag for number, tag in named.items()):
+            return Refusal(400, "InvalidPart", "One or more of the specified parts could not be found.")
+        parts = [upload.parts[number] for number in named]
+        if any(len(part) < self._min_part_bytes for part in parts[:-1]):
+            return Refusal(400, "EntityTooSmall", "Your proposed upload is smaller than the minimum allowed size")
+        joined = _Joined(b"".join(parts))
+        joined.tag = f'"{_md5(b"".join(map(_md5, parts))).hex()}-{len(parts)}"'
+        self._objects[upload.path] = joined
+        del self.uploads[upload_id]
+        return xml(
+            200, f"<CompleteMultipartUploadResult><ETag>{escape(joined.tag)}</ETag></CompleteMultipartUploadResult>"
+        )
+
+
+def xml(status: int, text: str) -> Answer:
+    """An answer with a body of XML."""
+    body = f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'.encode()
+    return Answer(status, {"Content-Type": "application/xml", "Content-Length": str(len(body))}, text=body)
+
+
+@functools.lru_cache(maxsize=1024)
+def _md5(content: bytes) -> bytes:
+    return hashlib.md5(content, usedforsecurity=False).digest()
+
+
+ALGORITHM = "AWS4-HMAC-SHA256"
+MAX_SECONDS = 604_800
+"""7 days, the longest that S3 signs for."""
+SKEW_SECONDS = 900
+"""How far in the future a date may lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Who may ask."""
+
+    access_key: str = "AKIDTEST"
+    secret_key: str = field(default="secret-of-the-test", repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    """Of temporary credentials; any other one has expired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request isn't served, in S3's words."""
+
+    status: int
+    code: str
+    message: str
+    region: str | None = None
+    """The right one, where the wrong one was signed for."""
+
+
+def check_presigned(
+    method: str, target: str, headers: Mapping[str, str], *, keys: Keys, region: str, now: float
+) -> Refusal | None:
+    """Return None where the presigned request is signed as it should be, by AWS's description of Signature Version 4.
+
+    https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html. Servers for tests accept forged and
+    expired signatures; this one doesn't.
+
+    Args:
+        method: GET, ...
+        target: Path and query as sent.
+        headers: As sent, found by names of any case.
+        keys: Whose signature counts.
+        region: The bucket's.
+        now: Seconds since the epoch.
+    """
+    path, _, query = target.partition("?")
+    # Not parse_qs: what was signed are the bytes as sent.
+    pairs = [(name, value) for name, _, value in (part.partition("=") for part in query.split("&") if part)]
+    given = {unquote(name): unquote(value) for name, value in pairs}
+    if "X-Amz-Signature" not in given:
+        return Refusal(403, "AccessDenied", "Access Denied")
+    access_key, _, scope = given.get("X-Amz-Credential", "").partition("/")
+    day, _, rest = scope.partition("/")
+    signed_region = rest.partition("/")[0]
+    if given.get("X-Amz-Algorithm") != ALGORITHM or rest != f"{signed_region}/s3/aws4_request":
+        return Refusal(400, "AuthorizationQueryParametersError", "the credential's scope is malformed")
+    if access_key != keys.access_key:
+        return Refusal(403, "InvalidAccessKeyId", "The access key doesn't exist")
+    if signed_region != region:
+        message = f"the region '{signed_region}' is wrong; expecting '{region}'"
+        return Refusal(400, "AuthorizationQueryParametersError", message, region)
+    if given.get("X-Amz-Security-Token") != keys.session_token:
+        return Refusal(400, "ExpiredToken", "The provided token has expired.")
+    date = given.get("X-Amz-Date", "")
+    refusal = _check_time(date, given.get("X-Amz-Expires", ""), day, now)
+    if refusal is not None:
+        return refusal
+    names = given.get("X-Amz-SignedHeaders", "").split(";")
+    sent = {name.lower() for name in headers}
+    unsigned = sorted(name for name in sent if name.startswith("x-amz-") and name not in names)
+    if "host" not in names or unsigned:
+        return Refusal(403, "AccessDenied", f"There were headers present which were not signed: {unsigned}")
+    canonical = "\n".join([
+        method,
+        quote(unquote(path), safe="/~"),
+        "&".join(
+            sorted(
+                f"{quote(name, safe='~')}={quote(value, safe='~')}"
+                for name, value in given.items()
+                if name != "X-Amz-Signature"
+            )
+        ),
+        *(f"{name}:{' '.join(headers.get(name, '').split())}" for name in names),
+        "",
+        ";".join(names),
+        "UNSIGNED-PAYLOAD",
+    ])
+    text = "\n".join([ALGORITHM, date, scope, hashlib.sha256(canonical.encode()).hexdigest()])
+    expected = hmac.new(_signing_key(keys.secret_key, day, region), text.encode(), hashlib.sha256).hexdigest()
+    if not hmac.compare_digest(expected, given["X-Amz-Signature"]):
+        return Refusal(403, "SignatureDoesNotMatch", "The signature isn't that of this request")
+    return None
+
+
+def _check_time(date: str, expires: str, day: str, now: float) -> Refusal | None:
+    try:
+        signed_at = datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+        seconds = int(expires)
+    except ValueError:
+        return Refusal(400, "AuthorizationQueryParametersError", "X-Amz-Date or X-Amz-Expires is malformed")
+    if not 0 < seconds <= MAX_SECONDS or not date.startswith(day) or not day:
+        return Refusal(400, "AuthorizationQueryParametersError", "X-Amz-Expires or the scope's date is out of range")
+    if now < signed_at - SKEW_SECONDS:
+        return Refusal(403, "AccessDenied", "Request is not valid yet")
+    if now > signed_at + seconds:
+        return Refusal(403, "AccessDenied", "Request has expired")
+    return None
+
+
+def _signing_key(secret_key: str, day: str, region: str) -> bytes:
+    key = f"AWS4{secret_key}".encode()
+    for part in (day, region, "s3", "aws4_request"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    return key
+
 
 PAGE_KEYS = 1000
 """Keys in one page of a listing; what S3 sends."""
@@ -82,7 +302,7 @@ class S3Server(RangeServer):
         self,
         content: MutableMapping[str, bytes],
         *,
-        keys: Keys | None = Keys(),  # noqa: B008 - frozen
+        keys: Keys | None = Keys(),
         region: str = "us-east-1",
         regions: Mapping[str, str] | None = None,
         requester_pays: bool = False,

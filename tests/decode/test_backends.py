@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asyncfetch.decode import backends, open_decoder
-from asyncfetch.decode.pyav_decoder import PyAVDecoder
+from asyncfetch.decode.decoder import PyAVDecoder
 from asyncfetch.errors import MissingDependency
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from asyncfetch.config import DecoderBackend
 from asyncfetch.decode import Clip, open_decoder
-from asyncfetch.decode.pyav_decoder import MemoryFile, PyAVDecoder
-from asyncfetch.decode.torchcodec_decoder import TorchcodecDecoder
+from asyncfetch.decode.decoder import MemoryFile, PyAVDecoder, TorchcodecDecoder
 from asyncfetch.errors import DecodeError, FrameMissing, WrongLoop
 from tests.decode.conftest import ENCODERS, FRAMES, HEIGHT, WIDTH, encode, video_of
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from asyncfetch.decode import DepthScale, open_decoder
-from asyncfetch.decode.pyav_decoder import PyAVDecoder
+from asyncfetch.decode.decoder import PyAVDecoder
 from asyncfetch.errors import ConfigError
 
 if TYPE_CHECKING:

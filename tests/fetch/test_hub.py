@@ -20,7 +20,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import pause_seconds
 from asyncfetch.fetch.transports.hub import HubFile, signed_seconds
 from asyncfetch.testing import Fault, FaultEvery, FaultOnce, HubServer
-from asyncfetch.testing.server.answers import Answer
+from asyncfetch.testing.server.contents import Answer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from asyncfetch.errors import AsyncFetchError, DatasetError, FormatError
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.info import DEFAULT_FEATURES, parse_info
-from asyncfetch.lerobot.layout import PathTemplate
+from asyncfetch.lerobot.info import DEFAULT_FEATURES, PathTemplate, parse_info
 
 SCALARS: dict[str, Any] = {key: {"dtype": "int64", "shape": [1], "names": None} for key in DEFAULT_FEATURES}
 INFO: dict[str, Any] = {

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torchcodec.decoders import VideoDecoder  # type: ignore[attr-defined]
 
-from asyncfetch.decode.torchcodec_decoder import TorchcodecDecoder
+from asyncfetch.decode.decoder import TorchcodecDecoder
 from asyncfetch.errors import ConfigError, EpisodeNotFound, FormatError, FrameMissing
 from asyncfetch.lerobot import Field, frames
 from asyncfetch.lerobot.info import Feature

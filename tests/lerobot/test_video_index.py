@@ -12,7 +12,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.lerobot.episode_table import Episode, VideoSpan
 from asyncfetch.lerobot.video_index import FRAME_INDEX_BYTES, HEAD_BYTES, MAX_INDEX_BYTES, MAX_READS, VideoIndexes
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.shared_lru import SharedLRU
+from asyncfetch.runtime.single_flight import SharedLRU
 from asyncfetch.testing import RangeServer
 from tests.lerobot.serving import MIB, TOP, in_memory, video_path
 

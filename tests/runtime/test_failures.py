@@ -19,9 +19,8 @@ from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.concurrently import Eventual, gather
 from asyncfetch.runtime.failures import copied, kept
-from asyncfetch.runtime.kept_open import KeptOpen
-from asyncfetch.runtime.shared_lru import SharedLRU
-from asyncfetch.runtime.single_flight import SingleFlight
+from asyncfetch.runtime.loop_thread import KeptOpen
+from asyncfetch.runtime.single_flight import SharedLRU, SingleFlight
 from asyncfetch.testing import RangeServer
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from asyncfetch.errors import ClosedError, WrongLoop
-from asyncfetch.runtime.iterate import iterate
+from asyncfetch.runtime.channel import iterate
 from asyncfetch.runtime.loop_thread import LoopThread
 from tests.conftest import all_others_wait
 

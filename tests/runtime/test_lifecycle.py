@@ -15,7 +15,7 @@ PRELUDE = """
 import os, signal, sys, threading, anyio, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born deaf to it
 from contextlib import asynccontextmanager
-from asyncfetch.runtime.iterate import iterate
+from asyncfetch.runtime.channel import iterate
 from asyncfetch.runtime.loop_thread import LoopThread
 
 class Numbers:

@@ -18,9 +18,8 @@ import anyio
 import pytest
 
 from asyncfetch.errors import ClosedError, WrongLoop
-from asyncfetch.runtime.iterate import iterate
-from asyncfetch.runtime.kept_open import KeptOpen
-from asyncfetch.runtime.loop_thread import LoopThread
+from asyncfetch.runtime.channel import iterate
+from asyncfetch.runtime.loop_thread import KeptOpen, LoopThread
 from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class Interruption:
         self.lines_left = line
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:  # noqa: ANN401
-        if Path(frame.f_code.co_filename).name not in ("loop_thread.py", "iterate.py"):
+        if Path(frame.f_code.co_filename).name not in ("loop_thread.py", "channel.py"):
             return None
         if event == "line":
             self.lines_left -= 1

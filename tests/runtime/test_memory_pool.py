@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.cache.buffers import allocate
-from asyncfetch.runtime.memory_pool import HUGE_BYTES, SMALL_BYTES, MemoryPool, block_bytes, fresh_memory
+from asyncfetch.runtime.memory_pool import HUGE_BYTES, SMALL_BYTES, MemoryPool, allocate, block_bytes, fresh_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

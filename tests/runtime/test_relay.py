@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from asyncfetch.runtime.relay import Relay
+from asyncfetch.runtime.single_flight import Relay
 
 
 class Work:

@@ -5,7 +5,7 @@ import pytest
 
 from asyncfetch.errors import FormatError
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.shared_lru import LRUPart, SharedLRU
+from asyncfetch.runtime.single_flight import LRUPart, SharedLRU
 from tests.conftest import all_others_wait
 
 

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import asyncfetch as af
-from asyncfetch.runtime import kept_open
+from asyncfetch.runtime import loop_thread
 from asyncfetch.stream.session import Session
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def test_statistics_asked_for_while_it_is_being_opened_wait_for_that_and_do_not_
         may_open.set()
 
     waited_for, may_open = threading.Event(), anyio.Event()
-    monkeypatch.setattr(kept_open, "Future", Opened)
+    monkeypatch.setattr(loop_thread, "Future", Opened)
     session = Session(opener)
     taken: list[Any] = []
     scrape = threading.Thread(target=lambda: taken.append(session.statistics()), daemon=True)

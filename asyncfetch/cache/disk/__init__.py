@@ -13,10 +13,10 @@ tier        DiskTier: where, and how much
 from __future__ import annotations
 
 from asyncfetch.cache.disk.folder import Folder, Survey
+from asyncfetch.cache.disk.layout import DIRECTORY_VARIABLE, DiskTier, default_directory
 from asyncfetch.cache.disk.reader import DiskReader
 from asyncfetch.cache.disk.shelves import BlockFile, Removed
 from asyncfetch.cache.disk.store import DiskStatistics, DiskStore, verify
-from asyncfetch.cache.disk.tier import DIRECTORY_VARIABLE, DiskTier, default_directory
 
 __all__ = [
     "DIRECTORY_VARIABLE",

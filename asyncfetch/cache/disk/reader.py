@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 from anyio import to_thread
 
-from asyncfetch.cache.buffers import allocate
 from asyncfetch.cache.disk.layout import Version, join, object_id
 from asyncfetch.cache.disk.store import DiskStore
 from asyncfetch.cache.range_stream import RangeStream
@@ -26,16 +25,17 @@ from asyncfetch.fetch.reader import EndpointReader, VersionedReader
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.loop_guard import LoopGuard
+from asyncfetch.runtime.fork import LoopGuard
+from asyncfetch.runtime.memory_pool import allocate
 from asyncfetch.runtime.single_flight import SingleFlight
-from asyncfetch.runtime.thread_call import ThreadCall
+from asyncfetch.runtime.threads import ThreadCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Self
 
+    from asyncfetch.cache.disk.layout import DiskTier
     from asyncfetch.cache.disk.store import DiskStatistics
-    from asyncfetch.cache.disk.tier import DiskTier
     from asyncfetch.fetch.reader import RangeReader, WritableBuffer
 
 __all__ = ["DiskReader"]

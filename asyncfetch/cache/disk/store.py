@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from asyncfetch.cache.disk.folder import NewFile
+    from asyncfetch.cache.disk.layout import DiskTier
     from asyncfetch.cache.disk.shelves import BlockFile
-    from asyncfetch.cache.disk.tier import DiskTier
 
 __all__ = ["DiskStatistics", "DiskStore", "verify"]
 

@@ -16,8 +16,8 @@ import anyio.to_thread
 from asyncfetch.cache.staging.stores import Stored, add_source_info
 from asyncfetch.cache.staging.table import Flight
 from asyncfetch.errors import CacheError, ConfigError, FetchTimeout
-from asyncfetch.runtime.call_on import call_on
-from asyncfetch.runtime.loop_guard import running_loop
+from asyncfetch.runtime.fork import running_loop
+from asyncfetch.runtime.threads import call_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

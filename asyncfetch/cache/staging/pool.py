@@ -7,12 +7,12 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
 
-from asyncfetch.cache.directories import absolute_directory
 from asyncfetch.cache.staging.directory import StagingDirectory
 from asyncfetch.cache.staging.engine import Engine
 from asyncfetch.cache.staging.lazy import DirectLazy, Lazy, StagedLazy, require_seconds
 from asyncfetch.cache.staging.stores import Method, StoreBinding, Stored, ValueBinding, add_source_info, dumps
 from asyncfetch.cache.staging.table import Quota
+from asyncfetch.config.checks import absolute_directory
 from asyncfetch.errors import CacheError, ConfigError
 from asyncfetch.ranges import whole_number
 

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncfetch.cache.buffers import allocate
 from asyncfetch.cache.staging.stores import SourceInfo, SplitStore, check_name
 from asyncfetch.config import FetchConfig, PrivateUrl
 from asyncfetch.errors import ClosedError, ObjectChanged, redact_url
@@ -15,8 +14,8 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.objects import difference, strong_etag
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.runtime.failures import copied, kept
-from asyncfetch.runtime.kept_open import KeptOpen
-from asyncfetch.runtime.loop_thread import LoopThread
+from asyncfetch.runtime.loop_thread import KeptOpen, LoopThread
+from asyncfetch.runtime.memory_pool import allocate
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

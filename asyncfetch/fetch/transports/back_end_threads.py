@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncfetch.errors import FetchError, FetchTimeout
 from asyncfetch.fetch.retry import AttemptFailed
-from asyncfetch.runtime.call_on import call_on
 from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.deadlines import Deadlines
 from asyncfetch.runtime.fork import leave_openssl
+from asyncfetch.runtime.threads import call_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -28,7 +28,7 @@ from asyncfetch.fetch.scatter import Places
 from asyncfetch.fetch.urls import check_characters
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.cancellation import outlast
-from asyncfetch.runtime.thread_call import ThreadCall, run_to_its_end
+from asyncfetch.runtime.threads import ThreadCall, run_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from asyncfetch.runtime.call_on import call_on
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
+from asyncfetch.runtime.threads import call_on
 from asyncfetch.stream.batch import Batch, batch_of, samples_of
 from asyncfetch.stream.serving.channel import Channel
 from asyncfetch.stream.serving.memory import Slot, SlotMemory, Slots

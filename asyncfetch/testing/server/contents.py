@@ -5,19 +5,32 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 import stat
 import time
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
 import anyio.to_thread
 
-from asyncfetch.testing.server.answers import Version
+from asyncfetch.testing.server.faults import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Contents", "Directory", "InMemory", "StoredObject"]
+__all__ = [
+    "Answer",
+    "Contents",
+    "Directory",
+    "InMemory",
+    "StoredObject",
+    "Version",
+    "answer_object",
+    "answer_status",
+    "asked_range",
+]
 
 
 class StoredObject(Protocol):
@@ -134,3 +147,101 @@ def _open(path: str) -> int:
 def _file_version(status: os.stat_result) -> Version:
     etag = f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
     return Version(status.st_size, etag, formatdate(status.st_mtime, usegmt=True))
+
+
+# One range only: a server may ignore more. 18 digits are an exabyte; int() of thousands of them would be slow.
+_RANGE = re.compile(r"\s*bytes\s*=\s*([0-9]{0,18})\s*-\s*([0-9]{0,18})\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What conditions are checked against."""
+
+    size: int
+    """Bytes."""
+    etag: str
+    """Strong, quotes included."""
+    last_modified: str
+    """HTTP date."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A response before it is sent."""
+
+    status: int
+    """HTTP status."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """All headers that matter here; Content-Length where the length is told."""
+    start: int = 0
+    """First byte of the object to send."""
+    stop: int = 0
+    """One past the last."""
+    text: bytes = b""
+    """Body where it isn't the object's."""
+
+
+def asked_range(header: str | None) -> tuple[int, int | None] | None:
+    """Half-open (start, stop) of a Range header, as ByteRange has them; None for "the whole object".
+
+    ``a-b`` is (a, b + 1), ``a-`` is (a, None), ``-n`` is (-n, None), ``-0`` is empty. What the RFC lets a server
+    ignore is the whole object: no header, another unit, more than one range, nonsense.
+    """
+    match = _RANGE.fullmatch(header or "")
+    if match is None:
+        return None
+    first, last = match.groups()
+    if first:
+        start, stop = int(first), int(last) + 1 if last else None
+        return None if stop is not None and stop <= start else (start, stop)
+    if last:
+        return (-int(last), None) if int(last) else (0, 0)
+    return None
+
+
+def answer_status(status: int, method: str, headers: Mapping[str, str] | None = None) -> Answer:
+    """An answer without the object: the status, and a line that says it."""
+    known = status in HTTPStatus._value2member_map_
+    text = f"{status} {HTTPStatus(status).phrase if known else 'Status'}\n".encode()
+    bodiless = status < 200 or status in {204, 304}
+    length = {} if bodiless else {"Content-Length": str(len(text)), "Content-Type": "text/plain; charset=utf-8"}
+    return Answer(status, {**length, **(headers or {})}, text=b"" if bodiless or method == "HEAD" else text)
+
+
+def answer_object(method: str, headers: Mapping[str, str], version: Version, fault: Fault | None = None) -> Answer:
+    """The answer to GET or HEAD for an object that exists.
+
+    200, 206, 412 (If-Match) or 416; ``fault`` bends it. ``headers`` are the request's, looked up as written here.
+    """
+    fault = fault or Fault()
+    if fault.new_etag:
+        version = replace(version, etag='"replaced-' + version.etag.lstrip('"'))
+    if not _matches(headers.get("If-Match"), version):
+        return answer_status(412, method)
+    described = {"ETag": version.etag, "Last-Modified": version.last_modified, "Accept-Ranges": "bytes"}
+    # The RFC defines Range for GET alone.
+    asked = asked_range(headers.get("Range")) if method == "GET" and not fault.drop_range else None
+    if asked is None or not _range_holds(headers.get("If-Range"), version):
+        stop = 0 if method == "HEAD" else version.size
+        return Answer(200, {**described, "Content-Length": str(version.size)}, stop=stop)
+    start, stop = _clip(asked, version.size)
+    if start >= stop:
+        return answer_status(416, method, {"Content-Range": f"bytes */{version.size}"})
+    stop = max(start + 1, stop - fault.missing_bytes)
+    shift = fault.shift_bytes
+    described["Content-Range"] = f"bytes {start + shift}-{stop - 1 + shift}/{version.size}"
+    return Answer(206, {**described, "Content-Length": str(stop - start)}, start, stop)
+
+
+def _matches(if_match: str | None, version: Version) -> bool:
+    # The strong comparison: a weak tag (W/"...") never equals a strong one.
+    return if_match is None or if_match.strip() == "*" or version.etag in [tag.strip() for tag in if_match.split(",")]
+
+
+def _range_holds(if_range: str | None, version: Version) -> bool:
+    return if_range is None or if_range.strip() in {version.etag, version.last_modified}
+
+
+def _clip(asked: tuple[int, int | None], size: int) -> tuple[int, int]:
+    start, stop = asked
+    return (max(0, size + start) if start < 0 else start), size if stop is None else min(stop, size)

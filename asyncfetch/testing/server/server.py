@@ -3,38 +3,221 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 import os
 import socket
+import ssl
+import struct
+import tempfile
 import time
+import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
-from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.errors import ClosedError, ConfigError, MissingDependency
 from asyncfetch.ranges import is_whole_number, whole_number
-from asyncfetch.runtime.fork import stand_still_at_forks
-from asyncfetch.runtime.loop_guard import running_loop
+from asyncfetch.runtime.fork import running_loop, stand_still_at_forks
 from asyncfetch.runtime.sockets import Sockets, abort
-from asyncfetch.testing.server.answers import Answer, answer_object, answer_status, asked_range
-from asyncfetch.testing.server.certificates import TemporaryPem, certificate_for
-from asyncfetch.testing.server.contents import Contents, Directory, InMemory, StoredObject
-from asyncfetch.testing.server.delivery import Delivery, sleep_until
+from asyncfetch.testing.server.contents import (
+    Answer,
+    Contents,
+    Directory,
+    InMemory,
+    StoredObject,
+    answer_object,
+    answer_status,
+    asked_range,
+)
 from asyncfetch.testing.server.faults import Fault, FaultRule, RequestLog, ServedRequest, ServerStatistics
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
-__all__ = ["RangeServer", "Receive"]
+__all__ = [
+    "Certificate",
+    "Delivery",
+    "Pace",
+    "RangeServer",
+    "Receive",
+    "TemporaryPem",
+    "certificate_for",
+    "sleep_until",
+]
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A server's certificate and who signed it."""
+
+    context: ssl.SSLContext
+    """For the server's side; it may serve many servers at once."""
+    authority_pem: bytes
+    """The authority that clients must trust."""
+    key_and_chain_pem: bytes
+    """The private key and the certificate, for a server that isn't Python's."""
+
+
+@functools.lru_cache(maxsize=16)
+def certificate_for(host: str) -> Certificate:
+    """The certificate for ``host`` and the loopback names, made once a process. Blocks for some 50 ms.
+
+    Raises:
+        ConfigError: No host can have this name.
+        MissingDependency: trustme isn't installed.
+    """
+    try:
+        import trustme
+    except ImportError as exc:
+        message = 'a test server with TLS needs trustme: pip install "asyncfetch[testing]", or pass tls=False'
+        raise MissingDependency(message) from exc
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        issued = authority.issue_cert(*dict.fromkeys((host, *LOOPBACK_NAMES)))
+    except UnicodeError as exc:
+        raise ConfigError(f"no certificate can be made for the host {host!r}: {exc}") from exc
+    issued.configure_cert(context)
+    return Certificate(context, authority.cert_pem.bytes(), issued.private_key_and_cert_chain_pem.bytes())
+
+
+class TemporaryPem:
+    """A temporary file with ``content``, gone with ``remove()``, with the last reference, or at exit."""
+
+    def __init__(self, content: bytes) -> None:
+        descriptor, self.path = tempfile.mkstemp(prefix="asyncfetch-ca-", suffix=".pem")
+        self.remove = weakref.finalize(self, _unlink, self.path, os.getpid())
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+
+
+def _unlink(path: str, owner_pid: int) -> None:
+    if os.getpid() == owner_pid and os.path.exists(path):  # a forked child that exits leaves its parent's file
+        os.unlink(path)
+
+
+BLOCK_BYTES = 256 * 1024
+"""Read and written at once where there is no rate: some syscalls and thread hops a megabyte, little memory."""
+PIECE_SECONDS = 0.02
+"""Written at once at a rate. 50 writes a second and stream: 64 streams at 4 MiB/s cost half a core."""
+CATCH_UP_SECONDS = 0.1
+"""What a stream may make up for after a pause, such as a busy loop. A link doesn't save what it didn't carry."""
+
+
+class Pace:
+    """A stream of ``bytes_per_second``, as a clock of when its bytes are due. Pure: ``now`` is passed in."""
+
+    def __init__(self, bytes_per_second: float, *, now: float) -> None:
+        self._bytes_per_second, self._clock = bytes_per_second, now
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes to write at once."""
+        return min(BLOCK_BYTES, max(1, int(self._bytes_per_second * PIECE_SECONDS)))
+
+    def due(self, byte_count: int, *, now: float) -> float:
+        """When the next ``byte_count`` bytes have had the time they take."""
+        self._clock = max(self._clock, now - CATCH_UP_SECONDS) + byte_count / self._bytes_per_second
+        return self._clock
+
+
+async def sleep_until(monotonic_seconds: float) -> None:
+    """Sleep until then; a time that has passed gives way to other tasks once."""
+    await anyio.sleep(max(0.0, monotonic_seconds - time.monotonic()))
+
+
+class Delivery:
+    """Sends one answer. ``read(start, stop)`` gives the object's bytes."""
+
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        record: ServedRequest,
+        log: RequestLog,
+        *,
+        read: Callable[[int, int], Awaitable[bytes | memoryview]],
+        bytes_per_second: float | None,
+    ) -> None:
+        self._request, self._record, self._log, self._read = request, record, log, read
+        self._bytes_per_second = bytes_per_second
+
+    async def send(self, answer: Answer, fault: Fault) -> web.StreamResponse:
+        """Send ``answer`` as far as ``fault`` lets it; cancelled when the client goes."""
+        response = web.StreamResponse(status=answer.status, headers=answer.headers)
+        length = len(answer.text) or answer.stop - answer.start
+        if fault.ending == "complete":
+            await self._send_body(response, answer, length, whole=True)
+            self._send_surplus(fault.surplus_bytes)
+            return response
+        if fault.after_bytes is None:
+            self._record.status = None
+        else:
+            await self._send_body(response, answer, min(length, fault.after_bytes), whole=False)
+        if fault.ending == "stall":
+            await anyio.sleep_forever()
+        self._log.end(self._record)
+        self._break(reset=fault.ending == "reset")
+        return response
+
+    async def _send_body(self, response: web.StreamResponse, answer: Answer, length: int, *, whole: bool) -> None:
+        if whole and length == 0:
+            self._log.end(self._record)
+        await response.prepare(self._request)
+        pace = Pace(self._bytes_per_second, now=time.monotonic()) if self._bytes_per_second else None
+        piece_bytes = pace.piece_bytes if pace else BLOCK_BYTES
+        for block_start in range(0, length, BLOCK_BYTES):
+            # Neither reading from memory nor writing need wait for anything: an end of the connection, which cancels
+            # this, could not be noticed before the last block, and other streams would get no turn.
+            await anyio.lowlevel.checkpoint()
+            block_stop = min(length, block_start + BLOCK_BYTES)
+            block = memoryview(await self._block(answer, block_start, block_stop))
+            for offset in range(0, len(block), piece_bytes):
+                piece = block[offset : offset + piece_bytes]
+                if pace:
+                    await sleep_until(pace.due(len(piece), now=time.monotonic()))
+                self._log.sent(self._record, len(piece))
+                if whole and self._record.bytes_sent == length:
+                    self._log.end(self._record)
+                await response.write(piece)
+
+    async def _block(self, answer: Answer, start: int, stop: int) -> bytes | memoryview:
+        if answer.text:
+            return answer.text[start:stop]
+        return await self._read(answer.start + start, answer.start + stop)
+
+    def _send_surplus(self, byte_count: int) -> None:
+        # Past aiohttp, which keeps a body to its declared length.
+        if byte_count and (transport := self._transport()):
+            transport.write(b"\xff" * byte_count)
+
+    def _break(self, *, reset: bool) -> None:
+        transport = self._transport()
+        if transport is None:
+            return
+        if reset:
+            # Lingering for 0 s makes close() send RST instead of FIN (socket(7)).
+            linger = struct.pack("ii", 1, 0)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            abort(transport)
+        else:
+            transport.close()
+
+    def _transport(self) -> asyncio.Transport | None:
+        transport = self._request.transport
+        return None if transport is None or transport.is_closing() else transport
+
 
 CLOSE_SECONDS = 0.5
 """Longest wait for requests to unwind after their connections are gone; only a read from a disk takes time then."""

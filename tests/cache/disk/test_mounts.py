@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncfetch.cache.disk import mounts
-from asyncfetch.cache.disk.mounts import Mount, mount_of, require_locks, why_unfit
+from asyncfetch.cache.disk import folder
+from asyncfetch.cache.disk.folder import Mount, mount_of, require_locks, why_unfit
 from asyncfetch.errors import CacheError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_the_kinds_that_are_not(kind: str) -> None:
 def test_the_error_names_the_file_system_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(f"9 1 0:9 / / rw - ext4 disk rw\n10 9 0:10 / {tmp_path.resolve()} rw - nfs4 there:/ rw\n")
-    monkeypatch.setattr(mounts, "_MOUNTS", table)
+    monkeypatch.setattr(folder, "_MOUNTS", table)
     with pytest.raises(CacheError, match=rf"{tmp_path} is on nfs4 \(mounted at .*Choose a directory on a local disk"):
         require_locks(tmp_path, tmp_path / "lock")
     assert not (tmp_path / "lock").exists()

@@ -1,11 +1,11 @@
-"""One blocking call in a thread, whose end can be awaited whatever cancels its caller."""
+"""Calls from a loop into a thread, whose end can be awaited whatever is cancelled, and from a thread into one."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, TypeVarTuple
 
 import anyio
 from anyio import to_thread
@@ -13,7 +13,7 @@ from anyio import to_thread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ThreadCall", "run_to_its_end"]
+__all__ = ["ThreadCall", "call_on", "off_loop", "run_to_its_end"]
 
 ResultT = TypeVar("ResultT")
 
@@ -74,3 +74,33 @@ async def run_to_its_end(function: Callable[[], ResultT], limiter: anyio.Capacit
     except asyncio.CancelledError:  # Task.cancel() goes through anyio's shield
         await call.ended()
         raise
+
+
+ArgsT = TypeVarTuple("ArgsT")
+
+
+def call_on(loop: asyncio.AbstractEventLoop, callback: Callable[[*ArgsT], object], *args: *ArgsT) -> bool:
+    """Have the loop call it soon, and tell whether the loop takes it: one that has ended, and is closed, doesn't.
+
+    The callback runs where no task does, so it is none of anyio's: beside sniffio those find no loop there.
+    """
+    try:
+        loop.call_soon_threadsafe(callback, *args)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        return False
+    return True
+
+
+T = TypeVar("T")
+
+OFF_LOOP_BYTES = 2 * 1024 * 1024
+"""Checksums and copies of more than this go to a thread. Going there takes as long as a checksum of them, 0.1 ms."""
+
+
+async def off_loop(nbytes: int, work: Callable[[], T], *, blocks: bool = False) -> T:
+    """What ``work()`` returns, which reads or writes so many bytes, or may block; a cancelled caller waits for it."""
+    if not blocks and nbytes <= OFF_LOOP_BYTES:
+        return work()
+    return await run_to_its_end(work, to_thread.current_default_thread_limiter())
