@@ -2,9 +2,9 @@
 
     python -m tests.fetch.fault_table
 
-prints it as the README has it. ``WIRE`` are faults of one answer, each run by test_fault_table.py, once and for ever,
-over both ways a body can take, and over TLS. ``ELSEWHERE`` are those that take more than one answer to tell; each names
-the test that shows it.
+prints it as asyncfetch/fetch/README.md has it. ``WIRE`` are faults of one answer, each run by
+test_fault_table.py, once and for ever, over both ways a body can take, and over TLS. ``ELSEWHERE`` are those that take
+more than one answer to tell; each names the test that shows it.
 """
 
 from __future__ import annotations
@@ -547,7 +547,7 @@ ELSEWHERE: Final = (
 
 
 def render() -> str:
-    """The table for the README: faults of a group with one outcome share a line."""
+    """The table for the page: faults of a group with one outcome share a line."""
     lines = ["| | fault | what comes of it |", "|---|---|---|"]
     rows: tuple[Wire | Elsewhere, ...] = (*WIRE, *ELSEWHERE)
     for group, of_group in groupby(rows, key=lambda row: row.group):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 GROUPS = {group: [wire for wire in WIRE if wire.group == group] for group in dict.fromkeys(wire.group for wire in WIRE)}
-README = HERE.parents[1] / "README.md"
+PAGE = HERE.parents[1] / "asyncfetch" / "fetch" / "README.md"
 PATIENT = TimeoutConfig(first_byte_seconds=2.0, stall_seconds=2.0)
 HASTY = TimeoutConfig(first_byte_seconds=0.2, stall_seconds=0.2)
 RETRY = RetryConfig(attempts=ATTEMPTS, total_seconds=0.95)
@@ -158,7 +158,7 @@ def test_what_is_shown_elsewhere_is(row: Elsewhere) -> None:
 
 
 def test_the_readme_has_the_table() -> None:
-    assert render() in README.read_text(), "python -m tests.fetch.fault_table prints what the README is to have"
+    assert render() in PAGE.read_text(), "python -m tests.fetch.fault_table prints what the page is to have"
 
 
 async def test_a_resolver_that_fails_is_asked_again(
