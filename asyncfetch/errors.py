@@ -117,7 +117,7 @@ def _redact_parameter(match: re.Match[str]) -> str:
 
 
 def is_redacted(url: str) -> bool:
-    """Whether ``redact_url`` has taken a secret out of it, so that it leads nowhere."""
+    """Return whether ``redact_url`` has taken a secret out of it, so that it leads nowhere."""
     return "***" in url and _REDACTED.search(url) is not None
 
 

@@ -50,7 +50,7 @@ are of that order where many are made."""
 
 
 def is_whole_number(value: object) -> bool:
-    """Whether it is one, of Python or numpy; a boolean isn't."""
+    """Return whether it is one, of Python or numpy; a boolean isn't."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
@@ -263,7 +263,7 @@ class _Span:
     """In the list of what is wanted."""
 
     def request(self, wanted: Sequence[ByteRange]) -> Request:
-        """What brings them, in the order in which they are wanted."""
+        """Return what brings them, in the order in which they are wanted."""
         if len(self.positions) == 1:
             return own_request(wanted[self.positions[0]])
         serves = tuple(wanted[position] for position in sorted(self.positions))

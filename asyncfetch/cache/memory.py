@@ -67,7 +67,7 @@ class HeldVersions:
         self._held: dict[str, _Held] = {}
 
     def agrees(self, name: str, info: ObjectInfo | None) -> bool:
-        """Whether the entries of an object may be of this version; None says nothing against it."""
+        """Return whether the entries of an object may be of this version; None says nothing against it."""
         held = self._held.get(name)
         return held is None or held.info is None or info is None or difference(held.info, info) is None
 
@@ -102,7 +102,7 @@ class SharedCalls:
         self._carriers: WeakValueDictionary[Hashable, Caller] = WeakValueDictionary()
 
     def __contains__(self, key: Hashable) -> bool:
-        """Whether a call of this key would share one that is under way."""
+        """Return whether a call of this key would share one that is under way."""
         return key in self._flights
 
     async def run(self, key: Hashable, work: Callable[[], Awaitable[T]]) -> T:
@@ -494,7 +494,7 @@ class ByteCache:
         return None if self._versioned is None else self._versioned.known(url)
 
     def _may_keep(self, load: _Load, url: str) -> bool:
-        """Whether nobody has seen another version since. What is held of an older one than this goes."""
+        """Return whether nobody has seen another version since. What is held of an older one than this goes."""
         if not load.current:
             return False
         if self._versions.agrees(load.name, load.info):

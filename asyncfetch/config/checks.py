@@ -109,7 +109,7 @@ def _shown(value: object) -> str:
 
 
 def absolute_directory(directory: str | os.PathLike[str]) -> Path:
-    """Where it is, without asking the disk; ConfigError for a name that no directory can have."""
+    """Return where it is, without asking the disk; ConfigError for a name that no directory can have."""
     try:
         path = Path(directory).expanduser().absolute()
     except RuntimeError as error:

@@ -129,11 +129,11 @@ class S3Config:
     profile: str | None = None
     """Of ~/.aws/config; None means AWS_PROFILE or the default one."""
     anonymous: bool = False
-    """Whether to sign nothing: public buckets, without any credentials."""
+    """True if to sign nothing: public buckets, without any credentials."""
     requester_pays: bool = False
-    """Whether to accept that the requests and bytes are charged to you."""
+    """True if to accept that the requests and bytes are charged to you."""
     path_style: bool | None = None
-    """Whether the bucket stands in the path instead of the host's name; None means where there is an endpoint_url."""
+    """True if the bucket stands in the path instead of the host's name; None means where there is an endpoint_url."""
     presign_seconds: int = 3600
     """How long a signed url is good for, and so used for all ranges of its object. S3 allows 7 days."""
     upload_part_bytes: int = 16 * MIB
@@ -174,7 +174,7 @@ class FetchConfig:
     """Fewest that throttling and late answers bring the limit down to, or ``max_requests_per_host`` where that is less.
     Where 4 are too many a server asks for pauses, which are kept. xet-core goes down to 1, aws-c-s3 to 10."""
     learn_limit: bool = True
-    """Whether the limit of a web server moves between these bounds: up while goodput grows and requests wait for it,
+    """True if the limit of a web server moves between these bounds: up while goodput grows and requests wait for it,
     down where the server says 429 or 503, or answers late. False holds it at ``max_requests_per_host``; a server's
     Retry-After pauses its requests either way."""
     max_gap_bytes: int = 64 * KIB
@@ -213,13 +213,13 @@ class FetchConfig:
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Bearer tokens by host as above, sent over https only (and to loopback)."""
     trust_env: bool = True
-    """Whether HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc count. A login of netrc goes where headers by host go."""
+    """True if HTTP_PROXY, HTTPS_PROXY, NO_PROXY and ~/.netrc count. A login of netrc goes where headers by host go."""
     direct_bodies: bool = True
-    """Whether ranges are asked for on connections of our own, which read plain answers into their buffers. It saves
+    """True if ranges are asked for on connections of our own, which read plain answers into their buffers. It saves
     more than half of the CPU of small ranges and a third of that of large ones. False has aiohttp's session ask for
     all, as it does behind a proxy, and where a host's answers aren't plain; then no late answer is asked for again."""
     aiofastnet: bool = True
-    """Whether aiofastnet, where it is installed (an extra), carries TLS on asyncio's own loop. That took 7-15 % less of
+    """True if aiofastnet, where it is installed (an extra), carries TLS on asyncio's own loop. That took 7-15 % less of
     the client's CPU over TLS in ranges of 1-16 MiB, and as much or 9 % less in ranges of 64 KiB; a stream of samples
     kept up no better with it. uvloop carries TLS itself, and so does any loop where the installed version of aiofastnet
     isn't known, which a warning says."""

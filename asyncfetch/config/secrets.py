@@ -108,7 +108,7 @@ class PrivateUrl(str):
 
     @property
     def has_secrets(self) -> bool:
-        """Whether a pickle leaves something of it behind."""
+        """True if a pickle leaves something of it behind."""
         return _without_secrets(self) != self
 
     def __repr__(self) -> str:
@@ -145,7 +145,7 @@ def among_own_processes() -> Iterator[None]:
 
 
 def _goes_to_own_child() -> bool:
-    """Whether what is being pickled goes to a process of ours, or one that multiprocessing is starting."""
+    """Return whether what is being pickled goes to a process of ours, or one that multiprocessing is starting."""
     from multiprocessing.context import get_spawning_popen  # not needed by who never pickles
 
     return _is_among_own.get() or get_spawning_popen() is not None

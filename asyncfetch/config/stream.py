@@ -124,7 +124,7 @@ class StreamConfig:
 
 
 def stream_config(config: StreamConfig | None) -> StreamConfig:
-    """What a user gave as ``config``, or the default for None; ConfigError for anything else."""
+    """Return what a user gave as ``config``, or the default for None; ConfigError for anything else."""
     kind = type(config).__name__
     require(
         config is None or isinstance(config, StreamConfig),

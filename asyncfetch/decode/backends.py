@@ -70,7 +70,7 @@ def choose_backend(backend: DecoderBackend) -> Literal["torchcodec", "pyav"]:
 
 @functools.cache
 def _problem(module: str) -> Exception | None:
-    """Why a module can't be imported; None where it can.
+    """Return why a module can't be imported; None where it can.
 
     Held without a lock, so that none crosses a fork: threads that come at the same time wait for Python's own import
     lock, and find the same.

@@ -240,7 +240,7 @@ class DecoderCache(Generic[DecoderT]):
         self.clear()
 
     def statistics(self) -> DecoderCacheStatistics:
-        """What it holds and did, in this process."""
+        """Return what it holds and did, in this process."""
         state = self._state()
         with state.lock:
             return DecoderCacheStatistics(

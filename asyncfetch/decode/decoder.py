@@ -446,7 +446,7 @@ def _bytes_per_sample(video: Any) -> int:  # noqa: ANN401
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, without where in torchcodec's source."""
+    """Return what went wrong, without where in torchcodec's source."""
     return PLACE_IN_SOURCE.sub("", str(error))
 
 

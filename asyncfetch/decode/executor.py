@@ -118,7 +118,7 @@ class DecodePool:
         self._executor.shutdown(wait=False)
 
     def statistics(self) -> DecodePoolStatistics:
-        """What it does and did; taken off the loop, its figures can be one event apart."""
+        """Return what it does and did; taken off the loop, its figures can be one event apart."""
         calls = tuple(self._calls)  # in one go, which the loop's thread can't come between
         busy = sum(call.runs for call in calls)
         return DecodePoolStatistics(

@@ -46,7 +46,7 @@ class Address:
     headers: Mapping[str, str | None] = field(default_factory=dict, repr=False)
     """For the url's own origin alone, over what the configuration has for it; None leaves a header out."""
     is_named: bool = False
-    """Whether the user named the url's origin; only then do secrets configured for its bare host go there."""
+    """True if the user named the url's origin; only then do secrets configured for its bare host go there."""
     etag: str | None = None
     """The object's version where it is known better than by the answers' own tags, which then don't count: two CDNs
     have two tags for the same bytes."""
@@ -83,7 +83,7 @@ class WebUrls:
         return False
 
     def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
-        """What any server may say."""
+        """Return what any server may say."""
         return explained(status, headers, body)
 
 
@@ -166,7 +166,7 @@ class FoundOnce(Generic[K, V]):
                 del search  # else error -> traceback -> this frame -> search -> error is a cycle
 
     def peek(self, key: K) -> V | None:
-        """What is remembered of ``key``, if anything."""
+        """Return what is remembered of ``key``, if anything."""
         kept = self._kept.get(key)
         return None if kept is None else kept.value
 

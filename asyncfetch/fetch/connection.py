@@ -273,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_received(self) -> bool:
-        """Whether nothing is missing of what the body is to bring."""
+        """True if nothing is missing of what the body is to bring."""
         return self._phase is not _Phase.RECEIVING
 
     async def drain(self) -> bytes:

@@ -97,9 +97,9 @@ class Download:
         """That the bytes came from; None where a transport doesn't say."""
         self.landed_bytes = 0
         self.lost_suffix = False
-        """Whether the server has refused a suffix range without a word on the size."""
+        """True if the server has refused a suffix range without a word on the size."""
         self.is_first = True
-        """Whether nothing was known of the object before it."""
+        """True if nothing was known of the object before it."""
 
     @property
     def known(self) -> ObjectInfo | None:
@@ -110,7 +110,7 @@ class Download:
         return self._remembered
 
     def next_request(self) -> Wanted:
-        """What the next attempt has to ask for: the rest of it."""
+        """Return what the next attempt has to ask for: the rest of it."""
         if self._span is None:
             return self.wanted
         start, stop = self._span
@@ -169,7 +169,7 @@ class Download:
         self.landed_bytes += count
 
     def size_question(self) -> Download:
-        """What asks for the object's size by a range that every server knows."""
+        """Return what asks for the object's size by a range that every server knows."""
         return Download(self.url, Wanted(0, 1, clamp=True), self._objects, self._memory, asked=self.asked)
 
     def ask_within(self, size: int) -> None:

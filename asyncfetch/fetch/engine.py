@@ -419,7 +419,7 @@ class Fetcher:
         return await through(len(ranges), partial(plan_batch, ranges, self.config))
 
     async def _answer(self, request: Request) -> dict[ByteRange, memoryview]:
-        """What a request serves, each range in memory of its own."""
+        """Return what a request serves, each range in memory of its own."""
         first = request.serves[0]
         if len(request.serves) == 1:
             return {first: await self._fetch(first)}
@@ -467,7 +467,7 @@ class Fetcher:
         return download.result()
 
     async def _call(self, url: str, work: Awaitable[T], *, doing: str = "read") -> T:
-        """What ``work`` returns; ClosedError where the fetcher is closed before that."""
+        """Return what ``work`` returns; ClosedError where the fetcher is closed before that."""
         with Interrupt() as call:
             self._calls.add(call)
             try:

@@ -84,7 +84,7 @@ class Hedging:
             self.patience_seconds = self._patience(self._config)
 
     def may_hedge(self) -> bool:
-        """Whether the budget has room for a second request now."""
+        """Return whether the budget has room for a second request now."""
         return self._budget >= 1
 
     def hedged(self) -> None:

@@ -276,7 +276,7 @@ class Host:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody has a permit or waits for one."""
+        """True if nobody has a permit or waits for one."""
         return self._gate.in_use == 0 and self._gate.waiting == 0
 
     @property

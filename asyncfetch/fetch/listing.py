@@ -58,7 +58,7 @@ class Listing(Generic[C]):
 
 
 def by_name(info: ObjectInfo) -> str:
-    """What the entries of one directory are sorted by: a slash behind a name is no part of it."""
+    """Return what the entries of one directory are sorted by: a slash behind a name is no part of it."""
     return info.url.removesuffix("/")
 
 

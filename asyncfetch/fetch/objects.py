@@ -57,7 +57,7 @@ class ObjectMemory:
         return len(self._infos)
 
     def get(self, url: str) -> ObjectInfo | None:
-        """What was seen first of the object, None where nothing was."""
+        """Return what was seen first of the object, None where nothing was."""
         with self._lock:
             info = self._infos.get(url)
             if info is not None:
@@ -76,7 +76,7 @@ class ObjectMemory:
                 self._whole.discard(url)
 
     def comes_whole(self, url: str) -> bool:
-        """Whether the object's server was seen to send all of it for a part."""
+        """Return whether the object's server was seen to send all of it for a part."""
         return url in self._whole
 
     def note_whole(self, url: str) -> None:

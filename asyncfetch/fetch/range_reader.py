@@ -207,7 +207,7 @@ class Joining:
             before += len(requests) or len(group)
 
     def _requests(self, asks: Sequence[Ask]) -> list[Request]:
-        """What brings all of them; none where one is by itself."""
+        """Return what brings all of them; none where one is by itself."""
         return self._plan([ask.range for ask in asks]) if len(asks) > 1 else []
 
     def _share(self, asks: Iterable[Ask], requests: Sequence[Request], total: int, before: int) -> None:
@@ -337,7 +337,7 @@ class Assembly:
         return views
 
     async def _fetch_shared(self, request: Request, company: Company) -> tuple[ObjectInfo, Scatter]:
-        """What a request for several calls brings."""
+        """Return what a request for several calls brings."""
         scatter = Scatter(request, self._memory)
         info, _ = await self.fetch_alone(request.range, scatter, company=company)
         return info, scatter
@@ -406,5 +406,5 @@ class Assembly:
 
 
 def concerns_some(error: FetchError) -> bool:
-    """Whether an error of a request for several ranges may not be one for each of them."""
+    """Return whether an error of a request for several ranges may not be one for each of them."""
     return isinstance(error, RangeNotSatisfiable) or (isinstance(error, InvalidResponse) and error.ignores_range)

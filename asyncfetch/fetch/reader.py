@@ -67,13 +67,13 @@ class VersionedReader(RangeReader, Protocol):
     """A RangeReader that tells which version of an object its bytes are of; what keeps bytes for long needs to know."""
 
     def known(self, url: str) -> ObjectInfo | None:
-        """What was seen of the object and is insisted on from now on; None where nothing was. Asks nobody."""
+        """Return what was seen of the object and is insisted on from now on; None where nothing was. Asks nobody."""
         ...
 
     async def read_into(
         self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
     ) -> ObjectInfo:
-        """What ``fetch_into`` does, for a range that isn't empty, and the version that all of the bytes are of.
+        """Return what ``fetch_into`` does, for a range that isn't empty, and the version that all of the bytes are of.
 
         Args:
             url: The object.

@@ -88,7 +88,7 @@ def explained(status: int, headers: Mapping[str, str], body: bytes) -> Mapping[s
 
 
 def may_be_page(url: str, headers: Mapping[str, str]) -> bool:
-    """Whether an answer calls itself a page of HTML where the object's name says that it is something else."""
+    """Return whether an answer calls itself a page of HTML where the object's name says that it is something else."""
     if not headers.get("Content-Type", "").lower().startswith(("text/html", "application/xhtml")):
         return False
     extension = _EXTENSION.search(re.split("[?#]", url, maxsplit=1)[0])
@@ -96,14 +96,14 @@ def may_be_page(url: str, headers: Mapping[str, str]) -> bool:
 
 
 def is_page(body: bytes | bytearray) -> bool:
-    """Whether it begins as one."""
+    """Return whether it begins as one."""
     return _PAGE.match(body[:4096]) is not None
 
 
 def circumstances(
     failure: AttemptFailed, url: URL, sent: Mapping[str, str], *, proxy: str | None, withheld: bool
 ) -> str:
-    """What is to be added to the message of a failed request; empty where nothing is known.
+    """Return what is to be added to the message of a failed request; empty where nothing is known.
 
     Args:
         failure: With the headers of the answer, where there was one.
@@ -175,7 +175,7 @@ def _credentials(url: URL, sent: Mapping[str, str], name: str, *, is_proxys: boo
 
 
 def _speaker(headers: Mapping[str, str], proxy: str | None) -> str:
-    """Who answers, where that may not be the server."""
+    """Return who answers, where that may not be the server."""
     own = [f"{name}: {_shown(headers[name])}" for name in _OWN_WORDS if name in headers]
     said = own + [f"{name}: {_shown(headers[name])}" for name in ("Via", "Server") if name in headers]
     if own:

@@ -90,19 +90,19 @@ class Wanted:
     stop: int | None
     """One past the last byte; None means to the end."""
     clamp: bool = False
-    """Whether a stop beyond the end means the end."""
+    """True if a stop beyond the end means the end."""
 
     plain: bool = False
-    """Whether the whole object is asked for instead, since the server has failed at the range."""
+    """True if the whole object is asked for instead, since the server has failed at the range."""
 
     @property
     def is_suffix(self) -> bool:
-        """Whether the last bytes are asked for by their number."""
+        """True if the last bytes are asked for by their number."""
         return self.start < 0 and not self.plain
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is the same range whatever the object's size is."""
+        """True if it is the same range whatever the object's size is."""
         return self.stop is not None and not self.clamp
 
     def header(self) -> str | None:
@@ -163,9 +163,9 @@ class Delivery:
     skip_bytes: int = 0
     """Bytes of the body in front of ``start``, to be thrown away."""
     cut: bool = False
-    """Whether the body goes on beyond ``stop``; then the connection is closed rather than read to the end."""
+    """True if the body goes on beyond ``stop``; then the connection is closed rather than read to the end."""
     is_counted: bool = False
-    """Whether the whole body must be there before it can be told what it holds: see ``counted``."""
+    """True if the whole body must be there before it can be told what it holds: see ``counted``."""
 
 
 def check_response(
@@ -192,7 +192,7 @@ def check_response(
 
 
 def refusal(status: int, headers: Mapping[str, str]) -> AttemptFailed:
-    """What an answer of 400 or above to any request means."""
+    """Return what an answer of 400 or above to any request means."""
     word = headers.get("X-Error-Code") if status == 400 else None
     if word in TOKEN_CODES:
         message = "the session token has expired: get new credentials"

@@ -80,7 +80,7 @@ def spent_quota_seconds(headers: Mapping[str, str]) -> float | None:
 
 
 def quotas(field: str) -> list[tuple[int, float]]:
-    """What remains of each quota, and the seconds until there is more; without those that don't say both.
+    """Return what remains of each quota, and the seconds until there is more; without those that don't say both.
 
     Empty where the field is malformed: then it says nothing.
     """
@@ -172,7 +172,7 @@ class AttemptFailed(Exception):
     budget: RetryBudget | None = None
     """Of the host that it ended at; None where it got to none, or where somebody else sent the request."""
     is_over_budget: bool = False
-    """Whether that was empty when it should have been repeated."""
+    """True if that was empty when it should have been repeated."""
     waited_seconds: float = 0.0
     """For its turn at that host."""
     address: tuple[str, int] | None = None
@@ -194,7 +194,7 @@ class AttemptFailed(Exception):
 
 
 def cause_of(error: BaseException) -> BaseException | None:
-    """What may be shown as the cause of an error of ours: ``error``, unless its words hold a secret.
+    """Return what may be shown as the cause of an error of ours: ``error``, unless its words hold a secret.
 
     aiohttp and back ends of fsspec quote urls in theirs, signatures included, and a traceback shows them all.
     """
@@ -228,7 +228,7 @@ class RetryBudget:
         """Whether there are fewer than at first."""
 
     def take(self) -> bool:
-        """Whether there was a token to take."""
+        """Return whether there was a token to take."""
         if not self.left:
             return False
         self.left -= 1

@@ -138,7 +138,7 @@ Target: TypeAlias = "Views | Scatter"
 
 
 def apart(request: Request) -> list[ByteRange]:
-    """Those of the ranges that a request serves which are to land in memory of their own, by their places."""
+    """Return those of the ranges that a request serves which are to land in memory of their own, by their places."""
     if len(request.serves) == 1:
         return [*request.serves]
     if _length(request.range) < LONG_BYTES or all(_length(one) < LONG_BYTES for one in request.serves):

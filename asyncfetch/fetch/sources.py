@@ -34,7 +34,7 @@ class Source(Protocol):
     size: int | None
     """Bytes in all; None where that isn't known before the end."""
     at_end: bool
-    """Whether all of it was read."""
+    """True if all of it was read."""
 
     async def __aenter__(self) -> Self:
         """Looks whether it can be read."""

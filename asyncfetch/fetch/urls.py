@@ -57,7 +57,7 @@ def check_characters(url: str) -> None:
 
 
 def hidden(url: str) -> str:
-    """What can't be parsed, for a message: where a password in it ends is anybody's guess."""
+    """Return what can't be parsed, for a message: where a password in it ends is anybody's guess."""
     return repr(redact_url(re.sub(r"//.*@", "//***@", _CONTROL.sub("", url))))
 
 
@@ -184,7 +184,7 @@ def static_headers(
     tokens: Mapping[str, str],
     login: tuple[str, str] | None,
 ) -> dict[str, str]:
-    """What every request to the url's origin carries.
+    """Return what every request to the url's origin carries.
 
     Args:
         url: Any url of the origin.

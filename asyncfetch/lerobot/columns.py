@@ -174,13 +174,13 @@ def _say_as_lerobot(rows: Sequence[Any], where: str) -> None:
 
 
 def is_list(arrow_type: pa.DataType) -> bool:
-    """Whether a value is a list, of fixed size or not."""
+    """Return whether a value is a list, of fixed size or not."""
     types = require_pyarrow().types
     return bool(types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type))
 
 
 def is_text(arrow_type: pa.DataType) -> bool:
-    """Whether a value is a string. Where all are null, Arrow may know no better type."""
+    """Return whether a value is a string. Where all are null, Arrow may know no better type."""
     types = require_pyarrow().types
     return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type) or types.is_null(arrow_type))
 
@@ -216,7 +216,7 @@ def _values(pa: Any, array: Array, feature: Feature, url: str) -> NDArray[Any]: 
 
 
 def _is_same_shape(stored: Sequence[int], declared: Sequence[int]) -> bool:
-    """Whether the values' order is the same, too: it is where either is flat."""
+    """Return whether the values' order is the same, too: it is where either is flat."""
     long_axes = [[size for size in shape if size != 1] for shape in (stored, declared)]
     is_flat = min(map(len, long_axes)) <= 1
     return math.prod(stored) == math.prod(declared) and (is_flat or long_axes[0] == long_axes[1])

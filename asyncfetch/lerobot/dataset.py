@@ -368,7 +368,7 @@ class LeRobotDataset:
             return await self._episodes.clip_bytes(wanted)
 
     async def range_bytes(self, episode: int) -> int:
-        """What is fetched for the clips of an episode; fetches its videos' indexes where needed."""
+        """Return what is fetched for the clips of an episode; fetches its videos' indexes where needed."""
         return await self._episodes.range_bytes(self._episode(episode))
 
     async def locate_rows(self, episode: int) -> None:
@@ -435,7 +435,7 @@ def open_dataset(
 
 
 def chosen_features(features: Collection[str] | None) -> tuple[str, ...] | None:
-    """What a user gave as ``features``, once and for all: an iterator can be gone through only once."""
+    """Return what a user gave as ``features``, once and for all: an iterator can be gone through only once."""
     if features is None:
         return None
     if isinstance(features, str) or not isinstance(features, Iterable):

@@ -21,7 +21,7 @@ MILLIMETRES = 1000.0
 
 
 def depth_scale(feature: Feature, unit: DepthUnit) -> DepthScale | None:
-    """How the codes of a depth video become distances, with LeRobot's defaults; None for other features.
+    """Return how the codes of a depth video become distances, with LeRobot's defaults; None for other features.
 
     Raises:
         FormatError: info.json has numbers that make no scale.

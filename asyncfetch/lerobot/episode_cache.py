@@ -246,7 +246,7 @@ class EpisodeCache:
             return _clip_bytes(await self._plan(episode))
 
     async def range_bytes(self, episode: Episode) -> int:
-        """What is fetched of the clips of the episode: without the headers that are made for them."""
+        """Return what is fetched of the clips of the episode: without the headers that are made for them."""
         planned = await self._plan(episode)
         return sum(clip.plan.stop - clip.plan.start for clip in planned.values())
 
@@ -275,7 +275,7 @@ class EpisodeCache:
         return HeldEpisode(self, entry, paid=paid)
 
     def is_paid(self, episode: Episode) -> bool:
-        """Whether somebody holds it, or waits for it, who has paid for its room."""
+        """Return whether somebody holds it, or waits for it, who has paid for its room."""
         entry = self._held.get(episode.index)
         return entry is not None and entry.paid_holders > 0
 
@@ -317,7 +317,7 @@ class EpisodeCache:
         entry.leases, entry.clips = {}, {}
 
     def _caller(self, episode: Episode) -> Caller:
-        """Who asks for the episode at all gates: the first who did, as long as that one is about."""
+        """Return who asks for the episode at all gates: the first who did, as long as that one is about."""
         asking = current_caller()
         caller = self._callers.setdefault(episode.index, asking)
         if asking.urgent:
@@ -361,7 +361,7 @@ class EpisodeCache:
             self._fill(entry, rows, planned, leases)
 
     async def _fetch(self, episode: Episode) -> tuple[EpisodeRows, Mapping[str, PlannedClip], dict[str, Lease]]:
-        """Where everything lies, and then all of it at once."""
+        """Return where everything lies, and then all of it at once."""
         rows: list[EpisodeRows] = []
         leases: dict[str, Lease] = {}
 

@@ -266,7 +266,7 @@ def _video_places(
     urls: Sequence[str],
     info: DatasetInfo,
 ) -> VideoPlaces:
-    """Where the frames are, with what can't be true of it: read on, it would be the frames of another episode.
+    """Return where the frames are, with what can't be true of it: read on, it would be the frames of another episode.
 
     It fails the episodes alone that it is about. Videos of converted datasets may be shorter than their rows.
     """

@@ -182,7 +182,7 @@ class EpisodeTable:
         )
 
     def positions(self, indices: Sequence[int]) -> NDArray[np.int64]:
-        """Where these episodes stand in ``indices``, ``lengths`` and ``starts``.
+        """Return where these episodes stand in ``indices``, ``lengths`` and ``starts``.
 
         Raises:
             EpisodeNotFound: One of them isn't there.
@@ -226,7 +226,7 @@ class EpisodeTable:
         return join_url(self._root, template.format(chunk_index=chunk, file_index=file, video_key=""))
 
     def sharing_data_file(self, index: int) -> int:
-        """How many episodes have their rows in the same file as this one, itself included."""
+        """Return how many episodes have their rows in the same file as this one, itself included."""
         data, position = self._data, self._position(index)
         return int(np.count_nonzero((data.chunk == data.chunk[position]) & (data.file == data.file[position])))
 

@@ -61,7 +61,7 @@ class PathTemplate:
                 raise FormatError(f"{message} (numbers as :03d), not {{{field}}}")
 
     def has(self, field: str) -> bool:
-        """Whether paths differ where this field does."""
+        """Return whether paths differ where this field does."""
         return any(name == field for _, name, _, _ in Formatter().parse(self.text))
 
     def format(self, *, chunk_index: int, file_index: int, video_key: str = "") -> str:
@@ -130,12 +130,12 @@ class Feature:
 
     @property
     def is_camera(self) -> bool:
-        """Whether its frames are in MP4 files."""
+        """True if its frames are in MP4 files."""
         return self.kind in {"video", "depth"}
 
     @property
     def is_depth(self) -> bool:
-        """Whether its pictures, in MP4 or in the table, are depth maps."""
+        """True if its pictures, in MP4 or in the table, are depth maps."""
         return _is_depth(self.info)
 
     @property
@@ -145,11 +145,11 @@ class Feature:
 
     @property
     def has_column(self) -> bool:
-        """Whether its values are a column of the data files."""
+        """True if its values are a column of the data files."""
         return not self.is_camera and self.kind != "audio"
 
     def has_sizes(self, *sizes: int) -> bool:
-        """Whether a picture's sizes are among its own, in whatever order: there are datasets with either."""
+        """Return whether a picture's sizes are among its own, in whatever order: there are datasets with either."""
         return not Counter(sizes) - Counter((*self.shape, *(1,) * (3 - len(self.shape))))
 
 
@@ -197,7 +197,7 @@ def parse_json(data: memoryview | bytes, url: str) -> dict[str, Any]:
 
 
 def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
-    """What the info.json in ``data`` says.
+    """Return what the info.json in ``data`` says.
 
     Raises:
         FormatError: It isn't JSON, or a key is missing or has a value that can't be meant.
@@ -229,7 +229,7 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
 
 
 def is_v2(raw: Mapping[str, Any]) -> bool:
-    """Whether an info.json is of LeRobot v2.0 or v2.1."""
+    """Return whether an info.json is of LeRobot v2.0 or v2.1."""
     return re.match(r"v?2\.[01]\b", str(raw.get("codebase_version"))) is not None
 
 

@@ -57,7 +57,7 @@ class Metadata:
     fingerprint: str
     """Hash of what defines the samples: chosen features, fps, tasks, lengths and places, but not the url."""
     has_files_of_episodes: bool = False
-    """Whether each file of rows is one episode's, which then says where its ``index`` begins: of v2."""
+    """True if each file of rows is one episode's, which then says where its ``index`` begins: of v2."""
 
     @property
     def stats(self) -> Mapping[str, Any] | None:

@@ -189,7 +189,7 @@ async def open_table(reader: RangeReader, url: str, *, run: RunSync, tail_bytes:
 
 
 async def open_end(reader: RangeReader, end: TableEnd, *, run: RunSync) -> TableFile:
-    """What ``open_table`` gives, of a file whose end is there."""
+    """Return what ``open_table`` gives, of a file whose end is there."""
     url, size, tail = end.url, end.file.size, end.tail
     data_stop = size - _TRAILER_BYTES - end.footer_bytes
     start, pieces = size - len(tail), [tail]

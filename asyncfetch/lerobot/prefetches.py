@@ -117,7 +117,7 @@ class Prefetches:
         return self._tries.setdefault(episode.index, _Try())
 
     def _end(self, episode: Episode, attempt: _Try) -> bool:
-        """What came of a try; False where somebody was told before."""
+        """Return what came of a try; False where somebody was told before."""
         if self._tries.get(episode.index) is not attempt:
             return False
         del self._tries[episode.index]

@@ -70,7 +70,7 @@ class IndexedTable:
         return replace(episode, from_index=index, to_index=index + episode.length)
 
     def covers(self, start: int, stop: int) -> bool:
-        """Whether rows with an ``index`` of [start, stop) may all be here, by the first and the last one."""
+        """Return whether rows with an ``index`` of [start, stop) may all be here, by the first and the last one."""
         filled = self.first <= self.last
         return bool(filled.any() and self.first[filled].min() <= start and self.last[filled].max() >= stop - 1)
 

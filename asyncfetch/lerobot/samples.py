@@ -59,7 +59,7 @@ class Row(Protocol):
         ...
 
     def at(self, key: str) -> NDArray[Any]:
-        """Where a feature's picture goes, (H, W, C), or those of its window, (T, H, W, C)."""
+        """Return where a feature's picture goes, (H, W, C), or those of its window, (T, H, W, C)."""
         ...
 
 
@@ -73,7 +73,7 @@ class Field(NamedTuple):
 
     @property
     def is_tensor(self) -> bool:
-        """Whether the value is a tensor."""
+        """True if the value is a tensor."""
         return self.dtype in _TORCH_DTYPES
 
     @property

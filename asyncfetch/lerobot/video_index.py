@@ -128,7 +128,7 @@ class VideoFile:
 def are_misplaced(
     due: NDArray[np.float64], shown: NDArray[np.float64], fps: float, tolerance_seconds: float = np.inf
 ) -> NDArray[np.bool_]:
-    """Which frames the metadata and the video put further apart than that, or than a quarter of a frame.
+    """Return which frames the metadata and the video put further apart than that, or than a quarter of a frame.
 
     Beyond that it could as well be the neighbour that is meant.
     """

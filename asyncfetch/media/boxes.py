@@ -168,7 +168,7 @@ def find(data: Buffer, kind: str, *, url: str) -> Box:
 
 
 def locate_moov(piece: Buffer, *, size: int, url: str, start: int = 0) -> tuple[int, int]:
-    """Where the index (moov box) of an MP4 lies, or what to read to find out: bytes [start, stop) of the file.
+    """Return where the index (moov box) of an MP4 lies, or what to read to find out: bytes [start, stop) of the file.
 
     Where they lie within ``piece``, they are moov. Otherwise read them, and call again with them as ``piece`` and their
     start: they are moov, or the tail of the file that has it, or PROBE_BYTES at the next box. Each answer lies further

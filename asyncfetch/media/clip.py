@@ -157,7 +157,7 @@ class Timing(NamedTuple):
     edit_start: int
     """Presentation time at which the clip's clock starts."""
     hides: bool
-    """Whether samples are presented before that, and so never shown."""
+    """True if samples are presented before that, and so never shown."""
 
 
 class ClipTables(NamedTuple):

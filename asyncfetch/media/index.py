@@ -110,7 +110,7 @@ class Mp4Index:
         return f"Mp4Index({redact_url(self.url)!r}, {self.codec!r}, {size}, num_samples={self.num_samples})"
 
     def clip(self, first_frame: int, num_frames: int, *, fps: float) -> ClipPlan:
-        """What to fetch for frames [first_frame, first_frame + num_frames) of the file.
+        """Return what to fetch for frames [first_frame, first_frame + num_frames) of the file.
 
         Frame i is the sample shown at i / fps seconds: each sample belongs to the number nearest to its presentation
         time; of two at one number the nearer wins, then the earlier one. A number without a sample is missing, never
@@ -193,7 +193,7 @@ class Mp4Index:
         return self._find_frames(*_check_request(first_frame, num_frames, fps))[0]
 
     def seconds_of(self, samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """When the file shows each of these samples, at least one, which lie near each other."""
+        """Return when the file shows each of these samples, at least one, which lie near each other."""
         first = int(samples.min())
         times = self.samples.presentation_times(first, int(samples.max()) + 1)[samples - first]
         return (times - self.edit.shift) / self.timescale

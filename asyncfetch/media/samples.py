@@ -63,7 +63,7 @@ class SampleTable:
     sync: NDArray[np.int32] | None
     """Samples that decoding can start at, ascending; None means every sample."""
     has_open_gops: bool
-    """Whether a picture follows some key frame in decode order and precedes it on the screen. Nothing else in a file's
+    """True if a picture follows some key frame in decode order and precedes it on the screen. Nothing else in a file's
     tables tells an open GOP from a closed one."""
     block_times: NDArray[np.int64]
     """Decode time of samples 0, BLOCK, 2 BLOCK ..."""
@@ -100,7 +100,7 @@ class SampleTable:
         return times
 
     def count_before(self, time: int) -> int:
-        """How many samples have a decode time below ``time``: the number of the first one that hasn't."""
+        """Return how many samples have a decode time below ``time``: the number of the first one that hasn't."""
         time = min(max(time, -MAX_POSITION), MAX_POSITION)
         block = int(np.searchsorted(self.block_times, time)) - 1
         if block < 0:
@@ -115,7 +115,7 @@ class SampleTable:
         return self.count_before(start - greatest), self.count_before(stop - least)
 
     def decodable_from(self, sample: int, time: int) -> int:
-        """Where decoding has to start for samples from ``sample`` on that are presented from ``time`` on.
+        """Return where decoding has to start for samples from ``sample`` on that are presented from ``time`` on.
 
         That is the last key frame at or before ``sample``. One more back where pictures are wanted that follow the key
         frame in decode order and precede it on the screen (open GOP): they may refer to the group before; standards let
@@ -155,7 +155,7 @@ class SampleTable:
         return self.sync[low:high] - np.int32(first)
 
     def byte_runs(self, first: int, stop: int) -> ByteRuns:
-        """Where samples [first, stop) lie in the file; at least one sample."""
+        """Return where samples [first, stop) lie in the file; at least one sample."""
         low = int(np.searchsorted(self.run_first, first, "right")) - 1
         high = int(np.searchsorted(self.run_first, stop))
         origin = int(self.run_first[low])
@@ -211,7 +211,7 @@ def parse_samples(stbl: Box) -> SampleTable:
 
 
 def changes(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Where a value differs from the one before it; the first always does."""
+    """Return where a value differs from the one before it; the first always does."""
     changed = np.empty(len(values), np.bool_)
     changed[:1] = True
     np.not_equal(values[1:], values[:-1], out=changed[1:])
@@ -286,7 +286,7 @@ def _sync(stbl: Box, total: int) -> NDArray[np.int32] | None:
 
 
 def _leads(presentation: NDArray[np.int64], sync: NDArray[np.int32]) -> bool:
-    """Whether some sample is presented before the last key frame in front of it in decode order."""
+    """Return whether some sample is presented before the last key frame in front of it in decode order."""
     return bool((np.minimum.reduceat(presentation, sync) < presentation[sync]).any())
 
 

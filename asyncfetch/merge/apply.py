@@ -52,7 +52,7 @@ def _is_relative(url: str) -> bool:
 
 
 def destination_path(destination: str | os.PathLike[str]) -> str:
-    """What a user names, which isn't empty: that would mean the working directory."""
+    """Return what a user names, which isn't empty: that would mean the working directory."""
     if not (named := os.fspath(destination)):
         raise ConfigError("destination is empty; give the directory to write")
     return named

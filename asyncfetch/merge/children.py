@@ -109,7 +109,7 @@ START_SECONDS = 1.5
 
 
 def processes_pay(work_seconds: float, workers: int) -> bool:
-    """Whether work is done earlier by so many processes than by threads of this one. Pure.
+    """Return whether work is done earlier by so many processes than by threads of this one. Pure.
 
     Threads are taken to have one processor among them, since most of the work holds the interpreter's lock. The gain
     must be twice what is known: an estimate is one, and processes take memory, too.

@@ -107,7 +107,7 @@ class Build(Protocol):
         ...
 
     def url(self, path: str) -> str:
-        """Where a finished file can be read."""
+        """Return where a finished file can be read."""
         ...
 
     async def publish(
@@ -129,7 +129,7 @@ class Build(Protocol):
 
 
 def is_taken(name: Path | str) -> MergeError:
-    """What is raised where a destination isn't free."""
+    """Return what is raised where a destination isn't free."""
     return MergeError(f"{name} isn't empty; pass overwrite=True to replace it, or choose another destination")
 
 

@@ -66,7 +66,7 @@ def merged_info(plan: MergePlan) -> dict[str, Any]:
 
 
 def differences(plan: MergePlan) -> list[str]:
-    """What info.json of some sources says, and that of the merged dataset doesn't, a line each."""
+    """Return what info.json of some sources says, and that of the merged dataset doesn't, a line each."""
     sources, merged = plan.sources, merged_info(plan)
     raws = [source.raw_info for source in sources]
     lines = [
@@ -122,7 +122,7 @@ def _feature(sources: Sequence[Source], feature: Feature) -> dict[str, Any]:
 
 
 def _infos(sources: Sequence[Source], feature: Feature) -> list[Mapping[str, Any]]:
-    """What each says of the feature; of a camera without its sound, since only the pictures are merged."""
+    """Return what each says of the feature; of a camera without its sound, since only the pictures are merged."""
     infos = [source.metadata.features[feature.key].info for source in sources]
     if not feature.is_camera:
         return infos
@@ -132,7 +132,7 @@ def _infos(sources: Sequence[Source], feature: Feature) -> list[Mapping[str, Any
 def _video_info(
     infos: Sequence[Mapping[str, Any]], pictures: Pictures | None, fps: float, feature: Feature
 ) -> dict[str, Any]:
-    """What all say alike, and what the files themselves say."""
+    """Return what all say alike, and what the files themselves say."""
     agreed, _ = _agreed(infos)
     info = {key: value for key, value in agreed.items() if key != _MARKS[1]}
     for key in _ENCODER_KEYS:
@@ -147,7 +147,7 @@ def _video_info(
 
 
 def _agreed(blocks: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """What all say alike, and the keys of the rest."""
+    """Return what all say alike, and the keys of the rest."""
     agreed = {key: value for key, value in blocks[0].items() if all(_has(block, key, value) for block in blocks)}
     return agreed, [key for key in dict.fromkeys(key for block in blocks for key in block) if key not in agreed]
 

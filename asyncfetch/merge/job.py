@@ -145,7 +145,7 @@ async def write_and_summarise(
 async def _summarise(
     schedule: Schedule, build: Build, parts: Sequence[tuple[Pending, PartUnit]]
 ) -> tuple[Summary, dict[str, Statistics]]:
-    """What is known of the rows of all parts, and their statistics."""
+    """Return what is known of the rows of all parts, and their statistics."""
     count = sum(sum(part.lengths) for _, part in parts)
     if not count:
         return Summary(), {}

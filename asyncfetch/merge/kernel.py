@@ -62,7 +62,7 @@ class Pool(Protocol):
         ...
 
     async def get(self, value: Any) -> Any:  # noqa: ANN401
-        """What ``run`` returned, in this process."""
+        """Return what ``run`` returned, in this process."""
         ...
 
 

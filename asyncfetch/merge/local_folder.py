@@ -152,7 +152,7 @@ class BuildFolder:
         return sum(path.stat().st_size for path in self.dataset.rglob("*") if path.is_file())
 
     def keep_finished(self) -> int:
-        """How many files the journal has; the folder is removed where nothing is finished."""
+        """Return how many files the journal has; the folder is removed where nothing is finished."""
         count = sum(1 for _ in (self.root / "journal").glob("*.json"))
         if not count and not self.finished.exists():
             self.remove()
@@ -240,7 +240,7 @@ def restore_target(target: Path) -> None:
 
 
 def is_perhaps_finished(target: Path) -> bool:
-    """Whether a merge was killed when its dataset was about to take its place here, or had taken it."""
+    """Return whether a merge was killed when its dataset was about to take its place here, or had taken it."""
     return any(folder.finished.exists() for folder in _folders(target))
 
 
@@ -420,7 +420,7 @@ def _check_free(target: Path) -> None:
 
 
 def _place_of(source: str) -> Path | None:
-    """Where on this machine a source lies, links followed; None where its url doesn't tell."""
+    """Return where on this machine a source lies, links followed; None where its url doesn't tell."""
     scheme, separator, rest = source.partition("://")
     match scheme.lower() if separator else "file":
         case "file":

@@ -438,7 +438,7 @@ class MergePlan:
 
 
 def plan_merge(sources: Sequence[Source], limits: Limits) -> MergePlan:
-    """Where everything goes.
+    """Return where everything goes.
 
     Args:
         sources: At least one, in the order in which their episodes follow each other.

@@ -68,7 +68,7 @@ def pack_schema(schema: pa.Schema) -> bytes:
 
 
 def unpack_schema(packed: bytes) -> pa.Schema:
-    """What was packed."""
+    """Return what was packed."""
     arrow = require_pyarrow()
     schema: pa.Schema = arrow.ipc.read_schema(arrow.py_buffer(packed))
     return schema
@@ -164,7 +164,7 @@ class Source:
 
 
 def has_pictures(feature: Feature) -> bool:
-    """Whether its statistics are of pictures, so that they can't be taken from the rows' numbers."""
+    """Return whether its statistics are of pictures, so that they can't be taken from the rows' numbers."""
     return feature.is_camera or feature.kind == "image"
 
 

@@ -140,7 +140,7 @@ def assign_episodes(
     *,
     seed: int | None = None,
 ) -> dict[str, list[int]]:
-    """Which of the episodes each part of a split gets. Pure.
+    """Return which of the episodes each part of a split gets. Pure.
 
     Raises:
         ConfigError: See split_dataset.

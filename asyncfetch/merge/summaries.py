@@ -220,7 +220,7 @@ def cut_parts(lengths: Sequence[int], features: tuple[Feature, ...]) -> list[Par
 
 
 async def summarise(place: Workplace, build: Build, written: WrittenFile, part: PartUnit, shift: int) -> Summary:
-    """What is known of some row groups of a written file, its quantiles as a first round of their search."""
+    """Return what is known of some row groups of a written file, its quantiles as a first round of their search."""
     url, table = await _read_part(place, build, written, part, [feature.key for feature in part.features])
     return await anyio.to_thread.run_sync(_summarise, table, part, url, shift)
 

@@ -108,7 +108,7 @@ class RowsUnit:
         return len(self.episodes)
 
     def parts(self) -> list[PartUnit]:
-        """What is to be known of it, some episodes at a time."""
+        """Return what is to be known of it, some episodes at a time."""
         return cut_parts([planned.episode.length for planned in self.episodes], self.features)
 
 

@@ -166,7 +166,7 @@ class Pictures(NamedTuple):
 
 
 def describe_pictures(index: Mp4Index) -> Pictures:
-    """What the file's own index says.
+    """Return what the file's own index says.
 
     Raises:
         FormatError: It has more than one sample description, or one that is cut off.

@@ -110,7 +110,7 @@ class Histogram:
         return min(_value(bucket), self._max_seconds)
 
     def snapshot(self) -> Quantiles:
-        """What was recorded so far."""
+        """Return what was recorded so far."""
         up_to = list(accumulate(self._counts[:]))  # the copy is made in one go, which other threads can't come between
         count, longest = up_to[-1], self._max_seconds
 

@@ -31,7 +31,7 @@ class Budget:
         return share
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether so much can be taken now."""
+        """Return whether so much can be taken now."""
         return self.used_bytes + size_bytes <= self.max_bytes
 
     @contextmanager
@@ -68,7 +68,7 @@ class Share:
         self.used_bytes = 0
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether so much can be taken now."""
+        """Return whether so much can be taken now."""
         return self.budget.fits(size_bytes)
 
     def take(self, size_bytes: int) -> None:

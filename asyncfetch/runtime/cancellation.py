@@ -59,7 +59,7 @@ class Interrupt:
 
 
 def was_cancelled() -> bool:
-    """Whether somebody cancelled the running task and that isn't over.
+    """Return whether somebody cancelled the running task and that isn't over.
 
     Asked where a CancelledError was caught. False means that it came out of a future which somebody else cancelled: an
     error like any other, but a task group takes it for a failure of its child and cancels all others.

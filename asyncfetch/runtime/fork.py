@@ -51,7 +51,7 @@ class ForkGuard:
 
     @property
     def in_child(self) -> bool:
-        """Whether this process isn't the one that the guard was made in."""
+        """True if this process isn't the one that the guard was made in."""
         return self._pid != _pid
 
     def check(self) -> None:

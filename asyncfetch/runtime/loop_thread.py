@@ -263,7 +263,7 @@ class _Engine:
         self._group.start_soon(call.serve)
 
     def closed_error(self) -> ClosedError:
-        """Why a call isn't done and won't be."""
+        """Return why a call isn't done and won't be."""
         if self._stops:
             return ClosedError("the LoopThread was closed before this call was done")
         if self._failure is None:
@@ -448,11 +448,11 @@ class KeptOpen(Generic[T]):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it could not be entered."""
+        """True if it could not be entered."""
         return self._entered.done() and self._entered.exception() is not None
 
     def value(self) -> T:
-        """What entering gave; waits for it. Raises what entering raised, or ClosedError."""
+        """Return what entering gave; waits for it. Raises what entering raised, or ClosedError."""
         error = self._entered.exception()
         if error is None:
             return self._entered.result()

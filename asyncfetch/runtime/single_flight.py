@@ -63,7 +63,7 @@ class SingleFlight(Generic[K, V]):
         self._flights: dict[K, _Flight[V]] = {}
 
     def __contains__(self, key: K) -> bool:
-        """Whether a call for this key would join a flight."""
+        """Return whether a call for this key would join a flight."""
         return key in self._flights
 
     def __len__(self) -> int:

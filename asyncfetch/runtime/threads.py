@@ -50,7 +50,7 @@ class ThreadCall(Generic[ResultT]):
 
     @property
     def runs(self) -> bool:
-        """Whether the thread is at it now."""
+        """True if the thread is at it now."""
         return self._ended.running()
 
     def when_ended(self, callback: Callable[[], object]) -> None:

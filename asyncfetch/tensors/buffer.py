@@ -234,7 +234,7 @@ class Shard:
         self._tensor: torch.Tensor | None = None
 
     def is_of(self, remote: RemoteTensor) -> bool:
-        """Whether it is what the remote tensor says."""
+        """Return whether it is what the remote tensor says."""
         return (self.dtype, self.shape) == (remote.dtype_name, remote.shape)
 
     def shared_tensor(self, remote: RemoteTensor) -> torch.Tensor:
@@ -245,7 +245,7 @@ class Shard:
 
     @property
     def is_spoilt(self) -> bool:
-        """Whether torch has seen somebody write to a shared tensor: all views of a tensor count their writes as one."""
+        """True if torch has seen somebody write to a shared tensor: all views of a tensor count their writes as one."""
         return self._tensor is not None and self._tensor._version > 0
 
 
@@ -306,7 +306,7 @@ class FetchBuffer:
         self._next_pin = 0
 
     def find(self, shard_ids: Iterable[str]) -> dict[str, Shard]:
-        """Those that are kept, each counted as a hit; the others are misses."""
+        """Return those that are kept, each counted as a hit; the others are misses."""
         found = {}
         with self._lock:
             for shard_id in shard_ids:

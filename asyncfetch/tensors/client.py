@@ -240,7 +240,7 @@ class Session:
         return Fetched(found | fetched.shards, fetched.copies)
 
     def _read_own(self, remotes: dict[str, RemoteTensor]) -> dict[str, Shard]:
-        """Those of this process's server that are there, on its memory."""
+        """Return those of this process's server that are there, on its memory."""
         stored = {shard_id: self._storage.get(shard_id) for shard_id in remotes}
         return {
             shard_id: Shard(np.frombuffer(one.payload, np.uint8), one.header.dtype, one.header.shape)
@@ -565,7 +565,7 @@ class TensorClient:
         return self._thread, self._session
 
     def _target(self, server: str | None) -> str:
-        """Where new tensors go."""
+        """Return where new tensors go."""
         if self._backend == "ray" or (self._backend == "auto" and ray_runs()):
             return RAY
         if server is None:

@@ -144,7 +144,7 @@ class RayStore:
 
 
 def ray_runs() -> bool:
-    """Whether this process is connected to a Ray cluster; imports nothing."""
+    """Return whether this process is connected to a Ray cluster; imports nothing."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 

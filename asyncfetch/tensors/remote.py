@@ -68,7 +68,7 @@ def _bounded() -> Iterator[None]:
 
 
 def _parts(obj: Any) -> list[Any] | None:  # noqa: ANN401
-    """What a container holds; None where it is none."""
+    """Return what a container holds; None where it is none."""
     if isinstance(obj, RemoteTensor):
         return None
     if isinstance(obj, dict):

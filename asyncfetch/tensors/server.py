@@ -96,7 +96,7 @@ class ShardHandlers:
             return refuse(408, f"nothing came for {STALL_SECONDS:g} s")
 
     def refusal(self, request: web.Request) -> web.Response | None:
-        """Why this upload isn't even read; None where it is."""
+        """Return why this upload isn't even read; None where it is."""
         ids, length = _ids(request), request.content_length
         if ids is None or len(ids) != 1:
             return _bad_ids()
@@ -119,7 +119,7 @@ class ShardHandlers:
         return web.json_response(asdict(self._storage.statistics()))
 
     async def shared(self, request: web.Request) -> web.StreamResponse:
-        """Where the larger shards can be read by who is on this machine, and how that is proven."""
+        """Return where the larger shards can be read by who is on this machine, and how that is proven."""
         if self._shared is None:
             return web.json_response({})
         return web.json_response({"name": self._shared.path.name, "proof": self._shared.proof})
@@ -141,7 +141,7 @@ class ShardHandlers:
 
 
 def etag_of(shard_id: str) -> str:
-    """What an answer bears that gives a shard, or says that it is stored."""
+    """Return what an answer bears that gives a shard, or says that it is stored."""
     return f'"{shard_id}"'
 
 
@@ -409,7 +409,7 @@ def make_application(
         return refusal if refusal is not None else await handler(request)
 
     async def ask_to_continue(request: web.Request) -> web.StreamResponse | None:
-        """What an upload that asks before it sends is told: the refusal, or to go on."""
+        """Return what an upload that asks before it sends is told: the refusal, or to go on."""
         refusal = _refusal(request, authorization) or handlers.refusal(request)
         if refusal is None:
             request.writer.output_size = 0

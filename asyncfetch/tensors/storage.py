@@ -358,7 +358,7 @@ class ShardStorage:
             return upload
 
     def shares(self, nbytes: int) -> bool:
-        """Whether a frame of this size goes to shared memory, which takes calls that may block."""
+        """Return whether a frame of this size goes to shared memory, which takes calls that may block."""
         return self._shared_directory is not None and nbytes >= SHARED_FROM_BYTES
 
     def get(self, shard_id: str) -> Stored | None:

@@ -36,12 +36,12 @@ def normal_server(url: str) -> str:
 
 
 def shards_url(server: str, shard_ids: Iterable[str]) -> str:
-    """Where these shards are, as one object."""
+    """Return where these shards are, as one object."""
     return f"{server}/shards/{','.join(shard_ids)}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Return whether only this machine reaches it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether it means all addresses of this machine."""
+    """Return whether it means all addresses of this machine."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

@@ -95,7 +95,7 @@ class Header:
     """Of its bytes, in the order in which they travel."""
     byte_order: Literal["little", "big"]
     missing: bool = False
-    """Whether the server has no such shard."""
+    """True if the server has no such shard."""
 
     @property
     def header_bytes(self) -> int:
@@ -130,7 +130,7 @@ MAX_HEADER_BYTES = header_bytes(MAX_DIMENSIONS)
 
 
 def is_shard_id(value: object) -> bool:
-    """Whether it looks like a shard's id."""
+    """Return whether it looks like a shard's id."""
     return isinstance(value, str) and _SHARD_ID.fullmatch(value) is not None
 
 
@@ -169,7 +169,7 @@ def describe(shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np
 
 
 def missing(shard_id: str) -> bytes:
-    """What stands in a reply in the place of a shard that isn't there."""
+    """Return what stands in a reply in the place of a shard that isn't there."""
     return Header(shard_id, "", (), 0, 0, "little", missing=True).encode()
 
 

@@ -37,9 +37,9 @@ class Store(Protocol):
     fetcher: Fetcher
     """Open, and set up to reach them."""
     can_list: bool
-    """Whether ``listdir`` works there."""
+    """True if ``listdir`` works there."""
     can_replace: bool
-    """Whether an object can be replaced under its url, so that a reader meets the new one."""
+    """True if an object can be replaced under its url, so that a reader meets the new one."""
 
     async def put(self, name: str, content: bytes) -> str:
         """Stores the object, or replaces it; its url. ``name`` may have slashes."""

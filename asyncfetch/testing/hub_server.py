@@ -116,7 +116,7 @@ class HubServer:
         return None if files is None else (commit, files)
 
     def signature(self, path: str, expires: int) -> str:
-        """What a url of the CDN must carry."""
+        """Return what a url of the CDN must carry."""
         return hmac.new(self._secret, f"{path} {expires}".encode(), hashlib.sha256).hexdigest()
 
     def __enter__(self) -> Self:

@@ -68,7 +68,7 @@ class Writing:
         """By id."""
 
     def answer(self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes) -> Answer | Refusal:
-        """What becomes of a request that writes to ``path``, "bucket/key"."""
+        """Return what becomes of a request that writes to ``path``, "bucket/key"."""
         asked = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
         digest = headers.get("Content-MD5", "")
         if digest and not self._takes_any_digest and digest != b64encode(_md5(body)).decode():
@@ -254,20 +254,20 @@ class S3Quirks:
     """What stores that speak like S3 do otherwise."""
 
     refuses_checksums: bool = False
-    """Whether a request that names a checksum, as newer SDKs do by themselves, is an error; so at Backblaze B2, Qumulo
+    """True if a request that names a checksum, as newer SDKs do by themselves, is an error; so at Backblaze B2, Qumulo
     and older MinIO."""
     requests_per_second: float | None = None
     """Answered; what comes above that is 503 SlowDown. B2 allows new accounts 500."""
     retry_after_seconds: int | None = None
     """Sent with SlowDown; B2 may or may not."""
     encodes_keys: bool = True
-    """Whether listings know ``encoding-type=url``; a store that doesn't sends keys as they are."""
+    """True if listings know ``encoding-type=url``; a store that doesn't sends keys as they are."""
     sends_tokens: bool = True
-    """Whether a listing of several pages says how to ask for the next one, as ListObjectsV2 does."""
+    """True if a listing of several pages says how to ask for the next one, as ListObjectsV2 does."""
     tells_size: bool = True
-    """Whether a 416 has the object's size."""
+    """True if a 416 has the object's size."""
     takes_any_digest: bool = False
-    """Whether Content-MD5 is ignored."""
+    """True if Content-MD5 is ignored."""
     min_part_bytes: int = 0
     """Of all parts of an upload but the last; S3's are 5 MiB."""
     wrong_region_status: int = 400

@@ -98,7 +98,7 @@ class DatasetTruth:
         return episode if self.distinct_videos is None else episode % self.distinct_videos
 
     def identity(self, episode: int, frame: int, camera: str) -> Identity:
-        """What `read_identity` must give for this frame of a camera or of the image feature."""
+        """Return what `read_identity` must give for this frame of a camera or of the image feature."""
         self._check(episode, frame)
         return Identity(self.painted_episode(episode), frame, self._camera_number(camera))
 

@@ -72,7 +72,7 @@ class Account:
             return self._read()[1]
 
     def take(self, size_bytes: int, limit_bytes: Callable[[int], int], make: Callable[[], T]) -> T | None:
-        """What ``make`` gives, with ``size_bytes`` taken for it; None where that is more than may be in use.
+        """Return what ``make`` gives, with ``size_bytes`` taken for it; None where that is more than may be in use.
 
         Args:
             size_bytes: To take.

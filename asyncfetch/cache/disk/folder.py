@@ -72,7 +72,7 @@ def mount_of(path: str, lines: Iterable[str]) -> Mount | None:
 
 
 def why_unfit(mount: Mount) -> str | None:
-    """What keeps a disk tier from living there; None where nothing is known to."""
+    """Return what keeps a disk tier from living there; None where nothing is known to."""
     kind = mount.file_system
     if kind == "lustre" and not mount.options & {"flock", "localflock"}:
         return "Lustre is mounted without its option flock or localflock"
@@ -207,7 +207,7 @@ class Folder:
         self._account.close()
 
     def used_bytes(self) -> int:
-        """What all files together take of the disk, at most."""
+        """Return what all files together take of the disk, at most."""
         return self._account.used_bytes() or 0
 
     def free_bytes(self) -> int:
@@ -282,7 +282,7 @@ class Folder:
         )
 
     def count(self) -> int:
-        """What there is, counted; sets the account right. Waits for those who evict."""
+        """Return what there is, counted; sets the account right. Waits for those who evict."""
         self._evict(lambda used: used, wait=True, progress=unwatched)
         return self.used_bytes()
 

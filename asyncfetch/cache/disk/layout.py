@@ -136,7 +136,7 @@ def load_checksum() -> Callable[[Any], int]:
 
 
 def object_id(url: str, endpoint: str = "") -> str:
-    """What the names of all files of an object begin with.
+    """Return what the names of all files of an object begin with.
 
     Args:
         url: The object's.
@@ -215,12 +215,12 @@ def _shelf(object_id: str, block: int) -> str:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file on a shelf is ours."""
+    """Return whether a file on a shelf is ours."""
     return _FILE_NAME.fullmatch(name) is not None
 
 
 def parse_file_name(name: str) -> tuple[Version, Piece]:
-    """What a file of ours holds."""
+    """Return what a file of ours holds."""
     object_id, version, start, stop = name.split("-")
     return Version(object_id, version), Piece(int(start, 16), int(stop, 16))
 
@@ -254,7 +254,7 @@ def join(pieces: Iterable[Piece]) -> list[tuple[int, int]]:
 
 
 def cost_bytes(file_bytes: int) -> int:
-    """What a file of this length takes of a disk."""
+    """Return what a file of this length takes of a disk."""
     return -(-file_bytes // PAGE_BYTES) * PAGE_BYTES
 
 

@@ -119,7 +119,7 @@ class DiskReader:
             self._store.close()
 
     def disk_statistics(self) -> DiskStatistics | None:
-        """What was read from and written to the disk; None before it was entered."""
+        """Return what was read from and written to the disk; None before it was entered."""
         return None if self._store is None else self._store.statistics()
 
     def known(self, url: str) -> ObjectInfo | None:
@@ -265,12 +265,12 @@ class DiskReader:
                 self._group.start_soon(self._make_room, store, lacking)
 
     def _is_kept(self, url: str) -> bool:
-        """Whether an object's bytes may go to the disk, if it has a strong ETag."""
+        """Return whether an object's bytes may go to the disk, if it has a strong ETag."""
         scheme = _scheme(url)
         return scheme in WEB_SCHEMES or (scheme in STORE_SCHEMES and self._endpoints is not None)
 
     async def _endpoint(self, url: str) -> str:
-        """What tells an object from another one of its url, beside the url itself."""
+        """Return what tells an object from another one of its url, beside the url itself."""
         return "" if self._endpoints is None or _scheme(url) in WEB_SCHEMES else await self._endpoints.endpoint(url)
 
     async def _make_room(self, store: DiskStore, file_bytes: int) -> None:

@@ -91,7 +91,7 @@ class Shelves:
         self._stopped = True
 
     def path(self, version: Version, piece: Piece) -> str:
-        """Where a file is if it is there."""
+        """Return where a file is if it is there."""
         return f"{self._directory}/{file_path(version, piece)}"
 
     def put(self, path: str, version: Version, piece: Piece) -> None:
@@ -110,7 +110,7 @@ class Shelves:
             os.utime(descriptor, ns=(now, now))
 
     def may_have(self, object_id: str, start: int, stop: int) -> bool:
-        """Whether there may be something of the blocks of an object that bytes [start, stop) are in."""
+        """Return whether there may be something of the blocks of an object that bytes [start, stop) are in."""
         return any(name.startswith(f"{object_id}-") for name in self._names(object_id, start, stop))
 
     def larger(self, version: Version, piece: Piece) -> Piece | None:

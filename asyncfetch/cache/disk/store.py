@@ -111,7 +111,7 @@ class DiskStore:
         return DiskStatistics(**counts, max_bytes=self.tier.max_bytes)
 
     def may_have(self, object_id: str, start: int, stop: int) -> bool:
-        """Whether there may be something of bytes [start, stop) of an object, or near them."""
+        """Return whether there may be something of bytes [start, stop) of an object, or near them."""
         try:
             return self.folder.shelves.may_have(object_id, start, stop)
         except OSError as error:
@@ -228,7 +228,7 @@ class DiskStore:
             return None
 
     def _write_file(self, version: Version, piece: Piece, content: memoryview) -> bool:
-        """Whether there was room."""
+        """Return whether there was room."""
         if os.path.exists(self.folder.shelves.path(version, piece)):
             return True  # another process was faster
         new = self.folder.new_file(piece.file_bytes, self._limit_bytes)

@@ -81,7 +81,7 @@ class StagingDirectory:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is written any more."""
+        """True if nothing is written any more."""
         return self._closed
 
     def close_at_exit(self) -> None:

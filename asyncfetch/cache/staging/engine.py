@@ -149,7 +149,7 @@ class Engine:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing is requested any more."""
+        """True if nothing is requested any more."""
         return self._table.closed
 
     # What handles do.
@@ -301,7 +301,7 @@ class Engine:
             del entry
 
     def _next(self, *, helps: bool) -> Entry | None:
-        """What this thread is to read next, or None for its end."""
+        """Return what this thread is to read next, or None for its end."""
         with self._lock:
             while (entry := self._take(urgent_only=helps)) is None:
                 if helps or self._table.closed:

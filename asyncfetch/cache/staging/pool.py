@@ -73,7 +73,7 @@ class StagingPool(Protocol):
         ...
 
     def statistics(self) -> StagingStatistics:
-        """What it holds and did."""
+        """Return what it holds and did."""
         ...
 
     @property

@@ -151,7 +151,7 @@ class UrlStore(SplitStore[bytes]):
         return raw
 
     def size(self, name: str) -> int | None:
-        """What ``sizes`` says."""
+        """Return what ``sizes`` says."""
         return self._sizes.get(name)
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ class Quota:
         return self.max_bytes - self.bytes
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether a reservation of so much can be made now."""
+        """Return whether a reservation of so much can be made now."""
         return self.count < self.max_count and size_bytes <= self.free_bytes
 
     def reserve(self, size_bytes: int) -> Reservation | None:
@@ -122,7 +122,7 @@ class Flight(Future["Stored"]):
         self.set_exception(kept(error))
 
     def stored(self) -> Stored:
-        """What it brought, or raises its error, to each one of its own; once it is done."""
+        """Return what it brought, or raises its error, to each one of its own; once it is done."""
         error = self.exception()
         if error is not None:
             raise copied(error)
@@ -242,7 +242,7 @@ class Table:
         return Claim(entry)
 
     def join(self, claim: Claim) -> Flight | StagedFile | None:
-        """Where the claim's bytes are: in a file, or in a read to wait for, which is begun where there is none.
+        """Return where the claim's bytes are: in a file, or in a read to wait for, which is begun where there is none.
 
         None: nowhere any more, because the claim was released or the table closed.
         """
@@ -293,12 +293,12 @@ class Table:
 
     @property
     def has_urgent(self) -> bool:
-        """Whether somebody waits for a read that no thread has taken."""
+        """True if somebody waits for a read that no thread has taken."""
         return bool(self._urgent)
 
     @property
     def has_work(self) -> bool:
-        """Whether ``take`` has something."""
+        """True if ``take`` has something."""
         if self._urgent:
             return True
         if self.closed or self.paused:
@@ -308,7 +308,7 @@ class Table:
         return bool(self._queue) and self.quota.fits(0)
 
     def take(self) -> Entry | None:
-        """What to read next: what somebody waits for, then what waits for room and fits, then the oldest."""
+        """Return what to read next: what somebody waits for, then what waits for room and fits, then the oldest."""
         if not self.has_work:
             return None
         if self._urgent:

@@ -238,7 +238,7 @@ class _Headers(io.RawIOBase):
         self._window_bytes = FIRST_WINDOW_BYTES
 
     def block(self, position: int) -> bytes:
-        """What stands where a header may: less than a block of it at the archive's end."""
+        """Return what stands where a header may: less than a block of it at the archive's end."""
         self.seek(position)
         return self.read(tarfile.BLOCKSIZE)
 

@@ -66,7 +66,7 @@ class BackEndThreads:
         self._jobs.put(None)
 
     async def run(self, function: Callable[[Job], T], scheme: str) -> T:
-        """What ``function(job)`` returns. A caller who leaves leaves it behind.
+        """Return what ``function(job)`` returns. A caller who leaves leaves it behind.
 
         Args:
             function: Calls the back end, in the thread; the job has to know of each call.

@@ -144,7 +144,7 @@ def local_path(url: str) -> Path:
 
 
 def _path_in(url: str) -> bytes:
-    """What a ``file://`` url names; ConfigError where that is another host's, ValueError where it is no url."""
+    """Return what a ``file://`` url names; ConfigError where that is another host's, ValueError where it is no url."""
     check_characters(url)
     parts = urlsplit(url)
     if parts.netloc not in {"", "localhost"}:

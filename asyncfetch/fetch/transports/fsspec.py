@@ -170,7 +170,7 @@ def list_directory(
 
 
 def scheme_of(url: str) -> str:
-    """What stands in front of ://."""
+    """Return what stands in front of ://."""
     return url.partition("://")[0]
 
 
@@ -373,7 +373,7 @@ class _Reading:
         self._view: Views = memoryview(b"")
         self._landed_bytes = self._told_bytes = 0
         self.is_done = False
-        """Whether all is there, and checked."""
+        """True if all is there, and checked."""
 
     @property
     def left_bytes(self) -> int:
@@ -438,5 +438,5 @@ class _Reading:
 
 
 def _origin_of(url: str) -> str:
-    """What its gate and its statistics go by: the server, whoever logs in."""
+    """Return what its gate and its statistics go by: the server, whoever logs in."""
     return redact_url(server_of(url))

@@ -595,7 +595,7 @@ class HttpTransport:
                 allowance.close()
 
     def _circumstances(self, failure: AttemptFailed, host: Host, url: URL, address: Address) -> str:
-        """What was sent with the request that failed, and who may have answered, in words."""
+        """Return what was sent with the request that failed, and who may have answered, in words."""
         proxy, sent = host.route.proxy, own_headers(host, address)
         is_configured = any(name in self._config.tokens for name in (url.host, host.name))
         return circumstances(

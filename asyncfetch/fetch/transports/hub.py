@@ -133,7 +133,7 @@ class HubTransport:
         return self._http.attempts(download, self)
 
     async def resolve(self, url: str) -> Address:
-        """Where the file lies: at a CDN, signed, or at the Hub itself where it is small."""
+        """Return where the file lies: at a CDN, signed, or at the Hub itself where it is small."""
         return await self._addresses.get(url, partial(self._find, url))
 
     def reject(self, url: str, address: Address, failure: AttemptFailed) -> bool:
@@ -249,7 +249,7 @@ def _stripped(token: str) -> str:
 
 
 def signed_seconds(url: URL, *, served_at: float) -> float | None:
-    """How long after ``served_at`` the signature in the url's query expires; None where it doesn't say.
+    """Return how long after ``served_at`` the signature in the url's query expires; None where it doesn't say.
 
     Knows S3 and GCS (date and lifetime), CloudFront (``Expires``, or ``DateLessThan`` in a ``Policy``).
 
@@ -286,7 +286,7 @@ def _policy_ends(policy: str) -> list[float]:
 
 
 def _served_at(reply: Response, wall_now: float) -> float:
-    """When the reply was made, by the Hub's clock where it tells: ours may be wrong."""
+    """Return when the reply was made, by the Hub's clock where it tells: ours may be wrong."""
     try:
         return parsedate_to_datetime(reply.headers["Date"]).timestamp()
     except (KeyError, ValueError, TypeError, OverflowError):

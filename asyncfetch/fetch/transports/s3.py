@@ -398,7 +398,7 @@ class S3Transport:
         return Found(self._signer)
 
     def _learns_region(self, bucket: str, address: Address, failure: AttemptFailed) -> bool:
-        """Whether the refusal names a region that ``address`` wasn't signed for."""
+        """Return whether the refusal names a region that ``address`` wasn't signed for."""
         region = failure.headers.get("x-amz-bucket-region", "")
         signed_for = address.region if isinstance(address, _SignedAddress) else None
         if failure.status not in _REFUSALS or region == signed_for or not _REGION.fullmatch(region):

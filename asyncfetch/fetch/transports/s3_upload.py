@@ -305,7 +305,7 @@ def _checked_tag(digest: bytes, reply: Response) -> str:
 
 
 def _tag_of_parts(tags: list[str]) -> str | None:
-    """What S3 calls an object of these parts; None where their own tags aren't S3's."""
+    """Return what S3 calls an object of these parts; None where their own tags aren't S3's."""
     digests = [match[1] for tag in tags if (match := _MD5.fullmatch(tag)) is not None]
     if len(digests) < len(tags):
         return None
@@ -324,7 +324,7 @@ def _completion(tags: list[str]) -> bytes:
 
 
 def _text_of(name: str, reply: Response) -> str:
-    """What the answer, a few lines of XML, says under ``name``; AttemptFailed where it doesn't.
+    """Return what the answer, a few lines of XML, says under ``name``; AttemptFailed where it doesn't.
 
     An answer of 200 may turn out to be an error: S3 begins some before it knows how they end.
     """

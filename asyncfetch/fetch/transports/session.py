@@ -100,7 +100,7 @@ class Session:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether another thread runs its loop."""
+        """True if another thread runs its loop."""
         return self._loop.is_running() and threading.get_ident() != self._thread
 
     def let_go(self) -> None:
@@ -275,7 +275,7 @@ class Exchange:
 
     @property
     def is_plain(self) -> bool:
-        """Whether our own connections could have read the answer."""
+        """True if our own connections could have read the answer."""
         response = self._response
         assert response is not None
         return (

@@ -128,7 +128,7 @@ class Pace:
         return min(BLOCK_BYTES, max(1, int(self._bytes_per_second * PIECE_SECONDS)))
 
     def due(self, byte_count: int, *, now: float) -> float:
-        """When the next ``byte_count`` bytes have had the time they take."""
+        """Return when the next ``byte_count`` bytes have had the time they take."""
         self._clock = max(self._clock, now - CATCH_UP_SECONDS) + byte_count / self._bytes_per_second
         return self._clock
 
