@@ -32,6 +32,7 @@ from asyncfetch.runtime.single_flight import SharedLRU
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from asyncfetch.cache import CacheKey
     from asyncfetch.config import StreamConfig
     from asyncfetch.fetch import RangeReader
     from asyncfetch.lerobot.video_index import VideoFile
@@ -113,6 +114,9 @@ class Engine:
         self.room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(self.clips.max_bytes))
         """In the byte cache: for all clips of an episode, before the first is asked for."""
         self.decoders = _decoder_cache(config, self._decoder_bytes)
+        self.decoder_keys: dict[CacheKey, set[tuple[object, ...]]] = {}
+        """Keys that the clips' decoders may be kept by, by the clip's key in the byte cache, as long as that has it."""
+        self.clips.on_evict(self._drop_decoders)
         stack.callback(self.decoders.close)
         stack.callback(self.decode.close)
         self.group = await anyio.create_task_group().__aenter__()
@@ -122,6 +126,10 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self._stack.__aexit__(kind, error, at)
+
+    def _drop_decoders(self, clip: CacheKey) -> None:
+        for key in self.decoder_keys.pop(clip, ()):
+            self.decoders.discard(key)
 
     def join(self, open_clips: int) -> int:
         """A dataset joins, with so many clips in its pool; the number that it has here.

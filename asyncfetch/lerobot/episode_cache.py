@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from asyncfetch.cache import CacheKey, Lease
+    from asyncfetch.cache import Lease
     from asyncfetch.config import DecoderBackend
     from asyncfetch.decode import Clip, FrameDecoder
     from asyncfetch.lerobot.engine import Engine
@@ -221,6 +221,7 @@ class EpisodeCache:
             sharing=metadata.episodes.sharing_video_file,
         )
         self._decoders = engine.decoders
+        self._decoder_keys = engine.decoder_keys
         self._backend: DecoderBackend = backend
         self._number = number
         self._fps = metadata.info.fps
@@ -238,7 +239,6 @@ class EpisodeCache:
         self._tables: LRUPart[int, _Kept[EpisodeRows]] = LRUPart(engine.tables, number)
         self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
-        engine.clips.on_evict(self._drop_decoders)
 
     async def clip_bytes(self, episode: Episode) -> int:
         """Memory that the clips of the episode take. Fetches the indexes of its videos where needed."""
@@ -466,11 +466,9 @@ class EpisodeCache:
 
         if entry.generation != self._generation:
             return open_clip()  # nobody will ask for the replaced video again
-        return self._decoders.get((self._number, lease.key, entry.generation, reader % self.READERS), open_clip)
-
-    def _drop_decoders(self, key: CacheKey) -> None:
-        for reader in range(self.READERS):
-            self._decoders.discard((self._number, key, self._generation, reader))
+        key = (self._number, lease.key, entry.generation, reader % self.READERS)
+        self._decoder_keys.setdefault(lease.key, set()).add(key)  # while the lease holds the clip
+        return self._decoders.get(key, open_clip)
 
     def statistics(self) -> EpisodeCacheStatistics:
         """A snapshot."""
