@@ -216,6 +216,16 @@ def test_the_reference_is_what_the_docstrings_say() -> None:
     assert (ROOT / "asyncfetch" / "REFERENCE.md").read_text() == render(), "python -m tests.reference writes it"
 
 
+def test_the_map_names_files_and_rooms_that_are_there() -> None:
+    package = ROOT / "asyncfetch"
+    text = (package / "README.md").read_text()
+    named_files = set(re.findall(r"`([a-z0-9_/]+\.py)`", text))
+    assert len(named_files) > 30
+    assert [name for name in sorted(named_files) if not (package / name).is_file()] == []
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert [room for room in sorted(rooms) if not re.search(rf"^- .*`{room}`", text, re.MULTILINE)] == ["cli"]
+
+
 def test_every_example_is_mentioned() -> None:
     listed = (GUIDES / "README.md").read_text()
     for example in (ROOT / "examples").glob("*.py"):
