@@ -52,9 +52,8 @@ QUIET_TURNS = 10
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What the engine's tests can be run over as a whole: tests/fetch --loop uvloop --copied."""
+    """What the engine's tests can be run over as a whole: tests/fetch --loop uvloop."""
     parser.addoption("--loop", choices=LOOPS, help="the loop that all async tests run on, instead of their own choice")
-    parser.addoption("--copied", action="store_true", help="the engine's bodies come by way of aiohttp's reader")
     parser.addoption("--carried", action="store_true", help="aiofastnet carries TLS on asyncio's loop, too")
 
 

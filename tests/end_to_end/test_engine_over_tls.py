@@ -107,7 +107,7 @@ async def test_the_first_askers_cancellation_costs_the_others_nothing() -> None:
     assert len(views) == 999
 
 
-@pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "copied"])
+@pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "session"])
 async def test_a_fault_in_the_middle_of_a_body_is_read_over(direct_bodies: bool) -> None:
     content = CONTENT * 64
     faults = {"left": 3}

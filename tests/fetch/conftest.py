@@ -254,14 +254,14 @@ class FakeTime:
 
 ON_ONE_LOOP = "test_real_servers.py"
 """A file whose tests are about what servers say, of whom there are many."""
-COPIED = "uvloop-copied"
-"""Stands in the name of a test whose bodies are copied because the loop is uvloop's."""
+BY_SESSION = "uvloop-session"
+"""Stands in the name of a test that aiohttp's session carries, because the loop is uvloop's."""
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]] | None:
-    """Every async test runs on every loop, and on uvloop with copied bodies, unless it has ways of its own: then it
+    """Every async test runs on every loop, and on uvloop by the session, unless it has ways of its own: then it
     runs on every loop in each.
     """
     if config.getoption("loop") or item.nodeid.partition("::")[0].endswith(ON_ONE_LOOP):
@@ -269,7 +269,7 @@ def pytest_asyncio_loop_factories(
     assert isinstance(item, pytest.Function)
     marks = item.iter_markers("parametrize")
     has_ways = hasattr(item.module, "way") or any("direct_bodies" in mark.args for mark in marks)
-    return {COPIED if name == "uvloop" and not has_ways else name: LOOPS[name] for name in LOOPS}
+    return {BY_SESSION if name == "uvloop" and not has_ways else name: LOOPS[name] for name in LOOPS}
 
 
 FAST = TimeoutConfig(connect_seconds=2.0, first_byte_seconds=0.3, stall_seconds=0.3)
@@ -402,9 +402,9 @@ def odd() -> Iterator[type[OddFileSystem]]:
     OddFileSystem.store.clear()
 
 
-def is_copied(request: pytest.FixtureRequest) -> bool:
-    """Whether bodies come by way of aiohttp's reader, where a test has no other choice."""
-    return bool(request.config.getoption("copied")) or COPIED in request.node.name
+def is_by_session(request: pytest.FixtureRequest) -> bool:
+    """Whether aiohttp's session carries bodies, where a test has no other choice."""
+    return BY_SESSION in request.node.name
 
 
 @pytest.fixture(autouse=True)
@@ -413,7 +413,7 @@ def _way_of_the_whole_run(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     assert defaults is not None
     is_fast = "aiofastnet" in request.node.name or request.config.getoption("loop") == "aiofastnet"
     monkeypatch.setitem(defaults, "aiofastnet", is_fast or request.config.getoption("carried"))
-    if is_copied(request):  # that of fetchers which tests make themselves, too
+    if is_by_session(request):  # that of fetchers which tests make themselves, too
         monkeypatch.setitem(defaults, "direct_bodies", False)
 
 
@@ -433,15 +433,15 @@ def _garbage_is_collected_here(request: pytest.FixtureRequest) -> Iterator[None]
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest) -> str:
-    """How the fetchers below take bodies: on connections of ours ("direct"), or by aiohttp's session ("copied"). A
+    """How the fetchers below take bodies: on connections of ours ("direct"), or by aiohttp's session ("session"). A
     module that wants both has a fixture of this name with both values.
     """
-    return "copied" if is_copied(request) else "direct"
+    return "session" if is_by_session(request) else "direct"
 
 
 @pytest.fixture
 def direct_bodies(way: str) -> bool:
-    return way != "copied"
+    return way != "session"
 
 
 @pytest.fixture

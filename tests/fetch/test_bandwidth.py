@@ -153,7 +153,7 @@ async def test_two_fetchers_share_it(
     """2 MiB at 4 MiB/s, by a body's every way. That they take no longer than that is shown in virtual time above."""
     content = CONTENT[: MIB // 2]
     url = any_server.put("/x", content)
-    ways: dict[str, dict[str, object]] = {"direct": {}, "copied": {"direct_bodies": False}}
+    ways: dict[str, dict[str, object]] = {"direct": {}, "session": {"direct_bodies": False}}
     started = time.monotonic()
 
     async def read(way: dict[str, object]) -> None:

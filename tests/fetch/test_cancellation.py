@@ -112,7 +112,7 @@ STORIES: dict[str, list[Step]] = {
 }
 
 
-@pytest.fixture(params=["direct", "copied"])
+@pytest.fixture(params=["direct", "session"])
 def way(request: pytest.FixtureRequest) -> str:
     value: str = request.param
     return value

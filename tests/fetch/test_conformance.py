@@ -143,19 +143,19 @@ def stores(tmp_path: Path) -> dict[str, Callable[..., AbstractAsyncContextManage
     """Those with sockets are read in both ways."""
     return {
         "http": partial(web, tls=False, direct_bodies=True),
-        "http, copied": partial(web, tls=False, direct_bodies=False),
+        "http, session": partial(web, tls=False, direct_bodies=False),
         "https": partial(web, tls=True, direct_bodies=True),
-        "https, copied": partial(web, tls=True, direct_bodies=False),
+        "https, session": partial(web, tls=True, direct_bodies=False),
         "s3": partial(s3, direct_bodies=True),
-        "s3, copied": partial(s3, direct_bodies=False),
+        "s3, session": partial(s3, direct_bodies=False),
         "hub": partial(hub, direct_bodies=True),
-        "hub, copied": partial(hub, direct_bodies=False),
+        "hub, session": partial(hub, direct_bodies=False),
         "file": partial(local, tmp_path),
         "memory": memory,
     }
 
 
-ON_THE_NET = ["http", "http, copied", "https", "https, copied", "s3", "s3, copied", "hub", "hub, copied"]
+ON_THE_NET = ["http", "http, session", "https", "https, session", "s3", "s3, session", "hub", "hub, session"]
 
 
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)

@@ -102,7 +102,7 @@ class Storm:
         self._time.now += SIGNED_SECONDS
 
 
-@pytest.fixture(params=["direct", "copied"])
+@pytest.fixture(params=["direct", "session"])
 def way(request: pytest.FixtureRequest) -> str:
     value: str = request.param
     return value

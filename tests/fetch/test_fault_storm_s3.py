@@ -93,7 +93,7 @@ class Storm:
 
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("aws_keys")
-@pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "copied"])
+@pytest.mark.parametrize("direct_bodies", [True, False], ids=["direct", "session"])
 @pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
 async def test_right_bytes_through_a_storm(
     fetcher_with: Callable[..., Fetcher],

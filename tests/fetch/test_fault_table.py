@@ -39,7 +39,7 @@ RETRY = RetryConfig(attempts=ATTEMPTS, total_seconds=0.95)
 """Some nine attempts where each brings a byte."""
 
 
-@pytest.fixture(params=["direct", "copied"])
+@pytest.fixture(params=["direct", "session"])
 def way(request: pytest.FixtureRequest) -> str:
     value: str = request.param
     return value

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Kind = dict[str, Any]
 
 
-@pytest.fixture(params=["direct", "copied"])
+@pytest.fixture(params=["direct", "session"])
 def way(request: pytest.FixtureRequest) -> str:
     value: str = request.param
     return value

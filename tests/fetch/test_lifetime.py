@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 CONTENT = bytes(range(256)) * 256
 
 
-@pytest.fixture(params=["direct", "copied"])
+@pytest.fixture(params=["direct", "session"])
 def way(request: pytest.FixtureRequest) -> str:
     value: str = request.param
     return value

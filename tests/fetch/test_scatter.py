@@ -53,7 +53,7 @@ def _long_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connector, "SCRATCH_BYTES", 1024)
 
 
-@pytest.fixture(params=["direct", "copied"])
+@pytest.fixture(params=["direct", "session"])
 def way(request: pytest.FixtureRequest) -> str:
     """See conftest: all of them."""
     way: str = request.param
@@ -313,7 +313,7 @@ async def test_an_early_end_tells_both_lengths(
     url = server.put("/x", CONTENT)
     server.will(step(cut=9500, end="close"))
     async with fetcher_with(retry=RetryConfig(attempts=1)) as fetcher:
-        with pytest.raises(FetchError, match="9500 of 11500 bytes" if way != "copied" else None):
+        with pytest.raises(FetchError, match="9500 of 11500 bytes" if way != "session" else None):
             await fetcher.fetch_many(ranges_of(url, MIXED))
 
 
@@ -369,7 +369,7 @@ async def test_a_caller_that_leaves_costs_the_others_no_byte(
 # --- memory, but for that which another loop's thread lets go of when it comes to it
 
 
-@pytest.mark.parametrize("way", ["direct", "copied"])
+@pytest.mark.parametrize("way", ["direct", "session"])
 async def test_each_range_gives_its_memory_back_by_itself(
     fetcher: Fetcher, server: LyingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,7 +385,7 @@ async def test_each_range_gives_its_memory_back_by_itself(
     assert views == [CONTENT[8192:8200]]
 
 
-@pytest.mark.parametrize("way", ["direct", "copied"])
+@pytest.mark.parametrize("way", ["direct", "session"])
 async def test_a_read_that_is_cancelled_gives_all_of_it_back(
     fetcher: Fetcher, server: LyingServer, step: type[StepType], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,7 +73,7 @@ async def test_each_attempt_that_is_made_again_has_one_record(
 async def test_a_second_request_has_a_record(
     records: Callable[..., list[str]], fetcher_with: Callable[..., Fetcher], server: LyingServer, way: str
 ) -> None:
-    if way == "copied":
+    if way == "session":
         pytest.skip("what the session asks for isn't asked a second time")
     async with acquainted(fetcher_with, server, hedge=HedgeConfig()) as (fetcher, url):
         hold(server, first_seconds=0.2)
