@@ -1,4 +1,4 @@
-"""What the url that a user names means on the wire: the request's own url, what goes with it, and for how long.
+"""The meaning of the url that a user names on the wire: the request's own url, what goes with it, and for how long.
 
 ``s3://bucket/key`` becomes a signed https url, ``hf://datasets/org/name/path`` the signed url of a CDN. Finding
 it costs a signature or a request, so that is done once per object, for all its ranges. Everything else (retries,
@@ -39,12 +39,12 @@ MEANT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an object can be had right now. Compared by identity: equal ones may still come from different answers."""
+    """A place where an object can be had now. Compared by identity: equal ones may come from different answers."""
 
     url: URL = field(repr=False)
-    """To be sent as it is; may hold a signature."""
+    """The url to send as it is; it may hold a signature."""
     headers: Mapping[str, str | None] = field(default_factory=dict, repr=False)
-    """For the url's own origin alone, over what the configuration has for it; None leaves a header out."""
+    """Headers for the url's own origin alone, over what the configuration has for it; None leaves a header out."""
     is_named: bool = False
     """True if the user named the url's origin; only then do secrets configured for its bare host go there."""
     etag: str | None = None
@@ -106,7 +106,7 @@ class Found(Generic[V]):
 
     value: V
     seconds: float = math.inf
-    """From when it was found."""
+    """Seconds that it holds, from when it was found."""
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ def closed_range(url: str, start: int, stop: int, buffer: WritableBuffer) -> tup
 
 
 def has_objects(view: memoryview) -> bool:
-    """Whether there are Python objects in it, alone or as fields: its bytes are their addresses, good here and now."""
+    """Return whether it has Python objects, alone or as fields: its bytes are their addresses, good here and now."""
     return "O" in _FIELD_NAME.sub("", view.format)
 
 

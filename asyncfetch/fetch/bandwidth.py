@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["Allowance", "Bandwidth", "RateLimit", "TokenBucket"]
 
 BURST_SECONDS = 0.05
-"""What isn't used can be used this long. Timers and loops are late by some milliseconds; over 2 s, it is 2.5 %."""
+"""Seconds for which what isn't used can still be used. Timers and loops are late by some milliseconds; over 2 s, it is
+2.5 %."""
 STEP_SECONDS = 0.02
-"""How much of the cap is paid for at once within a body: 1 % of 2 s."""
+"""Seconds of the cap that are paid for at once within a body: 1 % of 2 s."""
 MAX_STEP_BYTES = 256 * 1024
-"""As much as asyncio reads from a socket at once."""
+"""Most bytes paid for at once: as much as asyncio reads from a socket."""
 MIN_STEP_BYTES = 1024
 HEAD_BYTES = 256 * 1024
 """Most that comes with an answer's head, unasked: asyncio reads that much at once."""
 
 
 class TokenBucket:
-    """How long to wait for so many bytes. Pure: the clock is passed in.
+    """A cap on bytes a second: it says how long to wait for so many. Pure: the clock is passed in.
 
     Over any time, no more is granted than the rate allows in it and in BURST_SECONDS.
     """
@@ -81,18 +82,18 @@ class Bandwidth:
             return bandwidth
 
     def reserve(self, nbytes: int) -> float:
-        """As the bucket's."""
+        """Do as the bucket's ``reserve``."""
         with self._lock:
             return self._bucket.reserve(nbytes, self._now())
 
     def give_back(self, nbytes: int) -> None:
-        """As the bucket's."""
+        """Do as the bucket's ``give_back``."""
         with self._lock:
             self._bucket.give_back(nbytes)
 
 
 class Allowance:
-    """What one body may bring. For one thread at a time."""
+    """The bytes that one body may bring. For one thread at a time."""
 
     __slots__ = ("_bandwidth", "left_bytes")
 

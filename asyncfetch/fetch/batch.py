@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 
 def server_of(url: str) -> str:
-    """What ranges are kept apart by, so that one server's don't wait for another's: the url in front of its path."""
+    """Return what keeps ranges apart, so that one server's don't wait for another's: the url before its path."""
     scheme, separator, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0]}" if separator else ""
 
 
 async def through(count: int, work: Callable[[], T]) -> T:
-    """What ``work()`` returns, which goes through so many ranges: here, or in a thread, so that the loop goes on."""
+    """Return what ``work()`` does, which goes through so many ranges: here, or in a thread so that the loop goes on."""
     return work() if count <= RANGES_ON_THE_LOOP else await to_thread.run_sync(work)
 
 

@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 __all__ = ["Connection", "Head", "Peer", "PooledConnectionDied", "parse_head"]
 
 SCRATCH_BYTES = 80 * 1024
-"""What is read of an answer at a time while its own memory isn't known, into memory that all connections of a loop
-share. A range of 64 KiB comes with its head, and is copied, which costs as much as another turn of the loop's TLS; and
-uvloop's loses what that has read and not given out when the peer resets the connection just then."""
+"""Bytes of an answer that are read at a time while its own memory isn't known, into memory that all connections of a
+loop share. A range of 64 KiB comes with its head, and is copied, which costs as much as another turn of the loop's TLS;
+and uvloop's loses what that has read and not given out when the peer resets the connection just then."""
 MAX_HEAD_BYTES = 16 * 1024
 """A longer head isn't plain. nginx, Apache and aiohttp bound theirs at 8 KiB a line."""
 DRAIN_LIMIT_BYTES = 64 * 1024
 """A longer body that nobody wants costs more to read than a new connection."""
 DRAIN_LIMIT_SECONDS = 1.0
-"""As above: a handshake takes less than this nearly everywhere."""
+"""A body that takes longer costs more than a new connection: a handshake takes less than this nearly everywhere."""
 LOOP_LAG_SECONDS = 1.0
 """A timer that fires later than this says that the loop was blocked, and nothing about the server."""
 
@@ -79,7 +79,7 @@ class Head:
         lengths = headers.getall("Content-Length", [])
         connections = headers.getall("Connection", [])
         self.closes = bool(connections) and connections[0].lower() == "close"
-        """Whether the server closes the connection after the body."""
+        """True if the server closes the connection after the body."""
         is_plain = (
             len(lengths) == 1
             and _LENGTH.fullmatch(lengths[0]) is not None
@@ -88,7 +88,7 @@ class Head:
             and status not in {204, 304}
         )
         self.length_bytes = int(lengths[0]) if is_plain else None
-        """Of the body; None where the answer isn't plain."""
+        """Length of the body; None where the answer isn't plain."""
 
 
 def is_strict(raw: bytes) -> bool:
@@ -172,18 +172,18 @@ class Connection(asyncio.BufferedProtocol):
         self._waiter: asyncio.Future[None] | None = None
         self._has_ended = self._has_surplus = False
         self.is_late = False
-        """Whether the answer was late when this was last waited for."""
+        """True if the answer was late when this was last waited for."""
         self.is_whole = False
-        """Whether the whole body has landed."""
+        """True if the whole body has landed."""
         self.received_bytes = 0
-        """Of the body, in its memory."""
+        """Bytes of the body that are in its memory."""
         self._clear()
         self.peer: Peer | None = None
-        """Where it leads to."""
+        """The peer that it leads to."""
         self.is_reused = False
-        """Whether an earlier request has had an answer on it."""
+        """True if an earlier request has had an answer on it."""
         self.sent_at = self.first_byte_at = 0.0
-        """When the request went out, and when its answer's head was there, by ``time.perf_counter``."""
+        """Times at which the request went out and its answer's head was there, by ``time.perf_counter``."""
 
     @property
     def head(self) -> Head | None:

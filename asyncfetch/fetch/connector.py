@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Connector"]
 
 HAPPY_EYEBALLS_SECONDS = 0.25
-"""What each address is given before the next one is tried beside it (RFC 8305)."""
+"""Seconds that each address is given before the next one is tried beside it (RFC 8305)."""
 
 
 class Connector:

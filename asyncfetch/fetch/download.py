@@ -36,7 +36,7 @@ def memory_for(nbytes: int, memory: MemoryPool) -> memoryview:
 
 
 class Download:
-    """What was asked, what is known of the object, where its bytes land and how many have.
+    """A call's range: what was asked, what is known of the object, where its bytes land and how many have.
 
     Bytes of two answers are joined only under one strong ETag; without one a broken body starts over.
     """
@@ -70,7 +70,7 @@ class Download:
         asked: Wanted | None = None,
         part_of: ObjectInfo | None = None,
     ) -> None:
-        """What is known at first.
+        """Take what is known at first.
 
         Args:
             url: The object.
@@ -103,7 +103,7 @@ class Download:
 
     @property
     def known(self) -> ObjectInfo | None:
-        """What an earlier answer said of the object."""
+        """The object as an earlier answer described it."""
         if self.info is not None:
             return self.info
         self._remembered = self._objects.get(self.url)
@@ -178,7 +178,7 @@ class Download:
         self.wanted = Wanted(start, stop) if start < stop else replace(self.wanted, plain=True)
 
     def asks_otherwise(self, failure: AttemptFailed) -> bool:
-        """Whether the next request asks in another way than the one that the server has failed at; told just once.
+        """Return whether the next request asks in another way than the one that the server failed at; told just once.
 
         Servers have ways of their own with suffix ranges, and with ranges of empty objects. Which bytes are meant is
         known from the size: where the answer doesn't tell it, that to a range of one byte does, and of an empty object,

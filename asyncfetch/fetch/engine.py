@@ -255,7 +255,7 @@ class Fetcher:
         await self._fetch(*closed_range(url, start, stop, buffer))
 
     def known(self, url: str) -> ObjectInfo | None:
-        """What was seen first of the object and is insisted on; None where nothing was, or where it is forgotten."""
+        """Return what was seen first of the object and is insisted on; None where nothing was, or it is forgotten."""
         return self._objects.get(url)
 
     def insist_on(self, version: ObjectInfo) -> None:

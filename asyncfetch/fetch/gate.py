@@ -1,4 +1,4 @@
-"""Whose turn it is: so many at a time, callers in turn, what somebody waits for before what is read ahead.
+"""Gates say whose turn it is: so many at a time, callers in turn, what somebody waits for before what is read ahead.
 
 One queue for all would make a single read wait behind the hundred thousand ranges of a batch. So each caller has a
 line of its own, first come, first served; the lines take turns; and there are two rounds of lines: urgent ones go
@@ -28,7 +28,7 @@ EVERY = 8
 
 
 class Caller:
-    """On whose behalf something waits at gates.
+    """Somebody on whose behalf something waits at gates.
 
     Not thread-safe: used on the loop of the gates that it waits at.
 
@@ -55,7 +55,7 @@ class Caller:
                 carrier.promote()
 
     def carried_by(self, carrier: Caller) -> None:
-        """What ``carrier`` asks for is on this one's behalf, too: it is promoted with this one."""
+        """Take what ``carrier`` asks for as on this one's behalf, too: it is promoted with this one."""
         if not self.urgent:
             self._carriers = self._carriers or WeakSet()
             self._carriers.add(carrier)
@@ -75,7 +75,7 @@ running_caller: Callable[[], Caller | None] = partial(_current.get, None)
 
 @contextmanager
 def calling(caller: Caller) -> Iterator[None]:
-    """What is asked for in this block, and in tasks that it starts, is asked for by ``caller``."""
+    """Let ``caller`` ask for what is asked for in this block, and in tasks that it starts."""
     token = _current.set(caller)
     try:
         yield
@@ -85,7 +85,7 @@ def calling(caller: Caller) -> Iterator[None]:
 
 @contextmanager
 def one_caller() -> Iterator[None]:
-    """What is asked for in this block counts as one caller's, that of what it is part of where there is one."""
+    """Count what is asked for in this block as one caller's, that of what it is part of where there is one."""
     with calling(current_caller()):
         yield
 
@@ -104,7 +104,7 @@ class _Waiter:
 
 
 class _Lines:
-    """Those who wait, in lines that take turns. Each call takes constant time, however many they are."""
+    """The waiters, in lines that take turns. Each call takes constant time, however many they are."""
 
     __slots__ = ("_lines", "count")
 
@@ -113,7 +113,7 @@ class _Lines:
         self.count = 0
 
     def add(self, waiter: _Waiter) -> None:
-        """Behind the others of its line; a line that is new has the last turn."""
+        """Put it after the others of its line; a line that is new has the last turn."""
         self._lines.setdefault(waiter.line, OrderedDict())[waiter] = None
         self.count += 1
 
@@ -176,7 +176,7 @@ class Gate:
 
     @property
     def limit(self) -> int:
-        """How many may be in. Lowered, it throws nobody out."""
+        """Number of those who may be in. Lowered, it throws nobody out."""
         return self._limit
 
     @limit.setter
@@ -186,12 +186,12 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        """How many wait for their turn."""
+        """Number of those who wait for their turn."""
         return self._urgent.count + self._ahead.count
 
     @property
     def free(self) -> int:
-        """How many places the current caller could have now."""
+        """Number of places the current caller could have now."""
         caller = _current.get(None)
         return max(0, self._room(urgent=caller is None or caller.urgent))
 

@@ -1,4 +1,4 @@
-"""When a request whose answer is late is made a second time. Pure: times come from outside.
+"""The second request, made where the answer to the first is late. Pure: times come from outside.
 
 Of a hundred answers one may take twenty times as long as the others: its server was collecting garbage, its packet was
 lost. The same question asked again is then answered long before (Dean and Barroso, "The Tail at Scale", 2013). On a
@@ -38,20 +38,20 @@ slow for some 2,200 answers."""
 BURST = 4.0
 """Second requests that can follow each other at once."""
 LEAST_SHARE = 0.05
-"""Of the budget, for a host where second requests are in vain: enough to notice when they aren't any more."""
+"""Share of the budget for a host where second requests are in vain: enough to notice when they aren't any more."""
 MEMORY = 8
 """Second requests by which their success is judged."""
 
 
 class Hedging:
-    """What is learned of one host's first bytes, and its budget of second requests. For one loop."""
+    """All that is learned of one host's first bytes, and its budget of second requests. For one loop."""
 
     __slots__ = ("_budget", "_config", "_count", "_recent", "_success", "_usual_seconds", "patience_seconds")
 
     def __init__(self, config: HedgeConfig | None) -> None:
         """``config`` None: no answer is ever late."""
         self.patience_seconds: float | None = None
-        """How long an answer may take before it is late; None where none is."""
+        """Seconds that an answer may take before it is late; None where none is."""
         self._config = config
         self._recent = array("d")
         self._count = 0

@@ -1,4 +1,4 @@
-"""What is known of each host: its limit, its budgets, its idle connections, its counters."""
+"""All that is known of each host: its limit, its budgets, its idle connections, its counters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened so far. All of them only grow."""
+    """Counts of what has happened so far. All of them only grow."""
 
     requests: int = 0
     bytes: int = 0
@@ -62,7 +62,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Times:
-    """How long what requests consist of took so far."""
+    """Times that the parts of requests took so far."""
 
     wait: Histogram = field(default_factory=Histogram)
     first_byte: Histogram = field(default_factory=Histogram)
@@ -77,7 +77,7 @@ class Times:
 
 @dataclass(slots=True)
 class Counters:
-    """What is counted and timed at a host."""
+    """All that is counted and timed at a host."""
 
     counts: Counts = field(default_factory=Counts)
     times: Times = field(default_factory=Times)
@@ -103,7 +103,7 @@ class HostStatistics:
     requests: int
     """Sent, repeats and redirects included."""
     bytes: int
-    """Of bodies, as received."""
+    """Bytes of bodies, as received."""
     retries: int
     """Attempts after the first that began here."""
     redirects: int
@@ -111,19 +111,20 @@ class HostStatistics:
     errors: int
     """Attempts that failed, repeated or not."""
     throttled: int
-    """Of those, the ones that were answered 429 or 503."""
+    """Number of those that were answered 429 or 503."""
     retry_budget: int
     """Repeats that may be made before the next answer comes; see RetryConfig.budget."""
     hedges: int
     """Second requests for what a late answer was to bring."""
     hedge_wins: int
-    """Those of them whose answer came first."""
+    """Number of those whose answer came first."""
     wait: Quantiles
-    """Of requests for a permit within the limit."""
+    """Seconds that requests waited for a permit within the limit."""
     first_byte: Quantiles
-    """From having a connection to the answer's head, whatever it says. Web servers only."""
+    """Seconds from having a connection to the answer's head, whatever it says. Web servers only."""
     body: Quantiles
-    """From there to the last byte of an object's range that came whole. Other than web servers: the whole read."""
+    """Seconds from there to the last byte of an object's range that came whole. Other than web servers: the whole
+    read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ class FetchStatistics:
     requests: int
     """Sent, repeats and redirects included."""
     bytes: int
-    """Of bodies, as received."""
+    """Bytes of bodies, as received."""
     retries: int
     """Attempts after the first."""
     redirects: int
@@ -141,11 +142,11 @@ class FetchStatistics:
     errors: int
     """Attempts that failed, repeated or not."""
     throttled: int
-    """Of those, the ones that were answered 429 or 503."""
+    """Number of those that were answered 429 or 503."""
     hedges: int
     """Second requests for what a late answer was to bring."""
     hedge_wins: int
-    """Those of them whose answer came first."""
+    """Number of those whose answer came first."""
     in_flight: int
     """Requests between their start and the end of their body, over all hosts."""
     waiting: int
@@ -155,13 +156,14 @@ class FetchStatistics:
     idle_buffer_bytes: int
     """Memory kept for the next ones."""
     wait: Quantiles
-    """Of requests for a permit within their host's limit."""
+    """Seconds that requests waited for a permit within their host's limit."""
     first_byte: Quantiles
-    """From having a connection to the answer's head, whatever it says. Web servers only."""
+    """Seconds from having a connection to the answer's head, whatever it says. Web servers only."""
     body: Quantiles
-    """From there to the last byte of an object's range that came whole. Other than web servers: the whole read."""
+    """Seconds from there to the last byte of an object's range that came whole. Other than web servers: the whole
+    read."""
     hosts: Mapping[str, HostStatistics]
-    """By origin, ``scheme://host:port``; local files are ``file://``."""
+    """Statistics of each host by its origin, ``scheme://host:port``; local files are ``file://``."""
 
 
 log = logging.getLogger("asyncfetch")
@@ -178,7 +180,7 @@ PAUSE_SPREAD = 0.1
 
 
 class StreamRate:
-    """How fast the latest bodies came, each in a stream of its own."""
+    """The rate at which the latest bodies came, each in a stream of its own."""
 
     __slots__ = ("_rates",)
 
@@ -197,7 +199,7 @@ class StreamRate:
 
 
 class Host:
-    """What is known of a host. A request to it holds a permit: ``async with host.permit() as permit``.
+    """All that is known of a host. A request to it holds a permit: ``async with host.permit() as permit``.
 
     ``now`` gives seconds since some point; all of the host's times are taken with it.
     """
@@ -231,9 +233,9 @@ class Host:
         self.idle_connections: dict[Connection, None] = {}
         """Its connections of ours that carry no request, the one used last at the end."""
         self.answers_plainly = True
-        """Whether the latest answer with an object's bytes was one that our own connections read."""
+        """True if the latest answer with an object's bytes was one that our own connections read."""
         self.lacks_suffixes = False
-        """Whether it has refused the last bytes of an object that has some: they are asked for by its size."""
+        """True if it has refused the last bytes of an object that has some: they are asked for by its size."""
         self.in_flight = 0
         self.peak_in_flight = 0
         self._config = config
@@ -281,7 +283,7 @@ class Host:
 
     @property
     def pause_left_seconds(self) -> float:
-        """How long the server still wants not to be asked; 0 where it doesn't."""
+        """Seconds for which the server still wants not to be asked; 0 where it doesn't."""
         return max(0.0, self._paused_until - self._clock.monotonic())
 
     def enter_nowait(self) -> bool | None:
@@ -413,7 +415,7 @@ class Permit:
         self.host = host
         self._first_byte_seconds: float | None = None
         self.size_bytes = 0
-        """Of the body, so far."""
+        """Bytes of the body, so far."""
 
     async def __aenter__(self) -> Self:
         if not self.enter_nowait():

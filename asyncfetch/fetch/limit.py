@@ -1,4 +1,4 @@
-"""How many requests a host should have in flight, learned from how they end. Pure: events in, a limit out.
+"""The number of requests that a host should have in flight, learned from how they end. Pure: events in, a limit out.
 
 Too few leave the link idle; too many make a server refuse, or slow down for everybody, and bring no byte sooner. Nobody
 knows the right number beforehand, and it moves. So the limit is moved a step at a time, and each step is a trial:
@@ -37,7 +37,8 @@ FOLLOWED = 0.25
 """Share of a step that goodput must follow for the step to count. On a link that fills up smoothly the limit ends at
 about 3/4 of what any number of requests could bring; with 1/2 it would be at half."""
 LATE = 1.5
-"""Of the shortest time to the first byte. A queue in front of a full server makes it 2 at twice the right limit."""
+"""Multiple of the shortest time to the first byte. A queue in front of a full server makes it 2 at twice the right
+limit."""
 QUICK_SHARE = 10
 """A round's first byte is that of the quickest of so many: noise makes others late, a queue makes these late too."""
 MEMORY_SECONDS = 30.0
@@ -45,19 +46,20 @@ MEMORY_SECONDS = 30.0
 PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 16.0
 """Between a failed trial and the next one; doubled by each that fails, back to the least by one that doesn't."""
 BACKOFF = 0.7
-"""What a refusal leaves of the limit: TCP Cubic's factor (RFC 9438)."""
+"""Share of the limit that a refusal leaves: TCP Cubic's factor (RFC 9438)."""
 TOLERATED_SHARE, SHARE_OF_REQUESTS = 0.1, 64
 """Refused requests of late that are taken for noise, where no pause is asked for; of at least so many requests. A store
 that is healthy refuses one now and then. xet-core bears 20 %."""
 TRUCE_SECONDS, MAX_TRUCE_SECONDS = 8.0, 60.0
-"""From a refusal to the next trial of what was refused. Rates are counted by the second or by the minute."""
+"""Seconds from a refusal to the next trial of what was refused. Rates are counted by the second or by the minute."""
 REQUEST_BYTES = 16 * 1024
-"""What a request counts for beside its bytes: small ones are compared by their number, large ones by their bytes."""
+"""Bytes that a request counts for beside its own: small ones are compared by their number, large ones by their
+bytes."""
 
 
 @dataclass(slots=True)
 class _Round:
-    """What the requests brought that began and ended after ``since``."""
+    """All that the requests brought that began and ended after ``since``."""
 
     since: float
     ended: int = 0
@@ -74,7 +76,7 @@ class _Round:
 
     @property
     def first_byte_seconds(self) -> float:
-        """Of the quick ones."""
+        """Seconds to the first byte of the quick ones."""
         return max(sorted(self.first_bytes)[self.ended // QUICK_SHARE], 1e-9)
 
 
@@ -85,9 +87,9 @@ class _Trial:
     limit: float
     """Before it."""
     goodput: float
-    """At that limit."""
+    """Goodput at that limit."""
     first_byte_seconds: float
-    """At that limit."""
+    """Seconds to the first byte at that limit."""
 
 
 class LearnedLimit:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Listing", "by_name", "check_length", "listed_size"]
 
 MAX_EMPTY_PAGES = 1000
-"""In a row. S3 sends some where it goes over many deleted versions, 1,000 keys at a time."""
+"""Bound on empty pages in a row. S3 sends some where it goes over many deleted versions, 1,000 keys at a time."""
 _SIZE = re.compile("[0-9]{1,18}")
 
 C = TypeVar("C", bound="Hashable")
@@ -28,7 +28,7 @@ class Listing(Generic[C]):
     def __init__(self, max_entries: int) -> None:
         self.infos: list[ObjectInfo] = []
         self.has_marker = False
-        """Whether there is an object for the directory itself, which may be empty then."""
+        """True if there is an object for the directory itself, which may be empty then."""
         self._max_entries = max_entries
         self._empty_pages = 0
         self._asked: set[C] = set()

@@ -1,4 +1,4 @@
-"""What is known of the objects read so far, so that no two bytes come from different versions of one."""
+"""All that is known of the objects read so far, so that no two bytes come from different versions of one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def strong_etag(info: ObjectInfo | None) -> str | None:
 
 
 def difference(known: ObjectInfo, seen: ObjectInfo) -> str | None:
-    """In words what tells ``seen`` from ``known``; None where they may be the same content.
+    """Return in words what tells ``seen`` from ``known``; None where they may be the same content.
 
     Tags are compared without their weakness mark: a proxy that compresses weakens the tag of unchanged content. A tag
     or date that one answer lacks proves nothing.

@@ -48,15 +48,16 @@ if TYPE_CHECKING:
 __all__ = ["ALONE", "MAX_SHARED_BYTES", "Ask", "Assembly", "Company", "Joining", "PartSizes", "concerns_some"]
 
 UNKNOWN_RATE_PARTS = 2
-"""Where a far host had no telling body yet: half of what a slow stream would take, for one request more. Of what is
-asked for in one turn those that come first are cut, about as many as can be in flight at once: what is needed first
-then comes early, and what is needed last hardly later."""
+"""Number of parts where a far host had no telling body yet: half of what a slow stream would take, for one request
+more. Of what is asked for in one turn those that come first are cut, about as many as can be in flight at once: what is
+needed first then comes early, and what is needed last hardly later."""
 FAR_SECONDS = 0.02
-"""To the first byte. So far away TCP takes several rounds until a stream has its rate, which a cold start waits for."""
+"""Seconds to the first byte of a far host. So far away TCP takes several rounds until a stream has its rate, which a
+cold start waits for."""
 SOON_FACTOR = 1.1
-"""What somebody waits for may take so many times as long as the fastest way, if that saves requests."""
+"""Multiple of the fastest way's time that what somebody waits for may take, if that saves requests."""
 AHEAD_FACTOR = 4.0
-"""What is read ahead likewise: it has the time that the episodes in front of it take, and a request costs CPU."""
+"""Such a multiple for what is read ahead: it has the time that the episodes before it take, and a request costs CPU."""
 MAX_SERVERS = 256
 """Servers whose hosts are remembered, about 200 bytes each."""
 
@@ -67,7 +68,7 @@ class Company(NamedTuple):
     requests: int = 1
     """All of them, this one included: they share what is free."""
     ahead: int = 0
-    """Those that were asked for before this one, or are more urgent."""
+    """Number of those that were asked for before this one, or are more urgent."""
 
 
 ALONE = Company()
@@ -149,7 +150,7 @@ class Ask:
         self.range = one
         self.caller = running_caller()
         self.shared: Shared | None = None
-        """What brings it; None where that is a request of its own."""
+        """The shared request that brings it; None where that is a request of its own."""
         self.requests = self.ahead = 0
         """The figures of its company; no requests until the end of the turn."""
 
@@ -231,7 +232,7 @@ class Joining:
 
 
 def _caller_for(served: Sequence[Ask]) -> Caller:
-    """On whose behalf a shared request is made: in the line of the first, and urgent once one of them is."""
+    """Return the caller to make a shared request for: in the line of the first, and urgent once one of them is."""
     first = served[0].caller
     if first is None or first.urgent:
         return first or Caller()

@@ -1,4 +1,4 @@
-"""What stands behind an answer that isn't the object's, in words: a login, a proxy, the wrong port, a page. Pure.
+"""The reasons for an answer that isn't the object's, in words: a login, a proxy, the wrong port, a page. Pure.
 
 A status alone says little: 403 is a token's that wasn't sent as well as a proxy's. Nothing here shows a secret: of
 credentials the kind is told, of a server's challenge the scheme and the realm.
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 PLAIN_TO_TLS = "plain http on a port of https"
-"""In place of what servers say of it, each in its own words."""
+"""Our words in place of what servers say of it, each in its own."""
 
 _TOLD_PLAIN = re.compile(
     rb"plain HTTP request was sent to HTTPS|HTTP request to an HTTPS server|speaking plain HTTP to an SSL-enabled",
@@ -127,7 +127,7 @@ def circumstances(
 
 
 def challenges(headers: Mapping[str, str], name: str) -> list[str]:
-    """What each challenge in the headers of this name asks for: the scheme, with its realm and error where they say."""
+    """Return what each challenge in the headers of this name asks for: the scheme, realm and error where they say."""
     found: list[str] = []
     for value in (value for other, value in headers.items() if other.lower() == name.lower()):
         for part in re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^",])+', value[:4096]):

@@ -1,4 +1,4 @@
-"""Which of a host's addresses a new connection goes to.
+"""The choice among a host's addresses for a new connection.
 
 A large host has several addresses, and each is a server or a row of them. Connections that all go to the first one make
 it slow and leave the others idle. So new ones go round all of a name's addresses, each client from a place of its own.
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 __all__ = ["Resolver", "SystemResolver"]
 
 NAME_SECONDS = 10.0
-"""How long a name's answer is used. aiohttp's; S3's answers hold for less, and name new addresses each time."""
+"""Seconds for which a name's answer is used. aiohttp's; S3's answers hold for less, and name new addresses each
+time."""
 ASIDE_SECONDS = 60.0
-"""How long a failed address is tried last. Each time it then still fails costs one connection a quarter of a second."""
+"""Seconds for which a failed address is tried last. Each time it then still fails costs one connection a quarter of a
+second."""
 SLOW_SECONDS = 1.0
 """An address that gave no connection within this has failed, even where nobody waited any longer."""
 MAX_NAMES = 1024

@@ -1,4 +1,4 @@
-"""What we ask a server for, and whether its answer is one to exactly that. Pure: headers in, decision out.
+"""The request for a range, and whether an answer is one to exactly that. Pure: headers in, decision out.
 
 A server or a proxy in front of it may ignore the range, shift it, compress it, answer with another version, or say one
 length and send another. Whoever takes such an answer gets wrong bytes. So an answer either proves by its status,
@@ -46,7 +46,7 @@ SLICE_LIMIT_BYTES = 1024 * 1024
 TOKEN_CODES = frozenset({"ExpiredToken", "TokenRefreshRequired"})
 """Words by which S3 says with 400 what others say with 401."""
 NO_REASON = "it came without a reason"
-"""In place of S3's word: a 400 means so many things that one whose text was lost on the way may be no refusal."""
+"""Our words in place of S3's: a 400 means so many things that one whose text was lost on the way may be no refusal."""
 MISDIRECTED = 421
 """Status of a refusal that holds for the connection, and may be asked again on another one (RFC 9110, 15.5.20)."""
 
@@ -56,7 +56,7 @@ _REMARKABLE = re.compile(
 )
 """Fields, in lower case, that make an answer another one than its range, length and version say, or that say more."""
 _NOTHING = "bytes 0--1/0"
-"""By which Go's file server, and so Caddy and rclone, sends the last bytes of an empty object."""
+"""Content-Range with which Go's file server, and so Caddy and rclone, sends the last bytes of an empty object."""
 
 _REFUSALS: Mapping[int, tuple[type[FetchError], Verdict, str]] = {
     401: (AccessDenied, Verdict.FATAL, "the server wants credentials: set FetchConfig(tokens=...) or headers"),
@@ -286,7 +286,7 @@ def _check_refusal_was_right(wanted: Wanted, start: int, stop: int) -> None:
 
 
 def _check_countable(wanted: Wanted, headers: Mapping[str, str]) -> None:
-    """Whether an object whose length nobody tells is asked for whole, and its end can be told from a break."""
+    """Check that an object whose length nobody tells is asked for whole, and its end can be told from a break."""
     if wanted.is_closed or (wanted.start > 0 and not wanted.plain):
         raise _lie(200, "the server ignores Range and doesn't say how long the object is (no Content-Length)")
     if headers.get("Transfer-Encoding", "").strip().lower() != "chunked":

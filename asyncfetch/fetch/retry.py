@@ -1,4 +1,4 @@
-"""When a failed attempt is made again, and after how long. Pure: the clock and the dice are passed in."""
+"""The choice when a failed attempt is made again, and how soon. Pure: the clock and the dice are passed in."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 MAX_FIELD_CHARACTERS = 4096
-"""What is longer is nobody's quota."""
+"""Longest header that is read: a longer one is nobody's quota."""
 
 # Structured fields (RFC 9651), with blanks around every sign. What matches possessively (*+, ?+) is never tried anew,
 # so that no field takes more than linear time.
@@ -146,7 +146,7 @@ class Clock:
 
 
 class Verdict(Enum):
-    """What a failed attempt says about the next one."""
+    """The meaning of a failed attempt for the next one."""
 
     FATAL = "fatal"
     """The same question gets the same answer."""
@@ -162,7 +162,7 @@ class AttemptFailed(Exception):
 
     kind: type[FetchError]
     message: str
-    """What happened and the remedy, without url and range, which ``error`` adds."""
+    """The cause and the remedy, without url and range, which ``error`` adds."""
     verdict: Verdict = Verdict.AGAIN
     status: int | None = None
     retry_after: float | None = None
@@ -170,19 +170,19 @@ class AttemptFailed(Exception):
     host: str | None = None
     """``host:port`` that the attempt ended at, after redirects."""
     budget: RetryBudget | None = None
-    """Of the host that it ended at; None where it got to none, or where somebody else sent the request."""
+    """Budget of the host that it ended at; None where it got to none, or where somebody else sent the request."""
     is_over_budget: bool = False
     """True if that was empty when it should have been repeated."""
     waited_seconds: float = 0.0
-    """For its turn at that host."""
+    """Seconds that it waited for its turn at that host."""
     address: tuple[str, int] | None = None
-    """Of the connection that failed; None where the server's answer, or our wish, was the reason."""
+    """Address of the connection that failed; None where the server's answer, or our wish, was the reason."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of the answer that refused, found by names of any case."""
+    """Headers of the answer that refused, found by names of any case."""
     fields: Mapping[str, object] = field(default_factory=dict)
     """Further fields of ``kind``, such as the size of RangeNotSatisfiable."""
     told: ObjectInfo | None = None
-    """What the answer says of the object without bringing what was asked for; None where it says nothing."""
+    """All that the answer says of the object without bringing what was asked for; None where it says nothing."""
 
     def __str__(self) -> str:
         return f"{self.kind.__name__}: {self.message}"
@@ -209,7 +209,7 @@ def cause_of(error: BaseException) -> BaseException | None:
 
 
 class RetryBudget:
-    """How many more requests to one host may be repeats. All ranges of that host share it.
+    """The number of requests to one host that may still be repeats. All ranges of that host share it.
 
     Repeats help where failures are few and far between. A host that fails most of what it is asked is only kept from
     recovering by them, and its errors from those who should hear of them. So a repeat takes a token and an answer that
@@ -225,7 +225,7 @@ class RetryBudget:
         self._size = size
         self.left = size
         self.is_drawn = False
-        """Whether there are fewer than at first."""
+        """True if there are fewer than at first."""
 
     def take(self) -> bool:
         """Return whether there was a token to take."""
@@ -374,7 +374,7 @@ def retry_after_seconds(value: str | None, *, wall_now: float) -> float | None:
 
 
 def pause_seconds(headers: Mapping[str, str], *, wall_now: float) -> float | None:
-    """How long the headers of a refusal ask us to wait, None where they don't: Retry-After, or else RateLimit."""
+    """Return how long the headers of a refusal ask us to wait, else None: Retry-After, or else RateLimit."""
     asked = retry_after_seconds(headers.get("Retry-After"), wall_now=wall_now)
     return spent_quota_seconds(headers) if asked is None else asked
 

@@ -1,4 +1,4 @@
-"""Where the body of a request for several ranges lands: each long one in memory of its own, straight from the socket.
+"""The memory that the body of a request for several ranges lands in: each long one in its own, from the socket.
 
 Received into one block and copied out of it, a byte lands twice, and the block takes as much memory again as what it
 holds. But where a range's memory ends, so does a read of the socket, and for a short one another read costs more than
@@ -74,7 +74,7 @@ class Scatter:
     __slots__ = ("_memory", "_own", "_request", "_target")
 
     def __init__(self, request: Request, memory: MemoryPool) -> None:
-        """For a request of closed ranges that aren't empty, and where to take memory from."""
+        """Take a request of closed ranges that aren't empty, and where to take memory from."""
         self._request = request
         self._memory = memory
         self._own: dict[ByteRange, memoryview] = {}
@@ -134,7 +134,7 @@ class Scatter:
 Views: TypeAlias = "memoryview | Places"
 """Writable memory, in one view or several."""
 Target: TypeAlias = "Views | Scatter"
-"""What bytes land in."""
+"""The memory that bytes land in."""
 
 
 def apart(request: Request) -> list[ByteRange]:

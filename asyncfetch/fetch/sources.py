@@ -1,4 +1,4 @@
-"""What is put somewhere: bytes, a local file, or what an async iterator brings. Read once, from start to end."""
+"""Contents to be put somewhere: bytes, a local file, or what an async iterator brings. Read once, start to end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["BytesLike", "Content", "Source", "open_source"]
 
 BytesLike: TypeAlias = "bytes | bytearray | memoryview"
 Content: TypeAlias = "BytesLike | str | os.PathLike[str] | AsyncIterable[BytesLike]"
-"""What ``put`` takes: bytes, the path of a local file, or an async iterator of bytes. Whatever else has a buffer of
+"""All that ``put`` takes: bytes, the path of a local file, or an async iterator of bytes. Whatever else has a buffer of
 bytes, such as a NumPy array, goes, too."""
 
 
@@ -168,7 +168,7 @@ class _FileSource:
         return view.toreadonly()
 
     def _look_for_end(self) -> None:
-        """Whether all of it was read; FetchError where there is more of it than the system says."""
+        """Look whether all of it was read; FetchError where there is more of it than the system says."""
         self.at_end = self._position == self.size
         if not self.at_end:
             return
@@ -202,7 +202,7 @@ class _FileSource:
 
 
 class _IteratedSource:
-    """What an async iterator brings, put together. It is asked for more in the task that reads."""
+    """All that an async iterator brings, put together. It is asked for more in the task that reads."""
 
     def __init__(self, items: AsyncIterable[BytesLike], memory: MemoryPool) -> None:
         self._items: AsyncIterator[BytesLike] = aiter(items)
@@ -233,7 +233,7 @@ class _IteratedSource:
         return view[:filled].toreadonly()
 
     async def _advance(self) -> None:
-        """To the next item that isn't empty: then it is known whether there is one."""
+        """Go to the next item that isn't empty: then it is known whether there is one."""
         while True:
             try:
                 item = await anext(self._items)

@@ -30,9 +30,9 @@ __all__ = ["can_be_fast", "connect_fast_tls", "tls_context"]
 _log = logging.getLogger(__name__)
 
 KNOWN_VERSION = "1.2."
-"""Of aiofastnet: another one might take ``_QuietContext`` at its word."""
+"""The version of aiofastnet that is known: another one might take ``_QuietContext`` at its word."""
 SHUTDOWN_SECONDS = 1.0
-"""How long a closed connection says good-bye at most, and is kept alive for that."""
+"""Seconds that a closed connection has at most to say good-bye, and is kept alive for."""
 
 
 class _QuietContext(ssl.SSLContext):

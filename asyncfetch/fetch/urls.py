@@ -96,7 +96,7 @@ _EXACT = re.compile(r"(?:[!-$&-~]|%[0-9A-Fa-f]{2})*")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What all requests to one origin have in common."""
+    """The parts that all requests to one origin have in common."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Sent with every request to a url of the caller's, credentials included."""
@@ -144,7 +144,7 @@ def next_url(url: URL, location: str | None) -> URL:
 
 
 def is_permanent(status: int, headers: Mapping[str, str]) -> bool:
-    """Whether a redirect holds until it fails: whoever gets it may keep it (RFC 9110, sections 15.4.2 and 15.4.9).
+    """Return whether a redirect holds until it fails: whoever gets it may keep it (RFC 9110, 15.4.2 and 15.4.9).
 
     One that says more of how it may be kept is followed anew each time, which is always right.
     """

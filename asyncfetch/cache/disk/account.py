@@ -1,7 +1,7 @@
 """How many bytes all processes together hold in a directory: one number, in a file that they lock.
 
 The number may be too high, never too low, so the bound holds whatever is killed when. Whoever wants to write takes the
-bytes first and makes the file then; whoever deletes gives them back behind that. What gets lost between the two by a
+bytes first and makes the file then; whoever deletes gives them back after that. What gets lost between the two by a
 kill, or by files that somebody else deletes, comes back at the next count of what is really there.
 
 A file without a number, or with one that isn't what was written, means that nobody has counted yet; until then

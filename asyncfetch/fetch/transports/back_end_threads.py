@@ -49,7 +49,7 @@ class BackEndThreads:
     def __init__(self, places: int, limit_seconds: float) -> None:
         self.loop = asyncio.get_running_loop()
         self.limit_seconds = limit_seconds
-        """Of a call."""
+        """Time limit of a call."""
         self._count = places
         self._places = asyncio.Semaphore(places)
         self._waiting: set[Interrupt] = set()
@@ -136,7 +136,7 @@ class BackEndThreads:
 
 
 class Job:
-    """What a thread does for one caller. It calls ``work``, ``next_call`` and ``landing``, the loop all else."""
+    """The work of a thread for one caller. It calls ``work``, ``next_call`` and ``landing``, the loop all else."""
 
     __slots__ = ("_began", "_function", "_lock", "_outcome", "_scheme", "_threads", "due")
 
@@ -151,7 +151,7 @@ class Job:
         self._lock = threading.Lock()
         self._began = math.inf
         self.due = math.inf
-        """For Deadlines: when to look at it next."""
+        """The time at which Deadlines looks at it next."""
 
     def next_call(self) -> None:
         """Comes before each call into the back end, which has the whole limit from now on.

@@ -29,7 +29,7 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY and ~/.netrc say."""
+    """All that HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY and ~/.netrc say."""
 
     proxies: Mapping[str, Proxy] = field(default_factory=dict)
     logins: netrc.netrc | None = field(default=None, repr=False)

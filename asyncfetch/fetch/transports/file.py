@@ -45,7 +45,7 @@ READ_STEP_BYTES = 1024 * 1024
 """Between two of these a read can be cancelled; about 1 ms on a local disk, and 10 ms on a slow one."""
 
 _LEADS_NOWHERE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES})
-"""Of a link: to itself, through a file, too long, or to where this user may not look."""
+"""Errors of a link to itself, through a file, too long, or to where this user may not look."""
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ class _InThread(ABC, Generic[T]):
 
     @abstractmethod
     def run(self) -> T:
-        """In the thread."""
+        """Do the work, in the thread."""
 
     def stop(self) -> None:
         """Makes the thread give up at its next step. On the loop, where nobody wants what comes of it any more."""
@@ -186,7 +186,7 @@ class _FileRead(_InThread[None]):
         self._known = known
 
     def run(self) -> None:
-        """In the thread."""
+        """Read the file, in the thread."""
         url = self._download.url
         try:
             # Without O_NONBLOCK, opening a named pipe would wait for its writer.
@@ -226,7 +226,7 @@ class _FileListing(_InThread[list[ObjectInfo]]):
         self._max_entries = max_entries
 
     def run(self) -> list[ObjectInfo]:
-        """In the thread."""
+        """List the directory, in the thread."""
         entries: list[os.DirEntry[str]] = []
         try:
             with os.scandir(local_path(self._url)) as found:
@@ -331,7 +331,7 @@ class _Beside:
         self._exists = False
 
     def open(self) -> None:
-        """With the permissions that any new file gets."""
+        """Create the file, with the permissions that any new one gets."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self._beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -340,7 +340,7 @@ class _Beside:
         self._exists = True
 
     def write(self, view: memoryview) -> None:
-        """Behind what is there."""
+        """Append to what is there."""
         try:
             while view:
                 view = view[os.write(self._descriptor, view) :]
@@ -348,7 +348,7 @@ class _Beside:
             raise _write_failure(error) from error
 
     def finish(self) -> os.stat_result:
-        """On the disk, and in its place."""
+        """Bring the file to the disk, and to its place."""
         try:
             os.fsync(self._descriptor)
             with _synced(self._path.parent):
@@ -378,7 +378,7 @@ class _Beside:
 
 @contextmanager
 def _synced(path: Path) -> Iterator[None]:
-    """Behind it, the directory's entries are on the disk, too, unless this user may write it and not read it."""
+    """Bring the directory's entries to the disk after the block, unless this user may write it and not read it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:

@@ -70,7 +70,7 @@ VERSION_KEYS = (
     "ETag", "etag", "md5", "md5Hash", "content_md5", "checksum", "crc32c", "sha256", "generation", "VersionId",
     "version", "mtime", "LastModified", "last_modified", "modified", "updated", "created",
 )  # fmt: skip
-"""What back ends call the things that change with an object's content."""
+"""Names that back ends give the things that change with an object's content."""
 
 _UNKNOWN_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
@@ -377,11 +377,11 @@ class _Reading:
 
     @property
     def left_bytes(self) -> int:
-        """What is still to be taken, once it is open."""
+        """Bytes that are still to be taken, once it is open."""
         return len(self._view) - self._landed_bytes
 
     def tell(self, permit: Permit) -> None:
-        """What came of the latest job. On the loop."""
+        """Tell the permit what came of the latest job. On the loop."""
         if self._is_open and not self._is_told_open:
             self._is_told_open = True
             permit.answered(self._asked_at, self._opened_at, is_refusal=False)
@@ -406,7 +406,7 @@ class _Reading:
             self._is_open = True
 
     def take(self, max_bytes: int, job: Job) -> None:
-        """Asks for the next so many bytes and lands them; opens it before the first and checks it behind the last."""
+        """Asks for the next so many bytes and lands them; opens it before the first and checks it after the last."""
         if not self._is_open:
             self.open(job)
         if self.left_bytes:

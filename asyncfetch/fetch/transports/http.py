@@ -75,13 +75,13 @@ class Response:
     """An answer that isn't an object's bytes, with a status below 400."""
 
     url: URL = field(repr=False)
-    """What it answers, after redirects."""
+    """The url that it answers, after redirects."""
     status: int
     headers: Mapping[str, str] = field(repr=False)
     """Found by names of any case."""
     body: bytes = field(default=b"", repr=False)
     target: URL | None = field(default=None, repr=False)
-    """Where it redirects to: another origin; None where it doesn't."""
+    """The url that it redirects to, of another origin; None where it doesn't."""
 
     @contextmanager
     def is_judged(self) -> Iterator[None]:

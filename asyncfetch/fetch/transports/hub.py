@@ -45,7 +45,7 @@ __all__ = ["HubFile", "HubTransport", "signed_seconds"]
 
 ENDPOINT = "https://huggingface.co"
 UNSIGNED_SECONDS = 300.0
-"""How long a redirect is believed that doesn't say when it expires."""
+"""Seconds for which a redirect is believed that doesn't say when it expires."""
 _KINDS = {"datasets": "datasets", "spaces": "spaces", "models": "models"}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SPECIAL_REVISION = re.compile(r"(refs/(?:convert/[^/]+|pr/[0-9]+))(?:/|$)")
@@ -54,7 +54,7 @@ _NEXT = re.compile(r'<([^<>]*)>\s*;[^,<]*\brel="?next\b')
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """What an ``hf://`` url names."""
+    """The file that an ``hf://`` url names."""
 
     kind: str
     """"datasets", "models" or "spaces"."""
@@ -89,7 +89,7 @@ class HubFile:
 
     @property
     def repository_key(self) -> tuple[str, str, str]:
-        """What has one commit."""
+        """The key of what has one commit."""
         return self.kind, self.repository, self.revision
 
     def file_path(self, commit: str) -> str:
@@ -244,7 +244,7 @@ def _token(variables: Mapping[str, str]) -> str | None:
 
 
 def _stripped(token: str) -> str:
-    """As huggingface_hub takes it."""
+    """Return the token as huggingface_hub takes it."""
     return token.replace("\r", "").replace("\n", "").strip()
 
 

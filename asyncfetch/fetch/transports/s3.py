@@ -49,8 +49,8 @@ AWS_HOSTS = (".amazonaws.com", ".amazonaws.com.cn")
 REGION_IN_HOST = re.compile(r"https?://s3\.([a-z0-9-]+)\.backblazeb2\.com(?::\d+)?/?")
 """Backblaze B2 has an endpoint for each region, named after it; a signature has to name the same."""
 USUAL_ENDPOINT = re.compile(r"https?://s3(?:-fips)?(?:\.dualstack)?(?:\.(?!us-gov-)[a-z0-9-]+)?\.amazonaws\.com/?")
-"""In all of these a bucket's name means the same one. Others of AWS's (China, the government's, Outposts) have buckets
-of their own."""
+"""Endpoints in all of which a bucket's name means the same one. Others of AWS's (China, the government's, Outposts)
+have buckets of their own."""
 THREAD_NAME = "asyncfetch s3"
 
 
@@ -62,7 +62,7 @@ class Signed:
     headers: Mapping[str, str]
     """Must be sent with it: the signature covers them."""
     seconds: float
-    """How long it is good for, from now; infinite where nothing is signed."""
+    """Seconds that it is good for, from now; infinite where nothing is signed."""
 
 
 class S3Signer:
@@ -125,7 +125,7 @@ def _start() -> LoopThread:
 
 
 def _says_nothing_of_ours(record: logging.LogRecord) -> bool:
-    """Whether to log a record: at DEBUG, botocore writes down what it signs, the token and the signature with it."""
+    """Return whether to log a record: at DEBUG, botocore writes down what it signs, token and signature with it."""
     return record.threadName != THREAD_NAME
 
 
@@ -215,7 +215,7 @@ class _Clients:
 
 @contextmanager
 def _errors_of_ours() -> Iterator[None]:
-    """What botocore raises of credentials and configurations, as what callers can do about it."""
+    """Raise what botocore says of credentials and configurations as what callers can do about it."""
     from botocore import exceptions
 
     try:
@@ -253,7 +253,7 @@ class _SignedAddress(Address):
     region: str | None = None
     """Signed for this one; None means aiobotocore's own choice."""
     seconds: float = math.inf
-    """How long it is good for."""
+    """Seconds that it is good for."""
 
 
 class S3Transport:
@@ -434,7 +434,7 @@ def _sent_elsewhere(reply: Response) -> AttemptFailed:
 
 
 def _clock_error(headers: Mapping[str, str], wall_now: float) -> str:
-    """In words by how much our clock is off, by the Date of an answer; empty where that explains nothing."""
+    """Return in words by how much our clock is off, by the Date of an answer; empty where that explains nothing."""
     try:
         behind = parsedate_to_datetime(headers["Date"]).timestamp() - wall_now
     except (KeyError, ValueError, TypeError, OverflowError):
@@ -445,7 +445,7 @@ def _clock_error(headers: Mapping[str, str], wall_now: float) -> str:
 
 
 def _parse_page(body: bytes, bucket: str, prefix: str) -> tuple[list[ObjectInfo], bool, str | None]:
-    """What a ListObjectsV2 answer has: entries, whether the prefix itself is an object, and the next page's token.
+    """Return what a ListObjectsV2 answer has: entries, whether the prefix is an object itself, the next page's token.
 
     Consoles put such an object there to show an empty folder. The token is None after the last page.
     """

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 __all__ = ["S3Upload"]
 
 MAX_PARTS = 10_000
-"""Of one upload; S3's limit."""
+"""Bound on the parts of one upload; S3's limit."""
 MAX_ANSWER_BYTES = 16 * 1024
-"""Of what is parsed on the loop, which takes 1 ms. An answer to something written has less than 1 KiB."""
+"""Bound on what is parsed on the loop, which takes 1 ms. An answer to something written has less than 1 KiB."""
 PIECE_BYTES = 128 * 1024
 """Handed to the connection at once: with each of them, the time that the store has to answer starts anew."""
 UNDO_SECONDS = 5.0
-"""What a cancelled caller waits at most until its upload is aborted, and before that for the answer that says which
-one it is. S3 answers within 0.2 s."""
+"""Seconds that a cancelled caller waits at most until its upload is aborted, and before that for the answer that says
+which one it is. S3 answers within 0.2 s."""
 _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _OWN_KEYS = re.compile(r"aws:kms(:dsse)?")
@@ -64,7 +64,7 @@ _REFUSALS: Mapping[str, tuple[type[FetchError], Verdict, str]] = {
     "OperationAborted": (FetchError, Verdict.AGAIN, "somebody else writes the same object"),
     "RequestTimeout": (FetchTimeout, Verdict.AGAIN, "the store gave up waiting for our bytes"),
 }
-"""What refusals of something written mean, where that is more than their status says."""
+"""The meaning that refusals of something written mean, where that is more than their status says."""
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Ask(Protocol):
 
 
 class Persist(Protocol):
-    """What an attempt brings in the end."""
+    """A call that repeats an attempt and returns what it brings in the end."""
 
     async def __call__(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
         """Over as many attempts as the policy allows, else FetchError."""
@@ -258,7 +258,7 @@ class S3Upload:
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
     ) -> str:
-        """What ``take`` makes of the answer to one request that writes; AttemptFailed says what that means for it."""
+        """Return what ``take`` makes of the answer to a request that writes; AttemptFailed says what it means."""
         try:
             reply = await self._ask(method, operation, {**self._place, **parameters}, headers=headers, body=body)
         except AttemptFailed as failure:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMON_HEADERS", "Exchange", "Session"]
 
 COMMON_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "asyncfetch"}
-"""What every request carries."""
+"""Headers that every request carries."""
 
 
 class Session:
@@ -174,7 +174,7 @@ class _QuietConnector(aiohttp.TCPConnector):
     """One that says nothing where it is collected open: see ``Session.let_go``."""
 
     def __del__(self, _: object = None, /) -> None:
-        """In place of aiohttp's, which logs an error."""
+        """Do nothing, in place of aiohttp's, which logs an error."""
 
 
 class Exchange:
@@ -211,9 +211,9 @@ class Exchange:
         self._peer: Peer | None = None
         self.status = 0
         self.headers: Mapping[str, str] = {}
-        """Of the answer, found by names of any case."""
+        """Headers of the answer, found by names of any case."""
         self.sent_at = self.first_byte_at = host.now()
-        """When the request had its connection, or its last byte went out; and when the answer's head was there."""
+        """Times at which the request had its connection, or its last byte went out, and the answer's head was there."""
 
     async def __aenter__(self) -> Self:
         self._scope.__enter__()
@@ -438,7 +438,7 @@ os.register_at_fork(after_in_child=_disown_sessions_in_child)
 
 @atexit.register
 def _let_go_at_exit() -> None:
-    """What is left open on loops of others ends here, and not while the interpreter is taken apart.
+    """Close what is left open on loops of others here, and not while the interpreter is taken apart.
 
     There a transport of aiofastnet fails at everything, and says so. A loop that still runs, in a daemon thread, keeps
     its own: nothing of it is taken apart.
