@@ -1,4 +1,4 @@
-"""Which bytes are kept, and where.
+"""The bytes that are kept, and where.
 
 memory          ByteCache: byte ranges in memory, within a bound
 lease           what callers see of cached bytes

@@ -1,4 +1,4 @@
-"""What callers see of cached bytes."""
+"""Cached bytes as callers see them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["CacheKey", "CacheStatistics", "Lease"]
 
 @dataclass(frozen=True, slots=True)
 class CacheKey:
-    """What tells one entry from another, beside the version of the object, of which all its entries are.
+    """All that tells one entry from another, beside the version of the object, of which all its entries are.
 
     Equal ranges with different headroom are different entries.
     """
@@ -77,7 +77,7 @@ class CacheStatistics:
     waited: int
     """Fetches that had to wait for room before they began, those that wait now and those that gave up included."""
     disk: DiskStatistics | None = None
-    """Of the disk tier below; None where there is none."""
+    """Statistics of the disk tier below; None where there is none."""
 
 
 class Lease:

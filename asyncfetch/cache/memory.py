@@ -521,7 +521,7 @@ class ByteCache:
 
     @contextmanager
     def _watching(self, url: str) -> Iterator[None]:
-        """Where the object turns out to be replaced, what is held of it goes: nobody reads it beside the new one."""
+        """Drop what is held of the object where it turns out to be replaced: nobody reads it beside the new one."""
         try:
             yield
         except ObjectChanged:

@@ -1,4 +1,4 @@
-"""What an object is called, however its url is signed today."""
+"""The name of an object, however its url is signed today."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SIGNED_BY: Final[Mapping[str, frozenset[str]]] = {
     "signature": frozenset(_OLDER.split()),  # S3's and Google's first form, and CloudFront's
     "sig": frozenset(_AZURE.split()),
 }
-"""By the parameter that makes a url a signed one, all that its signature consists of. Without that parameter the others
-mean something else: a plain ``?expires=`` or ``?st=`` may choose the content."""
+"""All that a url's signature consists of, by the parameter that makes it a signed one. Without that parameter the
+others mean something else: a plain ``?expires=`` or ``?st=`` may choose the content."""
 
 
 def object_name(url: str) -> str:

@@ -1,4 +1,4 @@
-"""How many bytes all processes together hold in a directory: one number, in a file that they lock.
+"""The number of bytes that all processes together hold in a directory: one, in a file that they lock.
 
 The number may be too high, never too low, so the bound holds whatever is killed when. Whoever wants to write takes the
 bytes first and makes the file then; whoever deletes gives them back after that. What gets lost between the two by a
@@ -61,7 +61,7 @@ class Account:
                 os.close(self._descriptor)
 
     def used_bytes(self) -> int | None:
-        """In use, at most; None before the first count."""
+        """Return the bytes in use, at most; None before the first count."""
         with self._locked():
             used, _ = self._read()
         return None if used >= _UNKNOWN else used

@@ -51,7 +51,7 @@ class Mount:
     file_system: str
     """Its type, such as "ext4" or "fuse.sshfs"."""
     options: frozenset[str]
-    """Of the mount and of the file system."""
+    """Options of the mount and of the file system."""
 
 
 def mount_of(path: str, lines: Iterable[str]) -> Mount | None:
@@ -126,21 +126,21 @@ def _locks_work(lock_file: Path) -> bool:
 SLACK: Final = 20
 """A twentieth of the bound is freed at a time: so about 20 files are looked at for each that is written."""
 _TAG: Final = b"Signature: 8a477f597d28d172789f06886806bc55\n# Fetched bytes, kept by asyncfetch.\n"
-"""What https://bford.info/cachedir asks for."""
+"""The tag that https://bford.info/cachedir asks for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What there is, as found by looking at all files."""
+    """All that there is, as found by looking at all files."""
 
     objects: int
     files: int
     cost_bytes: int
-    """What the files take of the disk."""
+    """Bytes of the disk that the files take."""
     unfinished_bytes: int
-    """What those take that are being written."""
+    """Bytes that those take that are being written."""
     oldest_use_ns: int | None
-    """Since the epoch, and not after now; None where there is no file."""
+    """Time of the oldest use since the epoch, and not after now; None where there is no file."""
     newest_use_ns: int | None
 
 
@@ -211,7 +211,7 @@ class Folder:
         return self._account.used_bytes() or 0
 
     def free_bytes(self) -> int:
-        """Of the disk, for this user."""
+        """Return the free bytes of the disk, for this user."""
         status = os.statvfs(self._root)
         return status.f_bavail * status.f_frsize
 

@@ -63,7 +63,7 @@ DIRECTORY_VARIABLE = "ASYNCFETCH_DISK_CACHE_DIR"
 
 
 def default_directory() -> Path:
-    """Where the command line looks for a tier that isn't named: the environment's, or the user's cache directory."""
+    """Return where the command line looks for an unnamed tier: the environment's, or the user's cache directory."""
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
         return absolute_directory(named)
@@ -79,15 +79,15 @@ class DiskTier:
     """
 
     directory: str | os.PathLike[str]
-    """On a local disk; made where it isn't there, for this user alone. Whoever can write to it is trusted: what is read
-    from it is checked against accidents, not against forgery."""
+    """Directory on a local disk; made where it isn't there, for this user alone. Whoever can write to it is trusted:
+    what is read from it is checked against accidents, not against forgery."""
     max_bytes: int
     """Bound on the files in it, each rounded up to whole pages of 4 KiB."""
     _: KW_ONLY
     min_free_bytes: int = 1024**3
-    """Of the disk that are left to others: with less free than this, the tier gives room back instead of taking more.
-    Where not even all that it holds would be enough, it takes no more, but keeps and serves what it has. 1 GiB is what
-    a log or a checkpoint needs to say that the disk is full."""
+    """Bytes of the disk that are left to others: with less free than this, the tier gives room back instead of taking
+    more. Where not even all that it holds would be enough, it takes no more, but keeps and serves what it has. 1 GiB is
+    what a log or a checkpoint needs to say that the disk is full."""
 
     def __post_init__(self) -> None:
         absolute_directory(self.directory)
@@ -112,8 +112,9 @@ PAGE_BYTES: Final = 4096
 _MAGIC: Final = b"AFetch1\n"
 _HEADER: Final = struct.Struct("<8s24sQQQ")
 HEADER_BYTES: Final = _HEADER.size
-"""In front of the content: were it behind, the system would take twice as long to copy into memory that begins 16 bytes
-into a page, as all that malloc maps does. A copy is slow whose target lies a few bytes behind its source in a page."""
+"""Length of the header before the content: were it after it, the system would take twice as long to copy into memory
+that begins 16 bytes into a page, as all that malloc maps does. A copy is slow whose target lies a few bytes behind its
+source in a page."""
 
 _OBJECT_DIGEST, _VERSION_DIGEST = 16, 8
 _NUMBER: Final = "(?:0|[1-9a-f][0-9a-f]*)"
@@ -162,12 +163,12 @@ class Version:
 
     @property
     def name(self) -> str:
-        """What the names of its files begin with."""
+        """The part that the names of its files begin with."""
         return f"{self.object}-{self.version}"
 
     @property
     def digest(self) -> bytes:
-        """What each of its files' headers begins with."""
+        """The part that the headers of its files begin with."""
         return bytes.fromhex(self.object + self.version)
 
 
@@ -180,7 +181,7 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """What the name of its file ends with."""
+        """The part that the name of its file ends with."""
         return f"{self.start:x}-{self.stop:x}"
 
     @property
@@ -205,7 +206,7 @@ def shelves(object_id: str, start: int, stop: int) -> set[str]:
 
 
 def file_path(version: Version, piece: Piece) -> str:
-    """Of a piece's file, below the objects."""
+    """Return the path of a piece's file, below the objects."""
     return f"{_shelf(version.object, piece.start // BLOCK_BYTES)}/{version.name}-{piece.name}"
 
 
@@ -226,7 +227,7 @@ def parse_file_name(name: str) -> tuple[Version, Piece]:
 
 
 def find_larger(names: Iterable[str], version: Version, piece: Piece) -> Piece | None:
-    """Of the files of these names, one that holds all of a piece and more."""
+    """Return, of the files of these names, one that holds all of a piece and more."""
     beginning = f"{version.name}-"
     for name in names:
         if name.startswith(beginning) and is_file_name(name):

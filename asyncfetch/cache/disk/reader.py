@@ -46,9 +46,9 @@ THREADS: Final = 8
 """That read and write files; NVMe disks are saturated by fewer."""
 WEB_SCHEMES: Final = frozenset(("http", "https"))
 STORE_SCHEMES: Final = frozenset(("s3", "hf"))
-"""Whose urls mean another object at another endpoint. These servers, too, make the ETags themselves. What fsspec reads
-has versions made of times, and urls that mean another object with other arguments; local files are read as fast from
-where they are."""
+"""Schemes whose urls mean another object at another endpoint. These servers, too, make the ETags themselves. What
+fsspec reads has versions made of times, and urls that mean another object with other arguments; local files are read as
+fast from where they are."""
 STEP_BYTES: Final = 16 * 1024 * 1024
 """Read or written by one call in a thread, a few ms: a cancelled caller waits for no more than that."""
 

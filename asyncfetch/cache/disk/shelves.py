@@ -51,12 +51,12 @@ class BlockFile:
     version: Version
     piece: Piece
     cost_bytes: int
-    """What it takes of the disk."""
+    """Bytes of the disk that it takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What went."""
+    """All that went."""
 
     files: int
     cost_bytes: int
@@ -166,7 +166,7 @@ class Shelves:
                         yield entry, entry.stat(follow_symlinks=False)
 
     def _names(self, object_id: str, start: int, stop: int) -> Iterator[str]:
-        """Of all files on the shelves that these bytes belong to."""
+        """Yield the names of all files on the shelves that these bytes belong to."""
         for shelf in shelves(object_id, start, stop):
             with suppress(FileNotFoundError, NotADirectoryError):
                 yield from os.listdir(f"{self._directory}/{shelf}")
@@ -177,7 +177,7 @@ def unwatched(_doing: str, _share: float) -> None:
 
 
 def entries(path: str | Path) -> Iterator[os.DirEntry[str]]:
-    """What lies in a folder; nothing where there is none."""
+    """Yield what lies in a folder; nothing where there is none."""
     try:
         with os.scandir(path) as found:
             yield from found

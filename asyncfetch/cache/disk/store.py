@@ -44,11 +44,12 @@ class DiskStatistics:
     hit_bytes: int
     """Read from them."""
     misses: int
-    """Not there. An object's first range is asked for before its version is known, and isn't counted."""
+    """Reads of what was not there. An object's first range is asked for before its version is known, and isn't
+    counted."""
     written: int
     written_bytes: int
     skipped: int
-    """Not written: no room, somebody else was making some, or writing is paused."""
+    """Files that were not written: no room, somebody else was making some, or writing is paused."""
     damaged: int
     """Deleted because their content wasn't what was written."""
     failures: int

@@ -71,12 +71,12 @@ class StagingDirectory:
 
     @property
     def parent(self) -> str:
-        """Where the directory is made."""
+        """The directory that this one is made in."""
         return os.path.abspath(self._parent or tempfile.gettempdir())
 
     @property
     def path(self) -> str | None:
-        """Where files go; None before the first one and after the end."""
+        """The directory that files go to; None before the first one and after the end."""
         return None if self._owned is None else self._owned.path
 
     @property

@@ -102,7 +102,8 @@ _LOGGER = logging.getLogger(__name__)
 DIRECT_THREADS = 64
 """Threads beyond the pool's workers that read for those who wait: as many as requests go to one host at a time."""
 PAUSE_SECONDS = 10.0
-"""Without staging after a write failed: a full disk is seldom empty in less, and each try costs the bytes of a read."""
+"""Seconds without staging after a write failed: a full disk is seldom empty in less, and each try costs the bytes of a
+read."""
 
 
 class Engine:
@@ -182,12 +183,12 @@ class Engine:
         return claim
 
     def join(self, claim: Claim) -> Flight | StagedFile | None:
-        """As Table.join; a read that is begun has a thread at once."""
+        """Do as Table.join; a read that is begun has a thread at once."""
         with self.table() as table:
             return table.join(claim)
 
     def distrust(self, claim: Claim, file: StagedFile) -> Flight | StagedFile | None:
-        """As Table.distrust."""
+        """Do as Table.distrust."""
         with self.table() as table:
             self.damaged += 1
             found, leftover = table.distrust(claim, file)

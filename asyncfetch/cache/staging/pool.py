@@ -44,13 +44,13 @@ class StagingStatistics:
     entries: int = 0
     """Files that some handle refers to, wherever they are."""
     queued: int = 0
-    """Those that nobody reads yet."""
+    """Files that nobody reads yet."""
     waiting: int = 0
-    """Those that wait for room."""
+    """Files that wait for room."""
     reads: int = 0
     """Reads of stores."""
     direct_reads: int = 0
-    """Those that went ahead without room on disk, because somebody waited for them."""
+    """Reads that went ahead without room on disk, because somebody waited for them."""
     write_failures: int = 0
     """Files that couldn't be written, and were served from memory or read again."""
     damaged: int = 0
@@ -58,7 +58,7 @@ class StagingStatistics:
 
 
 class StagingPool(Protocol):
-    """What pools with and without a cache have in common."""
+    """The parts that pools with and without a cache have in common."""
 
     def get(self, store: FileStore[T], name: str, sample: object = None) -> T:
         """The file's value, read here and now, past the cache; ``sample`` gets its source added."""
@@ -78,7 +78,7 @@ class StagingPool(Protocol):
 
     @property
     def path(self) -> str | None:
-        """Where its files are; None where there are none."""
+        """The directory that its files are in; None where there are none."""
         ...
 
     def close(self, *, wait_seconds: float | None = CLOSE_SECONDS) -> None:

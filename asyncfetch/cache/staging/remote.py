@@ -39,7 +39,7 @@ class ThreadFetcher:
         self._sessions: dict[int, Future[_Session]] = {}
 
     def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
-        """As RangeReader.fetch."""
+        """Do as RangeReader.fetch."""
         session = self._session()
         return session.thread.run(session.fetcher.fetch, url, start, stop)
 
@@ -52,7 +52,7 @@ class ThreadFetcher:
         return session.thread.run(_fetch_version, session.fetcher, version, start, stop)
 
     def stat(self, url: str) -> ObjectInfo:
-        """As RangeReader.stat."""
+        """Do as RangeReader.stat."""
         session = self._session()
         return session.thread.run(session.fetcher.stat, url)
 
@@ -137,7 +137,7 @@ class UrlStore(SplitStore[bytes]):
 
     @property
     def identity(self) -> Hashable:
-        """As FileStore has it: the root with its secrets, and how it is asked."""
+        """The identity that FileStore asks for: the root with its secrets, and how it is asked."""
         return UrlStore, self._root, self._fetcher.config
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:

@@ -1,4 +1,4 @@
-"""Where files come from: the protocol, and the stores that need no network."""
+"""Stores, which files come from: the protocol, and the stores that need no network."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Method = Literal["raw", "pickle"]
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Stored:
-    """What a read brought, in the form that is staged."""
+    """The bytes that a read brought, in the form that is staged."""
 
     data: bytes
     source: SourceInfo | None
@@ -57,7 +57,7 @@ class Binding(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """What is shared: file and stored form."""
+        """The key of what is shared: file and stored form."""
         ...
 
     def size(self) -> int | None:
@@ -158,12 +158,12 @@ _FIELD = "__sources__"
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """Where one file was read."""
+    """The place where one file was read."""
 
     dataset_path: str
     """The store's path, without secrets."""
     index: int | str | None = None
-    """What the file was asked by."""
+    """The index that the file was asked by."""
     shard_name: str | None = None
     """The archive that holds it, where there is one."""
     file_names: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ class FileStore(Protocol[T_co]):
 
     @property
     def path(self) -> str:
-        """What tells this store's files from others', without secrets. Fit for messages."""
+        """The path that tells this store's files from others', without secrets. Fit for messages."""
         ...
 
     def __getitem__(self, name: str) -> tuple[T_co, SourceInfo]:
@@ -233,15 +233,15 @@ class SplitStore(ABC, Generic[T]):
     @property
     @abstractmethod
     def path(self) -> str:
-        """As FileStore has it."""
+        """The path that FileStore asks for."""
 
     @abstractmethod
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
-        """As RawFileStore has it."""
+        """Do as RawFileStore.read_raw."""
 
     @abstractmethod
     def decode(self, raw: bytes, name: str) -> T:
-        """As RawFileStore has it."""
+        """Do as RawFileStore.decode."""
 
     def size(self, name: str) -> int | None:
         """Length of the raw bytes where it is known without reading them."""

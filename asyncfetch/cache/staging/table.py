@@ -1,4 +1,4 @@
-"""Which files are queued, being read, staged; who refers to them; what comes next. No thread, no I/O.
+"""The table of which files are queued, being read, staged; who refers to them; what comes next. No thread, no I/O.
 
     request -> QUEUED -> READING -> WRITING -> STAGED -> ENDED
                  |  ^       |
@@ -59,7 +59,7 @@ class Quota:
 
     @property
     def free_bytes(self) -> int:
-        """What a reservation can have now."""
+        """Bytes that a reservation can have now."""
         return self.max_bytes - self.bytes
 
     def fits(self, size_bytes: int) -> bool:
@@ -67,7 +67,7 @@ class Quota:
         return self.count < self.max_count and size_bytes <= self.free_bytes
 
     def reserve(self, size_bytes: int) -> Reservation | None:
-        """So much for one file, or None where it doesn't fit."""
+        """Reserve so much for one file, or return None where it doesn't fit."""
         return Reservation(self, size_bytes) if self.fits(size_bytes) else None
 
 
@@ -100,7 +100,7 @@ class Reservation:
 
 
 class Phase(Enum):
-    """Where an entry is on its way."""
+    """The place of an entry on its way."""
 
     QUEUED = "queued"
     WAITING = "waiting"
@@ -184,7 +184,7 @@ class Leftover:
 
 
 def _nothing() -> None:
-    """In nobody's hands."""
+    """Do nothing: nobody holds it."""
 
 
 class Table:
@@ -198,10 +198,10 @@ class Table:
         self.quota = quota
         self.closed = False
         self.paused = False
-        """Whether nothing is to be staged for now, because the disk can't be written."""
+        """True if nothing is to be staged for now, because the disk can't be written."""
         self.reads = 0
         self.direct_reads = 0
-        """Those of them that went ahead without room on disk, because somebody waited."""
+        """Number of those that went ahead without room on disk, because somebody waited."""
         self._entries: dict[Hashable, Entry] = {}
         # Dictionaries for the sake of their order, and because an entry must be taken out of their middle.
         self._urgent: dict[Entry, None] = {}
@@ -420,7 +420,7 @@ class Table:
             entry.reservation = None
 
     def _put_back(self, entry: Entry) -> None:
-        """To the tail of the queue, or aside where it is too large for any."""
+        """Move it to the tail of the queue, or aside where it is too large for any."""
         self._give_back(entry)
         entry.flight = None
         if self._is_too_large(entry):
@@ -430,7 +430,7 @@ class Table:
             self._queue[entry] = None
 
     def _set_aside(self, entry: Entry) -> None:
-        """Until there is room for it, which may be never."""
+        """Set it aside until there is room for it, which may be never."""
         entry.flight = None
         if self._is_too_large(entry):
             entry.phase = Phase.BYPASSED

@@ -35,15 +35,15 @@ LAST_WINDOW_BYTES = 8 * 1024 * 1024
 """Read at a header where one window after another was used up: as part_bytes, what S3's guide advises."""
 
 _DAMAGED = (tarfile.TarError, ValueError, LookupError, ArithmeticError, RecursionError)
-"""What tarfile raises of headers that nobody has written."""
+"""Errors that tarfile raises of headers that nobody has written."""
 
 ARCHIVES_AT_ONCE = 16
-"""Whose headers are read side by side; each asks for one range at a time."""
+"""Number of archives whose headers are read side by side; each asks for one range at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """Where a file lies."""
+    """The place where a file lies."""
 
     archive: ObjectInfo
     """The version that was indexed; in another one something else lies there."""
@@ -92,7 +92,7 @@ class TarStore(SplitStore[bytes]):
 
     @property
     def identity(self) -> Hashable:
-        """As FileStore has it: the urls with their secrets, and how they are asked."""
+        """The identity that FileStore asks for: the urls with their secrets, and how they are asked."""
         return TarStore, tuple(self._urls), self._fetcher.config
 
     def names(self) -> list[str]:
