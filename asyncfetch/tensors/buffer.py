@@ -36,7 +36,7 @@ __all__ = ["BufferStatistics", "FetchBuffer", "Fetched", "Flights", "Shard", "Sh
 MAX_BATCH_SHARDS = 128
 """Shards in one request; what the server takes."""
 MAX_BATCH_BYTES = 4 * 1024 * 1024
-"""Of one request for several shards. Their bytes are copied once more, so it stays in the processor's caches."""
+"""Bound on one request for several shards. Their bytes are copied once more, so it stays in the processor's caches."""
 ALONE_FROM_BYTES = 128 * 1024
 """A shard of this size comes by a request of its own, straight into its final memory. A request costs about what
 copying 1 MiB does; this many of them side by side share the connections evenly."""
@@ -88,11 +88,11 @@ def plan_batches(remotes: Sequence[RemoteTensor]) -> list[list[RemoteTensor]]:
 
 
 class Fetched(NamedTuple):
-    """What came, by id."""
+    """The shards that came, by id."""
 
     shards: dict[str, Shard]
     copies: dict[str, NDArray[np.uint8]]
-    """Of the bytes of some of them, for one caller each."""
+    """Copies of the bytes of some of them, for one caller each."""
 
 
 class _Flight:
@@ -256,14 +256,15 @@ class BufferStatistics:
     entries: int
     """Shards kept."""
     bytes: int
-    """Of these."""
+    """Bytes of the shards kept."""
     max_bytes: int
     in_flight: int
     """Shards being fetched."""
     in_flight_bytes: int
     """Room set aside for these; a shard that found none is fetched and not kept."""
     pinned_bytes: int
-    """Of shards that aren't kept (any more), but are still in memory because somebody has a tensor on them."""
+    """Pinned bytes of shards that aren't kept (any more), but are still in memory because somebody has a tensor on
+    them."""
     hits: int
     """Shards that were asked for and kept."""
     misses: int
@@ -284,7 +285,7 @@ class Ticket:
         self.room = room
         """None where the buffer has no room for it."""
         self.void = False
-        """Whether the shard was cleared since; who asks for it from then on must not be given what comes."""
+        """True if the shard was cleared since; who asks for it from then on must not be given what comes."""
 
 
 class FetchBuffer:

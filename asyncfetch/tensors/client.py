@@ -62,7 +62,8 @@ __all__ = ["BlockingTensorClient", "Cleared", "ClientStatistics", "Session", "Te
 _log = logging.getLogger(__name__)
 
 CLEAN_UP_SECONDS = 5.0
-"""For deleting what a failed ``remotize`` had stored. What is left then lives until its server's ttl_seconds."""
+"""Seconds for deleting what a failed ``remotize`` had stored. What is left then lives until its server's
+ttl_seconds."""
 COPIED_EARLY_BYTES = 256 * 1024
 """Shards from here on are copied as soon as they have come. Smaller ones are copied all together at the end: beside the
 loop, a copy of 64 KiB takes less than the turns with the interpreter around it, a fifth of the CPU of such a shard."""
@@ -332,7 +333,7 @@ WHOLE_BYTES = 2**62
 
 
 class Cleared(NamedTuple):
-    """What a clear has removed."""
+    """All that a clear has removed."""
 
     local: int
     """Shards in this client's buffer."""
@@ -347,17 +348,17 @@ class ClientStatistics(BufferStatistics):
     fetched: int
     """Shards that came from servers."""
     fetched_bytes: int
-    """Of their tensors."""
+    """Bytes of the tensors of shards that came from servers."""
     shared_reads: int
-    """Those of ``fetched`` that came through shared memory."""
+    """Number of those of ``fetched`` that came through shared memory."""
     stored: int
     """Tensors that went to servers."""
     stored_bytes: int
-    """Of these."""
+    """Bytes of the tensors that went to servers."""
     requests: int
     """Sent over HTTP, repeats included."""
     retries: int
-    """Of these, repeats."""
+    """Requests that were repeats."""
     connections_used: int
     """Most requests that one server ever had in flight: so many connections it needed."""
 

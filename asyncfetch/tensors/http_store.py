@@ -44,9 +44,9 @@ __all__ = ["HttpStore", "mismatch", "open_payload"]
 EXPECT_FROM_BYTES = 1024 * 1024
 """An upload of this size asks whether it is wanted before it is sent. The question takes one round trip."""
 ASK_AGAIN_SECONDS = 60.0
-"""Until a server is asked again whether and where it shares memory; it may have been started anew."""
+"""Seconds until a server is asked again whether and where it shares memory; it may have been started anew."""
 _OURS = frozenset({400, 409, 411, 413, 507})
-"""What the server refuses for a reason of its own."""
+"""Statuses with which the server refuses for a reason of its own."""
 
 
 class HttpStore:
@@ -93,7 +93,7 @@ class HttpStore:
             raise InvalidResponse(what, url=server, status=reply.status)
 
     async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
-        """From shared memory what can be had there, the rest by one request."""
+        """Take from shared memory what can be had there, and fetch the rest by one request."""
         found = await self._read_shared(batch) if self._looks_for_shared else {}
         self.shared_reads += len(found)
         rest = [remote for remote in batch if remote.shard_id not in found]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["RAY", "RayStore", "ray_runs"]
 
 RAY = "ray"
-"""What stands for the server's url."""
+"""The word that stands for the server's url."""
 NAME, NAMESPACE = "tensors", "asyncfetch"
 ANSWER_SECONDS = 60.0
 """Longest wait for the actor, or for an object. Ray itself waits for ever, and brings a GiB from another node within

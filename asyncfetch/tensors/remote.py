@@ -179,7 +179,7 @@ class RemoteTensor:
     dtype_name: str
     """torch's name, "bfloat16"."""
     device_name: str = "cpu"
-    """Where it was when it was stored; ``localize`` gives it on the CPU."""
+    """Name of the device that it was on when it was stored; ``localize`` gives it on the CPU."""
 
     def check(self) -> None:
         """Raise TensorError unless it can be one that ``remotize`` made; it may have come from anywhere."""
@@ -197,7 +197,7 @@ class RemoteTensor:
 
     @property
     def device(self) -> torch.device:
-        """Where it was when it was stored."""
+        """The device that it was on when it was stored."""
         device: torch.device = import_torch().device(self.device_name)
         return device
 
@@ -256,7 +256,7 @@ def bytes_of(tensor: torch.Tensor) -> tuple[str, NDArray[np.uint8]]:
 
 
 def _bytes_spanned(tensor: torch.Tensor) -> int:
-    """Of its storage, from there to its last item."""
+    """Return the bytes of its storage, from there to its last item."""
     if not tensor.numel():
         return 0
     steps = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -221,8 +221,8 @@ BACKLOG = 1024
 CLOSE_SECONDS = 0.5
 """Longest wait for requests to unwind after their connections are gone."""
 LINGER_SECONDS = 1.0
-"""How long the rest of a refused upload is read and thrown away, so that its sender reads the refusal. Large ones ask
-before they send."""
+"""Seconds for which the rest of a refused upload is read and thrown away, so that its sender reads the refusal. Large
+ones ask before they send."""
 HANDSHAKE_SECONDS = 5.0
 """A client that connects and doesn't speak TLS is dropped after this."""
 

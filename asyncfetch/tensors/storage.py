@@ -132,7 +132,7 @@ class SharedDirectory:
             self._remover.wait()
 
     def _disown(self) -> None:
-        """In a forked child: let go of the lock, which else outlived the server that it speaks for."""
+        """Let go of the lock in a forked child, where it else outlived the server that it speaks for."""
         self._lock.close()
 
     def _part(self, name: str) -> Path:
@@ -226,12 +226,12 @@ class StorageStatistics:
     shards: int
     """Held now."""
     bytes: int
-    """Of their frames. ``bytes + reserved_bytes <= max_bytes`` always."""
+    """Bytes of the shards' frames. ``bytes + reserved_bytes <= max_bytes`` always."""
     reserved_bytes: int
-    """Of uploads under way."""
+    """Bytes of uploads under way."""
     max_bytes: int
     shared_shards: int
-    """Of ``shards``, such as are in shared memory."""
+    """Number of those of ``shards`` that are in shared memory."""
     stored: int
     """Shards that came."""
     read: int
@@ -275,11 +275,11 @@ class Upload:
         self.shard_id = shard_id
         self.shared = False
         self.void = False
-        """Whether the shard was deleted since: who did that may never have heard that it was stored."""
+        """True if the shard was deleted since: who did that may never have heard that it was stored."""
         self._storage = storage
         self.nbytes = nbytes
         self.is_open = True
-        """Whether its room is neither an entry's nor given back."""
+        """True if its room is neither an entry's nor given back."""
         self._memory: NDArray[np.uint8] | None = None
 
     def __enter__(self) -> Self:

@@ -55,7 +55,7 @@ __all__ = [
 
 MAGIC = b"AFT1"
 ALIGNMENT = 64
-"""What torch's own allocator aligns to, a cache line."""
+"""The alignment of torch's own allocator, a cache line."""
 MAX_DIMENSIONS = 64
 """Most that torch's operators take."""
 _FIXED = struct.Struct("<4sHBBQQIBB2x16s")
@@ -82,7 +82,7 @@ _SHARD_ID = re.compile("[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a frame says of its tensor."""
+    """All that a frame says of its tensor."""
 
     shard_id: str
     """32 hexadecimal digits."""
@@ -90,9 +90,9 @@ class Header:
     """torch's name for it, "bfloat16"; empty where the shard is missing."""
     shape: tuple[int, ...]
     nbytes: int
-    """Of the tensor."""
+    """Bytes of the tensor."""
     checksum: int
-    """Of its bytes, in the order in which they travel."""
+    """Checksum of its bytes, in the order in which they travel."""
     byte_order: Literal["little", "big"]
     missing: bool = False
     """True if the server has no such shard."""

@@ -150,7 +150,7 @@ def encode_clip(
 
 
 def join_clips(clips: Sequence[bytes], path: Path, *, fps: int) -> None:
-    """Writes clips of one encoding one behind the other, without coding them again.
+    """Writes clips of one encoding one after the other, without coding them again.
 
     One clip is written as it is, hence with its moov at the tail. Several are joined with the moov in front; clip n
     starts exactly where clip n - 1 ends, in integer ticks.

@@ -79,7 +79,7 @@ def data_schema(features: Features, quirks: Quirks) -> pa.Schema:
 def write_data(
     path: Path, truth: DatasetTruth, schema: pa.Schema, episodes: Sequence[int], quirks: Quirks, *, orphan_rows: int = 0
 ) -> None:
-    """Writes the rows of some episodes, behind orphan rows where asked for; episodes without frames leave nothing."""
+    """Writes the rows of some episodes, after orphan rows where asked for; episodes without frames leave nothing."""
     import pyarrow as pa
 
     tables = [_episode_table(truth, schema, episode) for episode in episodes if truth.lengths[episode]]

@@ -45,7 +45,7 @@ class Fault:
     missing_bytes: int = 0
     """Bytes by which a ranged answer falls short of what was asked, all its headers agreeing with one another."""
     surplus_bytes: int = 0
-    """Bytes sent behind the end of the body, beyond Content-Length."""
+    """Bytes sent after the end of the body, beyond Content-Length."""
     new_etag: bool = False
     """The object counts as replaced: another ETag, so a condition on the old one fails."""
     encode_gzip: bool = False
