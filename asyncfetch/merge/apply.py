@@ -92,7 +92,7 @@ class PlannedFile:
     """A file of rows or a video of a merged dataset."""
 
     path: str
-    """In the destination."""
+    """Path in the destination."""
     episodes: int
     bytes: int
     """About."""
@@ -100,7 +100,7 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What a merge wrote, or would."""
+    """Report of what a merge wrote, or would."""
 
     destination: Path | str
     """A url where it isn't local."""
@@ -110,7 +110,7 @@ class MergeReport:
     files: int
     """Files of rows and videos, and when they are written those of metadata."""
     bytes: int
-    """Of these files; before they are written, about."""
+    """Bytes of these files; before they are written, about."""
     seconds: float
     is_dry_run: bool
     planned: tuple[PlannedFile, ...]
@@ -119,8 +119,8 @@ class MergeReport:
     """Urls of what lies in the sources' ``meta`` and isn't carried over, of sources that can be listed. A directory's
     ends in "/"."""
     differences: tuple[str, ...] = ()
-    """What info.json says of a feature or of the dataset in some sources only, or otherwise in another one, and isn't
-    carried over, in words."""
+    """Differences: what info.json says of a feature or of the dataset in some sources only, or otherwise in another
+    one, and isn't carried over, in words."""
 
 
 async def merge_datasets(
@@ -197,7 +197,7 @@ async def merge_datasets(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What ``merge_datasets`` takes, but for where from and where to.
+    """Options that ``merge_datasets`` takes, but for where from and where to.
 
     Raises:
         ConfigError: One of them can't be meant.
@@ -221,7 +221,7 @@ class Options:
 
     @property
     def limits(self) -> Limits:
-        """Of the files."""
+        """Limits of the files."""
         return Limits(self.data_file_max_bytes, self.video_file_max_bytes, self.files_per_chunk)
 
 

@@ -43,7 +43,7 @@ __all__ = ["DONE", "FAILED", "LENGTH_BYTES", "WROTE", "Child", "main", "pack", "
 
 LENGTH_BYTES = 8
 WROTE, DONE, FAILED = "wrote", "done", "failed"
-"""What an answer is: arguments of ``Workplace.wrote``, the piece's value, or its error."""
+"""Kinds of answers: arguments of ``Workplace.wrote``, the piece's value, or its error."""
 
 
 def pack(message: object) -> bytes:
@@ -90,7 +90,7 @@ def _receive(requests: IO[bytes]) -> Any:  # noqa: ANN401
 
 
 def _send_all(outbox: SimpleQueue[tuple[str, Any]], answers: IO[bytes]) -> None:
-    """In a thread of its own, in order."""
+    """Send all answers in order, in a thread of its own."""
     while True:
         kind, value = outbox.get()
         try:
@@ -105,7 +105,7 @@ def _send_all(outbox: SimpleQueue[tuple[str, Any]], answers: IO[bytes]) -> None:
 
 
 START_SECONDS = 1.5
-"""Of a processor, for the imports of one process."""
+"""Seconds of a processor for the imports of one process."""
 
 
 def processes_pay(work_seconds: float, workers: int) -> bool:

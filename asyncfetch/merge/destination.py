@@ -1,4 +1,4 @@
-"""Where a merged dataset is built and comes to lie: a local folder, or a prefix of S3.
+"""The place where a merged dataset is built and comes to lie: a local folder, or a prefix of S3.
 
     local_folder    built in a folder beside, which takes the destination's place in one step
     s3_prefix       each file is put as soon as it is whole; ``meta/info.json``, without which there is no dataset, last
@@ -30,7 +30,7 @@ class WrittenFile:
     """A finished file of the dataset."""
 
     path: str
-    """In the dataset."""
+    """Path in the dataset."""
     nbytes: int
     checksum: str
     """The CRC-32 of a local file, the entity tag of an object."""
@@ -41,13 +41,13 @@ class Needed:
     """Bytes that a merge needs, about."""
 
     dataset: int
-    """Of all files of rows and videos."""
+    """Bytes of all files of rows and videos."""
     at_once: int
-    """Of those that are being written at a time."""
+    """Bytes of those that are being written at a time."""
 
 
 class Destination(Protocol):
-    """Where the dataset comes to lie."""
+    """The place where the dataset comes to lie."""
 
     @property
     def name(self) -> Path | str:
@@ -64,7 +64,7 @@ class Destination(Protocol):
         ...
 
     def build(self, fingerprint: str) -> Build:
-        """Of the plan with this fingerprint, whether something of it is there or not."""
+        """Return the build of the plan with this fingerprint, whether something of it is there or not."""
         ...
 
 
@@ -91,7 +91,7 @@ class Build(Protocol):
         ...
 
     async def forget(self, fetcher: Fetcher) -> None:
-        """Of the build of what is published there is nothing from now on."""
+        """Forget the build of what is published: there is nothing of it from now on."""
         ...
 
     async def find(self, fetcher: Fetcher, path: str) -> WrittenFile | None:
@@ -135,7 +135,7 @@ def is_taken(name: Path | str) -> MergeError:
 
 @contextmanager
 def system_errors(names: Iterable[Path | str]) -> Iterator[None]:
-    """What the system refuses meanwhile, room or leave to write for one, is raised as a MergeError."""
+    """Raise what the system refuses meanwhile, room or leave to write for one, as a MergeError."""
     try:
         yield
     except AsyncFetchError:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["write_metadata"]
 
 _NEEDED = {"count", "mean", "std"}
-"""Of a part's statistics, to put it together with others."""
+"""Statistics of a part that are needed to put it together with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class _Build:
     plan: MergePlan
     root: Path
     summary: Summary
-    """Of the episodes that have frames."""
+    """Summary of the episodes that have frames."""
     numbers: Mapping[str, Statistics]
 
 
@@ -105,7 +105,7 @@ def _picture_statistics(source: Source, key: str) -> Sequence[Mapping[str, Any]]
 
 
 def _is_same(one: Any, other: NDArray[Any]) -> bool:  # noqa: ANN401 - as JSON has it
-    """But for what was rounded: a deviation that LeRobot takes from sums of squares is off by 1e-8."""
+    """Return whether rounding alone tells them apart: a deviation that LeRobot takes of square sums is off by 1e-8."""
     return np.shape(one) == other.shape and np.allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
@@ -119,7 +119,7 @@ def _write_episode_table(build: _Build) -> None:
 
 
 def _episodes_per_file(build: _Build, num_columns: int) -> int:
-    """As many as fit with about five numbers a column, unpacked: more than most have."""
+    """Return as many as fit with about five numbers a column, unpacked: more than most have."""
     return max(1, build.plan.limits.data_file_max_bytes // (40 * num_columns))
 
 

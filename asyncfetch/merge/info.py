@@ -29,14 +29,14 @@ _ENCODER_KEYS = (
     "video.extra_options",
     "video.video_backend",
 )
-"""How the videos were made. Null where the sources differ."""
+"""Keys that say how the videos were made. Null where the sources differ."""
 _SPLIT = "train"
 _MARKS = ("is_depth_map", "video.is_depth_map")
-"""Of a depth feature: today's, and an older one."""
+"""Marks of a depth feature: today's, and an older one."""
 _STALE_KEYS = frozenset({"total_videos", "total_chunks"})
 """Older versions' counts."""
 _OF_FILES = frozenset({"video.fps", "video.height", "video.width", "video.codec", "video.pix_fmt", "has_audio"})
-"""What the merged files themselves say."""
+"""Keys that the merged files say themselves."""
 
 
 def merged_info(plan: MergePlan) -> dict[str, Any]:

@@ -51,7 +51,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class MergeProgress:
-    """What is written of the rows and videos."""
+    """The part that is written of the rows and videos."""
 
     bytes_done: int
     bytes_total: int
@@ -73,7 +73,7 @@ class Progress:
         self._bytes_done = self._bytes_total = self._files_done = self._files_total = 0
 
     def expect(self, files: int, nbytes: int) -> None:
-        """How many files of rows and videos there will be, and about how many bytes."""
+        """Take how many files of rows and videos there will be, and about how many bytes."""
         self._files_total, self._bytes_total = files, nbytes
 
     def wrote(self, url: str, nbytes: int) -> None:
@@ -172,7 +172,7 @@ async def _summarise(
 _SOURCES_AT_ONCE = 16
 """Sources whose metadata a worker reads side by side."""
 _SOURCE_SECONDS = 0.03
-"""What a processor takes for the metadata of a source with a video of each camera."""
+"""Seconds that a processor takes for the metadata of a source with a video of each camera."""
 _ANYWHERE = frozenset({"file", "http", "https", "s3", "hf"})
 """Schemes that another process reads as this one does; one of fsspec's may name this process's own memory."""
 
@@ -192,7 +192,7 @@ class MergeJob:
 
     @property
     def build(self) -> Build:
-        """Where it is built."""
+        """The build that it is made in."""
         return self.destination.build(self.plan.fingerprint())
 
     @property
@@ -202,11 +202,11 @@ class MergeJob:
 
     @property
     def seconds(self) -> float:
-        """What a processor takes to write the files and to summarise them, about; 0 for this process alone."""
+        """Seconds that a processor takes to write the files and to summarise them, about; 0 for this process alone."""
         return sum(unit.seconds for unit in self.units) if _are_anywhere(self.plan.sources) else 0
 
     def needed(self, workers: int) -> Needed:
-        """By so many workers."""
+        """Return the bytes that so many workers need."""
         return Needed(self.nbytes, sum(sorted(unit.nbytes for unit in self.units)[-workers:]))
 
 

@@ -1,4 +1,4 @@
-"""In which order a merge's work is done: each piece as soon as what it needs is there and a worker is free.
+"""The order in which a merge's work is done: each piece as soon as what it needs is there and a worker is free.
 
 Of pieces that are ready the one furthest up the tree goes first. So values are combined before more are made, and at
 any time there is about one for each worker and level, however many leaves there are.
@@ -37,7 +37,7 @@ Piece = Any
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """What a piece finds where it runs."""
+    """All that a piece finds where it runs."""
 
     fetcher: Fetcher
     """Reads the sources, and writes where the destination isn't local."""
@@ -51,10 +51,10 @@ class Pool(Protocol):
     workers: int
     """Pieces that run at a time."""
     fetcher: Fetcher
-    """Of this process, for what is done around the pieces."""
+    """The fetcher of this process, for what is done around the pieces."""
 
     def expect(self, seconds: float) -> None:
-        """So much work comes now: what one processor takes for it, about; 0 where it must stay in this process."""
+        """Expect so much work now: what one processor takes for it, about; 0 where it must stay in this process."""
         ...
 
     async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
@@ -67,7 +67,7 @@ class Pool(Protocol):
 
 
 class Executor(Protocol):
-    """Where a merge's pieces run."""
+    """The place where a merge's pieces run."""
 
     def open(
         self, fetch: FetchConfig, workers: int | None, wrote: Callable[[str, int], object]
@@ -95,7 +95,7 @@ class Pending:
         self._value: Any = None
 
     async def value(self) -> Any:  # noqa: ANN401
-        """As ``Pool.run`` returned it, once it has."""
+        """Return the value as ``Pool.run`` did, once it has."""
         await self._done.wait()
         return self._value
 

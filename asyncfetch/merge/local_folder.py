@@ -102,7 +102,7 @@ class BuildFolder:
 
     @property
     def dataset(self) -> Path:
-        """What becomes the destination."""
+        """The folder that becomes the destination."""
         return self.root / "dataset"
 
     @property
@@ -112,12 +112,12 @@ class BuildFolder:
 
     @property
     def replaced(self) -> Path:
-        """What was at the destination."""
+        """The folder that was at the destination."""
         return self.root / "replaced"
 
     @property
     def finished(self) -> Path:
-        """What the dataset is that takes its place, or has taken it."""
+        """The note of what the dataset is that takes its place, or has taken it."""
         return self.root / "finished"
 
     def finished_at(self, target: Path) -> list[WrittenFile] | None:
@@ -249,7 +249,7 @@ def _prefix(target: Path) -> str:
 
 
 def _folders(target: Path) -> list[BuildFolder]:
-    """Of all plans for this target, begun and not ended."""
+    """Return the build folders of all plans for this target, begun and not ended."""
     try:
         with os.scandir(target.parent) as entries:
             found = [entry for entry in entries if entry.name.startswith(_prefix(target)) and not entry.is_symlink()]
@@ -280,7 +280,7 @@ def share_folder(folder: BuildFolder, target: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(root: Path, *, shared: bool = False) -> Iterator[bool | None]:
-    """Whether the folder is ours until the block is left; None where the file system has no locks, so nobody knows."""
+    """Yield whether the folder is ours until the block is left; None where a file system without locks can't tell."""
     try:
         descriptor = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except FileNotFoundError:  # somebody is just removing it

@@ -1,4 +1,4 @@
-"""Whether datasets can be one, and the whole merged dataset as data, before a byte of it is written. Pure.
+"""The check whether datasets can be one, and the whole merged dataset as data, before a byte of it is written. Pure.
 
 Which file, frame, task and time each episode gets follows from the sources' metadata alone, so every file can be
 written on its own and once. Files are filled in the order of the episodes, which makes a merge of merges the same as
@@ -235,11 +235,12 @@ def _episode_type(pa: Any, name: str) -> Any:  # noqa: ANN401
 
 
 _DEPTH_KEYS = ("depth_unit", "video.depth_min", "video.depth_max", "video.shift", "video.use_log")
-"""What of a depth feature's ``info`` changes the meaning of its pixels. The rest describes the encoder, or one file."""
+"""Keys of a depth feature's ``info`` that change the meaning of its pixels. The rest describes the encoder, or one
+file."""
 
 
 def disagreements(sources: Sequence[Source]) -> list[str]:
-    """What sources, at least one, disagree in that one dataset has only one of, each against the first that has it.
+    """Return what sources, at least one, disagree in that a dataset has one of, each against the first that has it.
 
     Encoder settings, per-feature ``fps`` and the probed numbers of ``info`` may differ: the files themselves are
     compared.
@@ -284,7 +285,7 @@ def _meaning(feature: Feature) -> dict[str, Any]:
 
 
 def _different_columns(sources: Sequence[Source]) -> Iterator[str]:
-    """Of every file of rows: what it lacks, and what it stores otherwise, but for what may be null."""
+    """Yield, of every file of rows, what it lacks, and what it stores otherwise, but for what may be null."""
     types: dict[str, tuple[Any, str]] = {}
     for source in sources:
         columns = [feature for feature in source.metadata.features.values() if feature.has_column]
@@ -315,7 +316,7 @@ def _different_pictures(sources: Sequence[Source], camera: str) -> Iterator[str]
 
 
 def _different_statistics(sources: Sequence[Source]) -> Iterator[str]:
-    """Of pictures: they become a column. Those of numbers are taken anew."""
+    """Yield the differences of pictures: they become a column. Those of numbers are taken anew."""
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}
     for source in sources:
         for key, columns in source.picture_statistics.items():
@@ -327,7 +328,7 @@ def _different_statistics(sources: Sequence[Source]) -> Iterator[str]:
 
 
 def _different_versions(sources: Sequence[Source]) -> Iterator[str]:
-    """Of a file that several have, read at different times."""
+    """Yield the differences of a file that several have, read at different times."""
     objects: dict[str, ObjectInfo] = {}
     for source in sources:
         for url, info in source.objects.items():
@@ -340,12 +341,12 @@ MOST_FILES_PER_CHUNK = 1000
 _FORMAT = 1
 """Counted up with what is written for the same plan, so that nothing older is gone on with."""
 _GROUP_BYTES = 200
-"""What a column of a row group takes in the file's footer, about."""
+"""Bytes that a column of a row group takes in the file's footer, about."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large files and directories may become. One episode is never split, so a long one makes a longer file.
+    """Bounds on the size of files and directories. One episode is never split, so a long one makes a longer file.
 
     Raises:
         ConfigError: They aren't whole numbers of at least 1, or more files in a directory than keep the order of names.
@@ -367,7 +368,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """Where an episode begins in a file."""
+    """The place where an episode begins in a file."""
 
     file: int
     """Number of the file, counted on over the chunk directories."""
@@ -382,14 +383,14 @@ class PlannedEpisode:
     source: int
     """Number of the source that it comes from."""
     episode: Episode
-    """As it is there."""
+    """The episode as it is there."""
     index: int
     from_index: int
     data_file: int
     row_bytes: float
-    """What its rows take in that, about."""
+    """Bytes that its rows take in that, about."""
     videos: Mapping[str, FilePlace]
-    """By camera."""
+    """Place in the video file, by camera."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,9 +409,9 @@ class MergePlan:
     sources: tuple[Source, ...]
     limits: Limits
     tasks: tuple[str, ...]
-    """By task_index."""
+    """Tasks by task_index."""
     task_maps: tuple[Mapping[int, int], ...]
-    """From a source's task_index to the new one, by source."""
+    """Maps from a source's task_index to the new one, by source."""
     episodes: tuple[PlannedEpisode, ...]
     videos: tuple[VideoPlan, ...]
 
@@ -420,7 +421,7 @@ class MergePlan:
         return sum(planned.episode.length for planned in self.episodes)
 
     def fingerprint(self) -> str:
-        """Of all that the files follow from: the sources as they are now, and the limits."""
+        """Return the fingerprint of all that the files follow from: the sources as they are now, and the limits."""
         digest = blake2b(digest_size=16)
         for source in self.sources:
             digest.update(repr((source.url, source.version)).encode())

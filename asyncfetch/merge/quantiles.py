@@ -26,23 +26,23 @@ __all__ = ["Place", "Search", "Tally", "TallySet", "keys_of", "tally"]
 _SHIFTS = (42, 29, 14, 0)
 """Bits on the right that a round leaves out. 10 bits of a float64's fraction, all that a float32 has, then the rest."""
 _FEW_ROWS = 65_536
-"""Of which a component's keys and counts take 1 MiB at most."""
+"""Number of rows of which a component's keys and counts take 1 MiB at most."""
 _SIGN = np.int64(-(2**63))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """What is known of the values at some places of one component's order."""
+    """All that is known of the values at some places of one component's order."""
 
     shift: int
     """Bits that aren't known yet."""
     bins: NDArray[np.int64]
     """The bits left of those, by place."""
     ranks: NDArray[np.int64]
-    """How many rows with the same bits lie before the place."""
+    """Number of rows with the same bits that lie before the place."""
 
     def values(self) -> NDArray[np.float64]:
-        """With zeros for what isn't known."""
+        """Return the values, with zeros for what isn't known."""
         keys = self.bins << self.shift
         bits: NDArray[np.int64] = np.where(keys < 0, -keys | _SIGN, keys)
         return bits.view(np.float64)
@@ -56,7 +56,7 @@ class Tally:
     """Different ones, ascending."""
     counts: NDArray[np.int64]
     used_bits: int
-    """Those that any key has, whole."""
+    """Bits that any key has, whole."""
 
     def __add__(self, other: Tally) -> Tally:
         bins, places = np.unique(np.concatenate((self.bins, other.bins)), return_inverse=True)
@@ -79,7 +79,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TallySet:
-    """Of several features, by key: a tally for each component."""
+    """Tallies of several features, by key: one for each component."""
 
     tallies: Mapping[str, Sequence[Tally]]
 
@@ -102,12 +102,12 @@ class Search:
         self.shift = 0 if num_rows <= _FEW_ROWS else _SHIFTS[0]
         """The next round's."""
         self.wanted: dict[str, list[Place]] = {}
-        """What the next round is to ask for, by feature; none where all is known."""
+        """Places that the next round is to ask for, by feature; none where all is known."""
         self._ranks = ranks
         self._found: dict[str, list[Place]] = {}
 
     def learn(self, counted: TallySet) -> None:
-        """From what a round has counted: the first one of all features, the others of what is wanted."""
+        """Learn from what a round has counted: the first one of all features, the others of what is wanted."""
         found: dict[str, list[Place]] = {}
         is_known = {}
         for key, tallies in counted.tallies.items():

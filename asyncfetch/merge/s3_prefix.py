@@ -45,7 +45,7 @@ _DELETED_AT_ONCE = 16
 _MARK = ".merging-"
 _FINISHED = "finished"
 _SCHEMES = frozenset({"s3", "s3a"})
-"""Of sources on S3; the second one is fsspec's."""
+"""Schemes of sources on S3; the second one is fsspec's."""
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class S3Build:
         await fetcher.put(self.url(info), content)
 
     async def _remove(self, fetcher: Fetcher) -> None:
-        """What was put, and the notes of it after that."""
+        """Remove what was put, and the notes of it after that."""
         notes = await _list(fetcher, self.url(self.journal), deep=True)
         await _delete(fetcher, [self.url(note.removeprefix(self._note(""))) for note in notes])
         await _delete(fetcher, notes)

@@ -79,7 +79,7 @@ _FILES_AT_ONCE = 32
 """Footers and video indexes of one source that are read side by side."""
 _CARRIED = frozenset({"info.json", "stats.json", "tasks.parquet", "episodes"})
 _CARRIED_OF_V2 = frozenset({"info.json", "stats.json", "tasks.jsonl", "episodes.jsonl", "episodes_stats.jsonl"})
-"""What is merged of what lies in ``meta``."""
+"""Files that are merged of what lies in ``meta``."""
 
 
 _PictureStatistics = dict[str, dict[str, EpisodeColumn]]
@@ -126,13 +126,13 @@ class DataFile:
     """A file of rows."""
 
     packed_schema: bytes
-    """As ``pack_schema`` has it: pickle would lose the names of lists' elements."""
+    """The schema as ``pack_schema`` packs it: pickle would lose the names of lists' elements."""
     row_bytes: float
-    """Of a row as it is stored, on average."""
+    """Bytes of a row as it is stored, on average."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the file."""
+        """Schema of the file."""
         return unpack_schema(self.packed_schema)
 
 
@@ -144,19 +144,20 @@ class Source:
     raw_info: Mapping[str, Any]
     """info.json as it is, or in the terms of v3."""
     metadata: Metadata
-    """Of the whole dataset, but without its statistics where not all episodes are to be merged."""
+    """Metadata of the whole dataset, but without its statistics where not all episodes are to be merged."""
     episodes: Sequence[Episode]
-    """Those to be merged, in their order."""
+    """Episodes to be merged, in their order."""
     data_files: Mapping[str, DataFile]
-    """By url, those that episodes with frames name; what else lies there is left alone."""
+    """Files by url, those that episodes with frames name; what else lies there is left alone."""
     pictures: Mapping[str, Mapping[str, Pictures]]
-    """By camera and video file."""
+    """Pictures by camera and video file."""
     segments: Mapping[str, Sequence[Segment]]
-    """By camera, in the order of the episodes."""
+    """Segments by camera, in the order of the episodes."""
     objects: Mapping[str, ObjectInfo]
-    """By url, the files of rows and videos as they were when all this was read of them."""
+    """Objects by url, the files of rows and videos as they were when all this was read of them."""
     picture_statistics: Mapping[str, Mapping[str, EpisodeColumn]]
-    """By feature with pictures and name, of all episodes of the dataset; of those that aren't to be merged none."""
+    """Statistics by feature with pictures and name, of all episodes of the dataset; of those that aren't to be merged
+    none."""
     version: str
     """Hash of what the files of rows and videos are, in their order, and of the metadata that tells how."""
     dropped: tuple[str, ...]
@@ -283,13 +284,13 @@ async def _dropped(fetcher: Fetcher, directory: str, carried: Collection[str]) -
 
 
 async def read_indices(reader: RangeReader, url: str, *, run: RunSync) -> Sequence[int]:
-    """Of the dataset's episodes, ascending; errors as of load_source."""
+    """Return the indices of the dataset's episodes, ascending; errors as of load_source."""
     metadata, _, _ = await _load_metadata(reader, url, run)
     return metadata.episodes.indices
 
 
 async def read_version(reader: RangeReader, url: str, *, run: RunSync) -> str:
-    """Of LeRobot, as the dataset has it; empty where it says nothing, and is none."""
+    """Return the version of LeRobot, as the dataset has it; empty where it says nothing, and is none."""
     with suppress(NotFound):
         return str((await _raw_info(reader, url, run)).get("codebase_version", ""))
     return ""
@@ -303,7 +304,7 @@ async def _raw_info(reader: RangeReader, url: str, run: RunSync) -> dict[str, An
 async def _load_metadata(
     reader: RangeReader, url: str, run: RunSync
 ) -> tuple[Metadata, Mapping[str, Any], Version2 | None]:
-    """With info.json in the terms of v3, and all that is known of a dataset of v2."""
+    """Load it with info.json in the terms of v3, and all that is known of a dataset of v2."""
     raw: Mapping[str, Any] = {}
     with suppress(NotFound):  # which is told better by who reads the rest
         raw = await _raw_info(reader, url, run)

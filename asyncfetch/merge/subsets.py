@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Share", "assign_episodes", "convert_dataset", "select_episodes", "split_dataset"]
 
 Share: TypeAlias = float | int | Iterable[int]
-"""Of a split: a part of the episodes (0.9), a number of them (90), or which ones."""
+"""A share of a split: a part of the episodes (0.9), a number of them (90), or which ones."""
 
 
 class MergeOptions(TypedDict, total=False):

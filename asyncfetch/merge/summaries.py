@@ -1,4 +1,4 @@
-"""What is known of the rows: statistics of features, and the pieces of a merge that read back what was written.
+"""All that is known of the rows: statistics of features, and the pieces of a merge that read back what was written.
 
 Then it doesn't matter whether a file was written now or before an interruption.
 
@@ -54,9 +54,10 @@ Statistics = dict[str, "NDArray[Any]"]
 
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 STATISTICS = ("min", "max", "mean", "std", "count", *QUANTILES)
-"""In the order in which LeRobot writes them."""
+"""Statistics in the order in which LeRobot writes them."""
 _LOWER = ("min", "q01", "q10", "q50")
-"""Where the envelope is the least of the parts' values, as LeRobot has it; of the others it is the greatest."""
+"""Statistics of which the envelope is the least of the parts' values, as LeRobot has it; of the others it is the
+greatest."""
 _SHARES = np.array(list(QUANTILES.values()))
 
 
@@ -70,13 +71,13 @@ class EpisodeColumn:
     """(episodes,). What isn't has any values."""
 
     def take(self, positions: NDArray[np.int64]) -> EpisodeColumn:
-        """Of some, in this order."""
+        """Return the column of some, in this order."""
         return EpisodeColumn(self.values[positions], self.is_known[positions])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """What of a feature's values in some rows adds up, by component: arrays have its shape."""
+    """Moments of a feature's values in some rows, which add up, by component: arrays have its shape."""
 
     count: int
     least: NDArray[np.float64]
@@ -108,7 +109,7 @@ class Moments:
             )
 
     def statistics(self, ordered: NDArray[np.float64]) -> Statistics:
-        r"""As LeRobot names them; quantiles are linear between neighbours.
+        r"""Return them as LeRobot names them; quantiles are linear between neighbours.
 
         Args:
             ordered: (\*shape, 10) values at the ``quantile_ranks`` of so many rows.
@@ -188,15 +189,15 @@ class PartUnit:
     lengths: tuple[int, ...]
     """Rows of this group and the following ones."""
     features: tuple[Feature, ...]
-    """Those with statistics of numbers."""
+    """Features with statistics of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is known of the rows of some episodes that follow each other."""
+    """All that is known of the rows of some episodes that follow each other."""
 
     tasks: tuple[tuple[int, ...], ...] = ()
-    """Of each episode, different ones, in the order of its frames."""
+    """Tasks of each episode, different ones, in the order of its frames."""
     episodes: tuple[Mapping[str, Statistics], ...] = ()
     """Statistics by feature, the first axis over some of the episodes."""
     moments: Mapping[str, Moments] = field(default_factory=dict)

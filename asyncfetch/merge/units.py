@@ -50,7 +50,8 @@ __all__ = [
 _PIECE_BYTES = 8 * 1024 * 1024
 """Read and written at a time of a video: large enough for one request to pay, small beside a file of 200 MB."""
 _SEGMENT_SECONDS, _EPISODE_SECONDS, _BYTE_SECONDS = 0.0003, 0.002, 1 / 1024**3
-"""Of a processor (2.1 GHz, Python 3.11): for a segment of 60 pictures, for 60 rows, and to read, write and check."""
+"""Seconds of a processor (2.1 GHz, Python 3.11): for a segment of 60 pictures, for 60 rows, and to read, write and
+check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +59,20 @@ class VideoUnit:
     """A video to be written."""
 
     path: str
-    """In the dataset."""
+    """Path in the dataset."""
     segments: tuple[Segment, ...]
     objects: Mapping[str, ObjectInfo]
-    """By url, the files that these lie in, as they were when it was planned."""
+    """Objects by url, the files that these lie in, as they were when it was planned."""
     fps: float
 
     @property
     def nbytes(self) -> int:
-        """Without its header."""
+        """Bytes without its header."""
         return sum(segment.nbytes for segment in self.segments)
 
     @property
     def seconds(self) -> float:
-        """What a processor takes to write it, about."""
+        """Seconds that a processor takes to write it, about."""
         return _SEGMENT_SECONDS * len(self.segments) + _BYTE_SECONDS * self.nbytes
 
     @property
@@ -86,20 +87,20 @@ class RowsUnit:
 
     path: str
     episodes: tuple[PlannedEpisode, ...]
-    """Those that have rows."""
+    """Episodes that have rows."""
     objects: Mapping[str, ObjectInfo]
-    """By url, the files that these lie in, as they were when it was planned."""
+    """Objects by url, the files that these lie in, as they were when it was planned."""
     task_maps: Mapping[int, Mapping[int, int]]
-    """By number of the source."""
+    """Maps of tasks by number of the source."""
     packed_schema: bytes
     features: tuple[Feature, ...]
-    """Those with statistics of numbers."""
+    """Features with statistics of numbers."""
     nbytes: int
     """About."""
 
     @property
     def seconds(self) -> float:
-        """What a processor takes to write and to summarise it, about."""
+        """Seconds that a processor takes to write and to summarise it, about."""
         return _EPISODE_SECONDS * len(self.episodes) + _BYTE_SECONDS * self.nbytes
 
     @property

@@ -54,7 +54,7 @@ class EpisodeSpan(NamedTuple):
     first_frame: int
     num_frames: int
     start_seconds: float
-    """When frame 0 is shown by the metadata."""
+    """Time at which frame 0 is shown by the metadata."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,13 +65,13 @@ class Segment:
     first: int
     stop: int
     num_frames: int
-    """How many frames long it is on the screen, at the dataset's rate."""
+    """Number of frames that it is long on the screen, at the dataset's rate."""
     offsets: tuple[tuple[int, int], ...]
     """(episode, number of its frame 0 in the segment), ascending by episode."""
     nbytes: int
     """Length of its samples."""
     configuration: tuple[bytes, bytes]
-    """What two segments must have in common to lie in one file."""
+    """The configuration that two segments must have in common to lie in one file."""
 
 
 def cut_file(index: Mp4Index, spans: Iterable[EpisodeSpan], *, fps: float) -> list[Segment]:
@@ -153,14 +153,14 @@ _PLAIN_PROFILES = frozenset({66, 77, 88})
 
 
 class Pictures(NamedTuple):
-    """What all videos of a camera must have in common to be one camera's."""
+    """The properties that all videos of a camera must have in common to be one camera's."""
 
     codec: str
-    """As info.json names it: "av1", "h264", "hevc"."""
+    """Codec as info.json names it: "av1", "h264", "hevc"."""
     width: int
     height: int
     pixel_format: str
-    """As FFmpeg names it: "yuv420p", "gray12le"; empty where the configuration doesn't tell."""
+    """Pixel format as FFmpeg names it: "yuv420p", "gray12le"; empty where the configuration doesn't tell."""
     timescale: int
     """Ticks per second."""
 
@@ -305,7 +305,7 @@ def _runs(segments: Sequence[Segment]) -> ByteRuns:
 
 
 def _source_ranges(segments: Sequence[Segment]) -> Iterator[tuple[str, int, int]]:
-    """Where the samples lie, those that follow each other as one."""
+    """Yield the ranges that the samples lie in, those that follow each other as one."""
     url, start, stop = segments[0].index.url, 0, 0
     for segment in segments:
         runs = segment.index.samples.byte_runs(segment.first, segment.stop)
