@@ -40,16 +40,16 @@ _X265 = "log-level=none:ctu=32"
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How pictures become a stream."""
+    """The way in which pictures become a stream."""
 
     codec: str
     """Name in `info.json`."""
     encoder: str
     """Name in FFmpeg."""
     pixel_format: str
-    """Of the stream."""
+    """Pixel format of the stream."""
     source_format: str
-    """Of the pictures handed in: rgb24 is (H, W, 3) uint8, gray12le is (H, W) uint16 up to 4095."""
+    """Pixel format of the pictures handed in: rgb24 is (H, W, 3) uint8, gray12le is (H, W) uint16 up to 4095."""
     crf: int
     """Default quality: LeRobot's for AV1, the encoders' usual ones for the others."""
     preset: int | None

@@ -1,4 +1,4 @@
-"""What every reader of objects must do, whatever stores them. Needs no test framework.
+"""All that every reader of objects must do, whatever stores them. Needs no test framework.
 
     @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
     async def test_conformance(check: Check) -> None:
@@ -32,7 +32,7 @@ SIZE = 300_000
 
 
 class Store(Protocol):
-    """Where the objects are."""
+    """The place where the objects are."""
 
     fetcher: Fetcher
     """Open, and set up to reach them."""
@@ -176,7 +176,7 @@ async def odd_names(store: Store) -> None:
 
 
 async def missing_objects(store: Store) -> None:
-    """What isn't there is NotFound, which is a FileNotFoundError, and names the url."""
+    """Check that what isn't there is NotFound, which is a FileNotFoundError, and names the url."""
     url = await store.put("there.bin", b"x")
     missing = url.replace("there.bin", "missing.bin")
     for work in (store.fetcher.fetch(missing), store.fetcher.fetch(missing, 0, 5), store.fetcher.stat(missing)):

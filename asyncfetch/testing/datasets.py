@@ -39,9 +39,9 @@ __all__ = ["EXTRAS", "DatasetTruth", "Quirks", "write_dataset"]
 DEFAULT_CAMERAS = ("observation.images.top", "observation.images.wrist")
 
 MIN_SIDE_PX = 64
-"""What SVT-AV1 takes, and room for an identity."""
+"""Least side that SVT-AV1 takes, and that has room for an identity."""
 MAX_FPS = 240
-"""What SVT-AV1 takes."""
+"""Highest rate that SVT-AV1 takes."""
 
 
 def write_dataset(

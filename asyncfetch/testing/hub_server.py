@@ -71,7 +71,7 @@ class HubServer:
         self.quota_left = resolver_quota
         self.page_entries = page_entries
         self.clock_seconds = 0.0
-        """What the servers' clocks are ahead of the real one: lets urls expire without waiting."""
+        """Seconds that the servers' clocks are ahead of the real one: lets urls expire without waiting."""
         self._commits: dict[str, Mapping[str, bytes]] = {}
         self._branches: dict[tuple[str, str], str] = {}
         self._blobs: dict[str, bytes] = {}
@@ -83,7 +83,7 @@ class HubServer:
 
     @property
     def url(self) -> str:
-        """What HF_ENDPOINT is to be."""
+        """The url that HF_ENDPOINT is to be."""
         return self.hub.url
 
     @property

@@ -44,7 +44,7 @@ TEXTURE_TRAVEL_PX = 64
 
 
 class Identity(NamedTuple):
-    """Which frame a picture shows. Equal to the plain tuple."""
+    """The frame that a picture shows. Equal to the plain tuple."""
 
     episode: int
     frame: int

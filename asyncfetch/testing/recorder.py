@@ -229,7 +229,7 @@ def _pandas_column(name: str | None, field_name: str | None, numpy_type: str) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quirks:
-    """What `write_dataset` does otherwise than LeRobot's recorder. By default nothing.
+    """Things that `write_dataset` does otherwise than LeRobot's recorder. By default nothing.
 
     Episodes of no frames are no quirk of their own: give a length of 0. Such an episode has a row of metadata and
     nothing else.
@@ -273,7 +273,7 @@ class Quirks:
     legacy_video_info: bool = False
     """``video_info`` in place of ``info`` in the features of info.json."""
     codebase_version: str = "v3.0"
-    """What info.json declares; the layout stays that of v3.0."""
+    """The version that info.json declares; the layout stays that of v3.0."""
 
 
 Features = dict[str, dict[str, Any]]
@@ -374,7 +374,7 @@ Statistics = dict[str, "NDArray[Any]"]
 
 _QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 STATISTICS = ("min", "max", "mean", "std", "count", *_QUANTILES)
-"""In the order in which LeRobot writes them."""
+"""Statistics in the order in which LeRobot writes them."""
 
 
 # Statistics have the form of meta/stats.json and of the ``stats/*`` columns: min, max, mean, std, count and five
@@ -429,7 +429,7 @@ def _statistics(values: NDArray[np.float64], frames: int) -> Statistics:
 
 SAMPLED_PICTURES = 8
 SAMPLED_SIDE_PX = 64
-"""What picture statistics look at: so many pictures an episode, thinned to about so many pixels a side."""
+"""Side of the pictures that statistics look at: so many pictures an episode, thinned to about so many pixels a side."""
 
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 
@@ -439,14 +439,14 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """How a dataset is stored, as opposed to what is in it."""
+    """The way in which a dataset is stored, as opposed to what is in it."""
 
     encoding: Encoding
-    """Of the colour videos."""
+    """Encoding of the colour videos."""
     gop: int
     crf: int | None
     episodes_per_video_file: Mapping[str, int]
-    """By video feature."""
+    """Number of episodes in a file, by video feature."""
     episodes_per_data_file: int
     chunks_size: int
     quirks: Quirks
@@ -540,7 +540,7 @@ class Recorder:
         }
 
     def _video_times(self, per_file: int) -> tuple[list[float], list[float]]:
-        """Where each episode lies in its file, summed up in floats as LeRobot does, with the errors this brings."""
+        """Return where each episode lies in its file, summed up in floats as LeRobot does, with the errors of this."""
         starts: list[float] = []
         stops: list[float] = []
         for episode, length in enumerate(self._truth.lengths):

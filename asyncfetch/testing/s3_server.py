@@ -36,7 +36,7 @@ class Upload:
     path: str
     """Bucket and key."""
     parts: dict[int, bytes] = field(default_factory=dict)
-    """By number."""
+    """Parts by their number."""
 
 
 class _Joined(bytes):
@@ -65,7 +65,7 @@ class Writing:
         self._min_part_bytes = min_part_bytes
         self._numbers = itertools.count(1)
         self.uploads: dict[str, Upload] = {}
-        """By id."""
+        """Uploads by their id."""
 
     def answer(self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes) -> Answer | Refusal:
         """Return what becomes of a request that writes to ``path``, "bucket/key"."""
@@ -134,22 +134,22 @@ ALGORITHM = "AWS4-HMAC-SHA256"
 MAX_SECONDS = 604_800
 """7 days, the longest that S3 signs for."""
 SKEW_SECONDS = 900
-"""How far in the future a date may lie."""
+"""Seconds that a date may lie in the future."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Who may ask."""
+    """Keys of whoever may ask."""
 
     access_key: str = "AKIDTEST"
     secret_key: str = field(default="secret-of-the-test", repr=False)
     session_token: str | None = field(default=None, repr=False)
-    """Of temporary credentials; any other one has expired."""
+    """Token of temporary credentials; any other one has expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request isn't served, in S3's words."""
+    """The reason why a request isn't served, in S3's words."""
 
     status: int
     code: str
@@ -251,7 +251,7 @@ PAGE_KEYS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Quirks:
-    """What stores that speak like S3 do otherwise."""
+    """Things that stores that speak like S3 do otherwise."""
 
     refuses_checksums: bool = False
     """True if a request that names a checksum, as newer SDKs do by themselves, is an error; so at Backblaze B2, Qumulo
@@ -269,10 +269,10 @@ class S3Quirks:
     takes_any_digest: bool = False
     """True if Content-MD5 is ignored."""
     min_part_bytes: int = 0
-    """Of all parts of an upload but the last; S3's are 5 MiB."""
+    """Least length of all parts of an upload but the last; S3's are 5 MiB."""
     wrong_region_status: int = 400
-    """Of a refusal of another region's signature: 400 with the region in the body, or a redirect, 301 or 307, that has
-    it in a header and leads nowhere."""
+    """Status of a refusal of another region's signature: 400 with the region in the body, or a redirect, 301 or 307,
+    that has it in a header and leads nowhere."""
 
 
 class S3Server(RangeServer):
@@ -314,8 +314,8 @@ class S3Server(RangeServer):
         self.objects = content
         self.keys = keys
         self.clock_seconds = 0.0
-        """What its clock is ahead of the real one: lets signatures expire, and a pause of ``requests_per_second`` end,
-        without waiting."""
+        """Seconds that its clock is ahead of the real one: lets signatures expire, and a pause of
+        ``requests_per_second`` end, without waiting."""
         self._region, self._regions = region, regions or {}
         self._requester_pays = requester_pays
         self._page_keys = page_keys

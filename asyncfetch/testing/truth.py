@@ -1,4 +1,4 @@
-"""What a dataset of `write_dataset` holds, computed from formulas and never read back from its files."""
+"""Contents of a dataset of `write_dataset`, computed from formulas and never read back from its files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ EXTRAS = (DONE, NOTE, GRID, SNAPSHOT, DEPTH)
 depth camera (lossless HEVC, 12-bit codes)."""
 
 ROBOT_FEATURES = ("observation.state", "action", "next.reward")
-"""What every dataset written here has: float32 vectors of 6, and a reward of 1 at the last frame."""
+"""Features that every dataset written here has: float32 vectors of 6, and a reward of 1 at the last frame."""
 
 DEFAULT_FEATURES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
-"""What every LeRobot dataset has, besides its own features."""
+"""Features that every LeRobot dataset has, besides its own features."""
 
 SNAPSHOT_CAMERA = 15
 """The camera number painted into the image feature."""
@@ -50,9 +50,9 @@ class DatasetTruth:
     cameras: tuple[str, ...]
     """Video features with colour pictures; the number painted into them is the position here."""
     extras: tuple[str, ...]
-    """Which of `EXTRAS` it has."""
+    """Names of `EXTRAS` that it has."""
     tasks: tuple[str, ...]
-    """By task index."""
+    """Tasks by their index."""
     width: int
     height: int
     texture: float
@@ -84,7 +84,7 @@ class DatasetTruth:
         return sum(self.lengths[:episode])
 
     def task_index(self, episode: int) -> int:
-        """Of all its frames: the tasks take turns."""
+        """Return the task of all its frames: the tasks take turns."""
         self._check(episode)
         return episode % len(self.tasks)
 

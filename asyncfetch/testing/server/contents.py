@@ -1,4 +1,4 @@
-"""Where a range server's bytes are: a mapping in memory, or a directory."""
+"""Contents, which are a range server's bytes: a mapping in memory, or a directory."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ _RANGE = re.compile(r"\s*bytes\s*=\s*([0-9]{0,18})\s*-\s*([0-9]{0,18})\s*", re.I
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """What conditions are checked against."""
+    """The version that conditions are checked against."""
 
     size: int
     """Bytes."""

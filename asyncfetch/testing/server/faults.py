@@ -1,4 +1,4 @@
-"""What can go wrong with one response, as values. Pure."""
+"""Faults that one response can have, as values. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["Ending", "Fault", "FaultEvery", "FaultOnce", "FaultRule", "RequestLog", "ServedRequest", "ServerStatistics"]
 
 Ending: TypeAlias = Literal["complete", "stall", "reset", "close"]
-"""How a response ends: whole; silent until the client or the server goes; by RST; by FIN."""
+"""The end of a response: whole; silent until the client or the server goes; by RST; by FIN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What goes wrong with one response.
+    """All that goes wrong with one response.
 
     The static methods make the usual ones. For several at once, set the fields yourself:
     ``Fault(new_etag=True, ending="stall", after_bytes=1000)``. ConfigError for values that a field can't have.
@@ -35,7 +35,7 @@ class Fault:
     answer_headers: Mapping[str, str | None] = field(default_factory=dict, hash=False)
     """Headers set last, over all others; None removes one. Without Content-Length the body goes in chunks."""
     ending: Ending = "complete"
-    """How the response ends."""
+    """The end of the response."""
     after_bytes: int | None = 0
     """Bytes of the body sent before an early ending; None: not even a status line is sent."""
     drop_range: bool = False
@@ -195,7 +195,7 @@ class ServedRequest:
     started: float
     """Monotonic seconds at which its headers had arrived."""
     fault: Fault | None = None
-    """What went wrong with it on purpose."""
+    """Fault that it had on purpose."""
     status: int | None = None
     """Status of the answer; None until that is decided, and where a fault sends none."""
     bytes_sent: int = 0

@@ -63,7 +63,7 @@ class Certificate:
     """A server's certificate and who signed it."""
 
     context: ssl.SSLContext
-    """For the server's side; it may serve many servers at once."""
+    """Context for the server's side; it may serve many servers at once."""
     authority_pem: bytes
     """The authority that clients must trust."""
     key_and_chain_pem: bytes
@@ -113,7 +113,8 @@ BLOCK_BYTES = 256 * 1024
 PIECE_SECONDS = 0.02
 """Written at once at a rate. 50 writes a second and stream: 64 streams at 4 MiB/s cost half a core."""
 CATCH_UP_SECONDS = 0.1
-"""What a stream may make up for after a pause, such as a busy loop. A link doesn't save what it didn't carry."""
+"""Seconds that a stream may make up for after a pause, such as a busy loop. A link doesn't save what it didn't
+carry."""
 
 
 class Pace:
