@@ -1,4 +1,4 @@
-"""From Arrow columns to numpy arrays and Python lists. Blocks: for use in a thread."""
+"""The way from Arrow columns to numpy arrays and Python lists. Blocks: for use in a thread."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def is_text(arrow_type: pa.DataType) -> bool:
 
 
 def _storage(pa: Any, array: Array) -> Array:  # noqa: ANN401  (pyarrow has no types)
-    """Without extension type (the datasets library registers some) and without dictionary."""
+    """Return the array without extension type (the datasets library registers some) and without dictionary."""
     if isinstance(array, pa.ExtensionArray):
         return _storage(pa, array.storage)
     return array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array

@@ -63,9 +63,10 @@ class DatasetStatistics:
     decoders: DecoderCacheStatistics
     decode: DecodePoolStatistics
     disk: DiskStatistics | None = None
-    """Of the disk cache; None without one."""
+    """Statistics of the disk cache; None without one."""
     hand_over: Quantiles = field(default_factory=Quantiles)
-    """From the loop's thread to a synchronous consumer that waits, for each few samples; of a Stream's statistics."""
+    """Seconds from the loop's thread to a synchronous consumer that waits, for each few samples; of a Stream's
+    statistics."""
 
 
 LEROBOT_GROUP_FRAMES = 2
@@ -215,7 +216,7 @@ class LeRobotDataset:
 
     @property
     def clip_budget(self) -> Budget:
-        """What passes over this dataset, and over others of its engine, have paid for clips."""
+        """The budget that passes over this dataset, and over others of its engine, pay for clips from."""
         return self._engine.clip_budget
 
     @property
@@ -228,7 +229,7 @@ class LeRobotDataset:
     def prefetch(self, episode: int) -> None:
         """Start fetching an episode, all cameras and rows at once, and return at once.
 
-        It is fetched in the order of these calls, behind what somebody waits for: an episode that ``ready`` or
+        It is fetched in the order of these calls, after what somebody waits for: an episode that ``ready`` or
         ``sample`` is called for overtakes the others.
 
         A failure is kept for ``ready`` and ``sample`` of this episode, until ``prefetch`` is called for it again, which
@@ -336,7 +337,7 @@ class LeRobotDataset:
         return number
 
     def sample_builder(self, windows: Windows | None) -> SampleBuilder:
-        """What makes samples with these windows; for the stream above. ConfigError where the windows don't fit."""
+        """Return what makes samples with these windows, for the stream above. ConfigError where they don't fit."""
         features = self.features
         if "task" in features:
             where = f"{redact_url(self.url)}/meta/info.json"

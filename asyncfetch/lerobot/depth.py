@@ -1,4 +1,4 @@
-"""What info.json says of depth: of a camera's codes, and of the unit of depth maps and statistics. Pure."""
+"""Depth as info.json tells it: of a camera's codes, and of the unit of depth maps and statistics. Pure."""
 
 from __future__ import annotations
 

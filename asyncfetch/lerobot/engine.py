@@ -1,4 +1,4 @@
-"""What the open datasets of one reader share: connections, caches, threads, and the bounds on all of them.
+"""The engine that the open datasets of one reader share: connections, caches, threads, and the bounds on all of them.
 
 A dataset has one of its own, unless it is a member of a mixture: hundreds of those are read by one engine. What an open
 dataset takes besides is its metadata.
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 __all__ = ["DECODERS_SHARE", "TABLES_SHARE", "Engine"]
 
 DECODERS_SHARE, TABLES_SHARE = 4, 8
-"""Of ``max_bytes``, a quarter is for decoders and an eighth for rows and indexes; clips have the rest. A decoder takes
-2-3 MiB at 640x480, a clip of 150 frames 1.3 MiB, its rows 15 kB, its file's index 8 bytes a frame."""
+"""Parts of ``max_bytes``: a quarter is for decoders and an eighth for rows and indexes; clips have the rest. A decoder
+takes 2-3 MiB at 640x480, a clip of 150 frames 1.3 MiB, its rows 15 kB, its file's index 8 bytes a frame."""
 SMALL_TABLES_SHARE = 6
-"""Of what is for rows and indexes, a sixth is for the indexes and one for the rows of single episodes. The rest is for
-tables' footers and row groups that episodes share: one that isn't kept is fetched again for each of them."""
+"""Part of what is for rows and indexes: a sixth is for the indexes and one for the rows of single episodes. The rest is
+for tables' footers and row groups that episodes share: one that isn't kept is fetched again for each of them."""
 PARSER_THREADS = 2
 """Threads that parse parquet and MP4 indexes beside those that decode: short work, which mustn't queue behind them."""
 PLANNED_AT_ONCE = 32
@@ -79,16 +79,16 @@ class Engine:
         """Runs parsers off the loop."""
         self.decode = DecodePool(config.decode_threads or usable_cpus())
         self.planning, self.locating = Gate(PLANNED_AT_ONCE), Gate(PLANNED_AT_ONCE)
-        """For indexes of videos, and for footers of tables."""
+        """Gates for indexes of videos, and for footers of tables."""
         requests = config.fetch.max_requests_per_host
         self.fetching_clips = Gate(max(1, requests - requests // SMALL_SHARE))
         self.plans: SharedLRU[tuple[int, int], Any] = SharedLRU(small_bytes // 2)
-        """Where the clips of episodes lie, by the numbers of the dataset and the episode."""
+        """Places of the clips of episodes, by the numbers of the dataset and the episode."""
         self.tables: SharedLRU[tuple[int, int], Any] = SharedLRU(small_bytes // 2)
         """Rows of episodes, likewise."""
         self.rows = RowCache(rows_bytes)
         self.indexes: SharedLRU[str, VideoFile] = SharedLRU(small_bytes)
-        """Of videos, by url."""
+        """Indexes of videos, by url."""
         self._datasets = 0
         self._open_clips = 0
 

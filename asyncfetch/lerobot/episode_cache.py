@@ -12,9 +12,9 @@ Four things could go wrong where many ask at once, and don't:
 
 - Episodes that each hold one camera's clip could wait for ever for the room of the other one. So room for all clips of
   an episode is set aside before the first is asked for.
-- What somebody waits for could stand behind all that was prefetched. So an episode has one caller at all gates, however
+- What somebody waits for could come after all that was prefetched. So an episode has one caller at all gates, however
   many want it, which is promoted as soon as one of them doesn't only read ahead.
-- Plans and rows, which are small but for pictures, could stand behind clips. So they are urgent at the host, even
+- Plans and rows, which are small but for pictures, could come after clips. So they are urgent at the host, even
   where they are read ahead, and clips never take all requests.
 - A video may be replaced. A plan made from the index of the old one cuts the new one at the wrong places. So once
   anything turns out to be replaced, which is rare, all indexes and plans are thrown away, and what was planned before
@@ -94,7 +94,7 @@ class HeldEpisode:
 
     @property
     def episode(self) -> Episode:
-        """What the metadata says of it."""
+        """The episode as the metadata has it."""
         return self._entry.episode
 
     @property
@@ -179,7 +179,7 @@ class EpisodeCacheStatistics:
 
 @dataclass(frozen=True, slots=True)
 class _Kept(Generic[T]):
-    """What stays of an episode between two reads, beside the bytes of its clips."""
+    """The part of an episode that stays between two reads, beside the bytes of its clips."""
 
     value: T
     nbytes: int
@@ -199,7 +199,8 @@ class EpisodeCache:
     """
 
     READERS = 4
-    """Of an episode that have decoders of their own; further ones share these, also where earlier ones are through."""
+    """Number of an episode's readers that have decoders of their own; further ones share these, also where earlier ones
+    are through."""
 
     def __init__(
         self,

@@ -61,9 +61,9 @@ _MAX_FILES_AT_ONCE = 8
 """Episode files read side by side."""
 _LARGE_FOOTER_BYTES = 8 * 1024 * 1024
 _LARGE_AT_ONCE = 2
-"""Of files with a footer of that size: parsing takes a core each, and hundreds of MB."""
+"""Number of files with a footer of that size: parsing takes a core each, and hundreds of MB."""
 MAX_NUMBER = 2**31 - 1
-"""Of a chunk, a file or a frame, and of the frames of an episode."""
+"""Highest number of a chunk, a file or a frame, and of the frames of an episode."""
 _FRAME_COLUMNS = ("episode_index", "length", "dataset_from_index", "dataset_to_index")
 _FILE_NUMBERS = ("chunk_index", "file_index")
 _TASKS = "tasks"
@@ -143,7 +143,7 @@ async def load_episodes(
 
 
 def _counts_up_to_last(tables: Sequence[tuple[str, pa.Table]], total: int) -> bool:
-    """Whether info.json counts the episodes that were taken out of the table, too: all numbers up to the last."""
+    """Return whether info.json counts the episodes that were taken out of the table, too: all up to the last number."""
     return int(_integers(tables, "episode_index", missing=None).max(initial=-1)) + 1 == total
 
 

@@ -29,7 +29,7 @@ ABSENT = -1
 
 @dataclass(frozen=True, slots=True)
 class VideoSpan:
-    """Where a camera's frames of one episode are."""
+    """The place where a camera's frames of one episode are."""
 
     url: str
     """MP4 file."""
@@ -38,7 +38,7 @@ class VideoSpan:
     num_frames: int
     """The episode's length."""
     start_seconds: float
-    """When frame 0 is shown by the metadata, ``from_timestamp``."""
+    """Time at which frame 0 is shown by the metadata, ``from_timestamp``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Episode:
     from_index: int
     to_index: int
     videos: Mapping[str, VideoSpan]
-    """By camera."""
+    """Spans of the videos, by camera."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilePlaces:
-    """In which file each episode is."""
+    """The file that each episode is in."""
 
     chunk: NDArray[np.int32]
     """Chunk number per position, or ABSENT."""
@@ -70,13 +70,13 @@ class FilePlaces:
 
 @dataclass(frozen=True, slots=True)
 class VideoPlaces:
-    """Where each episode is in a camera's files."""
+    """The place of each episode in a camera's files."""
 
     files: FilePlaces
     start_seconds: NDArray[np.float64]
-    """When its frame 0 is shown in the file per position, or NaN."""
+    """Time at which its frame 0 is shown in the file per position, or NaN."""
     contradictions: Mapping[int, str] = field(default_factory=dict)
-    """What the table says of an episode's frames that can't be true, by position, of those few where that is so."""
+    """Statements of the table on an episode's frames that can't be true, by position, of those few where that is so."""
 
     def first_frames(self, fps: float) -> NDArray[np.int64]:
         """Number of its frame 0 in the file per position, or ABSENT."""
@@ -231,7 +231,7 @@ class EpisodeTable:
         return int(np.count_nonzero((data.chunk == data.chunk[position]) & (data.file == data.file[position])))
 
     def sharing_video_file(self, index: int, camera: str) -> tuple[int, int]:
-        """How many episodes have their frames of this camera in the same file as this one, and how many frames."""
+        """Return how many episodes have frames of this camera in the same file as this one, and how many frames."""
         files, position = self._videos[camera].files, self._position(index)
         shares = (files.chunk == files.chunk[position]) & (files.file == files.file[position])
         return int(np.count_nonzero(shares)), int(self._lengths[shares].sum(dtype=np.int64))

@@ -45,7 +45,7 @@ class PathTemplate:
     """
 
     text: str
-    """As in info.json."""
+    """The template's text as in info.json."""
 
     def __post_init__(self) -> None:
         try:
@@ -88,7 +88,7 @@ DEFAULT_FEATURES = ("timestamp", "frame_index", "episode_index", "index", "task_
 FeatureKind = Literal["value", "string", "image", "language", "video", "depth", "audio", "other"]
 
 INDEX_FEATURES = ("frame_index", "episode_index", "index", "task_index")
-"""Those of them that number a row."""
+"""Default features that number a row."""
 
 _NUMERIC = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 _KINDS: Mapping[str, FeatureKind] = {
@@ -108,7 +108,7 @@ _OLD_PATHS = {
     "video_path": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
 }
 _OLD_FIELDS = {"{episode_chunk": "{chunk_index", "{episode_index": "{file_index"}
-"""What v2 calls the numbers of a file in its path templates; a file there is an episode."""
+"""The names that v2 has for the numbers of a file in its path templates; a file there is an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +118,14 @@ class Feature:
     key: str
     """Its name, dots kept."""
     dtype: str
-    """As in info.json: a numpy name, "string", "video", "image", "language" or something else."""
+    """Type as in info.json: a numpy name, "string", "video", "image", "language" or something else."""
     shape: tuple[int, ...]
-    """Of one frame; (1,) for scalars, (height, width, channels) for pictures."""
+    """Shape of one frame; (1,) for scalars, (height, width, channels) for pictures."""
     names: Any
-    """Of the axes or their elements, as in info.json: list, dict or None."""
+    """Names of the axes or their elements, as in info.json: list, dict or None."""
     kind: FeatureKind
-    """How it is read: numbers ("value"), "string", pictures in the table ("image") or in MP4 ("video", "depth") ..."""
+    """The way in which it is read: numbers ("value"), "string", pictures in the table ("image") or in MP4 ("video",
+    "depth") ..."""
     info: Mapping[str, Any]
     """The ``info`` (older: ``video_info``) block. For videos it describes the camera's first file only."""
 
@@ -140,7 +141,7 @@ class Feature:
 
     @property
     def row_dtype(self) -> str:
-        """Of its values in a row: what numbers a row is an int64, however it is declared."""
+        """Type of its values in a row: what numbers a row is an int64, however it is declared."""
         return "int64" if self.key in INDEX_FEATURES else self.dtype
 
     @property
@@ -155,7 +156,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """What info.json says; keys that aren't listed here are ignored."""
+    """The content of info.json; keys that aren't listed here are ignored."""
 
     version: str
     """Format version, such as "v3.0"."""
@@ -166,11 +167,11 @@ class DatasetInfo:
     total_episodes: int
     total_frames: int
     total_tasks: int | None
-    """As stored, None where it isn't; nothing here relies on it."""
+    """Number of tasks as stored, None where it isn't; nothing here relies on it."""
     chunks_size: int
     """Most files in one chunk directory, more than 0."""
     data_file_bytes: int
-    """From which on a file of the table of episodes, or of rows, is followed by another one; more than 0."""
+    """Length from which on a file of the table of episodes, or of rows, is followed by another one; more than 0."""
     data_path: PathTemplate
     video_path: PathTemplate | None
     """None in a dataset without videos."""

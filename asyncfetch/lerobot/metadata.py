@@ -35,12 +35,12 @@ __all__ = ["Metadata", "choose_features", "fingerprint_of", "load_metadata"]
 
 _INFO, _TASKS, _STATS = "meta/info.json", "meta/tasks.parquet", "meta/stats.json"
 _TASK_COLUMNS = ("task", "__index_level_0__")
-"""Where the task's string is; the second one in sets that LeRobot 0.4 converted."""
+"""Columns that may have the task's string; the second one in sets that LeRobot 0.4 converted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a dataset says of itself, checked for contradictions."""
+    """All that a dataset says of itself, checked for contradictions."""
 
     url: str
     """Root of the dataset, as the caller wrote it."""
@@ -52,7 +52,7 @@ class Metadata:
     tasks: Mapping[int, str]
     """Task strings by task_index."""
     statistics: Mapping[str, Any] | FormatError | None
-    """What ``stats`` gives or raises."""
+    """The statistics that ``stats`` gives, or the error that it raises."""
     episodes: EpisodeTable
     fingerprint: str
     """Hash of what defines the samples: chosen features, fps, tasks, lengths and places, but not the url."""
@@ -61,7 +61,7 @@ class Metadata:
 
     @property
     def stats(self) -> Mapping[str, Any] | None:
-        """As in stats.json; None where there is none. Its image counts are of sampled frames or pixels.
+        """Statistics as in stats.json; None where there is none. Its image counts are of sampled frames or pixels.
 
         Raises:
             FormatError: It is damaged.
@@ -169,7 +169,7 @@ async def _load_stats(reader: RangeReader, url: str, run: RunSync) -> dict[str, 
 
 
 def choose_features(info: DatasetInfo, features: Collection[str] | None, url: str) -> dict[str, Feature]:
-    """Those with these keys, and the default ones, in the dataset's order; ConfigError where it hasn't one of them."""
+    """Return those with these keys and the default ones, in the dataset's order; ConfigError where one is missing."""
     if features is None:
         return dict(info.features)
     unknown = [key for key in features if key not in info.features]

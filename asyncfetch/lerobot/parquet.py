@@ -104,7 +104,7 @@ class TableFile:
     """Bytes [tail_start, data_stop) of the file."""
     tail_start: int
     data_stop: int
-    """Where the footer begins."""
+    """Position at which the footer begins."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -160,10 +160,10 @@ class TableEnd:
 
     url: str
     file: ObjectInfo
-    """Which version of it they are of."""
+    """Version of the file that they are of."""
     tail: memoryview
     footer_bytes: int
-    """Of which the tail may lack some."""
+    """Length of the footer, of which the tail may lack some."""
 
 
 async def fetch_end(reader: RangeReader, url: str, tail_bytes: int = TAIL_BYTES) -> TableEnd:
@@ -220,7 +220,7 @@ async def read_columns(
 async def fetch_columns(
     reader: RangeReader, file: TableFile, groups: Sequence[int], columns: Collection[str], *, run: RunSync
 ) -> FetchedColumns:
-    """What ``read_columns`` gives, still to be decoded: by the call that goes on with it, in one go to a thread."""
+    """Return what ``read_columns`` does, still to be decoded: by the call that goes on with it, at once in a thread."""
     plan = partial(_plan, file, groups, columns)
     filled, chunks = plan() if len(groups) <= GROUPS_PLANNED_ON_THE_LOOP else await run(plan)
     ranges = [
@@ -239,7 +239,7 @@ class FetchedColumns:
     groups: Sequence[int]
     columns: Collection[str]
     pieces: Sequence[tuple[int, memoryview]]
-    """Of the file, each with its start."""
+    """Pieces of the file, each with its start."""
 
     def decode(self) -> pa.Table:
         """The Arrow table. Blocks: call it in a thread.

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 __all__ = ["Prefetches"]
 
 MAX_PREFETCHES = 1024
-"""That may be asked for and not yet be done; more would only queue up behind the host's limit."""
+"""Episodes that may be asked for and not yet be done; more would only queue up behind the host's limit."""
 MAX_FAILURES = 1024
-"""That are remembered; the oldest is forgotten, and its episode is then fetched again when it is read."""
+"""Failures that are remembered; the oldest is forgotten, and its episode is then fetched again when it is read."""
 
 
 class _Try:
-    """What all who ask for an episode share until the first of them is told what came of it; later ones try anew.
+    """The state that all who ask for an episode share until the first is told what came of it; later ones try anew.
 
     Those who are told later, because they still had something to end, have nothing to say of what was asked meanwhile.
     """
@@ -36,11 +36,11 @@ class _Try:
 
     def __init__(self) -> None:
         self.is_ahead = False
-        """Whether a task of its own fetches the episode."""
+        """True if a task of its own fetches the episode."""
 
 
 class Prefetches:
-    """Of one dataset. Loop-bound, as that is.
+    """Prefetches of one dataset. Loop-bound, as that is.
 
     Args:
         fetch: Brings an episode into memory.
@@ -84,7 +84,7 @@ class Prefetches:
         await self._fetch(episode, self._try(episode))
 
     def raise_failure(self, episode: Episode) -> None:
-        """What fetching it ended with, if that failed and wasn't started again since."""
+        """Raise what fetching it ended with, if that failed and wasn't started again since."""
         failure = self._failures.get(episode.index)
         if failure is not None:
             raise copied(failure)

@@ -82,7 +82,7 @@ class IndexedTable:
 
 
 async def index_table(reader: RangeReader, table: TableFile, *, run: RunSync) -> IndexedTable:
-    """By the footer's statistics; of row groups that have none the column is read.
+    """Index it by the footer's statistics; of row groups that have none the column is read.
 
     Raises:
         FetchError: A range could not be fetched.
@@ -138,12 +138,12 @@ def _fill_spans(
 
 
 _Key = str | tuple[str, int]
-"""Of what is kept: a file's url, or that and the number of a row group."""
+"""Key of what is kept: a file's url, or that and the number of a row group."""
 _FOOTER_BYTES = 16 * 1024
 """Asked for beside what each column chunk takes: the schema, and the whole of a file that is hardly larger."""
 _CHUNK_FOOTER_BYTES = 150
-"""Of a footer for a column and row group, statistics included: 100-140 measured. A row group is one episode's, or that
-of many, and the tail then holds more than the footer, but never more than ``MAX_TAIL_BYTES``."""
+"""Bytes of a footer for a column and row group, statistics included: 100-140 measured. A row group is one episode's, or
+that of many, and the tail then holds more than the footer, but never more than ``MAX_TAIL_BYTES``."""
 _MAX_FILES_ASIDE = 64
 """Looked at on one side of the data file that an episode should be in, and isn't."""
 _LIST_ITEM_BYTES = 64
@@ -204,7 +204,7 @@ class _Group:
 
 
 class RowCache:
-    """What is kept to read rows of any number of datasets: footers, and decoded row groups that episodes share.
+    """All that is kept to read rows of any number of datasets: footers, and decoded row groups that episodes share.
 
     One bound for both: where each episode has a row group of its own the footers are long and nothing is shared, where
     many share one they are short.
@@ -215,7 +215,8 @@ class RowCache:
 
     def __init__(self, max_bytes: int) -> None:
         self.kept: SharedLRU[tuple[int, _Key], IndexedTable | _Group] = SharedLRU(max_bytes)
-        """By the dataset's number, and the url of the file or that and the number of the group in it."""
+        """Kept tables and groups by the dataset's number, and the url of the file or that and the number of the group
+        in it."""
 
 
 class RowReader:

@@ -1,4 +1,4 @@
-"""From an episode in memory to samples: dicts of tensors. Runs in decode threads, never on the loop."""
+"""The way from an episode in memory to samples: dicts of tensors. Runs in decode threads, never on the loop."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Row(Protocol):
 
 
 class Field(NamedTuple):
-    """What the metadata says of one value of a sample."""
+    """The metadata of one value of a sample."""
 
     dtype: str
     """torch's name of a tensor's; "string", or what info.json says of anything else."""
@@ -275,7 +275,7 @@ def _by_reader(asked: Sequence[Asked]) -> Iterator[tuple[HeldEpisode, int, list[
 
 
 def _write_picture(picture: torch.Tensor, room: NDArray[Any]) -> None:
-    """By numpy: torch would wake threads of its own for it, and read and write float32 twice."""
+    """Write it by numpy: torch would wake threads of its own for it, and read and write float32 twice."""
     pixels = picture.permute(1, 2, 0).numpy()
     if pixels.shape != room.shape:
         raise DoesNotFit
@@ -312,7 +312,7 @@ def _unshared(pictures: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def _decode_images(
     episode: Episode, feature: Feature, dtype: str, column: Sequence[bytes], frames: Sequence[int]
 ) -> list[torch.Tensor]:
-    """As stored, of depth maps as float32. Windows repeat frames at the ends of an episode: each is decoded once."""
+    """Decode as stored, depth maps as float32. Windows repeat frames at an episode's ends: each is decoded once."""
     torch = import_torch()
     where = f"{feature.key} of episode {episode.index} in {redact_url(episode.data_url)}"
     images = {frame: decode_image(column[frame], name=f"{where}, frame {frame}") for frame in dict.fromkeys(frames)}
@@ -346,7 +346,7 @@ def _decode_images(
 
 
 def _with_16_bits(image: torch.Tensor) -> torch.Tensor:
-    """As bright: 255 becomes 65535, and so in [0, 1] every value stays the same to the last bit."""
+    """Make it as bright: 255 becomes 65535, and so in [0, 1] every value stays the same to the last bit."""
     torch = import_torch()
     return image if image.dtype == torch.uint16 else image.to(torch.int32).mul_(257).to(torch.uint16)
 

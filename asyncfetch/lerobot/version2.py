@@ -41,7 +41,7 @@ class Version2:
     raw_info: Mapping[str, Any]
     """info.json in the terms of v3."""
     episode_stats: Mapping[int, Mapping[str, Mapping[str, Any]]]
-    """By episode and feature, where the dataset has them."""
+    """Statistics by episode and feature, where the dataset has them."""
 
 
 async def load_version2(

@@ -1,4 +1,4 @@
-"""Where the frames of an episode lie in its video files."""
+"""The places of an episode's frames in its video files."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ __all__ = ["PlannedClip", "VideoFile", "VideoIndexes", "are_misplaced", "fetch_m
 HEAD_BYTES = 16 * 1024
 """Asked for first. Holds the whole index of a short file, and tells where another one lies."""
 FRAME_INDEX_BYTES = 8
-"""Of an index for a frame, asked for beside that: AV1 has 6 at two frames a key frame, H.264 and HEVC up to 14, but
-rarely. What is asked for in vain is a thousandth of a frame; what is missing costs one request more."""
+"""Bytes of an index for a frame, asked for beside that: AV1 has 6 at two frames a key frame, H.264 and HEVC up to 14,
+but rarely. What is asked for in vain is a thousandth of a frame; what is missing costs one request more."""
 LEAST_FRAME_BYTES = 256
-"""Of a video. A file that may be shorter than what is asked for of its head is asked for that alone."""
+"""Least bytes of a frame of a video. A file that may be shorter than what is asked for of its head is asked for that
+alone."""
 MAX_INDEX_BYTES = 512 * 1024
 """Asked for on a guess, in one stream; a longer index costs one request more."""
 MAX_READS = 32
 """Requests for one index after the first. One is usual, and one for each long box in front that isn't media data."""
 QUARTER = 0.25
-"""Of a frame; more than this a frame is never taken to be misplaced by its metadata."""
+"""A quarter of a frame; more than this a frame is never taken to be misplaced by its metadata."""
 ROUNDING_SECONDS = 1e-9
-"""Of sums of times in float64."""
+"""Error of sums of times in float64."""
 PARSED_ON_THE_LOOP_BYTES = 64 * 1024
 """Index that is parsed on the loop, in 0.3-0.5 ms. A thread takes 3-5 ms for one where a stream begins, for the loop is
 busy there, and each waits for the end of the other's turn with the interpreter first, 5 ms by default."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["FrameOffsets", "Window", "Windows", "check_windows", "frames", "resolve_windows"]
 
 TOLERANCE_SECONDS = 1e-4
-"""How far a window's seconds may lie off the grid of frames: LeRobot's default ``tolerance_s``."""
+"""Seconds that a window may lie off the grid of frames: LeRobot's default ``tolerance_s``."""
 
 MAX_OFFSET = 2**31
 """Frames; no episode is longer, and sums of such numbers stay within 64 bits."""
@@ -45,7 +45,7 @@ def frames(*offsets: int) -> FrameOffsets:
 
 
 def check_windows(windows: Any) -> None:  # noqa: ANN401 - what a user gave
-    """What can be said of them without a dataset: ConfigError where they are no mapping, or one of them is no list."""
+    """Check what can be said without a dataset: ConfigError where they are no mapping, or one of them is no list."""
     if windows is not None and not isinstance(windows, Mapping):
         raise ConfigError(f"windows must be a mapping of a window to each key, or None, not {windows!r}")
     for key, window in (windows or {}).items():
@@ -106,7 +106,7 @@ def _from_seconds(key: str, seconds: Sequence[float], fps: float) -> list[int]:
 def clamp(frame: int, offsets: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """(frames to read, which of them are padding) of a window in an episode of ``length`` frames.
 
-    A place before the first frame repeats the first one, one behind the last repeats the last, as LeRobot's
+    A place before the first frame repeats the first one, one after the last repeats the last, as LeRobot's
     random-access reader does.
     """
     wanted = frame + offsets
