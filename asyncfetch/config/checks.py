@@ -1,4 +1,4 @@
-"""What a configuration's field may hold: what its annotation says, and what its owner requires beside that."""
+"""Checks of a configuration's fields: what their annotations say, and what their owners require beside that."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WORDS: Mapping[object, str] = {
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 HEADER_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-"""What no line of a head may hold: all control characters but the tab."""
+"""Characters that no line of a head may hold: all control characters but the tab."""
 
 
 def require(condition: bool, message: str) -> None:

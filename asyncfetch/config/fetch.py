@@ -1,4 +1,4 @@
-"""How objects are asked for."""
+"""Settings that say how objects are asked for."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class TimeoutConfig:
     connect_seconds: float = 10.0
     """TCP and TLS together, per attempt. object_store and s3fs allow 5 s, huggingface_hub 10 s."""
     first_byte_seconds: float = 30.0
-    """From the request's last byte to the response's first. S3 answers in 0.1-0.2 s, 99.84 % within 10 s."""
+    """Seconds from the request's last byte to the response's first. S3 answers in 0.1-0.2 s, 99.84 % within 10 s."""
     stall_seconds: float = 30.0
     """Longest silence inside a body."""
     min_bytes_per_second: float = 100.0
-    """What a body brings at least, over any ``stall_seconds``: one that drips would hold its place at the host for
-    days. aws-c-s3 gives up at 30 s below 1 B/s."""
+    """Least rate of a body, over any ``stall_seconds``: one that drips would hold its place at the host for days.
+    aws-c-s3 gives up at 30 s below 1 B/s."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -58,13 +58,13 @@ class RetryDetails:
     host: str | None
     """``host:port`` that the attempt ended at; None where it got to none."""
     status: int | None
-    """Of the answer; None where there was none."""
+    """Status of the answer; None where there was none."""
     cause: str
-    """What happened, in words."""
+    """The cause, in words."""
     attempt: int
     """Attempts so far, this one included."""
     wait_seconds: float
-    """Until the next one."""
+    """Seconds until the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +101,11 @@ class RetryConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HedgeConfig:
-    """When bytes whose answer is late are asked for a second time; the answer that comes first is taken."""
+    """Settings for second requests, where an answer is late; the answer that comes first is taken."""
 
     quantile: float = 0.95
-    """Of a host's latest answers that came sooner than one that is late. Dean and Barroso ask again from there on."""
+    """Share of a host's latest answers that came sooner than one that is late. Dean and Barroso ask again from there
+    on."""
     max_share: float = 0.03
     """Second requests in the long run, by all others. Dean and Barroso needed 2-5 %."""
 
@@ -116,18 +117,19 @@ class HedgeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Config:
-    """How ``s3://bucket/key`` becomes a request.
+    """Settings that say how ``s3://bucket/key`` becomes a request.
 
     Credentials come from where the AWS tools have them (environment, profiles, single sign-on, the instance's role),
     never from here, so that this can be printed and pickled.
     """
 
     endpoint_url: str | None = None
-    """Of a store that speaks like S3 (MinIO, B2, R2). None means AWS_ENDPOINT_URL_S3, the profile's, or AWS."""
+    """Endpoint of a store that speaks like S3 (MinIO, B2, R2). None means AWS_ENDPOINT_URL_S3, the profile's, or
+    AWS."""
     region: str | None = None
-    """Where buckets are asked for first; None means AWS_DEFAULT_REGION or the profile's. Others are found."""
+    """Region in which buckets are asked for first; None means AWS_DEFAULT_REGION or the profile's. Others are found."""
     profile: str | None = None
-    """Of ~/.aws/config; None means AWS_PROFILE or the default one."""
+    """Profile of ~/.aws/config; None means AWS_PROFILE or the default one."""
     anonymous: bool = False
     """True if to sign nothing: public buckets, without any credentials."""
     requester_pays: bool = False
@@ -135,10 +137,10 @@ class S3Config:
     path_style: bool | None = None
     """True if the bucket stands in the path instead of the host's name; None means where there is an endpoint_url."""
     presign_seconds: int = 3600
-    """How long a signed url is good for, and so used for all ranges of its object. S3 allows 7 days."""
+    """Seconds that a signed url is good for, and so used for all ranges of its object. S3 allows 7 days."""
     upload_part_bytes: int = 16 * MIB
-    """What is longer is put in parts, side by side. S3 takes 10,000 parts of at least 5 MiB: the parts of an object of
-    more than 156 GiB get longer, where its size is known. S3's guide advises 8-16 MiB."""
+    """Length of a part: longer objects are put in parts, side by side. S3 takes 10,000 parts of at least 5 MiB: the
+    parts of an object of more than 156 GiB get longer, where its size is known. S3's guide advises 8-16 MiB."""
     upload_parts_in_flight: int = 4
     """Parts of one object on their way at a time; one more is read meanwhile. A source that isn't in memory already
     takes ``(upload_parts_in_flight + 1) * upload_part_bytes`` of it."""
@@ -159,7 +161,7 @@ class S3Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchConfig:
-    """How objects are asked for.
+    """Settings that say how objects are asked for.
 
     Pickles without the values of ``headers``, ``tokens`` and ``fsspec``, except into a process that multiprocessing
     starts with it; see Secrets. No other setting takes a secret.
@@ -169,7 +171,7 @@ class FetchConfig:
     """Most requests in flight to one (scheme, host, port). 64 connections were the best of 4-128 on a Hub bucket. Raise
     it for a store that stands more, and the limit grows as long as that brings more."""
     initial_requests_per_host: int = 64
-    """What the limit begins with, or ``max_requests_per_host`` where that is less. Lower, a stream starts slowly."""
+    """Limit to begin with, or ``max_requests_per_host`` where that is less. Lower, a stream starts slowly."""
     min_requests_per_host: int = 4
     """Fewest that throttling and late answers bring the limit down to, or ``max_requests_per_host`` where that is less.
     Where 4 are too many a server asks for pauses, which are kept. xet-core goes down to 1, aws-c-s3 to 10."""
@@ -192,9 +194,10 @@ class FetchConfig:
     sooner, and requests to it are free. 16 MiB at 4 MiB/s a stream and 50 ms took 2.05 s in parts of 8 MiB and 0.17 s
     in the 43 so chosen. Until that is seen, a far host's come in two. As much as part_bytes switches it off."""
     max_bytes_per_second: int | None = None
-    """Of bodies, from web servers, S3, the Hub and fsspec's back ends together; None for no bound. It is the process's:
-    all its fetchers and loops with the same figure share one cap, held within 5 % over 2 s and more. A stream's loader
-    workers get equal shares. What the system reads ahead (64-128 KiB a connection) isn't seen here."""
+    """Bound on the bytes a second of bodies, from web servers, S3, the Hub and fsspec's back ends together; None for no
+    bound. It is the process's: all its fetchers and loops with the same figure share one cap, held within 5 % over 2 s
+    and more. A stream's loader workers get equal shares. What the system reads ahead (64-128 KiB a connection) isn't
+    seen here."""
     timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
     hedge: HedgeConfig | None = field(default_factory=HedgeConfig)
@@ -228,19 +231,19 @@ class FetchConfig:
     cost 0.8 ms a MiB where this was measured, more than all the rest of a fetch over plain HTTP. It comes beside the
     bound of a ByteCache over the fetcher. Streams and datasets keep none: ``StreamConfig.max_bytes`` is all of it."""
     s3: S3Config = field(default_factory=S3Config)
-    """For s3:// urls."""
+    """Settings for s3:// urls."""
     hub_endpoint: str | None = None
-    """What hf:// urls are asked from. None means HF_ENDPOINT or https://huggingface.co."""
+    """Server that hf:// urls are asked from. None means HF_ENDPOINT or https://huggingface.co."""
     fsspec: Mapping[str, Mapping[str, object]] = field(default_factory=dict, repr=False)
     """Arguments of fsspec's file systems by scheme ("gs"), for every scheme that isn't read natively."""
     max_known_objects: int = 65_536
     """Objects whose version and size are remembered, about 200 bytes each; the least recently used is forgotten."""
     max_unsized_bytes: int = 128 * MIB
-    """Of an object whose server doesn't say how long it is, as one that sends chunks may: it is read whole, in memory,
-    before anybody knows whether it fits. LeRobot closes a file of data at 100 MB. Of 0, none is read."""
+    """Bound on an object whose server doesn't say how long it is, as one that sends chunks may: it is read whole, in
+    memory, before anybody knows whether it fits. LeRobot closes a file of data at 100 MB. Of 0, none is read."""
     max_listed_entries: int = 1_000_000
-    """Of a listing, all of which are held, about 370 bytes each; FetchError beyond it, for the pages of a server may
-    have no end. S3 takes 1,000 requests for so many."""
+    """Bound on the entries of a listing, all of which are held, about 370 bytes each; FetchError beyond it, for the
+    pages of a server may have no end. S3 takes 1,000 requests for so many."""
 
     def __post_init__(self) -> None:
         for name in ("headers", "tokens", "fsspec"):

@@ -125,7 +125,7 @@ class PrivateUrl(str):
 
 
 def _without_secrets(url: str) -> str:
-    """Of the web, a name alone may be a token, and a query have a signature; elsewhere "?" may be part of a name."""
+    """Return it without secrets: on the web a name may be a token, a query a signature; else "?" may be in a name."""
     if url.lower().startswith(("http://", "https://")):
         return redact_url(url)
     return _PASSWORD.sub("***@", url)
@@ -136,7 +136,7 @@ _is_among_own = ContextVar("asyncfetch_among_own_processes", default=False)
 
 @contextmanager
 def among_own_processes() -> Iterator[None]:
-    """What is pickled in here goes through a pipe between this process and one that it started, and stays whole."""
+    """Keep what is pickled in here whole: it goes through a pipe between this process and one that it started."""
     token = _is_among_own.set(True)
     try:
         yield

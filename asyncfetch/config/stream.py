@@ -1,4 +1,4 @@
-"""How a dataset is streamed, and what each of a rank's workers may take of it."""
+"""Settings that say how a dataset is streamed, and what each of a rank's workers may take of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OnError = Literal["raise", "skip", "replace"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """How a dataset is streamed. All bounds are for one rank: its loader workers share them."""
+    """Settings that say how a dataset is streamed. All bounds are for one rank: its loader workers share them."""
 
     fetch: FetchConfig = field(default_factory=FetchConfig)
     max_bytes: int = 4096 * MIB
@@ -39,17 +39,18 @@ class StreamConfig:
     are decoded together. None means a group of pictures as the dataset states it (``video.g``, or LeRobot's default of
     2); 1 draws each frame for itself, and then random access costs more than a third of the decoding."""
     uneven_ends: Literal["uneven", "drop", "pad"] = "uneven"
-    """What becomes of the last samples of an epoch where they are fewer than the ranks: some ranks take one more, they
-    are dropped, or the other ranks repeat a sample. With "pad" every sample says whether it ``is_padding``."""
+    """Choice of what becomes of the last samples of an epoch where they are fewer than the ranks: some ranks take one
+    more, they are dropped, or the other ranks repeat a sample. With "pad" every sample says whether it
+    ``is_padding``."""
     on_error: OnError = "raise"
-    """What becomes of a sample whose data are bad: a broken or missing file, a frame that isn't there. "raise" raises
-    the error at the sample's place; "skip" leaves it out, so ranks may get unequally many; "replace" gives a copy of
-    the good sample before it, and ConfigError where ``copy.deepcopy`` can't make one; in batches of one member of a
-    mixture one of that member, and before its first good one nothing. ``Stream.quarantine`` lists what was left out or
-    replaced. Where one consumer reads an epoch alone and nothing is good, its first error is raised. A rank or worker
-    that gets no good sample of those that several share gets none at all with "skip"; with "replace", which promises it
-    as many as there are, it raises DatasetError. A host that is down always raises, and so do a transform's own
-    errors."""
+    """Choice of what becomes of a sample whose data are bad: a broken or missing file, a frame that isn't there.
+    "raise" raises the error at the sample's place; "skip" leaves it out, so ranks may get unequally many; "replace"
+    gives a copy of the good sample before it, and ConfigError where ``copy.deepcopy`` can't make one; in batches of one
+    member of a mixture one of that member, and before its first good one nothing. ``Stream.quarantine`` lists what was
+    left out or replaced. Where one consumer reads an epoch alone and nothing is good, its first error is raised. A rank
+    or worker that gets no good sample of those that several share gets none at all with "skip"; with "replace", which
+    promises it as many as there are, it raises DatasetError. A host that is down always raises, and so do a transform's
+    own errors."""
     prefetch_episodes: int = 8
     """Episodes fetched ahead of the pool."""
     decode_threads: int | None = None
@@ -58,9 +59,9 @@ class StreamConfig:
     decoder: DecoderBackend = "auto"
     """ "torchcodec", "pyav", or "auto": torchcodec where it loads, PyAV elsewhere."""
     tolerance_seconds: float = 1e-4
-    """By how much the time at which a video shows a frame may differ from the one that the metadata gives it; LeRobot's
-    ``tolerance_s``. Further off the frame is missing. It is never less than a tick of the video's clock, nor more than
-    a quarter of a frame: beyond that it could be the neighbour that is meant."""
+    """Seconds by which the time at which a video shows a frame may differ from the one that the metadata gives it;
+    LeRobot's ``tolerance_s``. Further off the frame is missing. It is never less than a tick of the video's clock, nor
+    more than a quarter of a frame: beyond that it could be the neighbour that is meant."""
     decoder_cache_size: int | None = None
     """Open decoders kept; None means ASYNCFETCH_DECODER_CACHE_SIZE or else what the pool needs, at least 100."""
 
