@@ -1,4 +1,4 @@
-"""Which decoding libraries load in this process.
+"""The decoding libraries that load in this process.
 
 torchcodec finds its FFmpeg libraries when it is imported, and raises RuntimeError, OSError or ImportError where there
 are none it can use. That is asked once a process: a failed import is slow, and is tried for every supported FFmpeg.

@@ -39,13 +39,13 @@ DEFAULT_BYTES = 512 * MIB
 """A quarter of the memory that a stream may use."""
 
 TRIM_SHARE = 8
-"""Of the bound on bytes, what may be let go of between two trims of the heap: about what it left behind.
+"""Part of the bound on bytes that may be let go of between two trims of the heap: about what it left behind.
 
-A trim takes 6-8 ms of a decode thread and, behind it, as much again or more: of decoded frames that were freed some 70
+A trim takes 6-8 ms of a decode thread and, after it, as much again or more: of decoded frames that were freed some 70
 MiB of a stream's default bound go, too, and their pages are asked for anew. In a stream of 320x240 a trim every 8
 decoders took a twentieth of all decoding. While a stream fills its pool nothing is let go of."""
 TRIM_LEAST_BYTES = 16 * MIB
-"""Of a share: workers that divide a bound are to trim no more often than this."""
+"""Least bytes of such a share: workers that divide a bound are to trim no more often than this."""
 DECODER_LEAST_BYTES = 2 * MIB
 """That each counts for: what a small one takes beside its pictures isn't in its estimate. With 160x128 AV1 resident
 memory goes up and down by 7 MiB with a trim every 8 decoders, by 28 with one every 32."""
@@ -68,7 +68,7 @@ class DecoderCacheStatistics:
     size: int
     """Decoders held."""
     nbytes: int
-    """What they say they take, in bytes."""
+    """Bytes that they say they take."""
     max_size: int | None
     max_bytes: int | None
     hits: int
@@ -85,11 +85,11 @@ class _State(Generic[DecoderT]):
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     held: OrderedDict[Hashable, tuple[DecoderT, int]] = field(default_factory=OrderedDict)
-    """With their bytes; the least recently used comes first."""
+    """Decoders with their bytes; the least recently used comes first."""
     opening: dict[Hashable, Future[DecoderT]] = field(default_factory=dict)
     nbytes: int = 0
     let_go_bytes: int = 0
-    """Since the heap was trimmed."""
+    """Bytes let go since the heap was trimmed."""
     hits: int = 0
     misses: int = 0
     evictions: int = 0

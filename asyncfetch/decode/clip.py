@@ -1,4 +1,4 @@
-"""What a decoder is given: the bytes of a small MP4, and where in it each frame should be."""
+"""Input of a decoder: the bytes of a small MP4, and where in it each frame should be."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_MILLIMETRES = 65535
 
 @dataclass(frozen=True, slots=True)
 class DepthScale:
-    """How the 12-bit codes of a depth video become distances.
+    """The scale by which the 12-bit codes of a depth video become distances.
 
     LeRobot's quantisation: with ``use_log`` the codes divide ``ln(distance + shift)`` evenly, else the distance.
     """
@@ -42,7 +42,7 @@ class DepthScale:
     use_log: bool = True
     """LeRobot's ``video.use_log``."""
     unit: Literal["m", "mm"] = "mm"
-    """Of the decoded frames. Millimetres are whole."""
+    """Unit of the decoded frames. Millimetres are whole."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.minimum) and math.isfinite(self.maximum) and self.minimum < self.maximum):
@@ -94,11 +94,11 @@ class Clip:
     width: int
     height: int
     name: str
-    """For messages: url and episode."""
+    """Name for messages: url and episode."""
     depth: DepthScale | None = None
     """Set for a depth camera."""
     key_frames: KeyFrames | None = field(default=None, repr=False)
-    """Where a decoder may start; None where it finds out by itself."""
+    """Frames that a decoder may start at; None where it finds out by itself."""
     misplaced: NDArray[np.float64] | None = field(default=None, repr=False)
     """Shape (N, 2), where the metadata and the video put some frame too far apart: when each frame is shown by the one
     and by the other, in seconds of the file, and NaN for the frames that have no such trouble."""

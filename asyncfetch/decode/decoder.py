@@ -87,7 +87,7 @@ def estimated_nbytes(codec: str, width: int, height: int, bytes_per_sample: int)
 
 
 def stack_frames(frames: Sequence[torch.Tensor]) -> torch.Tensor:
-    """At least one (channels, height, width) as (N, channels, height, width), channels-last in memory.
+    """Stack at least one (channels, height, width) as (N, channels, height, width), channels-last in memory.
 
     A single one is not copied.
     """
@@ -98,7 +98,7 @@ def stack_frames(frames: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class ClipDecoder(ABC):
-    """What both back ends share: which frames may be asked for, by one thread at a time, in one process."""
+    """The part that both back ends share: which frames may be asked for, by one thread at a time, in one process."""
 
     def __init__(self, clip: Clip, *, num_frames: int, bytes_per_sample: int) -> None:
         self.clip = clip
@@ -200,7 +200,7 @@ AFTER_ALL = 1 << 63
 
 
 class MemoryFile:
-    """What PyAV needs of a file, over a buffer: only the blocks that it reads are copied."""
+    """The part of a file that PyAV needs, over a buffer: only the blocks that it reads are copied."""
 
     def __init__(self, data: memoryview | bytes) -> None:
         self._data = memoryview(data)
@@ -307,7 +307,7 @@ class PyAVDecoder(ClipDecoder):
         )
 
     def _check_whole(self, frame: Any) -> None:  # noqa: ANN401
-        """Raise DecodeError where it is damaged, or one in front of it didn't come: it may lean on that."""
+        """Raise DecodeError where it is damaged, or one before it didn't come: it may lean on that."""
         due = bisect.bisect_left(self._shown_pts, self._next_pts)
         if frame.is_corrupt or due < bisect.bisect_left(self._shown_pts, frame.pts):
             self._next_pts = AFTER_ALL

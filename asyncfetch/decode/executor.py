@@ -41,7 +41,7 @@ class DecodePoolStatistics:
     busy_seconds: float
     """Sum of the times that finished calls ran, by the clock on the wall."""
     call: Quantiles
-    """Of those times."""
+    """Quantiles of those times."""
 
 
 class DecodePool:
@@ -113,7 +113,7 @@ class DecodePool:
         return await asyncio.wrap_future(ended)
 
     def close(self) -> None:
-        """Let the threads end, each behind its last call; new calls are refused. Twice is once."""
+        """Let the threads end, each after its last call; new calls are refused. Twice is once."""
         self._is_closed = True
         self._executor.shutdown(wait=False)
 

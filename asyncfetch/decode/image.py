@@ -19,7 +19,7 @@ __all__ = ["decode_image"]
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_DEPTH_AND_COLOUR = slice(24, 26)
-"""In the header chunk, which comes first: bits a sample, kind of colour."""
+"""Bytes in the header chunk, which comes first: bits a sample, kind of colour."""
 TRUECOLOUR_8_BITS = b"\x08\x02"
 
 TIFF_STARTS: Mapping[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
@@ -29,7 +29,7 @@ WIDTH, HEIGHT, BITS, COMPRESSION, STRIP_STARTS, CHANNELS, STRIP_BYTES, SAMPLE_FO
 )
 """Tags of a TIFF."""
 NUMBER_BYTES = {1: 1, 3: 2, 4: 4}
-"""Of the types that the values of these tags have."""
+"""Bytes of the types that the values of these tags have."""
 NOT_COMPRESSED, FLOATS = 1, 3
 """Values of two of them."""
 

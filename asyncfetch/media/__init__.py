@@ -1,4 +1,4 @@
-"""What video files say of themselves: where each frame lies, and a file header for a stretch of them. Pure.
+"""Video files as they describe themselves: where each frame lies, and a file header for a stretch of them. Pure.
 
 boxes       the box structure of MP4, and where the index (moov) lies in a file
 samples     the sample tables as columns: size, duration, composition offset, key frames, byte runs

@@ -38,7 +38,7 @@ LARGE_SIZE = struct.Struct(">Q")
 
 
 class _Extent(NamedTuple):
-    """Where a box lies: [start, stop), its body [body, stop)."""
+    """The place where a box lies: [start, stop), its body [body, stop)."""
 
     kind: bytes
     start: int

@@ -12,7 +12,7 @@ need care, because a decoder finds a frame by seeking to the last key frame show
 - That finds the right key frame only if all lag alike. In open GOPs they don't: the seek lands a key frame too far, and
   the decoder hands out a neighbour of the frame asked for. Decode times are free as long as they ascend, so
   ``clip_timing`` chooses them to make the lags equal.
-- Pictures that follow the first key frame and precede it on the screen may refer to frames in front of the clip. The
+- Pictures that follow the first key frame and precede it on the screen may refer to frames before the clip. The
   edit list hides them; leaving them out could disturb the decoder's count of reference frames.
 - H.264 begins an open GOP with a recovery point. A decoder started there trusts no picture but this one until it has
   given it out, and at the end of the stream FFmpeg 5 drops what it holds and took in untrusted. So a key frame near the
@@ -40,7 +40,7 @@ __all__ = ["ClipPlan", "ClipTables", "KeyFrames", "TrackFormat", "build_header"]
 SLICES = range(32)
 """Types of NAL units that hold a part of a picture (ITU-T H.265, table 7-1)."""
 RANDOM_ACCESS = range(16, 24)
-"""Those of pictures that decoding can start at; ISO/IEC 14496-15 asks for them in a sync sample."""
+"""Types of pictures that decoding can start at; ISO/IEC 14496-15 asks for them in a sync sample."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +57,7 @@ class KeyFrames:
     extents: NDArray[np.int64] = field(repr=False)
     """Shape (N, 2): bytes [start, stop) of the clip that each lies in."""
     length_bytes: int
-    """Of the length in front of each NAL unit."""
+    """Bytes of the length before each NAL unit."""
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +69,7 @@ class KeyFrames:
         return max(0, int(np.searchsorted(self.ranks, rank, "right")) - 1)
 
     def stands_alone(self, clip: memoryview, number: int) -> bool:
-        """Whether key frame ``number`` of these bytes of the clip is one; not where no picture is found in it."""
+        """Return whether key frame ``number`` of these bytes of the clip is one; not if no picture is found in it."""
         start, stop = self.extents[number].tolist()
         stop = min(stop, len(clip))
         while (unit := start + self.length_bytes) < stop:
@@ -85,7 +85,7 @@ UINT32_LIMIT = 1 << 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClipPlan:
-    """Which bytes of a video file to fetch for some frames, and how to find the frames in them.
+    """The bytes of a video file to fetch for some frames, and how to find the frames in them.
 
     ``buffer[:header_bytes]``, filled by ``write_header``, followed by the file's bytes [start, stop) is an MP4 of one
     video track. It may hold more frames than asked for: the key frame in front, and what lies between.
@@ -111,9 +111,9 @@ class ClipPlan:
     header: bytes = field(repr=False)
     """``ftyp``, ``moov`` and the header of ``mdat``."""
     key_frames: KeyFrames | None = None
-    """Where a decoder may start; None where it finds out by itself, which is all but HEVC."""
+    """Frames that a decoder may start at; None where it finds out by itself, which is all but HEVC."""
     start_seconds: float = 0.0
-    """When the file shows what the clip shows at tick 0."""
+    """Time at which the file shows what the clip shows at tick 0."""
 
     @property
     def header_bytes(self) -> int:
@@ -133,7 +133,7 @@ class ClipPlan:
 
 @dataclass(frozen=True, slots=True)
 class TrackFormat:
-    """What a clip takes over from its source track unchanged."""
+    """The properties that a clip takes over from its source track unchanged."""
 
     codec: str
     width: int
@@ -144,16 +144,16 @@ class TrackFormat:
     geometry: bytes = field(repr=False)
     """The end of the track header, from ``layer`` on: volume, matrix (rotation, with the movie's), width and height."""
     length_bytes: int = 0
-    """Of HEVC: of the length in front of each NAL unit; 0 of other codecs."""
+    """Bytes of the length before each NAL unit of HEVC; 0 of other codecs."""
 
 
 class Timing(NamedTuple):
     """Times of a clip's samples, in decode order."""
 
     durations: NDArray[np.int64]
-    """From each decode time to the next; the first decode time is 0."""
+    """Time from each decode time to the next; the first decode time is 0."""
     composition: NDArray[np.int64]
-    """From decode to presentation, before the edit list; none negative."""
+    """Time from decode to presentation, before the edit list; none negative."""
     edit_start: int
     """Presentation time at which the clip's clock starts."""
     hides: bool
@@ -200,7 +200,7 @@ def clip_timing(
 def _aligned_decode_times(presentation: NDArray[np.int64], sync: NDArray[Any], last_duration: int) -> NDArray[np.int64]:
     """Ascending times that are the presentation time for every key frame."""
     count = len(presentation)
-    # The last frame may be said to last for hours: that must not be shared out to those in front of it.
+    # The last frame may be said to last for hours: that must not be shared out to those before it.
     end = presentation.max() + min(last_duration, int(np.ptp(presentation)) + 1)
     samples, times = np.append(sync, count), np.append(presentation[sync], end)
     even = np.interp(np.arange(count), samples, times).astype(np.int64)

@@ -32,7 +32,7 @@ HEVC = frozenset({"hev1", "hvc1", "dvhe", "dvh1"})
 VISUAL_ENTRY_BYTES = 78
 """Length of the fixed part of a visual sample entry."""
 LENGTH_SIZE = 21
-"""Where a configuration of HEVC says how long the lengths of NAL units are, less 1, in 2 bits."""
+"""Position at which a configuration of HEVC says how long the lengths of NAL units are, less 1, in 2 bits."""
 MATRIX_SHIFTS = np.array([16, 16, 30]).reshape(1, 3, 1)
 """Digits behind the point in the rows of a movie's matrix."""
 
@@ -46,7 +46,7 @@ class Edit:
     stop: int = MAX_POSITION
     """One past the last presentation time shown."""
     shift: int = 0
-    """What to subtract from a presentation time to have the time on the movie's clock. As FFmpeg reads it: the clock
+    """Time to subtract from a presentation time to have the time on the movie's clock. As FFmpeg reads it: the clock
     starts with the first frame shown, and not between two, where the edit may."""
 
 
@@ -236,7 +236,7 @@ class Mp4Index:
 
 
 def _key_frames(track: TrackFormat, tables: ClipTables, rank: NDArray[np.int32], shift: int) -> KeyFrames:
-    """Those of a clip whose samples have these ranks, and whose bytes lie ``shift`` behind their place in the file."""
+    """Return a clip's key frames, whose samples have these ranks and bytes ``shift`` after their place in the file."""
     # Where the first one is none, a decoder starts there all the same for what is in front of the first.
     samples = np.arange(len(rank)) if tables.sync is None else np.union1d(tables.sync, [0])
     samples = samples[np.argsort(rank[samples], kind="stable")]

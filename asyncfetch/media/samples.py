@@ -25,8 +25,8 @@ BLOCK = 256
 MAX_CONSTANT_SAMPLES = 1 << 20
 """Most samples of a track of equal sizes (9.7 hours at 30 fps): there no table's length bounds their count."""
 MAX_HELD_SAMPLES = 48
-"""So far behind a key frame of H.264, a decoder has given it out, and what it took in till then: it holds back at most
-16 pictures, and encoders let no more than 16 follow a key frame that are shown before it."""
+"""Number of samples after which, from a key frame of H.264, a decoder has given it out, and what it took in till then:
+it holds back at most 16 pictures, and encoders let no more than 16 follow a key frame that are shown before it."""
 MAX_OFFSET = 1 << 28
 """Composition offsets from here on make FFmpeg ignore the whole table, and show other times than we compute."""
 MAX_DURATION = 1 << 31
@@ -40,11 +40,11 @@ class ByteRuns:
     """Samples [first, stop) as runs of samples that follow each other in the file without a gap."""
 
     offset: NDArray[np.int64]
-    """Where each run starts in the file."""
+    """Position at which each run starts in the file."""
     num_bytes: NDArray[np.int64]
     num_samples: NDArray[np.int64]
     description: NDArray[np.int64]
-    """Which sample description of stsd the run's samples use, from 1."""
+    """Number of the sample description of stsd that the run's samples use, from 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +70,7 @@ class SampleTable:
     run_first: NDArray[np.int32]
     """First sample of each run of adjacent samples; a run is at most BLOCK long."""
     run_offset: NDArray[np.int64]
-    """Where each run starts in the file."""
+    """Position at which each run starts in the file."""
     run_description: NDArray[Any]
     """Sample description of each run, from 1."""
     data_stop: int
@@ -286,7 +286,7 @@ def _sync(stbl: Box, total: int) -> NDArray[np.int32] | None:
 
 
 def _leads(presentation: NDArray[np.int64], sync: NDArray[np.int32]) -> bool:
-    """Return whether some sample is presented before the last key frame in front of it in decode order."""
+    """Return whether some sample is presented before the last key frame that precedes it in decode order."""
     return bool((np.minimum.reduceat(presentation, sync) < presentation[sync]).any())
 
 
