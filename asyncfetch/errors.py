@@ -140,7 +140,7 @@ class AsyncFetchError(Exception):
 
 
 def anew(error: BaseException) -> BaseException:
-    """What to raise in place of an error of ours that tasks on a loop hold: the same, caused by it. Others as they are.
+    """Return what to raise for an error of ours that tasks on a loop hold: the same, caused by it. Others as they are.
 
     Raised itself it would gather its receiver's frames, and tasks that have ended, with what they hold, often wait for
     the collector of cycles: so would whatever those frames refer to, an abandoned stream with its threads and files.
@@ -264,9 +264,9 @@ class ConnectionFailed(FetchError, ConnectionError):
 
 
 COPY_ANEW = "copy the file anew, or write it again"
-"""For a file that is damaged or cut off."""
+"""Remedy for a file that is damaged or cut off."""
 WRITE_ANEW = "write the dataset anew with LeRobot, or take all of its files from one version of it"
-"""For files that contradict each other."""
+"""Remedy for files that contradict each other."""
 LEAVE_OUT_EPISODE = "leave the episode out with episodes="
 LEAVE_OUT_FEATURE = "leave the feature out with features=, or write the dataset anew with LeRobot"
 

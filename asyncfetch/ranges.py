@@ -42,7 +42,7 @@ SHORT_BYTES = 64 * 1024
 """Up to here ranges that lie together are one request even while streams are idle: it takes 16 ms at 4 MiB/s, less than
 the wait for a first byte, and then another request's CPU (0.2 ms) would cost more than this one's bytes."""
 LOOP_BYTES_PER_SECOND = 256 * 1024 * 1024
-"""What the streams of a host may bring together before they count as held up by what they share, a link or this
+"""Rate that the streams of a host may bring together before they count as held up by what they share, a link or this
 process's CPU, and not by their own rates. One loop takes in 0.6-1.1 GB/s of TLS while it does nothing else."""
 SOON_SECONDS = 0.02
 """Later than the fastest way by this: still as soon as can be. A request's CPU, and the wait for its turn on the loop,
@@ -55,7 +55,7 @@ def is_whole_number(value: object) -> bool:
 
 
 def index_of(value: Any) -> int:  # noqa: ANN401 - what a user gave
-    """What ``operator.index`` gives, which takes a tensor too; TypeError for a boolean: a mask names no indices."""
+    """Return what ``operator.index`` does, which takes a tensor too; TypeError for a boolean: masks are no indices."""
     if isinstance(value, bool):
         raise TypeError(f"{value} is no index")
     return operator.index(value)
@@ -110,10 +110,10 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a server says of one object."""
+    """An object as a server describes it."""
 
     url: str
-    """As the caller wrote it, before redirects."""
+    """The url as the caller wrote it, before redirects."""
     size: int
     """Length in bytes."""
     etag: str | None = None
@@ -123,7 +123,7 @@ class ObjectInfo:
 
     @property
     def version(self) -> str | None:
-        """What tells this content from another one under the same name; None where nothing does."""
+        """The version, which tells this content from another one under the same name; None where nothing does."""
         return self.etag or self.last_modified
 
     def __repr__(self) -> str:
@@ -135,12 +135,12 @@ class Request:
     """One range to ask a server for, and the asked ranges that lie within it."""
 
     range: ByteRange
-    """From the first byte of ``serves`` to their last."""
+    """The range from the first byte of ``serves`` to their last."""
     serves: tuple[ByteRange, ...]
-    """At least one, all different."""
+    """Ranges that it serves: at least one, all different."""
 
     def part(self, one: ByteRange) -> slice:
-        """Where the bytes of ``one`` of ``serves`` are among those of the request, which are several closed ranges'."""
+        """Return where the bytes of ``one`` of ``serves`` are in the request's, which are several closed ranges'."""
         assert one.stop is not None
         return slice(one.start - self.range.start, one.stop - self.range.start)
 
@@ -260,7 +260,7 @@ class _Span:
     start: int
     stop: int
     positions: list[int]
-    """In the list of what is wanted."""
+    """Positions in the list of what is wanted."""
 
     def request(self, wanted: Sequence[ByteRange]) -> Request:
         """Return what brings them, in the order in which they are wanted."""

@@ -1,4 +1,4 @@
-"""What asyncio, threads and fork ask of us, without a word of what it is used for.
+"""Work that asyncio, threads and fork ask of us, without a word of what it is used for.
 
 concurrently    calls side by side, the first error alone
 single_flight   calls of several who ask for the same, made once; also into an LRU bounded by weight

@@ -60,7 +60,7 @@ class Budget:
 
 
 class Share:
-    """What one user holds of a budget. Made by ``Budget.share``; close it."""
+    """The share that one user holds of a budget. Made by ``Budget.share``; close it."""
 
     def __init__(self, budget: Budget, on_freed: Callable[[], object]) -> None:
         self.budget = budget

@@ -30,7 +30,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.cancelled_caught = False
-        """Whether the block has ended by ``cancel``."""
+        """True if the block has ended by ``cancel``."""
         self._called = False
         self._task: asyncio.Task[object] | None = None
 

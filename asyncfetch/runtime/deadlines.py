@@ -21,7 +21,8 @@ class Watched(Protocol):
     """Something that has a deadline. Compared by identity."""
 
     due: float
-    """By the loop's clock. To be moved back as one likes; whoever moves it forward must say so by ``watch``."""
+    """Time that it is due, by the loop's clock. To be moved back as one likes; whoever moves it forward must say so by
+    ``watch``."""
 
     def is_due(self, now: float) -> None:
         """Told when the deadline has come; it must then have a later one, or have left."""

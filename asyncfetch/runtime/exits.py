@@ -42,7 +42,7 @@ def hold_daemon_at_exit() -> None:
 def close_executor_here_at_exit(loop: asyncio.AbstractEventLoop) -> None:
     """Have the loop start no thread to close its default executor when the interpreter exits.
 
-    The executor's threads are then seen off by ``concurrent.futures``, which comes behind our loops.
+    The executor's threads are then seen off by ``concurrent.futures``, which comes after our loops.
     """
     close = loop.shutdown_default_executor
 
@@ -54,7 +54,7 @@ def close_executor_here_at_exit(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """What ``function()`` returns, from a thread that waits for nobody's turn; from this one where none can be had."""
+    """Return what ``function()`` does, from a thread that waits for nobody's turn; from this one if there is none."""
     began = False
 
     def run() -> T:
@@ -71,7 +71,7 @@ async def in_thread(function: Callable[[], T]) -> T:
 
 
 async def in_daemon(function: Callable[[], T], *, name: str) -> T:
-    """What ``function()`` returns, from a thread of its own, for which neither a cancelled caller nor the exit waits.
+    """Return what ``function()`` does, from its own thread, which neither a cancelled caller nor the exit waits for.
 
     Raises:
         RuntimeError: No thread can be started.

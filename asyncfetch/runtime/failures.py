@@ -44,7 +44,7 @@ def _bare(error: E) -> E:
 
 
 def _copied(error: E, args: Sequence[Any], cause: BaseException | None) -> E:
-    """Not by ``copy.copy``, which calls the type's constructor: that may want other arguments than those it keeps."""
+    """Copy without ``copy.copy``, which calls the type's constructor: that may want arguments other than it keeps."""
     kind = base = type(error)
     while not isinstance(base.__dict__.get("__new__"), BuiltinFunctionType):
         base = base.__base__  # type: ignore[assignment]  # which every type but ``object`` has

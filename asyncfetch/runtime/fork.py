@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["ForkGuard", "LoopGuard", "forks_wait", "leave_openssl", "running_loop", "stand_still_at_forks"]
 
 PAUSE_SECONDS: Final = 1.0
-"""How long a fork waits for loops to stand still, and they for the fork."""
+"""Seconds that a fork waits for loops to stand still, and they for the fork."""
 IMPORT_SECONDS: Final = 10.0
-"""How long a fork waits for blocks that must be over: the import of torch takes seconds."""
+"""Seconds that a fork waits for blocks that must be over: the import of torch takes seconds."""
 
 
 class ForkGuard:
@@ -66,9 +66,9 @@ class ForkGuard:
 _pid = os.getpid()
 """This process. Every sample asks for it, and the system would take longer to say so than the sample takes."""
 _threads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, int] = weakref.WeakKeyDictionary()
-"""Of loops that stand still."""
+"""Threads of loops that stand still."""
 _forked: dict[int, threading.Event] = {}
-"""Of the forks under way, by the thread that forks."""
+"""Events of the forks under way, by the thread that forks."""
 
 
 def stand_still_at_forks() -> None:
@@ -80,7 +80,7 @@ def stand_still_at_forks() -> None:
 
 
 class _Block:
-    """What forks wait for, and what waits for forks; by thread, since none waits for itself."""
+    """A block that forks wait for, or that waits for forks; by thread, since none waits for itself."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -176,7 +176,7 @@ def _stand(stands: threading.Event, forked: threading.Event) -> None:
 
 def _go_on() -> None:
     forked = _forked.pop(threading.get_ident(), None)
-    if forked is not None:  # else an interrupt came in front of it
+    if forked is not None:  # else an interrupt came before it
         forked.set()
     with _block.changed:
         _block.forking.discard(threading.get_ident())

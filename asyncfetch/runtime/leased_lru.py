@@ -23,7 +23,7 @@ class LRUStatistics:
 
     max_bytes: int
     used_bytes: int
-    """Of all entries, and of those that left the table while they were leased."""
+    """Bytes of all entries, and of those that left the table while they were leased."""
     leased_bytes: int
     """Part of ``used_bytes`` that can't be evicted now."""
     reserved_bytes: int
@@ -56,7 +56,7 @@ class EntryLease(Generic[K, V]):
 
     @property
     def value(self) -> V:
-        """What was committed; valid after the release too, but no longer paid for."""
+        """The value that was committed; valid after the release too, but no longer paid for."""
         return self._entry.value
 
     def share(self) -> EntryLease[K, V]:
@@ -184,7 +184,7 @@ class LeasedLRU(Generic[K, V]):
         return self.drop_keys([key for key in self._entries if match(key)])
 
     def drop_keys(self, keys: Iterable[K]) -> int:
-        """As ``drop``, for these keys. One that isn't there, or named before, doesn't count."""
+        """Do as ``drop``, for these keys. One that isn't there, or named before, doesn't count."""
         victims = [self._entries[key] for key in dict.fromkeys(keys) if key in self._entries]
         for entry in victims:
             self._unlist(entry)

@@ -49,7 +49,7 @@ T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
 
 STOP_SECONDS: Final = 0.8
-"""How long a close, an interrupt or an early exit waits for coroutines to end; Ctrl-C is to act within a second.
+"""Seconds that a close, an interrupt or an early exit waits for coroutines to end; Ctrl-C is to act within a second.
 What was waited for in vain isn't waited for again: an interrupt is often followed by a close, and that by the
 interpreter's exit."""
 
@@ -67,7 +67,7 @@ class LoopCall(Generic[T]):
         self._scope: anyio.CancelScope | None = None
         self._cancelled = False
         self.given_up = False
-        """Whether somebody has waited for its end in vain."""
+        """True if somebody has waited for its end in vain."""
 
     def start(self) -> None:
         """Start the coroutine, once. It is settled for sure, also when the loop ends before it starts."""
@@ -281,7 +281,7 @@ class _Engine:
 
 
 def _wake() -> None:
-    """What the loop does to look whether it is to stop."""
+    """Do nothing: the loop wakes and looks whether it is to stop."""
 
 
 def _context() -> Context:

@@ -29,8 +29,8 @@ __all__ = ["HUGE_BYTES", "MemoryPool", "MemoryPoolStatistics", "allocate", "bloc
 SMALL_BYTES = 64 * 1024
 """Below this the C library reuses memory well by itself, and a mapping would cost more than it saves."""
 HUGE_BYTES = 1024 * 1024
-"""From here on memory is asked for in huge pages: shorter mappings seldom make one, and a cache would have so many that
-Linux refuses more (65,530)."""
+"""Size from which on memory is asked for in huge pages: shorter mappings seldom make one, and a cache would have so
+many that Linux refuses more (65,530)."""
 _HUGE_PAGES: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
 STEPS = 8
 """Sizes of blocks between two powers of two, so that one is at most an eighth larger than what was asked for."""
@@ -49,12 +49,12 @@ class MemoryPoolStatistics:
     """A snapshot."""
 
     idle_bytes: int
-    """Of blocks that wait for their next use."""
+    """Bytes of blocks that wait for their next use."""
     max_idle_bytes: int
     taken: int
     """Blocks handed out, small ones not counted."""
     reused: int
-    """Of these, such as had been used before."""
+    """Number of these that had been used before."""
 
 
 class _Memory(NamedTuple):
@@ -62,11 +62,11 @@ class _Memory(NamedTuple):
 
     array: NDArray[np.uint8]
     interface: dict[str, Any]
-    """What numpy wants to know of it, which takes as long to find out as all the rest of a block."""
+    """Interface that numpy wants of it, which takes as long to find out as all the rest of a block."""
 
 
 class _Block:
-    """What every view of a block refers to in the end; with it the memory goes back."""
+    """The object that every view of a block refers to in the end; with it the memory goes back."""
 
     __slots__ = ("_memory", "_nbytes", "_pool")
 

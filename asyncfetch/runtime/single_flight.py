@@ -158,7 +158,7 @@ class Relay(Generic[T]):
         self._outcome: list[T | Exception] = []
 
     async def outcome(self) -> T | Exception:
-        """What the call returned, or the error that it raised, without a traceback: not raised, as it is shared."""
+        """Return what the call did, or the error that it raised, without a traceback: not raised, as it is shared."""
         while not self._outcome:
             if self._runner_left is None:
                 await self._run()
@@ -304,7 +304,7 @@ class LRUPart(Generic[K, W]):
 
     @property
     def nbytes(self) -> int:
-        """What they weigh."""
+        """Bytes that the values take."""
         return sum(value.nbytes for value in self._lru.kept(self._is_own))
 
     def get_nowait(self, key: K) -> W | None:

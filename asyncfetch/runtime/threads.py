@@ -35,7 +35,7 @@ class ThreadCall(Generic[ResultT]):
         self.seconds = 0.0
 
     def run(self) -> ResultT:
-        """In the thread."""
+        """Run it, in the thread."""
         if not self._ended.set_running_or_notify_cancel():
             raise CancelledError  # to nobody
         self.began = True
@@ -67,7 +67,7 @@ class ThreadCall(Generic[ResultT]):
 
 
 async def run_to_its_end(function: Callable[[], ResultT], limiter: anyio.CapacityLimiter) -> ResultT:
-    """What ``function()`` returns, from a thread; a caller that is cancelled, whichever way, waits for its end, too."""
+    """Return what ``function()`` does, from a thread; a caller that is cancelled, whichever way, waits for its end."""
     call = ThreadCall(function)
     try:
         return await to_thread.run_sync(call.run, limiter=limiter)
@@ -100,7 +100,7 @@ OFF_LOOP_BYTES = 2 * 1024 * 1024
 
 
 async def off_loop(nbytes: int, work: Callable[[], T], *, blocks: bool = False) -> T:
-    """What ``work()`` returns, which reads or writes so many bytes, or may block; a cancelled caller waits for it."""
+    """Return what ``work()`` does, which reads or writes so much, or may block; a cancelled caller waits for it."""
     if not blocks and nbytes <= OFF_LOOP_BYTES:
         return work()
     return await run_to_its_end(work, to_thread.current_default_thread_limiter())
