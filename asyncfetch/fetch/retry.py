@@ -1,4 +1,4 @@
-"""The choice when a failed attempt is made again, and how soon. Pure: the clock and the dice are passed in."""
+"""The choice whether a failed attempt is made again, and how soon. Pure: the clock and the dice are passed in."""
 
 from __future__ import annotations
 

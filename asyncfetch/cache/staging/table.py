@@ -184,7 +184,7 @@ class Leftover:
 
 
 def _nothing() -> None:
-    """Do nothing: nobody holds it."""
+    """Return None: it is in nobody's hands."""
 
 
 class Table:
