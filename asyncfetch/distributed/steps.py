@@ -101,7 +101,7 @@ def _run(function: Callable[[*Arguments], Awaitable[T]], *arguments: *Arguments)
 
 
 class _Step(ABC):
-    """What datatrove asks of a step."""
+    """Interface that datatrove asks of a step."""
 
     name: str
     type = "asyncfetch merge"

@@ -102,7 +102,7 @@ class BuildFolder:
 
     @property
     def dataset(self) -> Path:
-        """The folder that becomes the destination."""
+        """The place of what becomes the destination."""
         return self.root / "dataset"
 
     @property
@@ -112,12 +112,12 @@ class BuildFolder:
 
     @property
     def replaced(self) -> Path:
-        """The folder that was at the destination."""
+        """The place for what was at the destination."""
         return self.root / "replaced"
 
     @property
     def finished(self) -> Path:
-        """The note of what the dataset is that takes its place, or has taken it."""
+        """The note on the dataset that takes its place, or has taken it."""
         return self.root / "finished"
 
     def finished_at(self, target: Path) -> list[WrittenFile] | None:
