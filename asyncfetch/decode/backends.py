@@ -111,7 +111,7 @@ def _missing_cuda_library(error: BaseException | None) -> str | None:
 
 
 def _version(package: str) -> str:
-    """Such as "torch 2.13.0+cpu"."""
+    """Return name and version, such as "torch 2.13.0+cpu"."""
     try:
         return f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:

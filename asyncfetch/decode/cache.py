@@ -47,8 +47,8 @@ decoders took a twentieth of all decoding. While a stream fills its pool nothing
 TRIM_LEAST_BYTES = 16 * MIB
 """Least bytes of such a share: workers that divide a bound are to trim no more often than this."""
 DECODER_LEAST_BYTES = 2 * MIB
-"""That each counts for: what a small one takes beside its pictures isn't in its estimate. With 160x128 AV1 resident
-memory goes up and down by 7 MiB with a trim every 8 decoders, by 28 with one every 32."""
+"""Bytes that each counts for: what a small one takes beside its pictures isn't in its estimate. With 160x128 AV1
+resident memory goes up and down by 7 MiB with a trim every 8 decoders, by 28 with one every 32."""
 
 
 class _Unset(Enum):

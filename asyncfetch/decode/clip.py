@@ -23,7 +23,7 @@ __all__ = ["Clip", "DepthScale"]
 DEPTH_CODES = 4096
 """Depth is stored in the 12 bits of ``gray12le``."""
 MAX_MILLIMETRES = 65535
-"""That LeRobot gives."""
+"""Greatest distance that LeRobot gives."""
 
 
 @dataclass(frozen=True, slots=True)

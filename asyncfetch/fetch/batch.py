@@ -23,7 +23,7 @@ __all__ = ["WORKERS_PER_REQUEST", "RangeStream", "for_each", "plan_batch", "serv
 WORKERS_PER_REQUEST = 2
 """Workers of a batch per request in flight: so that a gate that opens always finds one waiting."""
 RANGES_ON_THE_LOOP = 1000
-"""More are gone through in a thread. One takes about 2 us to plan, going to a thread 100."""
+"""Most ranges gone through on the loop, more in a thread. One takes about 2 us to plan, going to a thread 100."""
 
 T = TypeVar("T")
 

@@ -94,7 +94,7 @@ class Download:
         self._remembered: ObjectInfo | None = None
         self.info = part_of
         self.host: Host | None = None
-        """That the bytes came from; None where a transport doesn't say."""
+        """The host that the bytes came from; None where a transport doesn't say."""
         self.landed_bytes = 0
         self.lost_suffix = False
         """True if the server has refused a suffix range without a word on the size."""

@@ -101,7 +101,7 @@ class HostStatistics:
     waiting: int
     """Requests that wait for one of those to end, or for the end of a pause that the host asked for."""
     requests: int
-    """Sent, repeats and redirects included."""
+    """Requests sent, repeats and redirects included."""
     bytes: int
     """Bytes of bodies, as received."""
     retries: int
@@ -132,7 +132,7 @@ class FetchStatistics:
     """A fetcher at one moment. Sums and quantiles cover hosts that ``hosts`` has forgotten, too."""
 
     requests: int
-    """Sent, repeats and redirects included."""
+    """Requests sent, repeats and redirects included."""
     bytes: int
     """Bytes of bodies, as received."""
     retries: int

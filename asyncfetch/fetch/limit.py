@@ -44,7 +44,8 @@ QUICK_SHARE = 10
 MEMORY_SECONDS = 30.0
 """The shortest time to the first byte is that of the last one to two times as long: paths and loads change."""
 PATIENCE_SECONDS, MAX_PATIENCE_SECONDS = 1.0, 16.0
-"""Between a failed trial and the next one; doubled by each that fails, back to the least by one that doesn't."""
+"""Seconds between a failed trial and the next one; doubled by each that fails, back to the least by one that
+doesn't."""
 BACKOFF = 0.7
 """Share of the limit that a refusal leaves: TCP Cubic's factor (RFC 9438)."""
 TOLERATED_SHARE, SHARE_OF_REQUESTS = 0.1, 64
@@ -85,7 +86,7 @@ class _Trial:
     """A step that hasn't proved itself yet."""
 
     limit: float
-    """Before it."""
+    """The limit before it."""
     goodput: float
     """Goodput at that limit."""
     first_byte_seconds: float

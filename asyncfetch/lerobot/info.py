@@ -81,7 +81,7 @@ EPISODES_PATH = PathTemplate("meta/episodes/chunk-{chunk_index:03d}/file-{file_i
 
 
 MAX_FPS = 1_000_000
-"""More is no camera's."""
+"""Highest rate of a camera."""
 DEFAULT_FEATURES = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 """Features that every LeRobot dataset has."""
 

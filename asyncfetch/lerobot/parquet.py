@@ -55,7 +55,7 @@ TAIL_BYTES = 64 * 1024
 """First request for a file. A footer takes about 130 bytes a column and row group: 60 episodes of 8 columns."""
 
 MAX_TAIL_BYTES = 1024 * 1024
-"""Asked for on a guess, in one stream. A longer footer costs one request more, in parts."""
+"""Bytes asked for on a guess, in one stream. A longer footer costs one request more, in parts."""
 
 WHOLE_BYTES = 1024 * 1024
 """A file is asked for whole up to this size where its footer is longer than what was asked for first: its columns would

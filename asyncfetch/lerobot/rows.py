@@ -140,7 +140,7 @@ def _fill_spans(
 _Key = str | tuple[str, int]
 """Key of what is kept: a file's url, or that and the number of a row group."""
 _FOOTER_BYTES = 16 * 1024
-"""Asked for beside what each column chunk takes: the schema, and the whole of a file that is hardly larger."""
+"""Bytes asked for beside what each column chunk takes: the schema, and the whole of a file that is hardly larger."""
 _CHUNK_FOOTER_BYTES = 150
 """Bytes of a footer for a column and row group, statistics included: 100-140 measured. A row group is one episode's, or
 that of many, and the tail then holds more than the footer, but never more than ``MAX_TAIL_BYTES``."""

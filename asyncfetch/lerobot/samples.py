@@ -44,7 +44,7 @@ Asked: TypeAlias = "tuple[HeldEpisode, int, int]"
 
 _PICTURES = {"image", "video", "depth"}
 _CHANNELS = {1, 3, 4}
-"""That a picture may have."""
+"""Numbers of channels that a picture may have."""
 
 
 class DoesNotFit(Exception):

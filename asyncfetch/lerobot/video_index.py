@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["PlannedClip", "VideoFile", "VideoIndexes", "are_misplaced", "fetch_moov"]
 
 HEAD_BYTES = 16 * 1024
-"""Asked for first. Holds the whole index of a short file, and tells where another one lies."""
+"""Bytes asked for first. They hold the whole index of a short file, and tell where another one lies."""
 FRAME_INDEX_BYTES = 8
 """Bytes of an index for a frame, asked for beside that: AV1 has 6 at two frames a key frame, H.264 and HEVC up to 14,
 but rarely. What is asked for in vain is a thousandth of a frame; what is missing costs one request more."""
@@ -37,7 +37,7 @@ LEAST_FRAME_BYTES = 256
 """Least bytes of a frame of a video. A file that may be shorter than what is asked for of its head is asked for that
 alone."""
 MAX_INDEX_BYTES = 512 * 1024
-"""Asked for on a guess, in one stream; a longer index costs one request more."""
+"""Bytes asked for on a guess, in one stream; a longer index costs one request more."""
 MAX_READS = 32
 """Requests for one index after the first. One is usual, and one for each long box in front that isn't media data."""
 QUARTER = 0.25

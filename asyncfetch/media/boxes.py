@@ -24,7 +24,7 @@ LEADING_KINDS = frozenset(b"ftyp styp moov mdat free skip wide pnot pdin sidx mo
 """Boxes that an MP4 or QuickTime file may begin with."""
 
 PROBE_BYTES = 16 * 1024
-"""Read to learn what comes next. Holds the index of 2,500 AV1 frames, too, where that is what comes."""
+"""Bytes read to learn what comes next. They hold the index of 2,500 AV1 frames, too, where that is what comes."""
 TAIL_BYTES = 8 * 1024 * 1024
 """Longest tail taken for an index without a look: that of 350,000 frames at 24 bytes a frame."""
 MAX_MOOV_BYTES = 256 * 1024 * 1024

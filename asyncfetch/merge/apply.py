@@ -95,7 +95,7 @@ class PlannedFile:
     """Path in the destination."""
     episodes: int
     bytes: int
-    """About."""
+    """Bytes of the file, about."""
 
 
 @dataclass(frozen=True, slots=True)

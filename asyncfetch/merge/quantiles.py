@@ -53,7 +53,7 @@ class Tally:
     """One component's rows, counted by their first bits."""
 
     bins: NDArray[np.int64]
-    """Different ones, ascending."""
+    """First bits that occur, ascending."""
     counts: NDArray[np.int64]
     used_bits: int
     """Bits that any key has, whole."""

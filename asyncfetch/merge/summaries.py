@@ -89,7 +89,7 @@ class Moments:
 
     @classmethod
     def of_rows(cls, values: NDArray[Any]) -> Moments:
-        """Over the last axis, which isn't empty."""
+        """Take the moments over the last axis, which isn't empty."""
         exact = values.astype(np.float64)
         with np.errstate(invalid="ignore"):  # of infinities the deviation is NaN
             mean = exact.mean(axis=-1)
@@ -175,8 +175,8 @@ def combine(parts: Sequence[Mapping[str, Any]]) -> Statistics | None:
 
 
 _PART_ROWS = 262_144
-"""Read back at a time, which takes 2 s and for 14 numbers some 100 MB. A file holds a million, and its footer, which
-lists its episodes and takes 0.1 s, is read for each part."""
+"""Rows read back at a time, which takes 2 s and for 14 numbers some 100 MB. A file holds a million, and its footer,
+which lists its episodes and takes 0.1 s, is read for each part."""
 
 T = TypeVar("T")
 

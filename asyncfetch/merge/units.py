@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _PIECE_BYTES = 8 * 1024 * 1024
-"""Read and written at a time of a video: large enough for one request to pay, small beside a file of 200 MB."""
+"""Bytes read and written at a time of a video: large enough for one request to pay, small beside a file of 200 MB."""
 _SEGMENT_SECONDS, _EPISODE_SECONDS, _BYTE_SECONDS = 0.0003, 0.002, 1 / 1024**3
 """Seconds of a processor (2.1 GHz, Python 3.11): for a segment of 60 pictures, for 60 rows, and to read, write and
 check."""
@@ -96,7 +96,7 @@ class RowsUnit:
     features: tuple[Feature, ...]
     """Features with statistics of numbers."""
     nbytes: int
-    """About."""
+    """Bytes of the file, about."""
 
     @property
     def seconds(self) -> float:

@@ -383,13 +383,13 @@ STATISTICS = ("min", "max", "mean", "std", "count", *_QUANTILES)
 
 
 def numeric_statistics(values: NDArray[Any]) -> Statistics:
-    """Over the first axis of ``values``, which holds at least one frame."""
+    """Take them over the first axis of ``values``, which holds at least one frame."""
     rows = values[:, None] if values.ndim == 1 else values
     return _statistics(rows.astype(np.float64), frames=len(values))
 
 
 def picture_statistics(pictures: NDArray[Any]) -> Statistics:
-    """Over at least one picture (N, H, W, C), each channel on its own; depth, in floats, keeps its unit."""
+    """Take them over at least one picture (N, H, W, C), each channel on its own; depth, in floats, keeps its unit."""
     channels = pictures.shape[-1]
     scale = 255.0 if pictures.dtype == np.uint8 else 1.0
     flat = _statistics(pictures.reshape(-1, channels) / scale, frames=len(pictures))

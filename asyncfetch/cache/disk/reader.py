@@ -43,14 +43,14 @@ __all__ = ["DiskReader"]
 T = TypeVar("T")
 
 THREADS: Final = 8
-"""That read and write files; NVMe disks are saturated by fewer."""
+"""Threads that read and write files; NVMe disks are saturated by fewer."""
 WEB_SCHEMES: Final = frozenset(("http", "https"))
 STORE_SCHEMES: Final = frozenset(("s3", "hf"))
 """Schemes whose urls mean another object at another endpoint. These servers, too, make the ETags themselves. What
 fsspec reads has versions made of times, and urls that mean another object with other arguments; local files are read as
 fast from where they are."""
 STEP_BYTES: Final = 16 * 1024 * 1024
-"""Read or written by one call in a thread, a few ms: a cancelled caller waits for no more than that."""
+"""Bytes read or written by one call in a thread, a few ms: a cancelled caller waits for no more than that."""
 
 
 class DiskReader:

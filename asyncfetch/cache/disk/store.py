@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["DiskStatistics", "DiskStore", "verify"]
 
 PAUSE_SECONDS: Final = 60.0
-"""After a failed write (a full disk, mostly) nothing is written for so long: space comes back in minutes, and each try
+"""Seconds without writing after a write failed (a full disk, mostly): space comes back in minutes, and each try
 costs the one who waits for the bytes."""
 NO_ROOM_SECONDS: Final = 1.0
 """The same where there is no room, until some is made: that may take long, or can't be done at all."""
@@ -40,9 +40,9 @@ class DiskStatistics:
     """A snapshot. Counters are this process's, of files, since the tier was opened."""
 
     hits: int
-    """Read and found right."""
+    """Files read and found right."""
     hit_bytes: int
-    """Read from them."""
+    """Bytes read from them."""
     misses: int
     """Reads of what was not there. An object's first range is asked for before its version is known, and isn't
     counted."""

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["TarStore"]
 
 FIRST_WINDOW_BYTES = 64 * 1024
-"""Read at a header: a few small members and their headers, or one header of a large one."""
+"""Bytes read at a header: a few small members and their headers, or one header of a large one."""
 LAST_WINDOW_BYTES = 8 * 1024 * 1024
-"""Read at a header where one window after another was used up: as part_bytes, what S3's guide advises."""
+"""Bytes read at a header where one window after another was used up: as part_bytes, what S3's guide advises."""
 
 _DAMAGED = (tarfile.TarError, ValueError, LookupError, ArithmeticError, RecursionError)
 """Errors that tarfile raises of headers that nobody has written."""

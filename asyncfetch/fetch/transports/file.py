@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["FileTransport", "local_path", "write_file"]
 
 READ_STEP_BYTES = 1024 * 1024
-"""Between two of these a read can be cancelled; about 1 ms on a local disk, and 10 ms on a slow one."""
+"""Bytes read at once: between two of these a read can be cancelled; about 1 ms on a local disk, and 10 ms on a slow
+one."""
 
 _LEADS_NOWHERE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES})
 """Errors of a link to itself, through a file, too long, or to where this user may not look."""
@@ -292,7 +293,7 @@ def _as_failure(error: OSError) -> AttemptFailed:
 
 
 WRITE_STEP_BYTES = 4 * 1024 * 1024
-"""Read and written at once; between two of these it can be cancelled."""
+"""Bytes read and written at once; between two of these it can be cancelled."""
 UNDO_SECONDS = 10.0
 """Longest wait for the removal of what was written in vain; a disk that takes longer doesn't answer at all."""
 

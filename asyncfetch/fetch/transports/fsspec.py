@@ -244,11 +244,11 @@ def _answer_in(error: BaseException | None) -> tuple[int, Mapping[str, str]] | N
 
 
 READ_STEP_BYTES = 8 * 1024 * 1024
-"""Asked for at once; between two of these a read can be cancelled."""
+"""Bytes asked for at once; between two of these a read can be cancelled."""
 LAND_STEP_BYTES = 256 * 1024
-"""Landed at once: who leaves waits for that, on the loop, some 30 us."""
+"""Bytes landed at once: who leaves waits for that, on the loop, some 30 us."""
 SLOW_STEP_SHARE, MIN_STEP_BYTES = 8, 64 * 1024
-"""After a piece that took too long, the next ones are shorter by this factor, but no shorter than this."""
+"""Factor by which pieces get shorter after one that took too long, and the least that they are."""
 THREADS = 64
 """Threads that wait for back ends at a time, over all schemes."""
 
@@ -389,7 +389,7 @@ class _Reading:
         self._told_bytes = self._landed_bytes
 
     def tell_end(self, permit: Permit) -> None:
-        """That all is there. On the loop."""
+        """Tell the permit that all is there. On the loop."""
         permit.received(len(self._view), self._now() - self._opened_at)
 
     def open(self, job: Job) -> None:

@@ -91,7 +91,7 @@ class Persist(Protocol):
     """A call that repeats an attempt and returns what it brings in the end."""
 
     async def __call__(self, url: str, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Over as many attempts as the policy allows, else FetchError."""
+        """Make as many attempts as the policy allows, else FetchError."""
         ...
 
 

@@ -109,9 +109,9 @@ def _unlink(path: str, owner_pid: int) -> None:
 
 
 BLOCK_BYTES = 256 * 1024
-"""Read and written at once where there is no rate: some syscalls and thread hops a megabyte, little memory."""
+"""Bytes read and written at once where there is no rate: some syscalls and thread hops a megabyte, little memory."""
 PIECE_SECONDS = 0.02
-"""Written at once at a rate. 50 writes a second and stream: 64 streams at 4 MiB/s cost half a core."""
+"""Seconds of the rate written at once. 50 writes a second and stream: 64 streams at 4 MiB/s cost half a core."""
 CATCH_UP_SECONDS = 0.1
 """Seconds that a stream may make up for after a pause, such as a busy loop. A link doesn't save what it didn't
 carry."""
