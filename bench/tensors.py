@@ -38,7 +38,7 @@ from rich.table import Table
 
 import asyncfetch as af
 from asyncfetch.tensors import TensorClient, TensorServer
-from asyncfetch.tensors.urls import shards_url
+from asyncfetch.tensors.server import shards_url
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence

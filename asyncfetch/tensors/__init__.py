@@ -6,7 +6,7 @@ remote        RemoteTensor, the value that stands for a tensor; walking what hol
 ahead         items in a known order, fetched ahead of their consumer
 buffer        the protocol of back ends (http_store, ray_store), what is on its way, and what came, bounded
 storage       a server's shards, also in memory that processes of one machine share
-wire, urls    frames, addresses. Pure
+wire          frames. Pure
 """
 
 from asyncfetch.tensors.ahead import Ahead

@@ -43,7 +43,7 @@ from asyncfetch.tensors.remote import (
     tensor_on,
     unpadded,
 )
-from asyncfetch.tensors.urls import normal_server
+from asyncfetch.tensors.server import normal_server
 from asyncfetch.tensors.wire import describe, header_bytes, is_shard_id
 
 if TYPE_CHECKING:

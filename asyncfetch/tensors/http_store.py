@@ -16,9 +16,8 @@ from asyncfetch.fetch.addresses import Found, FoundOnce
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.threads import off_loop
 from asyncfetch.tensors.buffer import Shard
-from asyncfetch.tensors.server import PIECE_BYTES, etag_of
+from asyncfetch.tensors.server import PIECE_BYTES, etag_of, shards_url
 from asyncfetch.tensors.storage import SHARED_FROM_BYTES, find_shared, read_shared
-from asyncfetch.tensors.urls import shards_url
 from asyncfetch.tensors.wire import (
     MAX_HEADER_BYTES,
     Header,

@@ -1,4 +1,4 @@
-"""TensorServer: its life, who may talk to it, and what it answers.
+"""TensorServer: its life, who may talk to it, and what it answers; and the addresses of servers and shards.
 
 Every refusal says in X-Error-Code which limit or rule it is about, with the figures.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import socket
 import sys
 from contextlib import ExitStack, suppress
@@ -20,7 +21,8 @@ import anyio.to_thread
 from aiohttp import web
 
 from asyncfetch.config.checks import require_token
-from asyncfetch.errors import ClosedError, ConfigError, TensorError
+from asyncfetch.errors import ClosedError, ConfigError, TensorError, redact_url
+from asyncfetch.fetch.urls import check_characters, read_url, userinfo
 from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks, outlast
@@ -30,16 +32,69 @@ from asyncfetch.runtime.loop_thread import KeptOpen
 from asyncfetch.runtime.sockets import Sockets, abort
 from asyncfetch.runtime.threads import off_loop
 from asyncfetch.tensors.storage import ShardStorage, SharedDirectory, StorageStatistics
-from asyncfetch.tensors.urls import is_loopback, is_wildcard, server_url
 from asyncfetch.tensors.wire import MAX_HEADER_BYTES, MIN_HEADER_BYTES, Header, is_shard_id, missing, parse_header
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from asyncfetch.tensors.storage import Upload
 
-__all__ = ["MAX_IDS", "ShardHandlers", "TensorServer", "etag_of", "refuse"]
+__all__ = [
+    "MAX_IDS",
+    "ShardHandlers",
+    "TensorServer",
+    "etag_of",
+    "is_loopback",
+    "is_wildcard",
+    "normal_server",
+    "refuse",
+    "server_url",
+    "shards_url",
+]
+
+
+def server_url(host: str, port: int, *, tls: bool) -> str:
+    """``https://host:port``, an IPv6 address in brackets."""
+    name = f"[{host}]" if ":" in host else host
+    return f"{'https' if tls else 'http'}://{name}:{port}"
+
+
+def normal_server(url: str) -> str:
+    """A server's url as ``server_url`` spells it; ConfigError where it is no http(s) url of a host alone."""
+    if not isinstance(url, str):
+        raise ConfigError(f"the url of a tensor server must be a string, not of type {type(url).__name__}")
+    check_characters(url)
+    try:
+        parsed = read_url(url)
+        is_server = parsed.scheme in {"http", "https"} and parsed.path in {"", "/"} and not parsed.query_string
+        if is_server and parsed.host and parsed.port and userinfo(parsed) is None:
+            return server_url(parsed.host, parsed.port, tls=parsed.scheme == "https")
+    except ValueError as error:
+        raise ConfigError(f"{redact_url(url)!r} is no url of a tensor server: {error}") from error
+    raise ConfigError(f"{redact_url(url)!r} is no url of a tensor server, which is http://host:port and nothing more")
+
+
+def shards_url(server: str, shard_ids: Iterable[str]) -> str:
+    """Return where these shards are, as one object."""
+    return f"{server}/shards/{','.join(shard_ids)}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def is_wildcard(host: str) -> bool:
+    """Return whether it means all addresses of this machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
 
 REASON = "X-Error-Code"
 MAX_IDS = 128

@@ -29,7 +29,7 @@ from asyncfetch.fetch.retry import AttemptFailed, Retries, RetryBudget, Verdict,
 from asyncfetch.fetch.transports.file import local_path
 from asyncfetch.fetch.urls import join_url, next_url, origin_of, parse_url, static_headers
 from asyncfetch.ranges import ObjectInfo
-from asyncfetch.tensors.urls import normal_server
+from asyncfetch.tensors.server import normal_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
