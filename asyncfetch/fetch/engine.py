@@ -142,8 +142,8 @@ class Fetcher:
 
     It writes whole objects, to S3 and local disks: ``put``, ``delete``.
 
-    Urls are ``http://``, ``https://``, ``s3://bucket/key``, ``hf://datasets/org/name@revision/path``, ``file://`` and
-    plain paths; every other scheme is fsspec's.
+    Urls are ``http://``, ``https://``, ``s3://bucket/key``, ``hf://datasets/org/name@revision/path``,
+    ``hf://buckets/org/name/path``, ``file://`` and plain paths; every other scheme is fsspec's.
 
     Offers the verbs of RangeReader, whose docstrings are their contracts. What calls made in one turn of the loop ask
     for comes by shared requests where that saves some; each call has errors and cancellation of its own, and memory

@@ -10,7 +10,7 @@ import time
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import parse_qs, quote, unquote
+from urllib.parse import parse_qs, unquote
 
 import anyio
 
@@ -29,6 +29,9 @@ __all__ = ["HubServer"]
 
 WINDOW_SECONDS = 300
 """The Hub's quotas are for windows of this length."""
+_PREFIXED = {"datasets", "spaces", "buckets"}
+"""Kinds whose urls begin with them."""
+_UPLOADED_AT = "2026-01-02T03:04:05.000Z"
 
 
 class HubServer:
@@ -40,7 +43,8 @@ class HubServer:
             ...  # hf://datasets/org/name/data.bin
 
     The Hub resolves revisions to commits, lists trees by pages, serves small files itself and redirects for the others
-    to the CDN, whose urls are signed and expire. It enters and leaves as RangeServer does.
+    to the CDN, whose urls are signed and expire. Buckets ("buckets/org/name") have no revisions, and all their files
+    lie at the CDN. It enters and leaves as RangeServer does.
 
     Args:
         token: What the Hub wants as a bearer token; None serves everybody. The CDN refuses requests that carry one.
@@ -97,7 +101,7 @@ class HubServer:
         return time.time() + self.clock_seconds
 
     def push(self, repository: str, files: Mapping[str, bytes], revision: str = "main") -> str:
-        """Makes ``files`` the content of "datasets/org/name"'s branch; the new commit."""
+        """Makes ``files`` the content of "datasets/org/name"'s branch, or of "buckets/org/name"; the new commit."""
         text = json.dumps([repository, sorted((path, _sha(content)) for path, content in files.items())])
         commit = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
         self._commits[f"{repository}@{commit}"] = dict(files)
@@ -180,8 +184,10 @@ class _Hub(RangeServer):
         parts = [unquote(part) for part in record.target.partition("?")[0].strip("/").split("/")]
         if parts[0] == "api":
             return self._api(record, *parts[1:]), None
-        repository = "/".join(parts[:3]) if parts[0] in {"datasets", "spaces"} else f"models/{'/'.join(parts[:2])}"
-        parts = parts[3:] if parts[0] in {"datasets", "spaces"} else parts[2:]
+        if parts[0] == "buckets":
+            parts.insert(4, "main")
+        repository = "/".join(parts[:3]) if parts[0] in _PREFIXED else f"models/{'/'.join(parts[:2])}"
+        parts = parts[3:] if parts[0] in _PREFIXED else parts[2:]
         if len(parts) < 3 or parts[0] != "resolve":
             return answer_status(404, record.method), None
         return await self._resolve(record, fault, receive, repository, parts[1], "/".join(parts[2:]))
@@ -200,7 +206,9 @@ class _Hub(RangeServer):
         if path not in files:
             return answer_status(404, record.method, {"X-Error-Code": "EntryNotFound"}), None
         described = {"X-Repo-Commit": commit, "X-Linked-Etag": f'"{_sha(files[path])}"'}
-        if len(files[path]) >= self._owner.lfs_bytes:
+        if repository.startswith("buckets/"):
+            described["X-Xet-Hash"] = _content_hash(files[path])
+        if len(files[path]) >= self._owner.lfs_bytes or "X-Xet-Hash" in described:
             described["X-Linked-Size"] = str(len(files[path]))
             return Answer(302, {**described, "Location": self._signed(files[path]), "Content-Length": "0"}), None
         self._served[record.path] = files[path]
@@ -213,7 +221,9 @@ class _Hub(RangeServer):
         return f"{self._owner.cdn.url}{path}?Expires={expires}&Signature={signature}&Key-Pair-Id=K1"
 
     def _api(self, record: ServedRequest, *parts: str) -> Answer:
-        """``KIND/org/name/revision/REVISION`` and ``KIND/org/name/tree/REVISION[/path]``."""
+        """``KIND/org/name/revision/REVISION``, ``.../tree/REVISION[/path]``; of a bucket ``.../tree[/path]``."""
+        if parts[0] == "buckets":
+            parts = (*parts[:4], "main", *parts[4:])
         found = self._owner.files("/".join(parts[:3]), parts[4]) if len(parts) >= 5 else None
         if found is None:
             return answer_status(404, record.method, {"X-Error-Code": "RevisionNotFound"})
@@ -221,13 +231,16 @@ class _Hub(RangeServer):
         if parts[3] == "revision":
             return _json({"id": "/".join(parts[1:3]), "sha": commit})
         directory = "".join(f"{part}/" for part in parts[5:])
-        entries = _entries(files, directory, self._owner.lfs_bytes)
+        if parts[0] == "buckets":
+            directory, entries = "", _bucket_entries(files, directory.removesuffix("/"))
+        else:
+            entries = _entries(files, directory, self._owner.lfs_bytes)
         if directory and not entries:
             return answer_status(404, record.method, {"X-Error-Code": "EntryNotFound"})
         path, _, query = record.target.partition("?")
         start = int(parse_qs(query).get("cursor", ["0"])[0])
         stop = start + self._owner.page_entries
-        following = f'<{self.url}{quote(unquote(path))}?cursor={stop}>; rel="next"'
+        following = f'<{self.url}{path}?cursor={stop}>; rel="next"'
         return _json(entries[start:stop], {"Link": following} if stop < len(entries) else {})
 
 
@@ -246,6 +259,22 @@ def _entries(files: Mapping[str, bytes], directory: str, lfs_bytes: int) -> list
     return list(entries.values())
 
 
+def _bucket_entries(files: Mapping[str, bytes], prefix: str) -> list[dict[str, Any]]:
+    """All that begins with the prefix, which is no directory's name but text, down to the next slash."""
+    entries: dict[str, dict[str, Any]] = {}
+    for path, content in sorted(files.items()):
+        below = path[len(prefix) :]
+        if not path.startswith(prefix):
+            continue
+        stop = path.find("/", len(prefix) + below.startswith("/"))
+        if stop >= 0:
+            entries[path[: stop + 1]] = {"type": "directory", "path": path[:stop], "uploadedAt": _UPLOADED_AT}
+        else:
+            entry = {"type": "file", "path": path, "size": len(content), "xetHash": _content_hash(content)}
+            entries[path] = {**entry, "mtime": _UPLOADED_AT, "uploadedAt": _UPLOADED_AT}
+    return list(entries.values())
+
+
 def _json(value: object, headers: Mapping[str, str] | None = None) -> Answer:
     body = json.dumps(value).encode()
     return Answer(
@@ -253,6 +282,11 @@ def _json(value: object, headers: Mapping[str, str] | None = None) -> Answer:
         {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})},
         text=body,
     )
+
+
+def _content_hash(content: bytes) -> str:
+    """Another one than the tag's, as Xet's is."""
+    return hashlib.sha256(b"xet" + content).hexdigest()
 
 
 def _sha(content: bytes) -> str:

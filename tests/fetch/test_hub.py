@@ -504,3 +504,104 @@ def _policy(end: float, text: str = "") -> str:
 def test_when_a_signature_expires(query: dict[str, str], seconds: float | None) -> None:
     url = URL("https://cdn/x").with_query(query)
     assert signed_seconds(url, served_at=1767225600.0) == seconds
+
+
+BUCKET = "buckets/org/name"
+IN_BUCKET = "hf://buckets/org/name/dir/a%20b ü.bin"
+BUCKET_FILES = {
+    "dir/a%20b ü.bin": BIG,
+    "dir/c.bin": BIG[:3000],
+    "dir/sub/d.bin": SMALL,
+    "dir": SMALL,
+    "directory/e.bin": SMALL,
+    "f.bin": SMALL,
+}
+
+
+def bucket(**options: object) -> HubServer:
+    hub = HubServer(**options)  # type: ignore[arg-type]
+    hub.push(BUCKET, BUCKET_FILES)
+    return hub
+
+
+async def test_a_buckets_files_are_read_by_one_question_each() -> None:
+    async with bucket(token="t") as hub, fetcher_for(hub, tokens={"127.0.0.1": "t"}, max_span_bytes=0) as fetcher:
+
+        async def read(start: int) -> None:
+            assert await fetcher.fetch(IN_BUCKET, start, start + 100) == BIG[start : start + 100]
+
+        async with anyio.create_task_group() as group:
+            for start in range(0, 5000, 100):
+                group.start_soon(read, start)
+        assert await fetcher.fetch("hf://buckets/org/name/f.bin") == SMALL
+        assert [request.target for request in hub.hub.requests] == [
+            "/buckets/org/name/resolve/dir/a%2520b%20%C3%BC.bin",
+            "/buckets/org/name/resolve/f.bin",
+        ]
+        assert len(hub.cdn.requests) == 51
+        with pytest.raises(NotFound, match="EntryNotFound"):
+            await fetcher.fetch("hf://buckets/org/name/none")
+        with pytest.raises(NotFound):
+            await fetcher.fetch("hf://buckets/org/none/f.bin")
+
+
+@pytest.mark.parametrize("page_entries", [1, 1000])
+async def test_a_bucket_is_listed_by_directories(page_entries: int) -> None:
+    base = "hf://buckets/org/name"
+    async with bucket(page_entries=page_entries) as hub, fetcher_for(hub) as fetcher:
+        for path, names in (
+            ("", ["dir", "dir/", "directory/", "f.bin"]),
+            ("/dir", ["dir/a%20b ü.bin", "dir/c.bin", "dir/sub/"]),
+            ("/dir/sub/", ["dir/sub/d.bin"]),
+        ):
+            infos = await fetcher.listdir(f"{base}{path}")
+            assert sorted(info.url for info in infos) == [f"{base}/{name}" for name in names]
+            for info in infos:
+                if not info.url.endswith("/"):
+                    stat = await fetcher.stat(info.url)
+                    assert (info.size, info.etag) == (stat.size, stat.etag)
+        for missing in (f"{base}/di", f"{base}/f.bin", "hf://buckets/org/none"):
+            with pytest.raises(NotFound):
+                await fetcher.listdir(missing)
+
+
+@pytest.mark.parametrize("signs_ranges", [False, True])
+async def test_a_buckets_file_stays_the_version_first_seen(
+    signs_ranges: bool, time: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bucket(url_seconds=600) as hub, fetcher_for(hub, time) as fetcher:
+        if signs_ranges:
+            signed = hub.hub._signed  # type: ignore[attr-defined]
+            monkeypatch.setattr(hub.hub, "_signed", lambda content: f"{signed(content)}&X-Xet-Signed-Range=bytes%3D0-9")
+        first = await fetcher.stat(IN_BUCKET)
+        assert await fetcher.fetch(IN_BUCKET, 0, 10) == BIG[:10]
+        hub.push(BUCKET, {"dir/a%20b ü.bin": BIG[::-1]})
+        if not signs_ranges:
+            assert await fetcher.fetch(IN_BUCKET, 10, 20) == BIG[10:20]  # the url is that version's until it expires
+        time.now += 700
+        with pytest.raises(ObjectChanged, match=r"was .* and is"):
+            await fetcher.fetch(IN_BUCKET, 20, 30)
+        assert await fetcher.fetch(IN_BUCKET, 20, 30) == BIG[::-1][20:30]
+        assert (await fetcher.stat(IN_BUCKET)).etag != first.etag
+
+
+def test_a_bucket_has_no_revisions() -> None:
+    assert HubFile.parse(IN_BUCKET).path == "dir/a%20b ü.bin"
+    with pytest.raises(ConfigError, match="names a revision, which buckets don't have"):
+        HubFile.parse("hf://buckets/org/name@main/f.bin")
+
+
+@pytest.mark.parametrize("entry", [{"type": "file", "path": "f", "size": 1}, {"type": "file", "path": 3}])
+async def test_a_buckets_listing_without_hashes_is_none(entry: dict[str, object]) -> None:
+    async with bucket() as hub, fetcher_for(hub, retry=RetryConfig(attempts=1)) as fetcher:
+        body = json.dumps([entry]).encode()
+        hub.hub._api = lambda *_: Answer(200, {"Content-Length": str(len(body))}, text=body)  # type: ignore[attr-defined]
+        with pytest.raises(InvalidResponse, match="listing"):
+            await fetcher.listdir("hf://buckets/org/name")
+
+
+async def test_a_buckets_file_without_its_hash_is_not_read() -> None:
+    async with bucket() as hub, fetcher_for(hub, retry=RetryConfig(attempts=1)) as fetcher:
+        hub.hub._fault = lambda _: Fault(answer_status=302, answer_headers={"Location": hub.cdn.url})
+        with pytest.raises(InvalidResponse, match="X-Xet-Hash"):
+            await fetcher.fetch("hf://buckets/org/name/f.bin")

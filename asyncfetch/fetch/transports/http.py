@@ -24,7 +24,7 @@ import anyio.to_thread
 from multidict import CIMultiDict
 
 from asyncfetch.config.checks import HEADER_CONTROL
-from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
+from asyncfetch.errors import ConfigError, InvalidResponse, ObjectChanged, redact_url
 from asyncfetch.fetch.addresses import WebUrls
 from asyncfetch.fetch.bandwidth import Allowance, Bandwidth, RateLimit
 from asyncfetch.fetch.connection import PooledConnectionDied
@@ -122,6 +122,7 @@ class HttpRequest:
     def judge(self, status: int, headers: Mapping[str, str]) -> Delivery | Redirect:
         """Return what an answer brings, or the url that it redirects to; AttemptFailed where it isn't to be taken."""
         if status in REDIRECTS:
+            self._check_version(headers)
             return Redirect(next_url(self.url, headers.get("Location")), status, is_permanent(status, headers))
         download = self.download
         if status < 400:
@@ -133,9 +134,17 @@ class HttpRequest:
         download, headers = self.download, self._with_version(headers)
         return counted(download.next_request(), headers, body, url=download.url, known=download.known)
 
+    def _check_version(self, headers: Mapping[str, str]) -> None:
+        """AttemptFailed where the address's origin has another version by now than when the address was found."""
+        name = self.address.version_header
+        if name is not None and (version := headers.get(name)) is not None and f'"{version}"' != self.address.etag:
+            message = f'its version was {self.address.etag} and is "{version}" now'
+            raise AttemptFailed(ObjectChanged, message, Verdict.FATAL)
+
     def _with_version(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         if self.address.etag is None:
             return headers
+        self._check_version(headers)
         changed = CIMultiDict(headers)
         changed["ETag"] = self.address.etag
         return changed
@@ -302,7 +311,7 @@ class HttpTransport:
         host, download = request.host, request.download
         host.counts.requests += 1
         byte_range, etag, expected = download.ask(request.address.etag)
-        if allowance is not None:
+        if allowance is not None or request.address.version_header is not None:
             expected = None
         patience_seconds = host.hedging.sent()
         sent = self._request_head(request, etag, byte_range)

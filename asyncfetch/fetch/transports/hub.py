@@ -3,6 +3,8 @@
 The Hub counts its answers (3,000 to 20,000 in five minutes), so it is asked once per repository which commit the
 revision is, and once per file where that lies. It answers with a signed url of a CDN, which is used for every range
 until it expires. The token goes to the Hub's own origin and nowhere else.
+
+Buckets have no commits: a file there is the version that was first seen of it, by the hash of its content.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from anyio import to_thread
 from yarl import URL
 
 from asyncfetch.config.checks import require_token
-from asyncfetch.errors import ConfigError, InvalidResponse, redact_url
+from asyncfetch.errors import ConfigError, InvalidResponse, NotFound, ObjectChanged, redact_url
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
 from asyncfetch.fetch.listing import Listing, listed_size
 from asyncfetch.fetch.refusals import explained
@@ -46,7 +48,9 @@ __all__ = ["HubFile", "HubTransport", "signed_seconds"]
 ENDPOINT = "https://huggingface.co"
 UNSIGNED_SECONDS = 300.0
 """Seconds for which a redirect is believed that doesn't say when it expires."""
-_KINDS = {"datasets": "datasets", "spaces": "spaces", "models": "models"}
+_KINDS = {"datasets", "spaces", "models", "buckets"}
+_CONTENT_HASH = "X-Xet-Hash"
+"""The header with the hash of a bucket's file; listings call it xetHash."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SPECIAL_REVISION = re.compile(r"(refs/(?:convert/[^/]+|pr/[0-9]+))(?:/|$)")
 _NEXT = re.compile(r'<([^<>]*)>\s*;[^,<]*\brel="?next\b')
@@ -57,17 +61,17 @@ class HubFile:
     """The file that an ``hf://`` url names."""
 
     kind: str
-    """"datasets", "models" or "spaces"."""
+    """"datasets", "models", "spaces" or "buckets"."""
     repository: str
     """"organisation/name"."""
     revision: str
-    """Branch, tag, ``refs/pr/1`` or commit."""
+    """Branch, tag, ``refs/pr/1`` or commit. Buckets have none."""
     path: str
     """Within the repository, without slashes at its ends; empty for its root."""
 
     @classmethod
     def parse(cls, url: str) -> HubFile:
-        """The parts of ``hf://[datasets/|spaces/]org/name[@revision]/path``, nothing of it quoted.
+        """The parts of ``hf://[datasets/|spaces/|buckets/]org/name[@revision]/path``, nothing of it quoted.
 
         A slash within a revision is written %2F, except in ``refs/pr/1`` and ``refs/convert/parquet``.
         """
@@ -82,10 +86,17 @@ class HubFile:
         if not organisation or not name or (at and not revision):
             message = f"{redact_url(url)!r} names no repository: write hf://datasets/org/name@revision/path"
             raise ConfigError(message)
+        if kind == "buckets" and at:
+            raise ConfigError(f"{redact_url(url)!r} names a revision, which buckets don't have: leave out '@...'")
         parts = path.strip("/")
         if any(part in {".", ".."} for part in (organisation, name, *parts.split("/"))):
             raise ConfigError(f"{redact_url(url)!r}: '.' and '..' lead out of a repository")
         return cls(kind, f"{organisation}/{name}", unquote(revision) if at else "main", parts)
+
+    @property
+    def is_in_bucket(self) -> bool:
+        """Whether it has no commit, and can be replaced."""
+        return self.kind == "buckets"
 
     @property
     def repository_key(self) -> tuple[str, str, str]:
@@ -94,6 +105,8 @@ class HubFile:
 
     def file_path(self, commit: str) -> str:
         """Below the endpoint, where the file can be had."""
+        if self.is_in_bucket:
+            return f"/buckets/{quote(self.repository)}/resolve/{quote(self.path)}"
         kind = "" if self.kind == "models" else f"{self.kind}/"
         return f"/{kind}{quote(self.repository)}/resolve/{commit}/{quote(self.path)}"
 
@@ -137,8 +150,9 @@ class HubTransport:
         return await self._addresses.get(url, partial(self._find, url))
 
     def reject(self, url: str, address: Address, failure: AttemptFailed) -> bool:
-        """Asks the Hub anew where the CDN says that the signature has expired."""
-        return failure.status in {401, 403} and self._addresses.reject(url, address)
+        """Asks the Hub anew where the CDN says that the signature has expired, or the Hub that the file has changed."""
+        has_changed = failure.kind is ObjectChanged and address.version_header is not None
+        return (has_changed or failure.status in {401, 403}) and self._addresses.reject(url, address)
 
     def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
         """The Hub says it in X-Error-Code; what stands in front of it may not."""
@@ -160,10 +174,12 @@ class HubTransport:
         page: URL | None = first.url
         while page is not None:
             address = replace(first, url=page)
-            page = await self._http.persist(url, partial(self._page, listing, address, url.rstrip("/"), directory.path))
+            page = await self._http.persist(url, partial(self._page, listing, address, url.rstrip("/"), directory))
+        if directory.is_in_bucket and directory.path and not listing.infos:
+            raise NotFound("the bucket has nothing below this path", url=url)
         return await to_thread.run_sync(listing.sorted)
 
-    async def _page(self, listing: Listing[URL], address: Address, base: str, directory: str) -> URL | None:
+    async def _page(self, listing: Listing[URL], address: Address, base: str, directory: HubFile) -> URL | None:
         """Adds the page at ``address``; where the next one is, None after the last one."""
         reply = await self._http.ask("GET", address, self)
         with reply.is_judged():
@@ -174,6 +190,9 @@ class HubTransport:
 
     async def _tree(self, directory: HubFile) -> Address:
         hub = await self._hub()
+        if directory.is_in_bucket:
+            prefix = f"/{quote(directory.path, safe='')}" if directory.path else ""
+            return hub.address(f"/api/buckets/{quote(directory.repository)}/tree{prefix}")
         path = f"/{quote(directory.path)}" if directory.path else ""
         return hub.address(directory.api_path("tree", await self._commit(directory), path))
 
@@ -182,10 +201,15 @@ class HubTransport:
         if not file.path:
             raise ConfigError(f"{redact_url(url)!r} names a repository and no file: add its path")
         hub = await self._hub()
-        asked = hub.address(file.file_path(await self._commit(file)))
+        asked = hub.address(file.file_path("" if file.is_in_bucket else await self._commit(file)))
         reply = await self._http.ask("HEAD", asked, self)
         etag = reply.headers.get("X-Linked-Etag") or reply.headers.get("ETag")
-        at_hub = Address(reply.url, hub.headers, is_named=True, etag=etag)
+        version_header = None
+        if file.is_in_bucket:
+            version_header = _CONTENT_HASH
+            with reply.is_judged():
+                etag = f'"{_content_hash(reply.headers)}"'
+        at_hub = Address(reply.url, hub.headers, is_named=True, etag=etag, version_header=version_header)
         if reply.target is None:
             return Found(at_hub)
         seconds = signed_seconds(reply.target, served_at=_served_at(reply, self._wall()))
@@ -304,14 +328,23 @@ def _parse_json(body: bytes) -> Any:  # noqa: ANN401 - anything can stand there
         raise _no_hub(f"the Hub's answer is no JSON ({type(error).__name__})") from error
 
 
-def _parse_tree(body: bytes, base: str, directory: str) -> list[ObjectInfo]:
+def _content_hash(headers: Mapping[str, str]) -> str:
+    if (found := headers.get(_CONTENT_HASH)) is None:
+        raise _no_hub(f"the Hub's answer for a bucket's file has no {_CONTENT_HASH}")
+    return found
+
+
+def _parse_tree(body: bytes, base: str, directory: HubFile) -> list[ObjectInfo]:
     """The entries of a page, which are below ``base``."""
     entries = _parse_json(body)
     message = "the Hub's listing isn't one of the directory's files and directories"
     if not isinstance(entries, list):
         raise _no_hub(message)
+    above = f"{directory.path}/" if directory.path else ""
     try:
-        return [_entry(entry, base, f"{directory}/" if directory else "") for entry in entries]
+        if directory.is_in_bucket:  # which lists all that begins with the path, also the file itself and "pathological"
+            entries = [entry for entry in entries if entry["path"].startswith(above)]
+        return [_entry(entry, base, above) for entry in entries]
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise _no_hub(message) from error
 
@@ -323,7 +356,7 @@ def _entry(entry: Any, base: str, above: str) -> ObjectInfo:  # noqa: ANN401 - w
         raise ValueError("an entry that isn't directly below the directory")
     if entry["type"] == "directory":
         return ObjectInfo(f"{base}/{name}/", 0)
-    version = entry.get("lfs", entry)["oid"]
+    version = entry["xetHash"] if "xetHash" in entry and "oid" not in entry else entry.get("lfs", entry)["oid"]
     if not isinstance(version, str):
         raise TypeError("an oid is text")
     return ObjectInfo(f"{base}/{name}", listed_size(entry["size"]), f'"{version}"')
