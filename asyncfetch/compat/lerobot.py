@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
-    from asyncfetch.config import FetchConfig
+    from asyncfetch.config import DecoderBackend, FetchConfig
     from asyncfetch.lerobot import DepthUnit, Sample
     from asyncfetch.stream.state import State
 
@@ -47,6 +47,8 @@ __all__ = ["LeRobotDataset", "StreamingLeRobotDataset", "run"]
 
 INSTALL_LEROBOT = 'pip install "lerobot[training]"'
 """Needs Python 3.12."""
+READING_COMMANDS = ("lerobot-train", "lerobot-dataset-viz", "lerobot-imgtransform-viz")
+"""LeRobot's others write datasets, or read none."""
 STATE_FILE = "training_state/asyncfetch.json"
 """A file in LeRobot's checkpoint, beside what it writes: where a stream has come to."""
 
@@ -66,16 +68,19 @@ def load_metadata(
     root: str | os.PathLike[str] | None = None,
     revision: str | None = None,
     *,
+    repo_type: str = "dataset",
     config: FetchConfig | None = None,
     **options: Any,  # noqa: ANN401 - LeRobot's
 ) -> Any:  # noqa: ANN401
     """LeRobot's metadata of a dataset; of one whose root is a URL, from a copy of its ``meta`` for this process."""
+    root = _root(repo_id, root, repo_type)
     if root is not None and "://" in str(root):
         directory = tempfile.TemporaryDirectory(prefix="asyncfetch-meta-")
         atexit.register(directory.cleanup)
         with start_blocking_portal() as portal:
             portal.call(_copy_metadata, str(root), Path(directory.name), config)
         root = directory.name
+        options.pop("force_cache_sync", None)  # it is new
     metadata = _import("lerobot.datasets.dataset_metadata")
     return metadata.LeRobotDatasetMetadata(repo_id, root=root, revision=revision, **options)
 
@@ -110,6 +115,17 @@ def _count_rows(data: memoryview) -> int:
     import pyarrow.parquet as pq
 
     return int(pq.ParquetFile(io.BytesIO(data)).metadata.num_rows)
+
+
+def _root(repo_id: str, root: str | os.PathLike[str] | None, repo_type: str) -> str | os.PathLike[str] | None:
+    """Return where a dataset is that isn't a repository of the Hub; None where it is one."""
+    if repo_type not in {"dataset", "bucket"}:
+        raise ConfigError(f"repo_type must be 'dataset' or 'bucket', not {repo_type!r:.80}")
+    if repo_type == "dataset":
+        return root
+    if root is not None:
+        raise ConfigError(f"root={str(root)!r} isn't read where repo_type='bucket': leave out one of the two")
+    return f"hf://buckets/{repo_id}"
 
 
 def _source(repo_id: str, root: str | os.PathLike[str] | None, meta: Any) -> str:  # noqa: ANN401
@@ -259,7 +275,7 @@ class StreamingLeRobotDataset(_Described, StreamDataset):
             ``config``'s.
         streaming, max_num_shards, buffer_size, rng: Of no meaning here: all of the dataset is one order, which
             ``config`` and ``seed`` make.
-        repo_type: "dataset".
+        repo_type: "dataset", or "bucket": then ``repo_id`` is a bucket's, and there is no ``root``.
         config: Bounds, limits and threads; by default an epoch ends alike on all ranks (``uneven_ends="drop"``).
     """
 
@@ -286,7 +302,7 @@ class StreamingLeRobotDataset(_Described, StreamDataset):
         token: str | bool | None = None,
         config: StreamConfig | None = None,
     ) -> None:
-        _refuse_buckets(repo_type)
+        root = _root(repo_id, root, repo_type)
         config = _with_tolerance(stream_config(config or StreamConfig(uneven_ends="drop")), tolerance_s)
         self._describe(
             repo_id,
@@ -382,7 +398,8 @@ class LeRobotDataset(_Described, FrameDataset):
         repo_id, root, episodes, image_transforms, delta_timestamps, tolerance_s, revision, force_cache_sync,
             return_uint8, depth_output_unit, token, config: As of ``StreamingLeRobotDataset``. Frames come in the
             dataset's order, whatever that of ``episodes``.
-        download_videos, video_backend: Of no meaning here: nothing is downloaded, and ``config`` chooses the decoder.
+        download_videos: Of no meaning here: nothing is downloaded.
+        video_backend: "pyav" for that decoder; else ``config`` chooses.
     """
 
     def __init__(
@@ -404,6 +421,8 @@ class LeRobotDataset(_Described, FrameDataset):
         config: StreamConfig | None = None,
     ) -> None:
         config = _with_tolerance(stream_config(config), tolerance_s)
+        if video_backend == "pyav":
+            config = replace(config, decoder="pyav")
         self._describe(
             repo_id,
             root,
@@ -452,12 +471,8 @@ class LeRobotDataset(_Described, FrameDataset):
             seed=seed,
             return_uint8=self._as_lerobot.return_uint8,
             depth_output_unit=self.depth_output_unit,
+            config=replace(self.config, uneven_ends="drop"),
         )
-
-
-def _refuse_buckets(repo_type: str) -> None:
-    if repo_type != "dataset":
-        raise ConfigError(f"repo_type={repo_type!r} isn't read by asyncfetch: 'dataset', or any URL as root")
 
 
 def _with_tolerance(config: StreamConfig, tolerance_s: float) -> StreamConfig:
@@ -490,15 +505,22 @@ def run(command: str, arguments: Sequence[str]) -> None:
 
     Raises:
         MissingDependency: LeRobot isn't installed.
-        ConfigError: It has no such command, or a flag has a value that has no meaning here.
+        ConfigError: It has no such command, or none that reads a dataset; or a flag's value has no meaning here.
     """
     factory = _import("lerobot.datasets.factory")
-    commands = {each.name: each for each in entry_points(group="console_scripts") if each.name.startswith("lerobot-")}
-    if command not in commands:
-        raise ConfigError(f"{command!r} is no command of LeRobot's; there are {', '.join(sorted(commands))}")
-    _replace_datasets(factory)
+    if command not in READING_COMMANDS:
+        raise ConfigError(
+            f"{command!r} is no command of LeRobot's that reads a dataset: these are {', '.join(READING_COMMANDS)}; "
+            "run any other as it is"
+        )
+    (script,) = entry_points(group="console_scripts", name=command)
+    main = script.load()
+    if command == "lerobot-train":
+        _replace_datasets(factory)
+    else:
+        _import(script.module).LeRobotDataset = LeRobotDataset
     sys.argv = [command, *arguments]
-    commands[command].load()()
+    main()
 
 
 def _replace_datasets(factory: Any) -> None:  # noqa: ANN401
@@ -507,9 +529,14 @@ def _replace_datasets(factory: Any) -> None:  # noqa: ANN401
     streams: list[tuple[int, StreamingLeRobotDataset]] = []
 
     def make(config: Any) -> Any:  # noqa: ANN401
-        _refuse_buckets(config.dataset.repo_type)
+        unit = config.dataset.depth_output_unit
+        decoder: DecoderBackend = "pyav" if config.dataset.video_backend == "pyav" else "auto"
+        factory.LeRobotDataset = functools.partial(LeRobotDataset, depth_output_unit=unit)
         factory.StreamingLeRobotDataset = functools.partial(
-            StreamingLeRobotDataset, seed=_seed(config), depth_output_unit=config.dataset.depth_output_unit
+            StreamingLeRobotDataset,
+            seed=_seed(config),
+            depth_output_unit=unit,
+            config=StreamConfig(uneven_ends="drop", decoder=decoder),
         )
         return make_dataset(config)
 
