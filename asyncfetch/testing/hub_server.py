@@ -230,32 +230,39 @@ class _Hub(RangeServer):
         commit, files = found
         if parts[3] == "revision":
             return _json({"id": "/".join(parts[1:3]), "sha": commit})
+        path, _, text = record.target.partition("?")
+        query = parse_qs(text)
         directory = "".join(f"{part}/" for part in parts[5:])
         if parts[0] == "buckets":
             directory, entries = "", _bucket_entries(files, directory.removesuffix("/"))
         else:
-            entries = _entries(files, directory, self._owner.lfs_bytes)
+            is_recursive = query.get("recursive", [""])[0].lower() == "true"
+            entries = _entries(files, directory, self._owner.lfs_bytes, is_recursive=is_recursive)
         if directory and not entries:
             return answer_status(404, record.method, {"X-Error-Code": "EntryNotFound"})
-        path, _, query = record.target.partition("?")
-        start = int(parse_qs(query).get("cursor", ["0"])[0])
+        start = int(query.get("cursor", ["0"])[0])
         stop = start + self._owner.page_entries
-        following = f'<{self.url}{path}?cursor={stop}>; rel="next"'
+        again = "&recursive=true" if "recursive" in query else ""
+        following = f'<{self.url}{path}?cursor={stop}{again}>; rel="next"'
         return _json(entries[start:stop], {"Link": following} if stop < len(entries) else {})
 
 
-def _entries(files: Mapping[str, bytes], directory: str, lfs_bytes: int) -> list[dict[str, Any]]:
+def _entries(files: Mapping[str, bytes], directory: str, lfs_bytes: int, *, is_recursive: bool) -> list[dict[str, Any]]:
     entries: dict[str, dict[str, Any]] = {}
     for path, content in sorted(files.items()):
         if not path.startswith(directory):
             continue
-        name, is_below, _ = path[len(directory) :].partition("/")
-        entry: dict[str, Any] = {"type": "directory" if is_below else "file", "path": f"{directory}{name}", "size": 0}
-        if not is_below:
-            entry |= {"size": len(content), "oid": _sha(content)}
-        if not is_below and len(content) >= lfs_bytes:
-            entry |= {"oid": _sha(content)[:40], "lfs": {"oid": _sha(content), "size": len(content)}}
-        entries[name] = entry
+        names = path[len(directory) :].split("/")
+        for depth in range(1, len(names) if is_recursive else min(len(names), 2)):
+            below = directory + "/".join(names[:depth])
+            entries[below] = {"type": "directory", "path": below, "size": 0, "oid": _sha(below.encode())[:40]}
+        if len(names) > 1 and not is_recursive:
+            continue
+        entry: dict[str, Any] = {"type": "file", "path": path, "size": len(content), "oid": _sha(content)}
+        if len(content) >= lfs_bytes:
+            lfs = {"oid": _sha(content), "size": len(content), "pointerSize": 130}
+            entry |= {"oid": _sha(content)[:40], "lfs": lfs}
+        entries[path] = entry
     return list(entries.values())
 
 

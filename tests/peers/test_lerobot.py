@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -382,6 +383,35 @@ async def test_lerobot_train_runs_and_goes_on_over_https(tmp_path: Path, streami
         )
         assert [state["total"] for state in (first, second)] == [63, 63]
         assert [state["shares"] for state in (first, second)] != 2 * [first["shares"]]
+
+
+async def test_a_checkpoint_of_two_processes_goes_on_with_one_and_with_three(tmp_path: Path) -> None:
+    async def train(ranks: int, *arguments: str) -> list[list[int]]:
+        seen = tmp_path / f"seen-{ranks}"
+        seen.mkdir()
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command = [*launch, str(Path(__file__).with_name("record_batches.py")), str(seen), *arguments]
+        variables = os.environ | {"OMP_NUM_THREADS": "1"}
+        ended = await run_process(command, env=variables, check=False, stderr=subprocess.STDOUT)
+        assert ended.returncode == 0, ended.stdout.decode()[-5000:]
+        return [
+            [int(index) for line in path.read_text().splitlines() for index in line.split()]
+            for path in sorted(seen.iterdir())
+        ]
+
+    data = [f"--dataset.root={DATA / 'small_files'}", "--dataset.streaming=true", "--batch_size=4", "--log_freq=1"]
+    first = await train(2, *TINY_ACT, *data, "--num_workers=1", "--steps=3", f"--output_dir={tmp_path / 'first'}")
+    assert [len(indices) for indices in first] == [12, 12]
+    for ranks, steps in ((1, 10), (3, 4)):  # the rest of the epoch
+        again = tmp_path / f"again-{ranks}"
+        shutil.copytree(tmp_path / "first", again, symlinks=True)
+        config = again / "checkpoints/000003/pretrained_model/train_config.json"
+        resumed = [f"--config_path={config}", "--resume=true", "--num_workers=0", f"--steps={3 + steps}"]
+        rest = await train(ranks, *resumed, "--save_checkpoint=false")
+        assert len(rest) == ranks
+        frames = [index for rank in (*first, *rest) for index in rank]
+        assert len(set(frames)) == len(frames)
+        assert 63 - len(frames) < ranks  # what isn't enough for all ranks is dropped
 
 
 @pytest.mark.parametrize("command", ["lerobot-fly", "lerobot-record", "lerobot-eval"])

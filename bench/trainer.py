@@ -1,0 +1,181 @@
+"""How long LeRobot's trainer waits for its data: its own streaming beside ours, by the ``data_s`` of its own log.
+
+    .venv-peers/bin/python -m bench.trainer                    a tiny ACT on a CPU; ten minutes
+    .venv-peers/bin/python -m bench.trainer --device cuda --width 640
+
+``.ci/peers`` makes that environment. Each way is ``lerobot-train --dataset.streaming=true`` in a process of its own, by
+turns, from one Hub on loopback whose CDN speaks TLS and sends 4 MiB/s a stream after 50 ms. The first step's wait is
+shown apart: LeRobot fills its shuffle buffer in it, we our pool, and a worker starts. Of the other steps, and of all,
+the share is ``data_s`` over ``data_s`` and ``updt_s``. The trainer's own conversion of pictures to float32 is in
+``data_s``, whoever reads them. LeRobot's streaming needs a worker, and gives all samples once more for every other
+one. It looks for a frame by its index in all of the dataset, and so finds it in a camera's first file alone: there is
+one here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from asyncfetch.testing import Fault, HubServer, write_dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MIB = 1024 * 1024
+RATE_BYTES, FIRST_BYTE_SECONDS = 4 * MIB, 0.05
+EPISODES, LENGTH = 24, 100
+WAYS = {
+    "LeRobot, 1 worker": ([str(Path(sys.executable).with_name("lerobot-train"))], 1),
+    "asyncfetch, 1 worker": ([sys.executable, "-m", "asyncfetch", "run", "lerobot-train"], 1),
+    "asyncfetch, no workers": ([sys.executable, "-m", "asyncfetch", "run", "lerobot-train"], 0),
+}
+"""Commands and loader workers."""
+TINY_ACT = [
+    *("--policy.type=act", "--policy.push_to_hub=false", "--policy.pretrained_backbone_weights=null"),
+    *("--policy.dim_model=16", "--policy.n_heads=2", "--policy.dim_feedforward=16", "--policy.n_encoder_layers=1"),
+    *("--policy.n_decoder_layers=1", "--policy.use_vae=false", "--policy.chunk_size=4", "--policy.n_action_steps=4"),
+]
+_STEP = re.compile(r"step:\d+ .*updt_s:([\d.]+) data_s:([\d.]+)")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run's log says."""
+
+    first_seconds: float
+    """The first step's wait for data."""
+    share: float
+    """Of the time of the other steps, waiting for data."""
+    whole_share: float
+    """Of the time of all steps."""
+
+    @classmethod
+    def of(cls, log: str) -> Run:
+        """Of a log with a line for each step."""
+        steps = [(float(update), float(data)) for update, data in _STEP.findall(log)]
+        return cls(steps[0][1], _share(steps[1:]), _share(steps))
+
+
+def _share(steps: Sequence[tuple[float, float]]) -> float:
+    waited = sum(data for _, data in steps)
+    return waited / (waited + sum(update for update, _ in steps))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way: medians over the repeats, and lowest and highest."""
+
+    way: str
+    first_seconds: tuple[float, float, float]
+    share: tuple[float, float, float]
+    whole_share: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, way: str, runs: Sequence[Run]) -> Row:
+        """Of these repeats."""
+        first, share, whole = zip(*((run.first_seconds, run.share, run.whole_share) for run in runs), strict=True)
+        return cls(way, _spread(first), _spread(share), _spread(whole))
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    return statistics.median(values), min(values), max(values)
+
+
+def trainer_dataset(width: int) -> Path:
+    """Two cameras, H.264, in one file each; made at the first call."""
+    path = Path(__file__).parent.parent / f".bench/trainer-{width}"
+    if not path.exists():
+        making = path.with_name(f"{path.name}.{os.getpid()}")
+        write_dataset(
+            making,
+            episodes=EPISODES,
+            length=LENGTH,
+            width=width,
+            height=width * 3 // 4,
+            codec="h264",
+            gop=2,
+            episodes_per_video_file=EPISODES,
+            texture=4.4,
+            distinct_videos=8,
+        )
+        making.rename(path)
+    return path
+
+
+def train(way: str, hub: HubServer, root: Path, *, arguments: Sequence[str]) -> Run:
+    """One run, which finds the dataset's metadata on the disk and all else at the Hub."""
+    command, workers = WAYS[way]
+    with tempfile.TemporaryDirectory() as home:
+        shutil.copytree(root / "meta", Path(home) / "lerobot/org/name/meta")
+        variables = {"HF_HOME": home, "HF_LEROBOT_HOME": f"{home}/lerobot", "HF_ENDPOINT": hub.url}
+        variables |= {"SSL_CERT_FILE": str(hub.ca_file), "OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_XET": "1"}
+        data = ["--dataset.repo_id=org/name", "--dataset.streaming=true", f"--num_workers={workers}"]
+        output = ["--log_freq=1", "--save_checkpoint=false", f"--output_dir={home}/out"]
+        ended = subprocess.run(
+            [*command, *TINY_ACT, *data, *output, *arguments],
+            env=os.environ | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    if ended.returncode:
+        raise SystemExit(f"{way} ended with exit code {ended.returncode}:\n{ended.stdout[-3000:]}")
+    return Run.of(ended.stdout)
+
+
+def show(rows: Sequence[Row], title: str) -> None:
+    """For people."""
+    table = Table("", "first data_s", "data_s / step, after it", "of the whole run", title=title)
+    for row in rows:
+        shares = ["{:.1%} ({:.1%}-{:.1%})".format(*share) for share in (row.share, row.whole_share)]
+        table.add_row(row.way, "{:.1f} s ({:.1f}-{:.1f})".format(*row.first_seconds), *shares)
+    Console().print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument(
+        "--width", type=int, default=96, help="of pictures; a CPU's step takes most of its time in them"
+    )
+    parser.add_argument("--device", default="cpu", help="that trains (default: cpu)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    chosen = parser.parse_args(arguments)
+    root = trainer_dataset(chosen.width)
+    pace = Fault.slow(first_byte_seconds=FIRST_BYTE_SECONDS, bytes_per_second=RATE_BYTES)
+    asked = [f"--policy.device={chosen.device}", f"--batch_size={chosen.batch_size}", f"--steps={chosen.steps}"]
+    runs: dict[str, list[Run]] = {way: [] for way in WAYS}
+    with HubServer(fault=lambda _: Fault.slow(first_byte_seconds=FIRST_BYTE_SECONDS), cdn_fault=lambda _: pace) as hub:
+        files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for revision in ("main", "v3.0"):
+            hub.push("datasets/org/name", files, revision)
+        turns = [way for _ in range(chosen.repeats) for way in random.sample(list(WAYS), len(WAYS))]
+        for way in track(turns, "training", console=Console(stderr=True), transient=True):
+            runs[way].append(train(way, hub, root, arguments=asked))
+    rows = [Row.of(way, those) for way, those in runs.items()]
+    title = f"{chosen.device}, {chosen.steps} steps of {chosen.batch_size}, {chosen.width} pixels wide"
+    print(json.dumps([asdict(row) for row in rows])) if chosen.json else show(rows, title)
+
+
+if __name__ == "__main__":
+    main()
