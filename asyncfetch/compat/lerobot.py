@@ -29,8 +29,9 @@ from asyncfetch.config import StreamConfig, stream_config
 from asyncfetch.errors import AccessDenied, ConfigError, MissingDependency, NotFound
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.urls import join_url
-from asyncfetch.lerobot.info import EPISODES_PATH, parse_info
+from asyncfetch.lerobot.info import EPISODES_PATH, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.parquet import require_pyarrow
+from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.stream import Placement, Stream
 from asyncfetch.stream.merged_states import merge_shares
 from asyncfetch.torch import FrameDataset, StreamDataset
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import DecoderBackend, FetchConfig
     from asyncfetch.lerobot import DepthUnit, Sample
+    from asyncfetch.lerobot.version2 import Version2
     from asyncfetch.stream.state import State
 
 __all__ = ["LeRobotDataset", "StreamingLeRobotDataset", "run"]
@@ -72,9 +74,9 @@ def load_metadata(
     config: FetchConfig | None = None,
     **options: Any,  # noqa: ANN401 - LeRobot's
 ) -> Any:  # noqa: ANN401
-    """LeRobot's metadata of a dataset; of one whose root is a URL, from a copy of its ``meta`` for this process."""
+    """LeRobot's metadata of a dataset; of one whose root is a URL, or is of v2, from a copy for this process."""
     root = _root(repo_id, root, repo_type)
-    if root is not None and "://" in str(root):
+    if root is not None and ("://" in str(root) or _is_v2(Path(root))):
         directory = tempfile.TemporaryDirectory(prefix="asyncfetch-meta-")
         atexit.register(directory.cleanup)
         with start_blocking_portal() as portal:
@@ -85,6 +87,11 @@ def load_metadata(
     return metadata.LeRobotDatasetMetadata(repo_id, root=root, revision=revision, **options)
 
 
+def _is_v2(root: Path) -> bool:
+    file = root / "meta/info.json"
+    return file.exists() and is_v2(parse_json(file.read_bytes(), str(file)))
+
+
 async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) -> None:
     async with Fetcher(config) if config is not None else Fetcher() as fetcher:
 
@@ -93,7 +100,12 @@ async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) 
             await to_thread.run_sync(_write, directory / path, data)
             return data
 
-        info = parse_info(await copy("meta/info.json"), join_url(url, "meta/info.json"))
+        data, info_url = await copy("meta/info.json"), join_url(url, "meta/info.json")
+        if is_v2(parse_json(data, info_url)):
+            dataset = await load_version2(fetcher, url, run=to_thread.run_sync)
+            await to_thread.run_sync(_write_as_v3, dataset, directory)
+            return
+        info = parse_info(data, info_url)
         await copy("meta/tasks.parquet")
         with suppress(AccessDenied, NotFound):  # a dataset may have none
             await copy("meta/stats.json")
@@ -105,7 +117,35 @@ async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) 
             number += 1
 
 
-def _write(path: Path, data: memoryview) -> None:
+def _write_as_v3(dataset: Version2, directory: Path) -> None:
+    """Write what LeRobot's trainer reads of a dataset's metadata. The frames stay where they are."""
+    pandas, io = _import("pandas"), _import("lerobot.datasets.io_utils")
+    metadata, table = dataset.metadata, dataset.metadata.episodes
+    info = {key: value for key, value in dataset.raw_info.items() if key not in {"total_chunks", "total_videos"}}
+    _write(directory / "meta/info.json", json.dumps(info).encode())
+    tasks = dict(sorted(metadata.tasks.items()))
+    pandas.DataFrame({"task_index": list(tasks)}, index=list(tasks.values())).to_parquet(
+        directory / "meta/tasks.parquet"
+    )
+    file = directory / EPISODES_PATH.format(chunk_index=0, file_index=0)
+    file.parent.mkdir(parents=True)
+    columns = {
+        "episode_index": list(table.indices),
+        "length": table.lengths,
+        "tasks": [list(episode.tasks) for episode in table],
+        "dataset_from_index": table.starts,
+        "dataset_to_index": table.starts + table.lengths,
+    }
+    pandas.DataFrame(columns).to_parquet(file, index=False)
+    stats = metadata.stats
+    if stats is None and dataset.episode_stats:
+        of_episodes = [io.cast_stats_to_numpy(dict(stats)) for stats in dataset.episode_stats.values()]
+        stats = _import("lerobot.datasets.compute_stats").aggregate_stats(of_episodes)
+    if stats is not None:
+        io.write_stats(stats, directory)
+
+
+def _write(path: Path, data: bytes | memoryview) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from asyncfetch.config import FetchConfig, StreamConfig
 from asyncfetch.errors import ConfigError
-from asyncfetch.merge import merge_datasets, select_episodes, split_dataset
+from asyncfetch.merge import convert_dataset, merge_datasets, select_episodes, split_dataset
 from asyncfetch.testing import HubServer, RangeServer
 from tests.recorded import DATA
 
@@ -35,6 +35,9 @@ RECORDED = ("depth_img_m", "depth_img_mm", "depth_video_m", "small_files", "lang
 
 
 os.environ |= {"HF_HUB_OFFLINE": "1"}
+
+
+WINDOWS_OF_21 = {"action": [0.0, 5 / 30], TOP: [-2 / 30, 0.0]}
 
 
 def record(root: Path, *, lengths: tuple[int, ...] = (7, 3, 12), vcodec: str = "h264", g: int = 2) -> Path:
@@ -191,6 +194,56 @@ async def test_a_dataset_in_a_bucket_is_streamed() -> None:
         compat.StreamingLeRobotDataset("org/name", "/nowhere", repo_type="bucket")
     with pytest.raises(ConfigError, match="'dataset' or 'bucket', not 'model'"):
         compat.StreamingLeRobotDataset("org/name", repo_type="model")
+
+
+def record_version21(root: Path, *lengths: int) -> Path:
+    """A dataset that LeRobot 0.3.3 writes."""
+    python = Path(__file__).parents[2] / ".venv-peers-v21/bin/python"
+    if not python.exists():
+        pytest.skip("LeRobot 0.3.3 isn't installed: .ci/peers makes .venv-peers-v21")
+    command = [python, Path(__file__).with_name("write_v21.py"), root, *map(str, lengths)]
+    subprocess.run(command, check=True, timeout=200)
+    return root
+
+
+async def test_version_21_is_read_as_what_lerobot_converts_it_to(tmp_path: Path) -> None:
+    from lerobot.scripts import convert_dataset_v21_to_v30
+
+    version21 = record_version21(tmp_path / "v21", 7, 4, 12)  # its converter fails at an episode of one frame
+    shutil.copytree(version21, tmp_path / "set")
+    convert_dataset_v21_to_v30.convert_dataset("a/b", root=tmp_path / "set", push_to_hub=False)
+    expected = theirs.LeRobotDataset("a/b", root=tmp_path / "set", delta_timestamps=WINDOWS_OF_21)
+    async with RangeServer(version21, tls=False) as server:
+
+        def check() -> None:
+            for root in (str(version21), server.url):
+                mapped = compat.LeRobotDataset("a/b", root=root, delta_timestamps=WINDOWS_OF_21)
+                streamed = list(compat.StreamingLeRobotDataset("a/b", root=root, delta_timestamps=WINDOWS_OF_21))
+                assert len(mapped) == len(streamed) == len(expected) == 23
+                for index, sample in enumerate(map(expected.__getitem__, range(23))):
+                    check_equal(mapped[index], sample)
+                for sample in streamed:
+                    check_equal(sample, expected[int(sample["index"])])
+                for key in ("length", "tasks", "dataset_from_index", "dataset_to_index"):
+                    assert list(mapped.meta.episodes[key]) == list(expected.meta.episodes[key])
+                assert mapped.meta.tasks.equals(expected.meta.tasks)
+                for key, stats in expected.meta.stats.items():
+                    for name, values in stats.items():
+                        np.testing.assert_allclose(mapped.meta.stats[key][name], values, rtol=1e-6)
+                mapped.close()
+
+        await to_thread.run_sync(check)
+
+
+async def test_lerobot_opens_what_is_converted(tmp_path: Path) -> None:
+    version21 = record_version21(tmp_path / "v21", 7, 1, 12)
+    await convert_dataset(version21, tmp_path / "converted")
+    opened = theirs.LeRobotDataset("a/b", root=tmp_path / "converted")
+    mapped = compat.LeRobotDataset("a/b", root=version21)
+    assert len(opened) == 20
+    for index in range(20):
+        check_equal(mapped[index], opened[index])
+    mapped.close()
 
 
 def policy_of(name: str) -> Any:  # noqa: ANN401
