@@ -51,8 +51,8 @@ class Address:
     """The object's version where it is known better than by the answers' own tags, which then don't count: two CDNs
     have two tags for the same bytes."""
     version_header: str | None = None
-    """In which the url's own origin says the version, without quotes, also where it redirects; None where the url can
-    only ever lead to one version."""
+    """The header in which the url's own origin says the version, without quotes, also where it redirects; None where
+    the url can only ever lead to one version."""
 
 
 class AddressBook(Protocol):

@@ -201,7 +201,7 @@ def record_version21(root: Path, *lengths: int) -> Path:
     python = Path(__file__).parents[2] / ".venv-peers-v21/bin/python"
     if not python.exists():
         pytest.skip("LeRobot 0.3.3 isn't installed: .ci/peers makes .venv-peers-v21")
-    command = [python, Path(__file__).with_name("write_v21.py"), root, *map(str, lengths)]
+    command = [str(python), str(Path(__file__).with_name("write_v21.py")), str(root), *map(str, lengths)]
     subprocess.run(command, check=True, timeout=200)
     return root
 
@@ -465,6 +465,18 @@ async def test_a_checkpoint_of_two_processes_goes_on_with_one_and_with_three(tmp
         frames = [index for rank in (*first, *rest) for index in rank]
         assert len(set(frames)) == len(frames)
         assert 63 - len(frames) < ranks  # what isn't enough for all ranks is dropped
+
+
+async def test_a_command_that_shows_pictures_reads_them_here(tmp_path: Path) -> None:
+    from PIL import Image
+
+    shutil.copytree(DATA / "small_files", tmp_path / "home/a/b")
+    command = [sys.executable, "-m", "asyncfetch", "run", "lerobot-imgtransform-viz", "--repo_id=a/b"]
+    await run_process(command, cwd=tmp_path, env=os.environ | {"HF_LEROBOT_HOME": str(tmp_path / "home")})
+    first = theirs.LeRobotDataset("a/b", root=DATA / "small_files", return_uint8=True)[0]
+    with Image.open(tmp_path / "outputs/image_transforms/b/original_frame.png") as picture:
+        shown = np.asarray(picture).transpose(2, 0, 1)
+    assert any(np.array_equal(shown, first[key]) for key in first if key.startswith("observation.images"))
 
 
 @pytest.mark.parametrize("command", ["lerobot-fly", "lerobot-record", "lerobot-eval"])

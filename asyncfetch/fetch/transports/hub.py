@@ -95,7 +95,7 @@ class HubFile:
 
     @property
     def is_in_bucket(self) -> bool:
-        """Whether it has no commit, and can be replaced."""
+        """True where it has no commit, and can be replaced."""
         return self.kind == "buckets"
 
     @property
