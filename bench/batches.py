@@ -13,6 +13,7 @@ proportional, what several processes share counted once, at its peak: goals 1,17
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import random
@@ -151,13 +152,14 @@ def cpu_seconds() -> float:
 
 def measure_here(job: Job) -> Measured:
     """In this process, which has done nothing else."""
-    begun = time.perf_counter()
+    importlib.import_module("asyncfetch.torch")  # which takes longer than the start, on a busy machine than the run
+    begun, before = time.perf_counter(), cpu_seconds()
     with items(job) as counts:
         skipped = 0
         while skipped < job.skipped_samples:
             skipped += next(counts)
-        started, used = time.perf_counter() if skipped else begun, cpu_seconds() if skipped else 0.0
-        samples = 0
+        started, used = (time.perf_counter(), cpu_seconds()) if skipped else (begun, before)
+        samples = next(counts)  # however late it comes
         while time.perf_counter() - started < job.seconds:
             samples += next(counts)
         seconds, used = time.perf_counter() - started, cpu_seconds() - used

@@ -2,16 +2,17 @@
 
     python -m bench.traffic                     a minute; a table for each kind of lengths
     python -m bench.traffic --every             all of 1 to 128 ranks, and up to 100,000 episodes; half an hour
-    python -m bench.traffic --serve             2, 3 and 8 processes read from a server that counts its bytes
+    python -m bench.traffic --serve             2, 3 and 8 ranks, or loader workers, read from a server that counts
 
-*Fetched*: pairs of a consumer and an episode that it reads something of, over the episodes there are. *Least*: what
+*Fetched*: pairs of a rank and an episode that it reads something of, over the episodes there are. *Least*: what
 can't be gone below where a step is short against an episode, since each rank takes as many samples of each step, and
 each of the pool's seats gives as many: such ranks and seats make (seats + ranks - their greatest common divisor) pairs.
 It minds no ends of an epoch. *Distinct*: episodes in a rank's batch, and in the batches of all ranks together, on
 average; beside those of ranks that take samples in turns, whose steps are the same.
 
 What the server counts are the bytes of clips, over those that one process takes; and all bytes, of which a dataset as
-small as this one has many in what each process reads for itself: metadata, indexes of videos, row groups.
+small as this one has many in what each rank reads for itself: metadata, indexes of videos, row groups. A rank's loader
+workers read as one, whether they or the loader make the batches, so nothing is counted for them from the order.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ MOST_EPISODES = (20_000, 100_000)
 RANKS = (1, 2, 3, 6, 8, 12, 24, 32, 48, 64, 96, 100, 128, 1000)
 MANY_RANKS = (*range(1, 129), 192, 256, 384, 512, 768, 1000, 1024)
 BATCHES = (1, 4, 8, 32, 256)
+LAYOUTS = ((2, 0, 8), (3, 0, 8), (8, 0, 8), (1, 2, 8), (1, 3, 8), (1, 8, 8), (1, 2, None), (1, 3, None), (2, 3, 8))
+"""Ranks, loader workers of each, and batches that are measured at a server."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,6 @@ class Counted:
     lengths: str
     episodes: int
     ranks: int
-    workers: int
     batch: int | None
     """None: the loader makes the batches."""
     fetched: float
@@ -87,6 +89,10 @@ class Served:
     """One number of processes at a server."""
 
     ranks: int
+    workers: int
+    """Of each."""
+    batch: int | None
+    """None: the loader makes the batches."""
     fetched: float
     """Bytes of clips."""
     all_bytes: float
@@ -110,20 +116,19 @@ def order_of(kind: str, episodes: int) -> Order:
     return Order(lengths, shuffle=True, seed=0, epoch=0, lanes=SEATS, pool_episodes=SEATS, group_frames=2)
 
 
-def layout_of(ranks: int, workers: int = 0, batch: int | None = 32, rank: int = 0) -> Placement:
+def layout_of(ranks: int, batch: int | None = 32) -> Placement:
     """As a StreamDataset has it."""
-    one = Placement(rank, ranks, workers=max(1, workers), block_samples=(batch or 1) if workers else 1)
-    return one.in_batches(batch, drop_last=False)
+    return Placement(0, ranks).in_batches(batch, drop_last=False)
 
 
-def count(kind: str, episodes: int, ranks: int, workers: int = 0, batch: int | None = 32) -> Counted:
+def count(kind: str, episodes: int, ranks: int, batch: int | None = 32) -> Counted:
     """From the order alone."""
     order = order_of(kind, episodes)
-    read = readers(order, layout_of(ranks, workers, batch))
+    read = readers(order, layout_of(ranks, batch))
     by_rank = np.bincount(read.ranks, minlength=ranks)
     least = (SEATS + ranks - math.gcd(SEATS, ranks)) / SEATS
     fetched, largest = len(read.episodes) / episodes, float(by_rank.max() * ranks / by_rank.sum())
-    return Counted(kind, episodes, ranks, workers, batch, fetched, least, largest)
+    return Counted(kind, episodes, ranks, batch, fetched, least, largest)
 
 
 def mix(episodes: int, ranks: int) -> Mixed:
@@ -146,30 +151,31 @@ def mix(episodes: int, ranks: int) -> Mixed:
     return Mixed(episodes, ranks, batch=found[0], in_turns=found[1], step=together)
 
 
-def measure_served(directory: Path, ranks: Sequence[int], *, episodes: int, length: int, seats: int) -> list[Served]:
-    """Processes that read one epoch from a server, by its own count of bytes."""
+def measure_served(
+    directory: Path, layouts: Sequence[tuple[int, int, int | None]], *, episodes: int, length: int, seats: int
+) -> list[Served]:
+    """Ranks and their workers, with batches of their own or not, read an epoch from a server that counts its bytes."""
     root = directory / "data"
     options: dict[str, Any] = {"cameras": ["observation.images.top"], "width": 320, "height": 240, "texture": 4.4}
     write_dataset(root, episodes=episodes, length=length, episodes_per_video_file=20, distinct_videos=4, **options)
     served = []
     with RangeServer(root, tls=False, max_log=1_000_000) as server:
-        alone = _bytes_of(server, 1, seats)
-        for world_size in ranks:
-            clips, everything = (
-                some / one for some, one in zip(_bytes_of(server, world_size, seats), alone, strict=True)
-            )
+        alone = _bytes_of(server, 1, 0, 8, seats)
+        for world_size, workers, batch in layouts:
+            found = _bytes_of(server, world_size, workers, batch, seats)
+            clips, everything = (some / one for some, one in zip(found, alone, strict=True))
             lengths = np.full(episodes, length)
             order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=seats, pool_episodes=seats, group_frames=2)
-            counted = len(readers(order, layout_of(world_size, batch=8)).episodes) / episodes
-            served.append(Served(world_size, clips, everything, counted))
+            counted = len(readers(order, layout_of(world_size, batch)).episodes) / episodes
+            served.append(Served(world_size, workers, batch, clips, everything, counted))
     return served
 
 
-def _bytes_of(server: RangeServer, world_size: int, seats: int) -> tuple[int, int]:
+def _bytes_of(server: RangeServer, world_size: int, workers: int, batch: int | None, seats: int) -> tuple[int, int]:
     server.reset()
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "bench.traffic", "--read", server.url, "--seats", str(seats)],
+            [sys.executable, "-m", "bench.traffic", "--read", server.url, json.dumps([workers, batch, seats])],
             env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world_size)},
             stdout=subprocess.PIPE,
         )
@@ -182,22 +188,30 @@ def _bytes_of(server: RangeServer, world_size: int, seats: int) -> tuple[int, in
     return sum(clips), server.statistics().bytes_sent
 
 
-def _read(url: str, seats: int) -> int:
+def _read(url: str, workers: int, batch: int | None, seats: int) -> int:
+    from torch.utils.data import DataLoader
+
+    import asyncfetch.torch
+
     # Second requests say how busy the machine is.
     fetch = af.FetchConfig(hedge=None)
-    config = af.StreamConfig(lanes=seats, pool_episodes=seats, decode_threads=1, prefetch_episodes=2, fetch=fetch)
+    config = af.StreamConfig(lanes=seats, pool_episodes=seats, decode_threads=8, prefetch_episodes=2, fetch=fetch)
     stream = af.Stream(url, config=config)
-    placement = stream.placement().in_batches(8, drop_last=False)
-    return sum(1 for _ in stream.iterate(placement, epoch=0))  # of an epoch that is given none follows
+    if not workers:
+        placement = stream.placement().in_batches(batch, drop_last=False)
+        return sum(1 for _ in stream.iterate(placement, epoch=0))  # of an epoch that is given none follows
+    dataset = asyncfetch.torch.StreamDataset(stream, batch)
+    loader = DataLoader(dataset, batch_size=None if batch else 8, num_workers=workers)
+    return sum(len(given["index"]) for given in loader)
 
 
 def show(counted: Sequence[Counted], mixed: Sequence[Mixed], served: Sequence[Served], console: Console) -> None:
     """The tables."""
-    kinds = list(dict.fromkeys((one.lengths, one.workers, one.batch) for one in counted))
-    for kind, workers, batch in kinds:
-        those = [one for one in counted if (one.lengths, one.workers, one.batch) == (kind, workers, batch)]
+    kinds = list(dict.fromkeys((one.lengths, one.batch) for one in counted))
+    for kind, batch in kinds:
+        those = [one for one in counted if (one.lengths, one.batch) == (kind, batch)]
         made = f"batches of {batch}" if batch else "batches made by the loader"
-        table = Table(title=f"fetched / needed: lengths {kind}, {made}, {workers} workers")
+        table = Table(title=f"fetched / needed: lengths {kind}, {made}")
         ranks = list(dict.fromkeys(one.ranks for one in those))
         for name in ("ranks", "least"):
             table.add_column(name, justify="right")
@@ -216,9 +230,23 @@ def show(counted: Sequence[Counted], mixed: Sequence[Mixed], served: Sequence[Se
             table.add_row(f"{each.episodes:,}", str(each.ranks), *figures)
         console.print(table)
     if served:
-        table = Table("processes", "clips / one process's", "all bytes", "from the order", title="by a server's count")
+        table = Table(
+            "ranks",
+            "workers",
+            "batches",
+            "clips / one process's",
+            "all bytes",
+            "from the order",
+            title="by a server's count",
+        )
         for one in served:
-            table.add_row(str(one.ranks), *(f"{value:.3f}" for value in (one.fetched, one.all_bytes, one.counted)))
+            made = "the loader's" if one.batch is None else f"of {one.batch}"
+            table.add_row(
+                str(one.ranks),
+                str(one.workers),
+                made,
+                *(f"{value:.3f}" for value in (one.fetched, one.all_bytes, one.counted)),
+            )
         console.print(table)
 
 
@@ -228,25 +256,23 @@ def main() -> None:
     parser.add_argument("--every", action="store_true")
     parser.add_argument("--serve", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--read", help=argparse.SUPPRESS)
-    parser.add_argument("--seats", type=int, default=16, help=argparse.SUPPRESS)
+    parser.add_argument("--read", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.read:
-        print(_read(arguments.read, arguments.seats))
+        url, how = arguments.read
+        print(_read(url, *json.loads(how)))
         return
     counted: list[Counted] = []
     mixed: list[Mixed] = []
     served: list[Served] = []
     if arguments.serve:
         with tempfile.TemporaryDirectory() as directory:
-            served = measure_served(Path(directory), (2, 3, 8), episodes=160, length=30, seats=16)
+            served = measure_served(Path(directory), LAYOUTS, episodes=160, length=30, seats=16)
     else:
         ranks = MANY_RANKS if arguments.every else RANKS
         for kind in ("130-170", "equal", "lognormal"):
             counted += [count(kind, episodes, world_size) for episodes in EPISODES for world_size in ranks]
-        counted += [count("130-170", 1280, world_size, 0, batch) for batch in BATCHES for world_size in RANKS]
-        for workers, batch in ((2, 32), (8, 32), (16, 32), (2, None), (3, None)):
-            counted += [count("130-170", episodes, 1, workers, batch) for episodes in EPISODES]
+        counted += [count("130-170", 1280, world_size, batch) for batch in BATCHES for world_size in RANKS]
         if arguments.every:
             counted += [count("lognormal", many, few) for many in MOST_EPISODES for few in (2, 3, 8, 24, 64, 1000)]
         mixed = [mix(1280, world_size) for world_size in (1, 2, 3, 8, 24, 64)]

@@ -6,6 +6,8 @@ space           who gets room next
 range_stream    many ranges as they arrive
 shared_calls    equal questions at a time as one
 versions        of which version of each object the entries are
+rank_reader     one reader for all loader workers of a rank
+regions         memory that one process fills and others map
 names           what an object is called, however its url is signed
 directories     what users call a directory
 disk            DiskTier: a directory below the memory, shared by processes and jobs

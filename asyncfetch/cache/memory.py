@@ -252,15 +252,24 @@ class ByteCache:
         fetcher: Where bytes come from; entered by the caller, and left after the cache.
         max_bytes: Bound on what is held and on its way. Python's objects, under 1 KiB an entry, are not counted.
         disk: Where what was fetched is kept beyond this memory and this process: a DiskReader between the two.
+        allocate: Gives the memory for a range whose length is known.
     """
 
-    def __init__(self, fetcher: RangeReader, *, max_bytes: int, disk: DiskTier | None = None) -> None:
+    def __init__(
+        self,
+        fetcher: RangeReader,
+        *,
+        max_bytes: int,
+        disk: DiskTier | None = None,
+        allocate: Callable[[int], memoryview] = allocate,
+    ) -> None:
         max_bytes = whole_number("max_bytes", max_bytes, least=1)
         self._disk = None if disk is None else DiskReader(fetcher, disk)
         self._fetcher: RangeReader = self._disk or fetcher
         self._versioned = self._fetcher if isinstance(self._fetcher, VersionedReader) else None
         self._versions = HeldVersions()
         self._max_bytes = max_bytes
+        self._allocate = allocate
         self._lru: LeasedLRU[CacheKey, memoryview] = LeasedLRU(max_bytes, on_evict=self._tell_evicted)
         self._space = SpaceQueue(self._lru)
         self._claims: dict[CacheKey, set[_Claim]] = {}
@@ -478,7 +487,7 @@ class ByteCache:
         if size_bytes <= self._max_bytes and (known is None or wanted.stop <= known.size):
             load.reservation = await self._space.reserve(size_bytes)
         try:
-            load.buffer = allocate(size_bytes)
+            load.buffer = self._allocate(size_bytes)
             place = load.buffer[key.headroom_bytes :]
             if self._versioned is None:
                 await self._fetcher.fetch_into(wanted.url, wanted.start, wanted.stop, place)

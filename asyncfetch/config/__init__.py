@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from asyncfetch.config.fetch import FetchConfig, HedgeConfig, RetryConfig, RetryDetails, S3Config, TimeoutConfig
 from asyncfetch.config.secrets import PrivateUrl, Secrets
-from asyncfetch.config.stream import DecoderBackend, OnError, StreamConfig, stream_config, usable_cpus
+from asyncfetch.config.stream import (
+    DecoderBackend,
+    OnError,
+    StreamConfig,
+    WorkerConfig,
+    rank_config,
+    stream_config,
+    usable_cpus,
+)
 
 __all__ = [
     "DecoderBackend",
@@ -24,6 +32,8 @@ __all__ = [
     "Secrets",
     "StreamConfig",
     "TimeoutConfig",
+    "WorkerConfig",
+    "rank_config",
     "stream_config",
     "usable_cpus",
 ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from asyncfetch.config.checks import check_types, require
 from asyncfetch.config.fetch import MIB, FetchConfig
 
-__all__ = ["DecoderBackend", "OnError", "StreamConfig", "stream_config", "usable_cpus"]
+__all__ = ["DecoderBackend", "OnError", "StreamConfig", "WorkerConfig", "rank_config", "stream_config", "usable_cpus"]
 
 DecoderBackend = Literal["auto", "torchcodec", "pyav"]
 OnError = Literal["raise", "skip", "replace"]
@@ -17,7 +17,7 @@ OnError = Literal["raise", "skip", "replace"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """Settings that say how a dataset is streamed. All bounds are for one rank: its loader workers share them."""
+    """Settings that say how a dataset is streamed. All bounds are for one rank, whose loader workers share them."""
 
     fetch: FetchConfig = field(default_factory=FetchConfig)
     max_bytes: int = 4096 * MIB
@@ -122,6 +122,30 @@ class StreamConfig:
                 else _share("decoder_cache_size", self.decoder_cache_size, workers)
             ),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(StreamConfig):
+    """A loader worker's share of its rank's configuration."""
+
+    readers_name: str | None
+    """What the rank's workers find each other by, to read as one; None where they can't."""
+    rank: StreamConfig
+    """The whole."""
+    workers: int
+    """How many they are."""
+
+    @classmethod
+    def of(cls, rank: StreamConfig, workers: int, readers_name: str | None) -> WorkerConfig:
+        """For one of so many."""
+        share = rank.shared_by(workers)
+        values = {each.name: getattr(share, each.name) for each in fields(share)}
+        return cls(**values, readers_name=readers_name, rank=rank, workers=workers)
+
+
+def rank_config(config: StreamConfig) -> StreamConfig:
+    """The whole of which this is a loader worker's share, or itself."""
+    return config.rank if isinstance(config, WorkerConfig) else config
 
 
 def stream_config(config: StreamConfig | None) -> StreamConfig:

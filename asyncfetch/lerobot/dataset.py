@@ -215,6 +215,11 @@ class LeRobotDataset:
         return self.metadata.episodes
 
     @property
+    def fetches(self) -> bool:
+        """Whether it fetches by itself, as of loader workers that read as one just one does."""
+        return self._engine.rank is None or self._engine.rank.clips is not None
+
+    @property
     def clip_budget(self) -> Budget:
         """The budget that passes over this dataset, and over others of its engine, pay for clips from."""
         return self._engine.clip_budget
@@ -291,7 +296,7 @@ class LeRobotDataset:
 
         For room that other calls like this one hold it waits: they give it back by themselves.
         """
-        held = self._episodes.hold_nowait(episode)
+        held = self._episodes.hold_nowait(episode) or await self._episodes.hold_common(episode)
         if held is not None:
             return held
         size_bytes, _ = await gather(
@@ -358,6 +363,12 @@ class LeRobotDataset:
         with self._prefetches.told(wanted):
             return await self._episodes.hold(wanted, paid=True)
 
+    async def hold_common(self, episode: int) -> HeldEpisode | None:
+        """The same in memory that all loader workers of the rank share; None where there is none, or no room in it."""
+        wanted = self._episode(episode)
+        with self._prefetches.told(wanted):
+            return await self._episodes.hold_common(wanted)
+
     def hurry(self, episode: int) -> None:
         """Somebody waits now for an episode that was read ahead; for a pass."""
         self._episodes.hurry(self._episode(episode))
@@ -384,7 +395,7 @@ class LeRobotDataset:
         engine = self._engine
         return DatasetStatistics(
             fetch=engine.fetcher.statistics(),
-            clips=engine.clips.statistics(),
+            clips=engine.clips_statistics(),
             episodes=self._episodes.statistics(),
             decoders=engine.decoders.statistics(),
             decode=engine.decode.statistics(),

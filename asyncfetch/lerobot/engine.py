@@ -7,7 +7,7 @@ dataset takes besides is its metadata.
 from __future__ import annotations
 
 import os
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +18,8 @@ import anyio.to_thread
 from asyncfetch.cache import ByteCache, DiskTier
 from asyncfetch.cache.disk import DiskReader
 from asyncfetch.cache.memory import SpaceQueue
-from asyncfetch.config import usable_cpus
+from asyncfetch.cache.rank_reader import RankReader
+from asyncfetch.config import WorkerConfig, rank_config, usable_cpus
 from asyncfetch.decode import DecodePool, DecoderCache, FrameDecoder
 from asyncfetch.decode.cache import SIZE_VARIABLE
 from asyncfetch.fetch import Fetcher
@@ -30,14 +31,15 @@ from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.runtime.single_flight import SharedLRU
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from types import TracebackType
 
-    from asyncfetch.cache import CacheKey
+    from asyncfetch.cache import CacheKey, CacheStatistics
     from asyncfetch.config import StreamConfig
     from asyncfetch.fetch import RangeReader
     from asyncfetch.lerobot.video_index import VideoFile
 
-__all__ = ["DECODERS_SHARE", "TABLES_SHARE", "Engine"]
+__all__ = ["DECODERS_SHARE", "TABLES_SHARE", "Engine", "pool_bytes"]
 
 DECODERS_SHARE, TABLES_SHARE = 4, 8
 """Parts of ``max_bytes``: a quarter is for decoders and an eighth for rows and indexes; clips have the rest. A decoder
@@ -50,6 +52,9 @@ PARSER_THREADS = 2
 PLANNED_AT_ONCE = 32
 """Episodes that are planned side by side. With all of a pool at once the first clip waits for the last index, and the
 network for the processor."""
+COMMON_SHARE = 4
+"""Of what is for clips, all but a quarter is for those that a rank's loader workers have in common. The rest, divided
+among them, is for what finds no room there. Of what is for rows and indexes, the quarter is common."""
 SMALL_SHARE = 8
 """An eighth of the requests to a host is left to plans and rows: the clips that somebody waits for are urgent too, and
 of no use before their rows."""
@@ -67,14 +72,20 @@ class Engine:
     """The fetcher, behind the disk cache where there is one."""
     disk: DiskReader | None = None
     clips: ByteCache
+    rank: RankReader | None = None
+    """Of all loader workers of the rank, where this is one of them."""
 
     def __init__(self, config: StreamConfig) -> None:
         self.config = config
         self._stack = AsyncExitStack()
-        self._tables_bytes = config.max_bytes // TABLES_SHARE
+        tables_bytes = config.max_bytes // TABLES_SHARE
         self._decoder_bytes = max(1, config.max_bytes // DECODERS_SHARE)
-        small_bytes = self._tables_bytes // SMALL_TABLES_SHARE
-        rows_bytes = self._tables_bytes - 2 * small_bytes
+        self._clips_bytes = max(1, config.max_bytes - tables_bytes - self._decoder_bytes)
+        if isinstance(config, WorkerConfig) and config.readers_name is not None:
+            self._clips_bytes = max(1, self._clips_bytes // COMMON_SHARE)
+            tables_bytes -= tables_bytes // COMMON_SHARE
+        small_bytes = tables_bytes // SMALL_TABLES_SHARE
+        rows_bytes = tables_bytes - 2 * small_bytes
         self.run = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
         """Runs parsers off the loop."""
         self.decode = DecodePool(config.decode_threads or usable_cpus())
@@ -100,15 +111,19 @@ class Engine:
 
     async def _open(self, stack: AsyncExitStack) -> None:
         config = self.config
-        # Clips land in the cache's memory; what else is fetched is small, and no bound speaks of memory kept for it.
-        fetch = replace(config.fetch, max_idle_buffer_bytes=0)
-        self.fetcher = await stack.enter_async_context(Fetcher(fetch))
-        self.reader = self.fetcher
-        if config.disk_cache_dir is not None:
-            tier = DiskTier(config.disk_cache_dir, config.disk_cache_max_bytes)
-            self.reader = self.disk = await stack.enter_async_context(DiskReader(self.fetcher, tier))
-        clips_bytes = max(1, config.max_bytes - self._tables_bytes - self._decoder_bytes)
-        self.clips = await stack.enter_async_context(ByteCache(self.reader, max_bytes=clips_bytes))
+        if isinstance(config, WorkerConfig) and config.readers_name is not None:
+            self.fetcher = Fetcher(config.fetch)  # fetches nothing, and says so
+            rank = RankReader(
+                config.readers_name,
+                partial(self._opened_reader, config.rank),
+                clips_bytes=pool_bytes(config),
+                small_bytes=config.rank.max_bytes // TABLES_SHARE // COMMON_SHARE,
+                workers=config.workers,
+            )
+            self.reader = self.rank = await stack.enter_async_context(rank)
+        else:
+            self.reader = await stack.enter_async_context(self._opened_reader(config))
+        self.clips = await stack.enter_async_context(ByteCache(self.reader, max_bytes=self._clips_bytes))
         self.clip_budget = Budget(self.clips.max_bytes)
         """What passes have paid for clips."""
         self.room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(self.clips.max_bytes))
@@ -116,20 +131,37 @@ class Engine:
         self.decoders = _decoder_cache(config, self._decoder_bytes)
         self.decoder_keys: dict[CacheKey, set[tuple[object, ...]]] = {}
         """Keys that the clips' decoders may be kept by, by the clip's key in the byte cache, as long as that has it."""
-        self.clips.on_evict(self._drop_decoders)
+        self.clips.on_evict(self.drop_decoders)
         stack.callback(self.decoders.close)
         stack.callback(self.decode.close)
         self.group = await anyio.create_task_group().__aenter__()
         stack.push_async_callback(end_tasks, self.group)
+
+    @asynccontextmanager
+    async def _opened_reader(self, config: StreamConfig) -> AsyncIterator[RangeReader]:
+        # Clips land in the cache's memory; what else is fetched is small, and no bound speaks of memory kept for it.
+        async with Fetcher(replace(config.fetch, max_idle_buffer_bytes=0)) as self.fetcher:
+            if config.disk_cache_dir is None:
+                yield self.fetcher
+                return
+            tier = DiskTier(config.disk_cache_dir, config.disk_cache_max_bytes)
+            async with DiskReader(self.fetcher, tier) as self.disk:
+                yield self.disk
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         await self._stack.__aexit__(kind, error, at)
 
-    def _drop_decoders(self, clip: CacheKey) -> None:
+    def drop_decoders(self, clip: CacheKey) -> None:
+        """Forget the decoders of a clip whose bytes are gone."""
         for key in self.decoder_keys.pop(clip, ()):
             self.decoders.discard(key)
+
+    def clips_statistics(self) -> CacheStatistics:
+        """Of the clips in memory; in the loader worker that reads for the rank, of those of all its workers."""
+        common = None if self.rank is None else self.rank.clips
+        return (common or self.clips).statistics()
 
     def join(self, open_clips: int) -> int:
         """A dataset joins, with so many clips in its pool; the number that it has here.
@@ -144,6 +176,13 @@ class Engine:
             self.decoders.allow(self._open_clips)
         self._datasets += 1
         return self._datasets
+
+
+def pool_bytes(config: StreamConfig) -> int:
+    """What a rank has for the clips that it draws from, for any number of loader workers the same."""
+    rank = rank_config(config)
+    clips_bytes = rank.max_bytes - rank.max_bytes // TABLES_SHARE - rank.max_bytes // DECODERS_SHARE
+    return max(1, clips_bytes - clips_bytes // COMMON_SHARE)
 
 
 def _decoder_cache(config: StreamConfig, max_bytes: int) -> DecoderCache[FrameDecoder]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from asyncfetch.decode import open_decoder
@@ -71,6 +71,8 @@ class EpisodeEntry:
     episode: Episode
     holders: int = 0
     paid_holders: int = 0
+    is_common: bool = False
+    """True where its clips are in memory of all loader workers of the rank."""
     generation: int = 0
     rows: EpisodeRows | None = None
     """None until it is all in memory."""
@@ -96,6 +98,11 @@ class HeldEpisode:
     def episode(self) -> Episode:
         """The episode as the metadata has it."""
         return self._entry.episode
+
+    @property
+    def is_common(self) -> bool:
+        """True where its clips are in memory of all loader workers of the rank, and nobody pays for them here."""
+        return self._entry.is_common
 
     @property
     def rows(self) -> EpisodeRows:
@@ -177,6 +184,12 @@ class EpisodeCacheStatistics:
     """Memory of the rows and plans that are kept."""
 
 
+class _Fetched(NamedTuple):
+    rows: EpisodeRows
+    planned: Mapping[str, PlannedClip]
+    leases: dict[str, Lease]
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept(Generic[T]):
     """The part of an episode that stays between two reads, beside the bytes of its clips."""
@@ -213,6 +226,7 @@ class EpisodeCache:
         depth_unit: DepthUnit,
     ) -> None:
         self._clips = engine.clips
+        self._rank = engine.rank
         self._rows = RowReader(engine.reader, metadata, kept=engine.rows, number=number, run=engine.run)
         self._indexes = VideoIndexes(
             engine.reader,
@@ -223,6 +237,7 @@ class EpisodeCache:
         )
         self._decoders = engine.decoders
         self._decoder_keys = engine.decoder_keys
+        self._drop_decoders = engine.drop_decoders
         self._backend: DecoderBackend = backend
         self._number = number
         self._fps = metadata.info.fps
@@ -300,10 +315,38 @@ class EpisodeCache:
         held = HeldEpisode(self, entry, paid=paid)
         try:
             with calling(self._caller(episode)):
-                await self._flights.run(entry, partial(self._load, entry))
+                while entry.rows is None:  # as it is behind a flight of ``hold_common`` without room
+                    await self._flights.run(entry, partial(self._load, entry))
         except BaseException:
             held.release()
             raise
+        return held
+
+    async def hold_common(self, episode: Episode) -> HeldEpisode | None:
+        """The episode in memory of all loader workers of the rank; None where there is none, or no room in it.
+
+        See ``hold``. Here nobody pays for it, nor waits for room.
+        """
+        if self._rank is None:
+            return None
+        held = self.hold_nowait(episode)
+        if held is not None:
+            if held.is_common:
+                return held
+            held.release()
+            return None
+        self._misses += 1
+        entry = self._held.setdefault(episode.index, EpisodeEntry(episode))
+        held = HeldEpisode(self, entry, paid=False)
+        try:
+            with calling(self._caller(episode)):
+                await self._flights.run(entry, partial(self._load, entry, is_common=True))
+        except BaseException:
+            held.release()
+            raise
+        if entry.rows is None or not entry.is_common:
+            held.release()
+            return None
         return held
 
     def release(self, entry: EpisodeEntry) -> None:
@@ -314,6 +357,8 @@ class EpisodeCache:
         if self._held.get(entry.episode.index) is entry:
             del self._held[entry.episode.index]
         for lease in entry.leases.values():
+            if entry.is_common:
+                self._drop_decoders(lease.key)
             lease.release()
         entry.leases, entry.clips = {}, {}
 
@@ -343,12 +388,15 @@ class EpisodeCache:
         self._fill(entry, rows.value, plan.value, leases)
         return entry
 
-    async def _load(self, entry: EpisodeEntry) -> None:
+    async def _load(self, entry: EpisodeEntry, *, is_common: bool = False) -> None:
         """Fetch what isn't there, again where a file was replaced between its index and its clip."""
         while entry.rows is None:
             generation = self._generation
             try:
-                rows, planned, leases = await self._fetch(entry.episode)
+                fetched = await (self._fetch_common if is_common else self._fetch)(entry.episode)
+                if fetched is None:
+                    return
+                rows, planned, leases = fetched
             except ObjectChanged:
                 raise
             except AsyncFetchError:
@@ -360,14 +408,12 @@ class EpisodeCache:
                 _release(leases)
                 continue
             self._fill(entry, rows, planned, leases)
+            entry.is_common = is_common
 
-    async def _fetch(self, episode: Episode) -> tuple[EpisodeRows, Mapping[str, PlannedClip], dict[str, Lease]]:
+    async def _fetch(self, episode: Episode) -> _Fetched:
         """Return where everything lies, and then all of it at once."""
         rows: list[EpisodeRows] = []
         leases: dict[str, Lease] = {}
-
-        async def read_rows() -> None:
-            rows.append((await self._tables.get(episode.index, partial(self._read_rows, episode))).value)
 
         async def lease(camera: str, clip: PlannedClip) -> None:
             plan = clip.plan
@@ -380,14 +426,44 @@ class EpisodeCache:
         planned = await self._plan(episode)
         reservation = await self._room.reserve(self._checked_bytes(episode, planned))
         try:
-            await gather(read_rows, *(partial(lease, camera, clip) for camera, clip in planned.items()))
+            add_rows = partial(self._add_rows, episode, rows)
+            await gather(add_rows, *(partial(lease, camera, clip) for camera, clip in planned.items()))
         except BaseException:
             _release(leases)
             raise
         finally:
             reservation.release()
             self._room.grant()
-        return rows[0], planned, leases
+        return _Fetched(rows[0], planned, leases)
+
+    async def _fetch_common(self, episode: Episode) -> _Fetched | None:
+        """See ``_fetch`` and ``hold_common``."""
+        rows: list[EpisodeRows] = []
+        leases: dict[str, Lease] = {}
+        rank = self._rank
+        assert rank is not None
+
+        async def lease(camera: str, clip: PlannedClip) -> None:
+            plan = clip.plan
+            given = await self._watch(rank.lease(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes))
+            if given is not None:
+                plan.write_header(given.buffer)
+                leases[camera] = given
+
+        planned = await self._plan(episode)
+        try:
+            add_rows = partial(self._add_rows, episode, rows)
+            await gather(add_rows, *(partial(lease, camera, clip) for camera, clip in planned.items()))
+        except BaseException:
+            _release(leases)
+            raise
+        if len(leases) < len(planned):
+            _release(leases)
+            return None
+        return _Fetched(rows[0], planned, leases)
+
+    async def _add_rows(self, episode: Episode, to: list[EpisodeRows]) -> None:
+        to.append((await self._tables.get(episode.index, partial(self._read_rows, episode))).value)
 
     def _checked_bytes(self, episode: Episode, planned: Mapping[str, PlannedClip]) -> int:
         """Memory that the clips take, which must fit in the byte cache."""

@@ -101,7 +101,6 @@ _KINDS: Mapping[str, FeatureKind] = {
 _DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 _CHUNKS_SIZE = 1000
-_FILE_SIZE = "data_files_size_in_mb"
 _CONVERT = "asyncfetch convert SOURCE DESTINATION"
 _OLD_PATHS = {
     "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
@@ -172,6 +171,8 @@ class DatasetInfo:
     """Most files in one chunk directory, more than 0."""
     data_file_bytes: int
     """Length from which on a file of the table of episodes, or of rows, is followed by another one; more than 0."""
+    video_file_bytes: int
+    """Length of a camera's file, likewise."""
     data_path: PathTemplate
     video_path: PathTemplate | None
     """None in a dataset without videos."""
@@ -221,7 +222,8 @@ def parse_info(data: memoryview | bytes, url: str) -> DatasetInfo:
         total_frames=_integer(raw, "total_frames", url, minimum=0),
         total_tasks=_integer(raw, "total_tasks", url, minimum=0) if raw.get("total_tasks") is not None else None,
         chunks_size=_integer({"chunks_size": _CHUNKS_SIZE, **raw}, "chunks_size", url, minimum=1),
-        data_file_bytes=_file_bytes(raw, url),
+        data_file_bytes=_file_bytes(raw, "data_files_size_in_mb", 100, url),
+        video_file_bytes=_file_bytes(raw, "video_files_size_in_mb", 200, url),
         data_path=_template(raw.get("data_path", _DATA_PATH), "data_path", url),
         video_path=video_path,
         robot_type=raw.get("robot_type"),
@@ -317,10 +319,10 @@ def _integer(raw: Mapping[str, Any], key: str, url: str, *, minimum: int) -> int
     return int(value)
 
 
-def _file_bytes(raw: Mapping[str, Any], url: str) -> int:
-    size = raw.get(_FILE_SIZE, 100)
+def _file_bytes(raw: Mapping[str, Any], key: str, default: int, url: str) -> int:
+    size = raw.get(key, default)
     if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < math.inf:
-        raise FormatError(f"{_FILE_SIZE} of {redact_url(url)} is {size!r:.80}; it must be a number above 0")
+        raise FormatError(f"{key} of {redact_url(url)} is {size!r:.80}; it must be a number above 0")
     return max(1, int(2**20 * size))
 
 

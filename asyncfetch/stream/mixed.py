@@ -306,6 +306,11 @@ class OpenMixture:
         dataset, number, _ = self.origin(episode)
         return await dataset.hold(number)
 
+    async def hold_common(self, episode: int) -> HeldEpisode | None:
+        """See Readable."""
+        dataset, number, _ = self.origin(episode)
+        return await dataset.hold_common(number)
+
     def statistics(self) -> DatasetStatistics:
         """Of the engine; of the episode caches their sum."""
         each = [dataset.statistics() for dataset in self.datasets]

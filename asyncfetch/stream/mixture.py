@@ -148,9 +148,9 @@ class Mixture(SampleSource[OpenMixture]):
         super().go_on(state, epoch)
         self.known_identity = identity_of(state)
 
-    def shared_by(self, workers: int) -> Self:
+    def shared_by(self, workers: int, readers_name: str | None = None) -> Self:
         """See SampleSource."""
-        twin = super().shared_by(workers)
+        twin = super().shared_by(workers, readers_name)
         twin.streams = tuple(stream.shared_by(workers) for stream in self.streams)
         return twin
 

@@ -58,6 +58,10 @@ class Readable(Protocol):
         """The episode in memory until it is released, for who has paid for it."""
         ...
 
+    async def hold_common(self, episode: int) -> HeldEpisode | None:
+        """The same in memory that loader workers share, unpaid; None where there is none, or no room in it."""
+        ...
+
     def statistics(self) -> DatasetStatistics:
         """A snapshot."""
         ...

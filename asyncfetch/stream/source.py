@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from asyncfetch.config import WorkerConfig
 from asyncfetch.errors import ConfigError
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.batch import MemoryPlan
@@ -435,10 +436,13 @@ class SampleSource(ABC, Generic[R]):
             self._session.close()
             self._session = None
 
-    def shared_by(self, workers: int) -> Self:
-        """This for one of a rank's loader workers: bounds, host limits and threads divided among them."""
+    def shared_by(self, workers: int, readers_name: str | None = None) -> Self:
+        """This for one of a rank's loader workers: bounds, host limits and threads divided among them.
+
+        With a name that only those of one loader have, they read as one: see ``RankReader``.
+        """
         twin = copy.copy(self)
-        twin.config = self.config.shared_by(workers)
+        twin.config = WorkerConfig.of(self.config, workers, readers_name)
         twin._session = twin._progress = twin._waiting = twin._latest = twin.latest_plan = None
         return twin
 

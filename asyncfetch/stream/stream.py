@@ -18,6 +18,7 @@ from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.order import Order
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.plan import PassPlan
+from asyncfetch.stream.pool import Pool
 from asyncfetch.stream.readable import Origin
 from asyncfetch.stream.source import SampleSource
 from asyncfetch.stream.state import Progress
@@ -48,7 +49,7 @@ class Stream(SampleSource[LeRobotDataset]):
         source: URL or path of a LeRobot v3 dataset, or an open ``LeRobotDataset``, which is then read on its own loop,
             with its own features, image_dtype and config.
         shuffle: Whether frames are drawn from a pool of episodes, or come in the dataset's order. That is the same for
-            any number of ranks and workers, which take its frames a batch at a time, so each of them fetches nearly
+            any number of ranks and workers. Ranks take its frames a batch at a time, so each of them fetches nearly
             every episode.
         seed: Any whole number.
         windows: By feature key: seconds or ``frames(...)`` relative to the sample's frame.
@@ -93,6 +94,7 @@ class Stream(SampleSource[LeRobotDataset]):
         self.image_dtype: ImageDtype = image_dtype or "uint8"
         self.depth_unit: DepthUnit = depth_unit or "mm"
         self.config = stream_config(config)
+        self._pool = Pool(self.config)
         self.has_config = config is not None
         """Whether it was given one."""
         super().__init__(seed, transform)
@@ -117,8 +119,8 @@ class Stream(SampleSource[LeRobotDataset]):
             shuffle=self.shuffle,
             seed=self.seed,
             epoch=epoch,
-            lanes=self.config.lanes,
-            pool_episodes=self.config.pool_episodes,
+            lanes=self._pool.lanes,
+            pool_episodes=self._pool.episodes,
             group_frames=self.config.group_frames or dataset.group_frames,
         )
         return order, selection
@@ -140,16 +142,14 @@ class Stream(SampleSource[LeRobotDataset]):
 
         Args:
             world_size: Ranks that share it.
-            num_workers: Loader workers of each, which read for themselves.
+            num_workers: Loader workers of each, which read as one: whatever their number, it costs the same.
             batch_size: Of the batches that ``StreamDataset`` makes; None where the loader makes them.
 
         Raises:
             ConfigError: There can't be so many.
             FetchError, FormatError, DatasetError: The dataset, or an index, can't be read.
         """
-        block_samples = batch_size if num_workers and batch_size else 1
-        layout = Placement(0, world_size, workers=max(1, num_workers), block_samples=block_samples)
-        layout = layout.in_batches(batch_size, drop_last=False)
+        layout = Placement(0, world_size, workers=max(1, num_workers)).in_batches(batch_size, drop_last=False)
         session = self._open_session()
         dataset = session.opened()
         order, selection = self.order(dataset, self.epoch)
@@ -183,18 +183,21 @@ class Stream(SampleSource[LeRobotDataset]):
 
     def _opener(self) -> Callable[[], AbstractAsyncContextManager[LeRobotDataset]]:
         opened = self._opened
+        opener: Callable[[], AbstractAsyncContextManager[LeRobotDataset]]
         if opened is not None:
-            return lambda: nullcontext(opened)
-        source = self.source
-        assert isinstance(source, str)
-        return partial(
-            open_dataset,
-            source,
-            features=self.features,
-            image_dtype=self.image_dtype,
-            depth_unit=self.depth_unit,
-            config=self.config,
-        )
+            opener = partial(nullcontext, opened)
+        else:
+            source = self.source
+            assert isinstance(source, str)
+            opener = partial(
+                open_dataset,
+                source,
+                features=self.features,
+                image_dtype=self.image_dtype,
+                depth_unit=self.depth_unit,
+                config=self.config,
+            )
+        return partial(self._pool.opened, opener, self.episodes) if self.shuffle else opener
 
     def __getstate__(self) -> dict[str, Any]:
         if self.is_open:

@@ -1,4 +1,7 @@
-"""The cost of an epoch before it is paid: which consumer reads which episodes, from lengths alone, and their bytes."""
+"""The cost of an epoch before it is paid: which rank reads which episodes, from lengths alone, and their bytes.
+
+Loader workers add nothing to it: those of a rank read as one.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,9 @@ class TrafficPlan:
 
 
 class Readers(NamedTuple):
-    """Each pair of a consumer and an episode of which it reads something."""
+    """Each pair of a rank and an episode of which it reads something."""
 
     ranks: NDArray[np.int64]
-    workers: NDArray[np.int64]
     episodes: NDArray[np.int64]
     """Positions in the selection that the order was made for."""
 
@@ -58,25 +60,24 @@ def readers(order: Order, layout: Placement) -> Readers:
 
     Args:
         order: Of the epoch.
-        layout: That all consumers have, whichever of them it is.
+        layout: That all ranks have, whichever of them it is.
     """
     deal = Deal(Rest(), len(order), layout, order)
     slots = order.slots(order.seating(), layout.world_size)
     step_samples = deal.step_samples * layout.world_size
-    consumers, block = layout.world_size * layout.workers, layout.block_samples
     found = [np.zeros(0, np.int64)]
     together: list[NDArray[np.int64]] = []
     for step in range(-(-len(order) // step_samples)):
-        ranks, numbers = deal.shares(step)
+        ranks, _ = deal.shares(step)
         start = step * step_samples
         episodes = slots.episodes(np.arange(start, start + len(ranks)))
-        together.append((episodes * layout.world_size + ranks) * layout.workers + numbers // block % layout.workers)
+        together.append(episodes * layout.world_size + ranks)
         if len(together) * step_samples >= _AT_ONCE:
             found.append(np.unique(np.concatenate(together)))
             together = []
     pairs = np.unique(np.concatenate([*found, *together]))
-    episodes, consumer = np.divmod(pairs, consumers)
-    return Readers(consumer // layout.workers, consumer % layout.workers, episodes)
+    episodes, ranks = np.divmod(pairs, layout.world_size)
+    return Readers(ranks, episodes)
 
 
 async def weigh(
@@ -99,13 +100,12 @@ def traffic(
 
     Args:
         order: Of the epoch.
-        layout: Of all consumers.
+        layout: Of all ranks.
         sizes: Of each episode's clips.
         files: Of each camera, a number for the file that an episode is in.
     """
     read = readers(order, layout)
     by_rank = np.bincount(read.ranks, weights=sizes[read.episodes], minlength=1)
-    consumers = read.ranks * layout.workers + read.workers
-    indexes = sum(len(np.unique(np.stack([consumers, each[read.episodes]]), axis=1).T) for each in files)
+    indexes = sum(len(np.unique(np.stack([read.ranks, each[read.episodes]]), axis=1).T) for each in files)
     requests = len(read.episodes) * (len(files) + 1) + indexes
     return round(by_rank.sum()), round(by_rank.max()), requests

@@ -249,6 +249,13 @@ class EpisodeWindow:
 
     async def _hold(self, slot: _Slot) -> None:
         size_bytes = await self._dataset.clip_bytes(slot.episode)
+        slot.held = await self._dataset.hold_common(slot.episode)
+        if slot.held is not None:  # the rank's workers have room for it, which they count together
+            slot.size_bytes = 0
+            slot.granted.set()
+            self._unpaid.remove(slot)
+            self._grant()
+            return
         self._weigh(slot.episode, size_bytes)
         slot.size_bytes = size_bytes
         self._grant()

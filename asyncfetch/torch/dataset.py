@@ -35,6 +35,8 @@ from asyncfetch.torch.memory import WorkersMemory
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from torch.utils.data._utils.worker import WorkerInfo
+
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DatasetStatistics, DepthUnit, ImageDtype, LeRobotDataset, Sample, Windows
     from asyncfetch.stream import StreamIterator
@@ -47,8 +49,9 @@ class StreamDataset(IterableDataset[Any]):
     """A ``Stream`` or ``Mixture`` for ``torch.utils.data.DataLoader``, with any number of workers, forked or spawned.
 
     Every frame comes exactly once an epoch over all ranks and workers. The stream's byte bounds, host limits and
-    threads are for the rank: its workers get equal shares of them, and say so in their statistics. Connections and
-    caches live as long as the worker: give the loader ``persistent_workers=True`` to keep them from epoch to epoch.
+    threads are for the rank, whose workers read as one: the first of them fetches for all, each byte once, and says so
+    in its statistics. They map what it fetched, and get equal shares of the rest. Connections and caches live as long
+    as the worker: give the loader ``persistent_workers=True`` to keep them from epoch to epoch.
 
     All workers of a pass take the same epoch. A pass that was finished is followed by the next epoch, one that wasn't
     by the same epoch again, and ``set_epoch`` has the last word. Without workers, a pass is finished when its iterator
@@ -111,6 +114,7 @@ class StreamDataset(IterableDataset[Any]):
         self.drop_last = drop_last
         self.pin_memory = pin_memory
         self._memory = WorkersMemory.of(stream)
+        self._token = os.urandom(16).hex()
         self._workers_stream: SampleSource[Any] | None = None
         self._batches_memory: BatchMemory | None = None
         """Of this process, from pass to pass."""
@@ -127,7 +131,7 @@ class StreamDataset(IterableDataset[Any]):
             samples = self.stream.iterate(self._in_batches(self.stream.placement()), memory=self._memory_of_batches())
         else:
             if self._workers_stream is None:
-                self._workers_stream = self.stream.shared_by(worker.num_workers)
+                self._workers_stream = self.stream.shared_by(worker.num_workers, self._readers_name(worker))
                 self._workers_stream.quarantine = Quarantine()
                 self._workers_stream.quarantine.share(self._memory.board, worker.id)
             # A loader draws one seed, and gives each of its workers that and the worker's number.
@@ -138,6 +142,12 @@ class StreamDataset(IterableDataset[Any]):
         if self.batch_size is None:
             return samples
         return _batches(samples, self.batch_size, self._batches_memory, drop_last=self.drop_last)
+
+    def _readers_name(self, worker: WorkerInfo) -> str | None:
+        """What the workers of this worker's loader find each other by; None where they can't."""
+        if worker.num_workers == 1 or not can_hand_over():
+            return None
+        return f"{self._token}-{os.getppid()}-{worker.seed - worker.id}"
 
     def _memory_of_batches(self) -> BatchMemory | None:
         if self.batch_size is not None and self._batches_memory is None:

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.timeout(180)  # it starts a process for each way, which imports torch
+@pytest.mark.parametrize("skipped_samples", [1, 0])  # without any, the start counts, as over a link
 def test_every_way_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], skipped_samples: int
 ) -> None:
     truth = write_dataset(tmp_path, episodes=4, length=40, width=64, height=64, codec="h264", cameras=batches.CAMERAS)
     monkeypatch.setattr(batches, "bench_dataset", lambda **_: truth.root)
-    monkeypatch.setattr(batches, "SKIPPED_SAMPLES", 1)
-    monkeypatch.setattr(sys, "argv", ["batches", "--repeats", "1", "--seconds", "0.1", "--json"])
+    monkeypatch.setattr(batches, "SKIPPED_SAMPLES", skipped_samples)
+    monkeypatch.setattr(sys, "argv", ["batches", "--repeats", "1", "--seconds", "0.01", "--json"])
     batches.main()
     rows = json.loads(capsys.readouterr().out)
     assert [row["way"] for row in rows] == list(batches.WAYS)

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 
 
 def test_the_order_says_what_a_server_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    served = traffic.measure_served(tmp_path, [2], episodes=24, length=30, seats=4)
+    served = traffic.measure_served(tmp_path, [(2, 0, 8), (1, 3, 8)], episodes=24, length=30, seats=4)
     for each in served:
-        assert 0.99 * each.counted < each.fetched < 1.01 * each.counted < each.all_bytes
+        assert 0.99 * each.counted < each.fetched < 1.01 * each.counted
+        assert each.all_bytes > each.fetched or each.ranks == 1
     counted = [traffic.count(kind, 200, 8) for kind in ("equal", "130-170", "lognormal")]
     assert all(1 < one.fetched < 1.35 and one.least == 1 and 1 <= one.largest < 1.5 for one in counted)
-    (by_workers,) = [traffic.count("130-170", 200, 1, 2, None)]
-    assert by_workers.fetched < 1.2
-    traffic.show([*counted, by_workers], [traffic.mix(100, 2)], served, Console(width=120))
+    traffic.show(counted, [traffic.mix(100, 2)], served, Console(width=120))
     shown = capsys.readouterr().out
     assert "fetched / needed" in shown
     assert "by a server's count" in shown

@@ -362,6 +362,8 @@ def test_a_killed_trainer_leaves_nothing(truth: DatasetTruth) -> None:
         _, alive = psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)], timeout=30)
     assert not alive
     assert not named_by([process.pid, *workers])
+    with open("/proc/net/unix") as sockets:
+        assert f"-{process.pid}-" not in sockets.read()  # that by which its workers found each other
 
 
 def test_pinned_memory_is_torchs_own(truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:

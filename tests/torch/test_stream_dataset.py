@@ -13,13 +13,14 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 import asyncfetch as af
+from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from asyncfetch.testing import DatasetTruth
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
 
 
 def indices(samples: Any) -> list[int]:  # noqa: ANN401
@@ -147,8 +148,10 @@ def test_workers_share_the_ranks_bounds_and_say_so(truth: DatasetTruth) -> None:
     loader = DataLoader(_WithStatistics(dataset), batch_size=None, num_workers=2, multiprocessing_context="fork")
     figures = [item for item in loader if "limit" in item]
     assert {figure["worker"] for figure in figures} == {0, 1}
-    assert {figure["limit"] for figure in figures} == {5}
-    assert {figure["clips"] + figure["decoders"] for figure in figures} == {28 << 20}  # the rest is for tables
+    assert sorted(figure["limit"] for figure in figures) == [0, 10]  # one of them reads for both
+    assert {figure["decoders"] for figure in figures} == {8 << 20}
+    # Of what is for clips, three quarters are for those that both have; the rest and an eighth for tables are divided.
+    assert sorted(figure["clips"] for figure in figures) == [5 << 20, 30 << 20]
     assert {figure["threads"] for figure in figures} == {1}
     assert dataset.statistics() is None  # nothing was read in this process
 
@@ -165,14 +168,80 @@ class _WithStatistics(af.torch.StreamDataset):
         worker = get_worker_info()
         assert figures is not None
         assert worker is not None
-        (host,) = figures.fetch.hosts.values()
         yield {
             "worker": worker.id,
-            "limit": host.limit,
+            "limit": sum(host.limit for host in figures.fetch.hosts.values()),
             "clips": figures.clips.max_bytes,
             "decoders": figures.decoders.max_bytes,
             "threads": figures.decode.threads,
+            "used": figures.clips.used_bytes + figures.clips.reserved_bytes,
         }
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> DatasetTruth:
+    """Its clips are most of it."""
+    root = tmp_path_factory.mktemp("clips") / "data"
+    lengths = (10, 14, 12, 8, 16, 10, 9, 12, 14, 11)
+    return write_dataset(root, episodes=lengths, width=192, height=192, texture=4.4, episodes_per_video_file=2)
+
+
+@pytest.mark.parametrize(
+    ("workers", "start", "batch_size"),
+    [(2, "fork", 4), (3, "fork", None), (5, "fork", 4), (2, "spawn", 4), (3, "spawn", None)],
+)
+def test_workers_of_a_rank_fetch_each_byte_once(
+    clips: DatasetTruth, workers: int, start: str, batch_size: int | None
+) -> None:
+    from asyncfetch.testing import RangeServer
+
+    options: dict[str, Any] = {"lanes": 4, "pool_episodes": 4, "decode_threads": 5}
+    with RangeServer(clips.root, tls=False) as server:
+        fetch = af.FetchConfig(hedge=None)
+        stream = af.Stream(server.url, config=af.StreamConfig(fetch=fetch, **options))
+        assert indices(stream.iterate(stream.placement(), epoch=0)) == list(range(clips.num_frames))
+        stream.close()
+        needed_bytes = server.statistics().bytes_sent
+        server.reset()
+        loader = DataLoader(
+            af.torch.StreamDataset(stream, batch_size),
+            batch_size=None if batch_size else 4,
+            num_workers=workers,
+            multiprocessing_context=start,
+            persistent_workers=True,
+        )
+        for _ in range(2):  # the second epoch finds it all in memory
+            assert sorted(index for batch in loader for index in batch["index"].tolist()) == list(
+                range(clips.num_frames)
+            )
+            assert server.statistics().bytes_sent == needed_bytes
+
+
+@pytest.mark.parametrize("held", [10, 6, 2])
+def test_workers_need_room_for_one_pool_and_pay_each_for_what_finds_none(clips: DatasetTruth, held: int) -> None:
+    stream = af.Stream(str(clips.root))
+    sizes = sorted(stream._open_session().thread.run(_sizes_of, stream.opened()))
+    stream.close()
+    # A quarter is for what finds no room in common.
+    clips_bytes = sum(sizes[-held:]) * 4 // 3 + 4
+    config = af.StreamConfig(max_bytes=clips_bytes * 8 // 5 + 8, lanes=4, pool_episodes=4, prefetch_episodes=0)
+    loader = DataLoader(
+        _WithStatistics(af.torch.StreamDataset(af.Stream(str(clips.root), config=config))),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="fork",
+    )
+    if held == 2:
+        with pytest.raises(af.CacheError, match="max_bytes"):
+            list(loader)
+        return
+    items = list(loader)
+    assert sorted(item["index"].item() for item in items if "index" in item) == list(range(clips.num_frames))
+    assert sum(item["used"] for item in items if "used" in item) <= clips_bytes
+
+
+async def _sizes_of(dataset: af.LeRobotDataset) -> list[int]:
+    return [await dataset.clip_bytes(episode) for episode in range(dataset.num_episodes)]
 
 
 @pytest.mark.parametrize("limit", [2, 6])

@@ -1,0 +1,569 @@
+"""One reader for all loader workers of a rank: what any of them asks for is fetched once.
+
+Each worker decodes for itself, samples of all episodes of the rank's pool. So whichever of them is the first to ask
+becomes the *server*: it reads for all, keeps the clips that they use in memory that all of them map, and what is small
+for a while. Its socket has a name that only these workers know, and no place in the file system: it goes with the
+process. Where that ends, the next who asks takes its place; what the others have mapped stays good.
+
+A clip is *lent* to who uses it, and counted as long as anybody does; of what it takes each of its users is charged an
+equal part. A worker that reads ahead of the others could take all the room that they need for what comes first. So
+where its worker would be charged more than its share of the bound, what nobody waits for yet has to wait for room. What
+somebody waits for may have all the room that there is. Where there is none, the worker pays for it by itself, as if it
+shared nothing: what is waited for never waits for room that others hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import os
+import pickle
+import socket
+import struct
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+
+from asyncfetch.cache.lease import CacheKey, Lease
+from asyncfetch.cache.memory import ByteCache
+from asyncfetch.cache.range_stream import RangeStream
+from asyncfetch.cache.regions import MappedRegions, Place, Regions
+from asyncfetch.config.secrets import among_own_processes
+from asyncfetch.errors import ClosedError, ObjectChanged, WorkerError
+from asyncfetch.fetch.arguments import byte_ranges, closed_range
+from asyncfetch.fetch.gate import Caller, calling, current_caller
+from asyncfetch.fetch.objects import difference
+from asyncfetch.fetch.reader import VersionedReader
+from asyncfetch.ranges import ByteRange, ObjectInfo
+from asyncfetch.runtime.cancellation import end_tasks
+from asyncfetch.runtime.single_flight import SharedLRU
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+    from contextlib import AbstractAsyncContextManager
+    from typing import Self
+
+    from asyncfetch.fetch.reader import RangeReader, WritableBuffer
+
+__all__ = ["RankReader"]
+
+_LENGTH = struct.Struct("!Q")
+_PEER = struct.Struct("3i")
+"""pid, uid and gid, of SO_PEERCRED."""
+_BACKLOG = 1024
+"""As many workers as a rank may have."""
+
+
+class _Lent(NamedTuple):
+    """What the server answers to who asks for a clip."""
+
+    name: int
+    place: Place | None
+    """None where its bytes come with it: there are none."""
+    info: ObjectInfo | None
+
+
+class _Answer(NamedTuple):
+    """What the server answers to any other question."""
+
+    value: Any
+    info: ObjectInfo | None
+    """The version that it is of."""
+    nbytes: int
+
+
+class _LostError(Exception):
+    """The server has ended."""
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """A worker as the server sees it."""
+
+    writer: asyncio.StreamWriter
+    ahead: Caller
+    scopes: dict[int, anyio.CancelScope] = field(default_factory=dict)
+    """Of what it asks for, by the number that it gave that."""
+    callers: dict[int, Caller] = field(default_factory=dict)
+    lent: dict[int, tuple[CacheKey, Lease]] = field(default_factory=dict)
+    charged: list[CacheKey] = field(default_factory=list)
+    """What it has, or is fetched for it."""
+
+
+class _Server:
+    """Reads for all who are connected. Belongs to its loop.
+
+    Args:
+        reader: What it reads with.
+        clips: Keeps what it lends.
+        regions: Where that lies.
+        small_bytes: Bound on what it keeps of other answers.
+        workers: Among whom room for clips is divided.
+    """
+
+    def __init__(
+        self, reader: RangeReader, clips: ByteCache, regions: Regions, *, small_bytes: int, workers: int
+    ) -> None:
+        self._reader = reader
+        self._versioned = reader if isinstance(reader, VersionedReader) else None
+        self.clips = clips
+        self._regions = regions
+        self._small: SharedLRU[tuple[Any, ...], _Answer] = SharedLRU(small_bytes)
+        self._share_bytes = clips.max_bytes // workers
+        self._changed = anyio.Event()
+        """There may be room for who waits for some."""
+        self._names = itertools.count(1)
+        self._users: dict[CacheKey, int] = {}
+        self._lent_bytes = 0
+        self._left: list[tuple[CacheKey, Lease]] = []
+        """What those who are gone hadn't given back: if they are alive, they may have views yet."""
+
+    async def attend(self, connection: socket.socket) -> None:
+        """One worker, until it closes its connection."""
+        try:
+            _check_peer(connection)
+        except WorkerError:
+            connection.close()
+            return
+        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        worker = _Worker(writer, Caller(urgent=False))
+        try:
+            async with anyio.create_task_group() as group:
+                while (message := await _read(reader)) is not None:
+                    match message:
+                        case "ask", number, is_urgent, verb, arguments:
+                            worker.scopes[number] = anyio.CancelScope()
+                            behind = None if is_urgent else worker.ahead
+                            worker.callers[number] = Caller(urgent=is_urgent, behind=behind)
+                            group.start_soon(self._answer, worker, number, verb, arguments)
+                        case "hurry", number if number in worker.callers:
+                            worker.callers[number].promote()
+                            self._wake()
+                        case "cancel", number if number in worker.scopes:
+                            worker.scopes[number].cancel()
+                        case "gone", names:
+                            self._take_back(worker, names)
+                group.cancel_scope.cancel()
+        finally:
+            writer.close()
+            self._left += worker.lent.values()
+
+    async def _answer(self, worker: _Worker, number: int, verb: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            with worker.scopes[number], calling(worker.callers[number]):
+                if verb == "lease":
+                    answer: object = await self._lend(worker, worker.callers[number], *arguments)
+                else:
+                    answer = await self._read(verb, arguments)
+                _write(worker.writer, (number, True, answer))
+        except ClosedError:  # this reader ends: who asked finds another one
+            worker.writer.close()
+        except Exception as error:  # noqa: BLE001  raised where it was asked
+            _write(worker.writer, (number, False, error))
+        finally:
+            del worker.scopes[number], worker.callers[number]
+
+    async def _lend(self, worker: _Worker, caller: Caller, wanted: ByteRange, headroom_bytes: int) -> _Lent | None:
+        key = CacheKey.of(wanted, headroom_bytes)
+        while not self._has_room(worker, key, is_urgent=caller.urgent):
+            if caller.urgent:
+                return None
+            await self._changed.wait()
+        self._count(worker, key)
+        try:
+            lease = await self.clips.acquire(wanted.url, wanted.start, _stop(wanted), headroom_bytes=headroom_bytes)
+        except BaseException as error:
+            self._uncount(worker, key)
+            if isinstance(error, ObjectChanged):
+                self._forget(wanted.url)
+            raise
+        name = next(self._names)
+        worker.lent[name] = key, lease
+        return _Lent(name, self._regions.place_of(lease.buffer), self._known(wanted.url))
+
+    def _has_room(self, worker: _Worker, key: CacheKey, *, is_urgent: bool) -> bool:
+        size_bytes = key.size_bytes or 0
+        if key in self._users:
+            return True
+        if self._lent_bytes + size_bytes > self.clips.max_bytes:
+            return False
+        charged = sum((charged.size_bytes or 0) / self._users[charged] for charged in worker.charged)
+        return is_urgent or charged + size_bytes <= self._share_bytes
+
+    def _count(self, worker: _Worker, key: CacheKey) -> None:
+        worker.charged.append(key)
+        if key not in self._users:
+            self._lent_bytes += key.size_bytes or 0
+        self._users[key] = self._users.get(key, 0) + 1
+        self._wake()
+
+    def _uncount(self, worker: _Worker, key: CacheKey) -> None:
+        worker.charged.remove(key)
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            self._lent_bytes -= key.size_bytes or 0
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+    def _take_back(self, worker: _Worker, names: list[int]) -> None:
+        for name in names:
+            key, lease = worker.lent.pop(name)
+            lease.release()
+            self._uncount(worker, key)
+        self._regions.sweep()
+
+    async def _read(self, verb: str, arguments: tuple[Any, ...]) -> _Answer:
+        url = arguments[0] if isinstance(arguments[0], str) else arguments[0][0].url
+
+        async def ask() -> _Answer:
+            try:
+                found = await getattr(self._reader, verb)(*arguments)
+            except ObjectChanged:
+                self._forget(url)
+                raise
+            value = _without_views(found)
+            return _Answer(value, self._known(url), len(pickle.dumps(value)))
+
+        return await self._small.get((verb, *arguments), ask)
+
+    def _known(self, url: str) -> ObjectInfo | None:
+        return None if self._versioned is None else self._versioned.known(url)
+
+    def _forget(self, url: str) -> None:
+        self._small.clear(lambda key: url in key or any(getattr(each, "url", "") == url for each in key[1]))
+
+
+def _without_views(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if isinstance(value, tuple | list):
+        return type(value)(map(_without_views, value))
+    return value
+
+
+def _with_views(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, bytes):
+        return memoryview(value)
+    if isinstance(value, tuple | list):
+        return type(value)(map(_with_views, value))
+    return value
+
+
+class _HurryingCaller(Caller):
+    """What a question at the server is asked by. Where somebody waits for it now, the server hears of it."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, asking: Caller, tell: Callable[[], None]) -> None:
+        super().__init__(urgent=asking.urgent)
+        self._tell = tell
+
+    def promote(self) -> None:
+        if not self.urgent:
+            super().promote()
+            self._tell()
+
+
+class _Line:
+    """A worker's connection to the server. Belongs to its loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pid: int) -> None:
+        self._reader, self._writer = reader, writer
+        self._regions = MappedRegions(pid)
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self.is_lost = False
+
+    async def listen(self) -> None:
+        """Until the server has ended."""
+        try:
+            while (message := await _read(self._reader)) is not None:
+                number, is_good, value = message
+                future = self._asked.pop(number, None)
+                if future is None or future.done():
+                    if isinstance(value, _Lent):  # for who has gone
+                        self._tell("gone", [value.name])
+                elif is_good:
+                    future.set_result(value)
+                else:
+                    future.set_exception(value)
+        finally:
+            self.is_lost = True
+            self._writer.close()
+            for future in self._asked.values():
+                if not future.done():
+                    future.set_exception(_LostError())
+
+    async def ask(self, verb: str, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        """The server's answer. _LostError where there is none any more."""
+        self.tell_gone()
+        number = next(self._numbers)
+        future = self._asked[number] = asyncio.get_running_loop().create_future()
+        asking = current_caller()
+        caller = _HurryingCaller(asking, partial(self._tell, "hurry", number))
+        asking.carried_by(caller)
+        self._tell("ask", number, caller.urgent, verb, arguments)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._tell("cancel", number)
+            raise
+        finally:
+            caller.urgent = True  # its end: nobody is told any more
+
+    def view(self, lent: _Lent) -> memoryview:
+        """What was lent. _LostError where the server has ended."""
+        if lent.place is None:
+            self._tell("gone", [lent.name])
+            return memoryview(bytearray())
+        try:
+            return self._regions.view(lent.place, lent.name)
+        except OSError as error:
+            raise _LostError from error
+
+    def tell_gone(self) -> None:
+        """Give back what nobody has a view of any more."""
+        if names := self._regions.gone():
+            self._tell("gone", names)
+
+    def look_soon(self) -> None:
+        """Tell what is gone when the caller has let go of it."""
+        asyncio.get_running_loop().call_soon(self.tell_gone)
+
+    def _tell(self, *message: object) -> None:
+        if not self.is_lost:
+            _write(self._writer, message)
+
+
+class RankReader:
+    """A RangeReader that reads as one with others of its name. Use it as an async context manager.
+
+    Args:
+        name: That only a rank's loader workers know.
+        open_reader: Opens what the server reads with, within the rank's limits.
+        clips_bytes: Bound on what is lent and kept of clips, over all workers.
+        small_bytes: On what is kept of other answers.
+        workers: How many they are.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_reader: Callable[[], AbstractAsyncContextManager[RangeReader]],
+        *,
+        clips_bytes: int,
+        small_bytes: int,
+        workers: int,
+    ) -> None:
+        self._address = f"\0asyncfetch-{name}"
+        self._open_reader = open_reader
+        self._clips_bytes, self._small_bytes, self._workers = clips_bytes, small_bytes, workers
+        self._connecting = anyio.Lock()
+        self._line: _Line | None = None
+        self._infos: dict[str, ObjectInfo] = {}
+        self._closed = False
+        self.clips: ByteCache | None = None
+        """What this one keeps for all, where it is the one who reads."""
+
+    async def __aenter__(self) -> Self:
+        self._group = await anyio.create_task_group().__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._closed = True
+        await end_tasks(self._group)
+
+    # The server, in whichever worker is the first.
+
+    async def _serve(self, listener: socket.socket) -> None:
+        regions = Regions()
+        loop = asyncio.get_running_loop()
+        with listener:
+            async with (
+                self._open_reader() as reader,
+                ByteCache(reader, max_bytes=self._clips_bytes, allocate=regions.allocate) as clips,
+                anyio.create_task_group() as group,
+            ):
+                server = _Server(reader, clips, regions, small_bytes=self._small_bytes, workers=self._workers)
+                self.clips = clips
+                try:
+                    while True:
+                        connection, _ = await loop.sock_accept(listener)
+                        group.start_soon(server.attend, connection)
+                finally:
+                    regions.close()
+
+    async def _connected(self) -> _Line:
+        if self._closed:
+            raise ClosedError("this reader is closed")
+        async with self._connecting:
+            while self._line is None or self._line.is_lost:
+                self._line = await self._connect()
+            return self._line
+
+    async def _connect(self) -> _Line | None:
+        """A line to the server, which this becomes where there is none; None where one was just about to be."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(connection, self._address)
+            pid = _check_peer(connection)
+            reader, writer = await asyncio.open_unix_connection(sock=connection)
+        except ConnectionRefusedError:
+            connection.close()
+            self._become_server()
+            return None
+        except BaseException:
+            connection.close()
+            raise
+        line = _Line(reader, writer, pid)
+        self._group.start_soon(line.listen)
+        return line
+
+    def _become_server(self) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.setblocking(False)
+            listener.bind(self._address)
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return
+        self._group.start_soon(self._serve, listener)
+
+    # A worker.
+
+    async def lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> Lease | None:
+        """What ByteCache's ``acquire`` does, in memory of all workers; None where that has no room for it."""
+        wanted = ByteRange(url, start, stop)
+        while True:
+            line = await self._connected()
+            try:
+                lent: _Lent | None = await line.ask("lease", (wanted, headroom_bytes))
+                if lent is None:
+                    return None
+                buffer = line.view(lent)
+                break
+            except _LostError:
+                continue
+            except ObjectChanged:
+                self._infos.pop(url, None)
+                raise
+        self._note(url, lent.info)
+        return Lease(CacheKey.of(wanted, headroom_bytes), buffer, line.look_soon)
+
+    async def _ask(self, verb: str, url: str, *arguments: Any) -> Any:  # noqa: ANN401
+        while True:
+            line = await self._connected()
+            try:
+                answer: _Answer = await line.ask(verb, arguments)
+                break
+            except _LostError:
+                continue
+            except ObjectChanged:
+                self._infos.pop(url, None)
+                raise
+        self._note(url, answer.info)
+        return _with_views(answer.value)
+
+    def _note(self, url: str, info: ObjectInfo | None) -> None:
+        known = self._infos.get(url)
+        if info is None:
+            return
+        if known is not None and (changed := difference(known, info)) is not None:
+            del self._infos[url]
+            raise ObjectChanged(f"the object was replaced while it was being read: {changed}", url=url)
+        if known is None or known.version is None:
+            self._infos[url] = info
+
+    def known(self, url: str) -> ObjectInfo | None:
+        """See VersionedReader."""
+        return self._infos.get(url)
+
+    async def stat(self, url: str) -> ObjectInfo:
+        """See RangeReader."""
+        info: ObjectInfo = await self._ask("stat", url, url)
+        return info
+
+    async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
+        """See RangeReader."""
+        view: memoryview = await self._ask("fetch", url, url, start, stop)
+        return view
+
+    async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """See RangeReader."""
+        head: tuple[ObjectInfo, memoryview] = await self._ask("fetch_head", url, url, max_bytes)
+        return head
+
+    async def fetch_tail(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:
+        """See RangeReader."""
+        tail: tuple[ObjectInfo, memoryview] = await self._ask("fetch_tail", url, url, max_bytes)
+        return tail
+
+    async def fetch_into(self, url: str, start: int, stop: int, buffer: WritableBuffer) -> None:
+        """See RangeReader."""
+        wanted, target = closed_range(url, start, stop, buffer)
+        view = await self.fetch(wanted.url, wanted.start, wanted.stop)
+        if view:
+            target[:] = view
+
+    async def read_into(
+        self, url: str, start: int, stop: int, buffer: WritableBuffer, *, version: ObjectInfo | None = None
+    ) -> ObjectInfo | None:
+        """See VersionedReader. Of no version in particular: what keeps bytes for longer is below this."""
+        assert version is None
+        await self.fetch_into(url, start, stop, buffer)
+        return self.known(url)
+
+    async def fetch_many(self, ranges: Iterable[ByteRange]) -> list[memoryview]:
+        """See RangeReader."""
+        wanted = tuple(byte_ranges(ranges))
+        views: list[memoryview] = await self._ask("fetch_many", wanted[0].url, wanted) if wanted else []
+        return views
+
+    def fetch_stream(
+        self, ranges: Iterable[ByteRange]
+    ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
+        """See RangeReader."""
+        return RangeStream(ranges, lambda one: self.fetch(one.url, one.start, one.stop))
+
+
+def _stop(wanted: ByteRange) -> int:
+    assert wanted.stop is not None
+    return wanted.stop
+
+
+def _check_peer(connection: socket.socket) -> int:
+    """Id of the process at the other end. WorkerError where it is another user's: what it says would be unpickled."""
+    pid, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if uid != os.getuid():
+        raise WorkerError(f"what answers as the reader of this rank's workers is a process of another user ({uid=})")
+    return int(pid)
+
+
+async def _read(reader: asyncio.StreamReader) -> Any:  # noqa: ANN401
+    """The next message; None at the end."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        return pickle.loads(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+def _write(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
+    with among_own_processes():
+        try:
+            data = pickle.dumps(message)
+        except Exception as error:  # noqa: BLE001  a stranger's exception; what it says goes on
+            data = pickle.dumps((message[0], False, WorkerError(f"{type(error).__name__}: {message[-1]}")))
+    if not writer.is_closing():
+        writer.writelines((_LENGTH.pack(len(data)), data))

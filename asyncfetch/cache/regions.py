@@ -1,0 +1,180 @@
+"""Memory that one process fills and others map, in pieces, each of which goes back to the system by itself.
+
+Pieces lie one behind the other in files without a name, and no place is used twice: what isn't used any more is cut
+out of its file. So nobody ever sees other bytes where it saw some, and however the processes end, nothing is left.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from asyncfetch.errors import CacheError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["MappedRegions", "Place", "Regions"]
+
+REGION_BYTES = 256 * 1024 * 1024
+"""Of addresses: pages are there from their first touch on."""
+
+
+class Place(NamedTuple):
+    """Where a piece is, for another process."""
+
+    region: int
+    """Its number."""
+    descriptor: int
+    """In the process that it belongs to."""
+    region_bytes: int
+    start: int
+    stop: int
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class _Region:
+    number: int
+    descriptor: int
+    map: mmap.mmap
+    memory: NDArray[np.uint8]
+    used_bytes: int = 0
+    pieces: int = 0
+
+    @classmethod
+    def of(cls, number: int, descriptor: int, nbytes: int) -> _Region:
+        mapped = mmap.mmap(descriptor, nbytes)
+        return cls(number, descriptor, mapped, np.frombuffer(mapped, np.uint8))
+
+
+class _Piece:
+    """What every view of a piece refers to in the end."""
+
+    __slots__ = ("__array_interface__", "__weakref__", "_region")
+
+    def __init__(self, region: _Region, start: int, stop: int) -> None:
+        self._region = region
+        self.__array_interface__ = region.memory[start:stop].__array_interface__
+
+
+class _Gone(weakref.ref[_Piece]):
+    """Says which piece's last view is gone."""
+
+    __slots__ = ("name",)
+    name: int
+
+
+def _lend(region: _Region, start: int, stop: int, name: int, gone: deque[_Gone]) -> tuple[memoryview, _Gone]:
+    """A piece, of which ``gone`` is told when its last view is gone. That may be anywhere, in any thread."""
+    piece = _Piece(region, start, stop)
+    reference = _Gone(piece, gone.append)
+    reference.name = name
+    return np.asarray(piece).data, reference
+
+
+class Regions:
+    """The process that fills them. Belongs to its loop, but for what is lent, which may go in any thread."""
+
+    def __init__(self) -> None:
+        self._made = 0
+        self._current: _Region | None = None
+        self._lent: dict[int, tuple[_Gone, _Region, int, int]] = {}
+        """Region, start and stop of each piece, by its address."""
+        self._gone: deque[_Gone] = deque()
+
+    def allocate(self, size_bytes: int) -> memoryview:
+        """Writable bytes. CacheError where the system has no memory for so many."""
+        self.sweep()
+        start, nbytes = 0, -(-max(size_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        region = self._current
+        if region is None or region.used_bytes + nbytes > region.memory.nbytes:
+            region = self._renew(nbytes)
+        start = region.used_bytes
+        region.used_bytes += nbytes
+        region.pieces += 1
+        address = region.memory.ctypes.data + start
+        view, reference = _lend(region, start, start + size_bytes, address, self._gone)
+        self._lent[address] = reference, region, start, start + nbytes
+        return view
+
+    def _renew(self, nbytes: int) -> _Region:
+        self._made += 1
+        nbytes = max(REGION_BYTES, nbytes)
+        try:
+            descriptor = os.memfd_create("asyncfetch-clips", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, nbytes)
+            region = _Region.of(self._made, descriptor, nbytes)
+        except OSError as error:
+            raise CacheError(f"the system has no {nbytes:,} bytes of shared memory: {error}") from error
+        before, self._current = self._current, region
+        if before is not None:
+            self._close_unless_used(before)
+        return region
+
+    def place_of(self, view: memoryview) -> Place | None:
+        """Where a view of a whole piece is; None where it isn't in here."""
+        found = self._lent.get(np.frombuffer(view, np.uint8).ctypes.data) if view else None
+        if found is None:
+            return None
+        _, region, start, _ = found
+        return Place(region.number, region.descriptor, region.memory.nbytes, start, start + view.nbytes)
+
+    def sweep(self) -> None:
+        """Give to the system what nobody here has a view of any more: who else has one must be known to the caller."""
+        while self._gone:
+            _, region, start, stop = self._lent.pop(self._gone.popleft().name)
+            region.map.madvise(mmap.MADV_REMOVE, start, stop - start)
+            region.pieces -= 1
+            self._close_unless_used(region)
+
+    def _close_unless_used(self, region: _Region) -> None:
+        if region.pieces == 0 and region is not self._current:
+            os.close(region.descriptor)
+
+    def close(self) -> None:
+        """Nobody can map them any more; what is mapped stays, here and elsewhere."""
+        for descriptor in {region.descriptor for _, region, _, _ in self._lent.values()}:
+            os.close(descriptor)
+        if self._current is not None and self._current.pieces == 0:
+            os.close(self._current.descriptor)
+        self._lent, self._current = {}, None
+
+
+class MappedRegions:
+    """What another process fills, in this one. Belongs to its loop, but for what is lent.
+
+    Args:
+        pid: The other process's.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._regions: weakref.WeakValueDictionary[int, _Region] = weakref.WeakValueDictionary()
+        self._lent: dict[int, _Gone] = {}
+        self._gone: deque[_Gone] = deque()
+
+    def view(self, place: Place, name: int) -> memoryview:
+        """The bytes there, writable; OSError where the other process has ended. ``gone`` says when none is left."""
+        region = self._regions.get(place.region)
+        if region is None:
+            descriptor = os.open(f"/proc/{self._pid}/fd/{place.descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                region = self._regions[place.region] = _Region.of(place.region, descriptor, place.region_bytes)
+            finally:
+                os.close(descriptor)
+        view, self._lent[name] = _lend(region, place.start, place.stop, name, self._gone)
+        return view
+
+    def gone(self) -> list[int]:
+        """The names of those of which no view is left, once."""
+        names = []
+        while self._gone:
+            names.append(self._gone.popleft().name)
+            del self._lent[names[-1]]
+        return names
