@@ -54,11 +54,11 @@ _LENGTH = struct.Struct("!Q")
 _PEER = struct.Struct("3i")
 """pid, uid and gid, of SO_PEERCRED."""
 _BACKLOG = 1024
-"""As many workers as a rank may have."""
+"""The most workers that a rank may have."""
 
 
 class _Lent(NamedTuple):
-    """What the server answers to who asks for a clip."""
+    """The server's answer to who asks for a clip."""
 
     name: int
     place: Place | None
@@ -67,7 +67,7 @@ class _Lent(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What the server answers to any other question."""
+    """The server's answer to any other question."""
 
     value: Any
     info: ObjectInfo | None
@@ -86,11 +86,11 @@ class _Worker:
     writer: asyncio.StreamWriter
     ahead: Caller
     scopes: dict[int, anyio.CancelScope] = field(default_factory=dict)
-    """Of what it asks for, by the number that it gave that."""
+    """Scopes of what it asks for, by the number that it gave that."""
     callers: dict[int, Caller] = field(default_factory=dict)
     lent: dict[int, tuple[CacheKey, Lease]] = field(default_factory=dict)
     charged: list[CacheKey] = field(default_factory=list)
-    """What it has, or is fetched for it."""
+    """The clips that it has, or that are fetched for it."""
 
 
 class _Server:
@@ -119,7 +119,7 @@ class _Server:
         self._users: dict[CacheKey, int] = {}
         self._lent_bytes = 0
         self._left: list[tuple[CacheKey, Lease]] = []
-        """What those who are gone hadn't given back: if they are alive, they may have views yet."""
+        """The clips that workers which are gone hadn't given back: they may be alive, and have views yet."""
 
     async def attend(self, connection: socket.socket) -> None:
         """One worker, until it closes its connection."""
@@ -257,7 +257,7 @@ def _with_views(value: Any) -> Any:  # noqa: ANN401
 
 
 class _HurryingCaller(Caller):
-    """What a question at the server is asked by. Where somebody waits for it now, the server hears of it."""
+    """A question's caller, which tells the server where somebody waits for the answer now."""
 
     __slots__ = ("_tell",)
 
@@ -282,7 +282,7 @@ class _Line:
         self.is_lost = False
 
     async def listen(self) -> None:
-        """Until the server has ended."""
+        """Take answers until the server has ended."""
         try:
             while (message := await _read(self._reader)) is not None:
                 number, is_good, value = message
@@ -319,7 +319,7 @@ class _Line:
             caller.urgent = True  # its end: nobody is told any more
 
     def view(self, lent: _Lent) -> memoryview:
-        """What was lent. _LostError where the server has ended."""
+        """Return what was lent. _LostError where the server has ended."""
         if lent.place is None:
             self._tell("gone", [lent.name])
             return memoryview(bytearray())
@@ -370,7 +370,7 @@ class RankReader:
         self._infos: dict[str, ObjectInfo] = {}
         self._closed = False
         self.clips: ByteCache | None = None
-        """What this one keeps for all, where it is the one who reads."""
+        """The clips that this one keeps for all, if it is the one who reads."""
 
     async def __aenter__(self) -> Self:
         self._group = await anyio.create_task_group().__aenter__()
@@ -443,7 +443,7 @@ class RankReader:
     # A worker.
 
     async def lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> Lease | None:
-        """What ByteCache's ``acquire`` does, in memory of all workers; None where that has no room for it."""
+        """Return the lease that ``ByteCache.acquire`` gives, in memory of all workers; None where that has no room."""
         wanted = ByteRange(url, start, stop)
         while True:
             line = await self._connected()

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 __all__ = ["MappedRegions", "Place", "Regions"]
 
 REGION_BYTES = 256 * 1024 * 1024
-"""Of addresses: pages are there from their first touch on."""
+"""Addresses of a region: its pages are there from their first touch on."""
 
 
 class Place(NamedTuple):
-    """Where a piece is, for another process."""
+    """A piece's place, for another process."""
 
     region: int
     """Its number."""
     descriptor: int
-    """In the process that it belongs to."""
+    """The number of its file in the process that it belongs to."""
     region_bytes: int
     start: int
     stop: int
@@ -54,7 +54,7 @@ class _Region:
 
 
 class _Piece:
-    """What every view of a piece refers to in the end."""
+    """The owner of a piece, which every view refers to in the end."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_region")
 
@@ -118,7 +118,7 @@ class Regions:
         return region
 
     def place_of(self, view: memoryview) -> Place | None:
-        """Where a view of a whole piece is; None where it isn't in here."""
+        """Return where a view of a whole piece is; None where it isn't in here."""
         found = self._lent.get(np.frombuffer(view, np.uint8).ctypes.data) if view else None
         if found is None:
             return None
@@ -147,7 +147,7 @@ class Regions:
 
 
 class MappedRegions:
-    """What another process fills, in this one. Belongs to its loop, but for what is lent.
+    """Regions that another process fills, in this one. Belongs to its loop, but for what is lent.
 
     Args:
         pid: The other process's.

@@ -129,15 +129,15 @@ class WorkerConfig(StreamConfig):
     """A loader worker's share of its rank's configuration."""
 
     readers_name: str | None
-    """What the rank's workers find each other by, to read as one; None where they can't."""
+    """The name by which the rank's workers find each other, to read as one; None where they can't."""
     rank: StreamConfig
     """The whole."""
     workers: int
-    """How many they are."""
+    """Their number."""
 
     @classmethod
     def of(cls, rank: StreamConfig, workers: int, readers_name: str | None) -> WorkerConfig:
-        """For one of so many."""
+        """Return that of one of so many."""
         share = rank.shared_by(workers)
         values = {each.name: getattr(share, each.name) for each in fields(share)}
         return cls(**values, readers_name=readers_name, rank=rank, workers=workers)
