@@ -22,7 +22,7 @@ from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from numpy.typing import NDArray
@@ -54,12 +54,13 @@ class Pool:
     ) -> AsyncIterator[LeRobotDataset]:
         """The dataset, with the pool that fits its episodes, or those of them that are chosen."""
         async with opener() as dataset:
-            await self._fit(dataset, np.array(dataset.episodes.indices if episodes is None else episodes, np.int64))
+            await self._fit(dataset, dataset.episodes.indices if episodes is None else episodes)
             yield dataset
 
-    async def _fit(self, dataset: LeRobotDataset, episodes: NDArray[np.int64]) -> None:
+    async def _fit(self, dataset: LeRobotDataset, chosen: Sequence[int]) -> None:
         lanes, pool = self._asked_for
-        places = dataset.episodes.positions(episodes.tolist())
+        places = dataset.episodes.positions(chosen)  # EpisodeNotFound
+        episodes = np.array(chosen, np.int64)
         lengths = dataset.episodes.lengths[places].astype(np.int64)
         max_bytes = pool_bytes(dataset.config)
         files = [dataset.episodes.video_files(camera)[places] for camera in dataset.cameras]

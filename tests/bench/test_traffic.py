@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from rich.console import Console
 
 from bench import traffic
@@ -11,9 +12,8 @@ from bench import traffic
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
 
-
+@pytest.mark.timeout(180)  # its processes import torch
 def test_the_order_says_what_a_server_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     served = traffic.measure_served(tmp_path, [(2, 0, 8), (1, 3, 8)], episodes=24, length=30, seats=4)
     for each in served:
