@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         StateMismatch,
         TensorError,
         Throttled,
+        UsageError,
         WorkerError,
         WrongLoop,
     )
@@ -149,6 +150,7 @@ _HOMES = {
         "StateMismatch",
         "TensorError",
         "Throttled",
+        "UsageError",
         "WorkerError",
         "WrongLoop",
     ],
@@ -230,6 +232,7 @@ __all__ = [
     "Throttled",
     "TimeoutConfig",
     "UrlStore",
+    "UsageError",
     "WorkerError",
     "WrongLoop",
     "convert_dataset",

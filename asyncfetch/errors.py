@@ -2,6 +2,7 @@
 
     AsyncFetchError
     ├── ConfigError (ValueError)                    fix the call or the configuration
+    │   └── UsageError (TypeError)                  something is iterated, entered, awaited or pickled as it can't be
     ├── FetchError                                  one object could not be read or put; it says url, range, host
     │   ├── NotFound (FileNotFoundError)            the server says that it isn't there
     │   ├── AccessDenied (PermissionError)          credentials are missing, wrong or expired
@@ -31,10 +32,12 @@ All of them pickle with every field. torch's loaders bring only type and text of
 
 from __future__ import annotations
 
+import json
 import re
 from copy import copy
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,9 +66,11 @@ __all__ = [
     "StateMismatch",
     "TensorError",
     "Throttled",
+    "UsageError",
     "WorkerError",
     "WrongLoop",
     "anew",
+    "install_command",
     "is_redacted",
     "redact_text",
     "redact_url",
@@ -154,6 +159,10 @@ def anew(error: BaseException) -> BaseException:
 
 class ConfigError(AsyncFetchError, ValueError):
     """An argument, environment variable or configuration value can't be used; the message says what can."""
+
+
+class UsageError(ConfigError, TypeError):
+    """Something is used as what it isn't: iterated, entered, awaited, called or pickled; the message says how."""
 
 
 class FetchError(AsyncFetchError):
@@ -345,3 +354,23 @@ class WrongLoop(AsyncFetchError, RuntimeError):
 
 class StateMismatch(AsyncFetchError, ValueError):
     """The saved state belongs to another dataset, order or version; the message has both fingerprints."""
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra of asyncfetch as it is installed here: of a checkout, in that."""
+    directory, is_editable = _checkout()
+    return f'pip install {"-e " if is_editable else ""}"{directory or "asyncfetch"}[{extra}]"'
+
+
+@cache
+def _checkout() -> tuple[str | None, bool]:
+    """The directory that asyncfetch was installed from, and whether it is used there; None where pip knows of none."""
+    from importlib import metadata  # which loads much, for a message
+
+    try:
+        told = metadata.distribution("asyncfetch").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # imported out of a directory
+        return None, False
+    about = json.loads(told) if told else {}
+    url = urlsplit(about.get("url", ""))
+    return (unquote(url.path), about["dir_info"].get("editable", False)) if "dir_info" in about else (None, False)

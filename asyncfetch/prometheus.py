@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, cast
 
-from asyncfetch.errors import MissingDependency
+from asyncfetch.errors import MissingDependency, install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -120,7 +120,7 @@ class Collector(_Registered):
         try:
             import prometheus_client.core
         except ImportError as error:
-            message = 'metrics for Prometheus need prometheus_client: pip install "asyncfetch[metrics]"'
+            message = f"metrics for Prometheus need prometheus_client: {install_command('metrics')}"
             raise MissingDependency(message) from error
         self._core = prometheus_client.core
 

@@ -16,6 +16,7 @@ from numbers import Integral
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from asyncfetch.config.checks import size_hint
 from asyncfetch.errors import ConfigError, redact_url
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def index_of(value: Any) -> int:  # noqa: ANN401 - what a user gave
 def whole_number(name: str, value: Any, *, least: int) -> int:  # noqa: ANN401 - what a user gave
     """It as Python's, of which no sum or product overflows; ConfigError where it is none, or less than ``least``."""
     if not is_whole_number(value) or value < least:
-        raise ConfigError(f"{name} must be a whole number, at least {least}, not {value!r}")
+        raise ConfigError(f"{name} must be a whole number, at least {least}, not {value!r}{size_hint(value)}")
     return int(value)
 
 

@@ -72,7 +72,7 @@ def test_every_error_is_exported() -> None:
     classes = {
         name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
     }
-    assert classes == set(errors.__all__) - {"anew", "is_redacted", "redact_text", "redact_url"}
+    assert classes == set(errors.__all__) - {"anew", "install_command", "is_redacted", "redact_text", "redact_url"}
     assert classes <= set(af.__all__)
 
 
@@ -189,7 +189,7 @@ try:
 except af.MissingDependency as error:
     print(error)
 """
-    assert f'pip install "asyncfetch[{extra}]"' in python(program, blocked=EXTRAS)
+    assert errors.install_command(extra) in python(program, blocked=EXTRAS)
 
 
 # Errors.

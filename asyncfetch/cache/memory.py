@@ -33,7 +33,7 @@ from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.reader import VersionedReader
 from asyncfetch.ranges import ByteRange, whole_number
 from asyncfetch.runtime.cancellation import end_tasks
-from asyncfetch.runtime.fork import LoopGuard
+from asyncfetch.runtime.fork import AsyncOnly, LoopGuard
 from asyncfetch.runtime.leased_lru import LeasedLRU
 from asyncfetch.runtime.memory_pool import allocate
 from asyncfetch.runtime.single_flight import SingleFlight
@@ -230,7 +230,7 @@ class _Load:
         """The version that they are of; None where nobody tells it."""
 
 
-class ByteCache:
+class ByteCache(AsyncOnly):
     """A RangeReader over another one that remembers what it read. Use it as an async context manager.
 
     An entry is one range of one version of an object, with its headroom; overlapping ranges are different entries, and

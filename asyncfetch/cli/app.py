@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncfetch.errors import MissingDependency
+from asyncfetch.errors import MissingDependency, install_command
 
 try:
     import typer
@@ -13,7 +13,7 @@ try:
     from asyncfetch.cli.run import OPTIONS_ARE_THEIRS, run
     from asyncfetch.cli.subsets import convert, select, split
 except ModuleNotFoundError as missing:
-    raise MissingDependency('the command asyncfetch needs typer and rich: pip install "asyncfetch[cli]"') from missing
+    raise MissingDependency(f"the command asyncfetch needs typer and rich: {install_command('cli')}") from missing
 
 __all__ = ["app"]
 

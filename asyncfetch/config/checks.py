@@ -5,16 +5,30 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from difflib import get_close_matches
+from functools import lru_cache, wraps
+from inspect import signature
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ConfigError, UsageError
 
-__all__ = ["HEADER_CONTROL", "absolute_directory", "check_types", "require", "require_header", "require_token"]
+__all__ = [
+    "HEADER_CONTROL",
+    "absolute_directory",
+    "check_types",
+    "explains_keywords",
+    "require",
+    "require_header",
+    "require_token",
+    "size_hint",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _WORDS: Mapping[object, str] = {
     int: "a whole number",
@@ -27,6 +41,7 @@ _WORDS: Mapping[object, str] = {
     Callable: "a function",
 }
 
+_SIZE = re.compile(r"(?i)\s*(\d{1,18})\s*(?:([KMGT])(i?))?B?\s*")
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 HEADER_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """Characters that no line of a head may hold: all control characters but the tab."""
@@ -47,6 +62,8 @@ def require_token(where: str, value: object) -> None:
     """ConfigError unless it can be a Bearer token. The value isn't shown."""
     _require_text(where, value)
     fits = isinstance(value, str) and value != "" and value.isascii() and value.isprintable() and " " not in value
+    begins = isinstance(value, str) and value.lower().startswith("bearer ")
+    require(not begins, f"{where} must be the token alone: without 'Bearer ' before it")
     require(fits, f"{where} must be printable ASCII without spaces, and not empty: a line of a file needs strip()")
 
 
@@ -73,9 +90,39 @@ def check_types(config: Any) -> None:  # noqa: ANN401 - a dataclass
             except OverflowError as error:
                 raise ConfigError(f"{name} must be a number that a float can hold") from error
         if not _fits(value, kind):
-            raise ConfigError(f"{name} must be {_words(kind)}, not {_shown(value)}")
+            raise ConfigError(f"{name} must be {_words(kind)}, not {_shown(value, kind)}{size_hint(value)}")
         if isinstance(value, Real) and type(value) not in {bool, int, float}:
             object.__setattr__(config, name, int(value) if isinstance(value, Integral) else float(value))
+
+
+_ELSEWHERE: Mapping[str, str] = {
+    "batch_size": "give it to StreamDataset(stream, batch_size=...) or to the DataLoader",
+    "buffer_size": "config=StreamConfig(pool_episodes=...) says how many episodes frames are drawn from",
+    "delta_timestamps": "LeRobot's delta_timestamps are windows={key: [seconds, ...]} here",
+    "image_transforms": "transform= takes a function of a whole sample",
+    "num_workers": "give it to the DataLoader",
+    "repo_id": "the first argument is a URL, such as 'hf://datasets/org/name'",
+    "return_uint8": 'image_dtype="uint8" is the default',
+    "root": "the first argument is a URL or a path",
+    "video_backend": 'config=StreamConfig(decoder="torchcodec") or "pyav"',
+}
+"""What arguments of other libraries and of other calls are here."""
+
+
+def explains_keywords(call: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a call, to say of a keyword that it doesn't have what to write instead: UsageError."""
+    known = [name for name in signature(call).parameters if name != "self"]
+    name = call.__qualname__.removesuffix(".__init__")
+
+    @wraps(call)
+    def checked(*args: P.args, **keywords: P.kwargs) -> T:
+        for keyword in keywords:
+            if keyword not in known:
+                hint = _ELSEWHERE.get(keyword) or f"it has {', '.join(get_close_matches(keyword, known) or known)}"
+                raise UsageError(f"{name}() has no argument {keyword}=: {hint}")
+        return call(*args, **keywords)
+
+    return checked
 
 
 @lru_cache
@@ -103,9 +150,23 @@ def _words(kind: Any) -> str:  # noqa: ANN401 - an annotation
     return _WORDS.get(origin) or f"a {kind.__name__}"
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, kind: Any) -> str:  # noqa: ANN401 - an annotation
     """A value that was refused, for a message; only its type where it might be a secret."""
-    return repr(value) if value is None or isinstance(value, Real) else f"of type {type(value).__name__}"
+    is_plain = value is None or isinstance(value, Real) or bool(size_hint(value))
+    is_choice = isinstance(value, str) and get_origin(kind) is Literal
+    return f"{value!r:.80}" if is_plain or is_choice else f"of type {type(value).__name__}"
+
+
+def size_hint(value: object) -> str:
+    """Return what to write in place of a size in words, such as "4GiB"; empty where it is none."""
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return ""
+    number, prefix, binary = match.groups()
+    if not prefix:
+        return f": write {number}"
+    power = "KMGT".index(prefix.upper()) + 1
+    return f": write {number} * {f'2**{10 * power}' if binary else f'10**{3 * power}'}"
 
 
 def absolute_directory(directory: str | os.PathLike[str]) -> Path:

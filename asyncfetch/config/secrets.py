@@ -20,10 +20,15 @@ from asyncfetch.errors import ConfigError, redact_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["PrivateUrl", "Secrets", "among_own_processes"]
+__all__ = ["PrivateUrl", "Secrets", "among_own_processes", "goes_to_own_child"]
 
 V = TypeVar("V")
 
+_LOST_SLASH = re.compile(r"(https?|s3|hf|gs|gcs|az|abfs|sftp|file):/(?!/)")
+_HUB_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/datasets/([^/?#]+/[^/?#]+)(?:/(?:tree|blob)/([^/?#]+)[^?#]*)?/?(?:[?#].*)?$"
+)
+"""What a browser shows of a dataset; not its files, which are below ``/resolve/``."""
 _PASSWORD = re.compile(r"(?<=://)[^/?#]*:[^/?#]*@")
 
 
@@ -87,7 +92,7 @@ class Secrets(Mapping[str, V]):
         return self
 
     def __reduce__(self) -> tuple[Callable[..., Secrets[V]], tuple[object, ...]]:
-        if self._values is not None and _goes_to_own_child():
+        if self._values is not None and goes_to_own_child():
             return Secrets, (self._setting, self._values)
         return _left_behind, (self._setting, self._names)
 
@@ -104,7 +109,19 @@ class PrivateUrl(str):
         """ConfigError where it is neither a string nor a path, or empty."""
         is_one = isinstance(url, str | os.PathLike)
         require(is_one and url != "", f"a url or a path is needed, not {url!r}")
-        return super().__new__(cls, os.fspath(url))
+        text = os.fspath(url)
+        mistake = None if isinstance(url, str) else _LOST_SLASH.match(text)
+        if mistake is not None:
+            whole = f"{mistake[1]}://{text[mistake.end() :]}"
+            raise ConfigError(f"{url!r} has lost a slash of its url: give the string {redact_url(whole)!r}")
+        if text.startswith("~"):
+            raise ConfigError(f"{text!r} is a home directory to a shell alone: give Path({text!r}).expanduser()")
+        page = _HUB_PAGE.match(text)
+        if page is not None:
+            repository, revision = page.groups()
+            address = f"hf://datasets/{repository}{(revision and '@' + revision) or ''}"
+            raise ConfigError(f"{text!r} is a page of the Hub: give {address!r} for the dataset")
+        return super().__new__(cls, text)
 
     @property
     def has_secrets(self) -> bool:
@@ -121,7 +138,7 @@ class PrivateUrl(str):
         return self
 
     def __reduce__(self) -> tuple[Callable[..., PrivateUrl], tuple[str]]:
-        return PrivateUrl, (str(self) if _goes_to_own_child() else _without_secrets(self),)
+        return PrivateUrl, (str(self) if goes_to_own_child() else _without_secrets(self),)
 
 
 def _without_secrets(url: str) -> str:
@@ -144,7 +161,7 @@ def among_own_processes() -> Iterator[None]:
         _is_among_own.reset(token)
 
 
-def _goes_to_own_child() -> bool:
+def goes_to_own_child() -> bool:
     """Return whether what is being pickled goes to a process of ours, or one that multiprocessing is starting."""
     from multiprocessing.context import get_spawning_popen  # not needed by who never pickles
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from asyncfetch.config.checks import check_types, require
 from asyncfetch.config.fetch import MIB, FetchConfig
+from asyncfetch.errors import ConfigError
 
 __all__ = ["DecoderBackend", "OnError", "StreamConfig", "WorkerConfig", "rank_config", "stream_config", "usable_cpus"]
 
@@ -66,6 +67,11 @@ class StreamConfig:
     """Open decoders kept; None means ASYNCFETCH_DECODER_CACHE_SIZE or else what the pool needs, at least 100."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.decoder, str) and "cuda" in self.decoder:
+            raise ConfigError(
+                f"decoder={self.decoder!r}: frames are decoded on the CPU, by 'torchcodec' or 'pyav'; move batches by "
+                '.to("cuda"), and see pin_memory= of StreamDataset'
+            )
         check_types(self)
         require(self.max_bytes > 0, "max_bytes must be positive")
         require(self.disk_cache_dir != "", "disk_cache_dir must name a directory, or be None for no disk cache")

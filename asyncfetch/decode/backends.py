@@ -13,7 +13,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
-from asyncfetch.errors import MissingDependency
+from asyncfetch.errors import MissingDependency, install_command
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["choose_backend", "import_torch"]
 
-INSTALL_TORCHCODEC = 'pip install "asyncfetch[lerobot]"'
 INSTALL_FFMPEG = "apt-get install ffmpeg"
-INSTALL_PYAV = 'pip install "asyncfetch[pyav]"'
 CAUSE_CHARACTERS = 300  # torchcodec's message goes on with a traceback for each FFmpeg version
 CUDA_LIBRARY = re.compile(r"lib(?:nv|cu|npp)\w*\.so[.\d]*")
 """One of those that torchcodec's wheels of CUDA builds, which are all from 0.14 on, load from what torch brings."""
@@ -38,7 +36,7 @@ def import_torch() -> Any:  # noqa: ANN401 - a module
     try:
         return _import("torch")
     except ImportError as error:
-        raise MissingDependency(f"decoding needs torch: {INSTALL_TORCHCODEC}") from error
+        raise MissingDependency(f"decoding needs torch: {install_command('lerobot')}") from error
 
 
 def choose_backend(backend: DecoderBackend) -> Literal["torchcodec", "pyav"]:
@@ -49,7 +47,7 @@ def choose_backend(backend: DecoderBackend) -> Literal["torchcodec", "pyav"]:
     """
     if backend == "pyav":
         if (problem := _problem("av")) is not None:
-            raise MissingDependency(f"PyAV can't be loaded ({_cause(problem)}): {INSTALL_PYAV}") from problem
+            raise MissingDependency(f"PyAV can't be loaded ({_cause(problem)}): {install_command('pyav')}") from problem
         return "pyav"
     problem = _problem("torchcodec.decoders")
     if problem is None:
@@ -57,12 +55,12 @@ def choose_backend(backend: DecoderBackend) -> Literal["torchcodec", "pyav"]:
     if backend == "torchcodec":
         raise MissingDependency(
             f"torchcodec can't be loaded ({_cause(problem)}). {_remedy(problem)}; or use decoder='pyav', which brings "
-            f"its own libraries: {INSTALL_PYAV}"
+            f"its own libraries: {install_command('pyav')}"
         ) from problem
     if _problem("av") is not None:
         raise MissingDependency(
             f"no video decoder can be loaded. torchcodec: {_cause(problem)}. {_remedy(problem)}. PyAV: not installed; "
-            f"without root, {INSTALL_PYAV}"
+            f"without root, {install_command('pyav')}"
         ) from problem
     _warn_of_fallback(_cause(problem), _remedy(problem))
     return "pyav"
@@ -124,7 +122,7 @@ def _remedy(error: Exception) -> str:
             f"torchcodec's wheels from 0.14 on are CUDA builds, which need a CUDA build of torch; beside a CPU build "
             f"take an earlier one, as torchcodec 0.13 with torch 2.13: {INSTALL_CPU_BUILD}"
         )
-    return f"torchcodec needs its package and FFmpeg's libraries: {INSTALL_TORCHCODEC} and {INSTALL_FFMPEG}"
+    return f"torchcodec needs its package and FFmpeg's libraries: {install_command('lerobot')} and {INSTALL_FFMPEG}"
 
 
 def _cause(error: Exception) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from asyncfetch.errors import AsyncFetchError, ConfigError, MissingDependency, WorkerError
+from asyncfetch.errors import AsyncFetchError, ConfigError, MissingDependency, WorkerError, install_command
 from asyncfetch.fetch import Fetcher
 from asyncfetch.merge.kernel import Workplace
 
@@ -119,4 +119,4 @@ def _import_ray() -> Any:  # noqa: ANN401 - a module
     try:
         return importlib.import_module("ray")
     except ImportError as error:
-        raise MissingDependency('Ray isn\'t installed: pip install "asyncfetch[ray]"') from error
+        raise MissingDependency(f"Ray isn't installed: {install_command('ray')}") from error

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import anyio
 
 from asyncfetch.config import FetchConfig
-from asyncfetch.errors import ClosedError, ConfigError, FetchError, ObjectChanged, WrongLoop, is_redacted, redact_url
+from asyncfetch.errors import (
+    ClosedError,
+    ConfigError,
+    FetchError,
+    NotFound,
+    ObjectChanged,
+    WrongLoop,
+    is_redacted,
+    redact_url,
+)
 from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, plan_batch, server_of, through
 from asyncfetch.fetch.download import Download
@@ -28,7 +37,7 @@ from asyncfetch.fetch.transports.hub import HubTransport
 from asyncfetch.fetch.transports.s3 import S3Transport
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import Interrupt
-from asyncfetch.runtime.fork import running_loop
+from asyncfetch.runtime.fork import AsyncOnly, running_loop
 from asyncfetch.runtime.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
@@ -137,7 +146,7 @@ _EMPTY = memoryview(b"")
 T = TypeVar("T")
 
 
-class Fetcher:
+class Fetcher(AsyncOnly):
     """Reads byte ranges of objects on web servers, S3, the Hugging Face Hub, local disks and what else fsspec knows.
 
     It writes whole objects, to S3 and local disks: ``put``, ``delete``.
@@ -233,7 +242,10 @@ class Fetcher:
         if wanted.start == wanted.stop:
             self._transports.of(url)
             return _EMPTY
-        _, view = await self._assembly.fetch(wanted)
+        try:
+            _, view = await self._assembly.fetch(wanted)
+        except NotFound as error:  # most often a typing error: the way to it tells nothing
+            raise error.with_traceback(None) from error.__cause__
         return view
 
     async def fetch_head(self, url: str, max_bytes: int) -> tuple[ObjectInfo, memoryview]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
+from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import (
     LEAVE_OUT_FEATURE,
     CacheError,
@@ -20,6 +21,7 @@ from asyncfetch.errors import (
     ConfigError,
     FormatError,
     FrameMissing,
+    NotFound,
     redact_url,
 )
 from asyncfetch.lerobot.depth import depth_stats
@@ -32,7 +34,7 @@ from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.windows import Windows, resolve_windows
 from asyncfetch.observe import Quantiles
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.runtime.fork import LoopGuard
+from asyncfetch.runtime.fork import AsyncOnly, LoopGuard
 
 if TYPE_CHECKING:
     import os
@@ -73,7 +75,7 @@ LEROBOT_GROUP_FRAMES = 2
 """``g`` of LeRobot's encoder settings."""
 
 
-class LeRobotDataset:
+class LeRobotDataset(AsyncOnly):
     """An open dataset: metadata at once, samples on demand. Made by ``open_dataset``.
 
     Loop-bound: use it on the loop that opened it, else it raises WrongLoop; before and after its block, ClosedError.
@@ -108,7 +110,10 @@ class LeRobotDataset:
             raise ClosedError(f"{self!r} can be entered only once: call open_dataset again")
         self._guard = LoopGuard("this LeRobotDataset")
         async with AsyncExitStack() as stack:
-            await self._open(stack)
+            try:
+                await self._open(stack)
+            except NotFound as error:  # most often a typing error: the way to it tells nothing
+                raise error.with_traceback(None) from None
             self._stack = stack.pop_all()
         return self
 
@@ -411,6 +416,7 @@ class LeRobotDataset:
         )
 
 
+@explains_keywords
 def open_dataset(
     url: str | os.PathLike[str],
     *,

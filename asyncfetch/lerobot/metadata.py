@@ -129,8 +129,21 @@ async def _root_file(info_file: Eventual[memoryview], url: str) -> memoryview:
     try:
         return await info_file.get()
     except NotFound as error:
-        message = f"{redact_url(url)} has no {_INFO}: is it the root of a LeRobot dataset?"
-        raise NotFound(message, url=error.url, host=error.host, status=error.status, attempts=error.attempts) from error
+        message = f"{redact_url(url)} has no {_INFO}: is it the root of a LeRobot dataset? {_hint(url, error)}".rstrip()
+        raise NotFound(
+            message, url=error.url, host=error.host, status=error.status, attempts=error.attempts
+        ) from None  # which says all that the other did
+
+
+def _hint(url: str, error: NotFound) -> str:
+    """What was meant, most likely; empty where nobody knows."""
+    if url.startswith("hf://"):
+        return str(error).partition(" [")[0]
+    if url.endswith(f"/{_INFO}"):
+        return f"Its root would be {redact_url(url.removesuffix(_INFO))}"
+    if "://" in url or url.startswith(("/", ".")):
+        return ""
+    return f"That is a path; a dataset of the Hub is hf://datasets/{url}, one of a web server https://{url}"
 
 
 async def _load_tasks(reader: RangeReader, url: str, run: RunSync) -> dict[int, str]:

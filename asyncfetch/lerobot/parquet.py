@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, FormatError, MissingDependency, redact_url
+from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, FormatError, MissingDependency, install_command, redact_url
 from asyncfetch.ranges import HEADERS_BYTES, ByteRange
 from asyncfetch.runtime.fork import forks_wait
 
@@ -87,7 +87,7 @@ def require_pyarrow() -> Any:  # noqa: ANN401  (pyarrow has no types)
             import pyarrow.compute
             import pyarrow.parquet  # noqa: F401  (used as pa.parquet)
     except ImportError as error:
-        message = 'LeRobot tables need pyarrow: pip install "asyncfetch[lerobot]"'
+        message = f"LeRobot tables need pyarrow: {install_command('lerobot')}"
         raise MissingDependency(message) from error
     return pa
 

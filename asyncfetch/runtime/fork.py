@@ -19,13 +19,14 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from asyncfetch.errors import ConfigError, WrongLoop
+from asyncfetch.errors import ConfigError, UsageError, WrongLoop
 from asyncfetch.runtime.threads import call_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Never
 
-__all__ = ["ForkGuard", "LoopGuard", "forks_wait", "leave_openssl", "running_loop", "stand_still_at_forks"]
+__all__ = ["AsyncOnly", "ForkGuard", "LoopGuard", "forks_wait", "leave_openssl", "running_loop", "stand_still_at_forks"]
 
 PAUSE_SECONDS: Final = 1.0
 """Seconds that a fork waits for loops to stand still, and they for the fork."""
@@ -196,6 +197,26 @@ def _forget() -> None:
 
 # What is registered last comes first: what forks wait for may log, and may hand calls to threads, until it is over.
 os.register_at_fork(before=_stop, after_in_parent=_go_on, after_in_child=_forget)
+
+
+class AsyncOnly:
+    """What is entered by ``async with`` alone, and stays in its process: it says so to who tries otherwise."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Never:
+        raise self._refusal("is entered by `async with`, not by `with`")
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __await__(self) -> Never:
+        raise self._refusal("isn't awaited: write `async with ... as name:`, and use it in that block")
+
+    def __reduce_ex__(self, protocol: object) -> Never:
+        raise self._refusal("can't be pickled: give another process the url and the configuration, to open its own")
+
+    def _refusal(self, what: str) -> UsageError:
+        return UsageError(f"a {type(self).__name__} {what}")
 
 
 def running_loop(subject: str) -> asyncio.AbstractEventLoop:

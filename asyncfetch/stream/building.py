@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ConfigError, UsageError
 from asyncfetch.lerobot import DoesNotFit, Field
 from asyncfetch.runtime.failures import kept
 from asyncfetch.stream.batch import BatchRow, Layout
@@ -173,10 +173,14 @@ def are_one(transform: Transform | None, other: Transform | None) -> bool:
 def transformed(transform: Transform, sample: Sample) -> Sample | Failed:
     """What the user's function makes of a sample, or the error that it raised."""
     try:
-        return transform(sample)
+        made: Sample | None = transform(sample)
     except (StopIteration, StopAsyncIteration) as stop:  # raised by the iterator it would be a silent end: PEP 479
         failure = RuntimeError(f"the transform raised {type(stop).__name__}")
         failure.__cause__ = stop
         return Failed(failure, by_transform=True)
     except BaseException as failure:  # noqa: BLE001  the user's own; raised by the iterator as it is
         return Failed(failure, by_transform=True)
+    if made is None:
+        error = UsageError(f"the transform {transform!r:.80} gave None: end it by `return sample`")
+        return Failed(error, by_transform=True)
+    return made

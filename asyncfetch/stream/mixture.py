@@ -15,6 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.config import StreamConfig
+from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import LeRobotDataset
 from asyncfetch.ranges import is_whole_number
@@ -99,6 +100,7 @@ class Mixture(SampleSource[OpenMixture]):
         ConfigError: Something doesn't fit; where that is a matter of the datasets, when they are opened.
     """
 
+    @explains_keywords
     def __init__(
         self,
         streams: Sequence[Stream],

@@ -6,8 +6,9 @@ from contextlib import AsyncExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
+from asyncfetch.errors import UsageError
 from asyncfetch.runtime import iterate
-from asyncfetch.runtime.fork import running_loop
+from asyncfetch.runtime.fork import AsyncOnly, running_loop
 from asyncfetch.stream.batch import Rows
 from asyncfetch.stream.coming import Delivery
 from asyncfetch.stream.jobs import Sizes
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
+    from typing import Never
 
     from asyncfetch.lerobot import Sample
     from asyncfetch.stream.batch import BatchMemory
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
     from asyncfetch.stream.source import SampleSource
     from asyncfetch.stream.state import State
 
-__all__ = ["HANDED_OVER_PARCELS", "Samples", "StreamIterator"]
+WITH_SAMPLES = "`async with stream.samples() as samples:`, and in it `async for sample in samples:`"
+"""How a pass on a loop of one's own is written."""
+
+__all__ = ["HANDED_OVER_PARCELS", "WITH_SAMPLES", "Samples", "StreamIterator"]
 
 R = TypeVar("R", bound="Readable")
 
@@ -47,7 +52,7 @@ HANDED_OVER_PARCELS = 5
 cross for each time that one thread has to wake the other."""
 
 
-class Samples(Generic[R]):
+class Samples(AsyncOnly, Generic[R]):
     """A pass that isn't open yet; entering it gives the ``SamplePass``."""
 
     def __init__(
@@ -71,6 +76,12 @@ class Samples(Generic[R]):
         self._is_followed = is_followed
         self._memory = memory
         self._stack = AsyncExitStack()
+
+    def __iter__(self) -> Never:
+        raise UsageError(f"samples() is for a loop of your own: {WITH_SAMPLES}; without one, `for sample in stream`")
+
+    def __aiter__(self) -> Never:
+        raise UsageError(f"samples() has to be entered first: {WITH_SAMPLES}")
 
     async def __aenter__(self) -> SamplePass:
         running_loop("a pass over a stream")

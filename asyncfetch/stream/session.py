@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from asyncfetch.errors import NotFound
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.fork import ForkGuard
@@ -50,8 +51,10 @@ class Session(Generic[R]):
         """What is open; waits for it. Whatever ends the wait without it closes the session."""
         try:
             return self._kept.value()
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, NotFound):  # most often a typing error: the way to it tells nothing
+                raise error.with_traceback(None) from None
             raise
 
     def statistics(self) -> DatasetStatistics:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from asyncfetch.config import WorkerConfig
-from asyncfetch.errors import ConfigError
+from asyncfetch.config.secrets import goes_to_own_child
+from asyncfetch.errors import ConfigError, NotFound, UsageError
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
-from asyncfetch.stream.passes import Samples, StreamIterator
+from asyncfetch.stream.passes import WITH_SAMPLES, Samples, StreamIterator
 from asyncfetch.stream.placement import STEP_SAMPLES, Placement, find_rank
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.readable import Readable
@@ -32,6 +35,7 @@ from asyncfetch.stream.state import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
+    from typing import Never
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DatasetStatistics
@@ -207,6 +211,22 @@ class SampleSource(ABC, Generic[R]):
         """One pass, driven by a loop in a thread of its own, which stays for the next pass with its connections."""
         return self.iterate(self.placement())
 
+    def __aiter__(self) -> Never:
+        raise UsageError(f"a {type(self).__name__} is iterated by `for`, or on a loop of your own: {WITH_SAMPLES}")
+
+    def __len__(self) -> int:
+        raise UsageError(
+            f"a {type(self).__name__} isn't a torch dataset: write "
+            "DataLoader(af.torch.StreamDataset(stream, batch_size=32), "
+            "batch_size=None); len() of that StreamDataset is its length"
+        )
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, index: object) -> Never:
+        raise UsageError(f"a {type(self).__name__} has no frame {index!r} by number: af.torch.FrameDataset(url)[i] has")
+
     def iterate(
         self,
         placement: Placement,
@@ -226,7 +246,10 @@ class SampleSource(ABC, Generic[R]):
         """
         self._count_latest()
         session = self._open_session()
-        opened = session.opened()
+        try:
+            opened = session.opened()
+        except NotFound as error:  # most often a typing error: the way to it tells nothing
+            raise error.with_traceback(None) from None
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
         is_followed = epoch is None and (loader is None or self._passes > 0)
         iterator = partial(StreamIterator, self, session, opened, placement, is_followed=is_followed, memory=memory)
@@ -447,6 +470,8 @@ class SampleSource(ABC, Generic[R]):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.transform is not None and goes_to_own_child():
+            _check_goes_along(self.transform)
         left_behind = ("_session", "_progress", "_waiting", "_latest", "latest_plan", "workers_memory")
         return self.__dict__ | dict.fromkeys(left_behind)
 
@@ -454,3 +479,14 @@ class SampleSource(ABC, Generic[R]):
         twin = self.__class__.__new__(self.__class__)
         twin.__dict__.update(self.__dict__)
         return twin
+
+
+def _check_goes_along(transform: Transform) -> None:
+    """UsageError where a process that starts by spawn can't get it. Elsewhere another pickler may know how."""
+    try:
+        ForkingPickler.dumps(transform)
+    except (AttributeError, PicklingError, TypeError) as error:  # which of them depends on Python's version
+        raise UsageError(
+            f"transform={transform!r} can't be sent to a process that starts by spawn ({error}): define it by def, or "
+            'its class, at a module\'s top; or start loader workers by DataLoader(multiprocessing_context="fork")'
+        ) from None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfetch.config import PrivateUrl, stream_config
-from asyncfetch.errors import ConfigError
+from asyncfetch.config.checks import explains_keywords
+from asyncfetch.errors import ConfigError, UsageError
 from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, open_dataset
 from asyncfetch.ranges import index_of
 from asyncfetch.stream.building import JobBuilder
@@ -64,6 +65,7 @@ class Stream(SampleSource[LeRobotDataset]):
     the way to a process that multiprocessing starts, such as a loader's worker. Not thread-safe: one thread at a time.
     """
 
+    @explains_keywords
     def __init__(
         self,
         source: str | os.PathLike[str] | LeRobotDataset,
@@ -201,7 +203,7 @@ class Stream(SampleSource[LeRobotDataset]):
 
     def __getstate__(self) -> dict[str, Any]:
         if self.is_open:
-            raise TypeError("a stream of an open dataset can't be pickled: make it of the dataset's URL")
+            raise UsageError("a stream of an open dataset can't be pickled: make it of the dataset's URL")
         return super().__getstate__()
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from asyncfetch.errors import ConfigError, ConnectionFailed, FetchTimeout, MissingDependency
+from asyncfetch.errors import ConfigError, ConnectionFailed, FetchTimeout, MissingDependency, install_command
 from asyncfetch.tensors.http_store import open_payload
 from asyncfetch.tensors.wire import describe, parse_header
 
@@ -153,4 +153,4 @@ def _import_ray() -> Any:  # noqa: ANN401 - a module
     try:
         return importlib.import_module("ray")
     except ImportError as error:
-        raise MissingDependency('tensors in Ray need ray: pip install "asyncfetch[ray]"') from error
+        raise MissingDependency(f"tensors in Ray need ray: {install_command('ray')}") from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfetch.errors import MissingDependency, TensorError
+from asyncfetch.errors import MissingDependency, TensorError, install_command
 from asyncfetch.runtime.fork import forks_wait
 from asyncfetch.tensors.wire import header_bytes, is_shard_id, item_bytes
 
@@ -161,9 +161,6 @@ def _cut(part: Any, mask: torch.Tensor, columns: int) -> Any:  # noqa: ANN401
     return part
 
 
-INSTALL_TORCH = 'pip install "asyncfetch[tensors]"'
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteTensor:
     """A tensor whose bytes are on a server: what it looks like and where to ask. Small, hashable; pickles anywhere.
@@ -224,7 +221,7 @@ def import_torch() -> Any:  # noqa: ANN401 - a module
         with forks_wait():
             import torch
     except ImportError as error:
-        raise MissingDependency(f"remote tensors need torch: {INSTALL_TORCH}") from error
+        raise MissingDependency(f"remote tensors need torch: {install_command('tensors')}") from error
     return torch
 
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from asyncfetch.errors import MissingDependency, TensorError
+from asyncfetch.errors import MissingDependency, TensorError, install_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,7 +155,7 @@ def checksum(data: memoryview | NDArray[np.uint8]) -> int:
     try:
         from xxhash import xxh3_64_intdigest
     except ImportError as error:
-        raise MissingDependency('remote tensors need xxhash: pip install "asyncfetch[tensors]"') from error
+        raise MissingDependency(f"remote tensors need xxhash: {install_command('tensors')}") from error
     return xxh3_64_intdigest(data)  # type: ignore[arg-type]  # below 3.12 no type says that arrays are buffers
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from asyncfetch.errors import ConfigError, MissingDependency
+from asyncfetch.errors import ConfigError, MissingDependency, install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -78,7 +78,7 @@ def require_encoder(encoding: Encoding) -> None:
     try:
         import av
     except ImportError as error:
-        raise MissingDependency('encoding videos needs PyAV: pip install "asyncfetch[testing]"') from error
+        raise MissingDependency(f"encoding videos needs PyAV: {install_command('testing')}") from error
     try:
         av.codec.Codec(encoding.encoder, "w")
     except av.codec.codec.UnknownCodecError as error:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncfetch.errors import ConfigError, MissingDependency
+from asyncfetch.errors import ConfigError, MissingDependency, install_command
 from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.testing.clips import DEPTH_ENCODING, ENCODINGS, require_encoder
 from asyncfetch.testing.identity import paint
@@ -223,7 +223,7 @@ def _require_dependencies(truth: DatasetTruth, recording: Recording) -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError as error:
-        raise MissingDependency('writing datasets needs pyarrow: pip install "asyncfetch[testing]"') from error
+        raise MissingDependency(f"writing datasets needs pyarrow: {install_command('testing')}") from error
     require_encoder(recording.encoding)
     if DEPTH in truth.extras:
         require_encoder(DEPTH_ENCODING)

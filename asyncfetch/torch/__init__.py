@@ -10,12 +10,12 @@ States, and putting those of several ranks together, are the stream's: ``merge_s
 
 from __future__ import annotations
 
-from asyncfetch.errors import MissingDependency
+from asyncfetch.errors import MissingDependency, install_command
 
 try:
     import torch  # noqa: F401  everything here derives from its classes
 except ImportError as error:
-    raise MissingDependency('asyncfetch.torch needs torch: pip install "asyncfetch[lerobot]"') from error
+    raise MissingDependency(f"asyncfetch.torch needs torch: {install_command('lerobot')}") from error
 
 from asyncfetch.stream.merged_states import merge_states
 from asyncfetch.torch.bridge import AsyncIterableDataset

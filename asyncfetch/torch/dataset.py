@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import operator
 import os
+import sys
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from asyncfetch.config import PrivateUrl, stream_config
-from asyncfetch.errors import ConfigError, StateMismatch, redact_url
+from asyncfetch.config.checks import explains_keywords
+from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
 from asyncfetch.lerobot import chosen_features, open_dataset
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
@@ -34,6 +37,7 @@ from asyncfetch.torch.memory import WorkersMemory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
+    from types import FrameType
 
     from torch.utils.data._utils.worker import WorkerInfo
 
@@ -97,6 +101,7 @@ class StreamDataset(IterableDataset[Any]):
     more of them than that.
     """
 
+    @explains_keywords
     def __init__(
         self,
         stream: SampleSource[Any],
@@ -302,11 +307,19 @@ def _is_taken_out_of_order(dataset: StreamDataset) -> bool:
     return any(workers > 1 and not in_order for in_order, workers in orders)
 
 
+def _frame_number(index: Any) -> int:  # noqa: ANN401 - what a user gave
+    try:
+        return operator.index(index)
+    except TypeError as error:
+        raise UsageError(f"a frame's number must be a whole number, not {index!r:.80}: frames[3]") from error
+
+
 _END = object()
-"""In place of a sample where there is none any more; a transform may return anything, None too."""
+"""In place of a sample where there is none any more; a transform may return anything."""
 
 
 def _batches(samples: StreamIterator[Any], size: int, memory: BatchMemory | None, *, drop_last: bool) -> Iterator[Any]:
+    _warn_of_second_batching(size, sys._getframe(1))
     for first in samples:
         begun = samples.latest_number
         try:
@@ -317,6 +330,17 @@ def _batches(samples: StreamIterator[Any], size: int, memory: BatchMemory | None
             raise
         if collated is not None:
             yield collated
+
+
+def _warn_of_second_batching(size: int, caller: FrameType) -> None:
+    """Warn where a loader that makes batches asks for the first of these, which tells its size nowhere else."""
+    asked = caller.f_locals.get("possibly_batched_index") if caller.f_code.co_name == "fetch" else None
+    if isinstance(asked, list):
+        warnings.warn(
+            f"batches of batches: StreamDataset(batch_size={size}) makes batches, and so does "
+            f"DataLoader(batch_size={len(asked)}): give the loader batch_size=None",
+            stacklevel=2,
+        )
 
 
 def _together(batch: list[Any], memory: BatchMemory | None) -> Any:  # noqa: ANN401
@@ -358,6 +382,7 @@ class FrameDataset(Dataset["Sample"]):
         AsyncFetchError: What ``LeRobotDataset.sample`` raises.
     """
 
+    @explains_keywords
     def __init__(
         self,
         source: str | os.PathLike[str],
@@ -393,7 +418,7 @@ class FrameDataset(Dataset["Sample"]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """The samples of several frames, read concurrently, in the asked order."""
-        places = [self._locate(operator.index(index)) for index in indices]
+        places = [self._locate(_frame_number(index)) for index in indices]
         session = self._opened()
         return session.thread.run(_read_all, session.opened(), places, self.windows)
 

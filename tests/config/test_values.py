@@ -28,11 +28,11 @@ def test_what_no_field_may_hold_is_refused_by_its_name(kind: Any) -> None:  # no
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_requests_per_host": "64"}, "max_requests_per_host must be a whole number, not of type str"),
+        ({"max_requests_per_host": "64"}, "max_requests_per_host must be a whole number, not '64': write 64"),
         ({"max_requests_per_host": 1.5}, "max_requests_per_host must be a whole number, not 1.5"),
         ({"max_redirects": True}, "max_redirects must be a whole number, not True"),
         ({"part_bytes": None}, "part_bytes must be a whole number, not None"),
-        ({"max_bytes_per_second": "1"}, "max_bytes_per_second must be a whole number or None, not of type str"),
+        ({"max_bytes_per_second": "1"}, "max_bytes_per_second must be a whole number or None, not '1': write 1"),
         ({"learn_limit": 1}, "learn_limit must be True or False, not 1"),
         ({"timeouts": 5}, "timeouts must be a TimeoutConfig, not 5"),
         ({"hedge": False}, "hedge must be a HedgeConfig or None, not False"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 import warnings
@@ -10,7 +11,7 @@ import pytest
 
 from asyncfetch.decode import backends, open_decoder
 from asyncfetch.decode.decoder import PyAVDecoder
-from asyncfetch.errors import MissingDependency
+from asyncfetch.errors import MissingDependency, install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,9 +106,9 @@ def test_with_neither_the_error_has_the_commands(h264: Video, broken: Callable[.
     broken(torchcodec_decoders=NO_LIBRARIES, av=ModuleNotFoundError("No module named 'av'"))
     with pytest.raises(MissingDependency) as caught:
         open_decoder(h264.clip(), backend="auto")
-    for command in ("apt-get install ffmpeg", 'pip install "asyncfetch[lerobot]"', 'pip install "asyncfetch[pyav]"'):
+    for command in ("apt-get install ffmpeg", install_command("lerobot"), install_command("pyav")):
         assert command in str(caught.value)
-    with pytest.raises(MissingDependency, match=r'pip install "asyncfetch\[pyav\]"'):
+    with pytest.raises(MissingDependency, match=re.escape(install_command("pyav"))):
         open_decoder(h264.clip(), backend="pyav")
 
 

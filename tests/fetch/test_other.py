@@ -31,6 +31,7 @@ from asyncfetch.errors import (
     MissingDependency,
     NotFound,
     ObjectChanged,
+    install_command,
 )
 from asyncfetch.fetch import Fetcher
 from asyncfetch.ranges import ObjectInfo
@@ -282,7 +283,7 @@ async def main():
 anyio.run(main)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert 'pip install "asyncfetch[fsspec]"' in ended.stdout
+    assert install_command("fsspec") in ended.stdout
 
 
 async def test_statistics_name_the_server_without_the_login() -> None:

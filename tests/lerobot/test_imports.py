@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncfetch.errors import MissingDependency
+from asyncfetch.errors import MissingDependency, install_command
 from asyncfetch.lerobot.metadata import load_metadata
 
 if TYPE_CHECKING:
@@ -25,5 +26,5 @@ async def test_without_pyarrow_the_command_is_named(
 ) -> None:
     root = tables.write(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingDependency, match=r'pip install "asyncfetch\[lerobot\]"'):
+    with pytest.raises(MissingDependency, match=re.escape(install_command("lerobot"))):
         await load_metadata(reader, root)

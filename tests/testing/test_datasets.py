@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncfetch.errors import ConfigError, EpisodeNotFound, FrameMissing, MissingDependency
+from asyncfetch.errors import ConfigError, EpisodeNotFound, FrameMissing, MissingDependency, install_command
 from asyncfetch.testing.datasets import EXTRAS, DatasetTruth, Quirks, write_dataset
 from asyncfetch.testing.identity import read_identity
 
@@ -451,7 +452,7 @@ def test_options_that_the_encoder_refuses(tmp_path: Path) -> None:
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     monkeypatch.setitem(sys.modules, module, None)
 
-    with pytest.raises(MissingDependency, match=r'pip install "asyncfetch\[testing\]"'):
+    with pytest.raises(MissingDependency, match=re.escape(install_command("testing"))):
         write_dataset(tmp_path)
 
 

@@ -7,6 +7,7 @@ import http.client
 import math
 import os
 import pickle
+import re
 import socket
 import ssl
 import sys
@@ -22,7 +23,7 @@ import anyio
 import psutil
 import pytest
 
-from asyncfetch.errors import ClosedError, ConfigError, MissingDependency
+from asyncfetch.errors import ClosedError, ConfigError, MissingDependency, install_command
 from asyncfetch.testing import Fault, FaultEvery, FaultOnce, RangeServer, ServedRequest
 
 if TYPE_CHECKING:
@@ -662,7 +663,7 @@ def test_a_name_that_no_host_can_have_is_refused(host: str) -> None:
 def test_tls_without_trustme_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trustme", None)
     server = RangeServer({}, host="127.9.9.9")  # no certificate was made for this one before
-    with no_thread_left(), pytest.raises(MissingDependency, match=r'pip install "asyncfetch\[testing\]"'):
+    with no_thread_left(), pytest.raises(MissingDependency, match=re.escape(install_command("testing"))):
         server.__enter__()
 
 

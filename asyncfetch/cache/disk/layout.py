@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncfetch.cache.names import object_name
 from asyncfetch.config.checks import absolute_directory
-from asyncfetch.errors import MissingDependency
+from asyncfetch.errors import MissingDependency, install_command
 from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def load_checksum() -> Callable[[Any], int]:
     try:
         from xxhash import xxh3_64_intdigest
     except ImportError as error:
-        raise MissingDependency('a disk tier needs xxhash: pip install "asyncfetch[disk]"') from error
+        raise MissingDependency(f"a disk tier needs xxhash: {install_command('disk')}") from error
     return xxh3_64_intdigest
 
 

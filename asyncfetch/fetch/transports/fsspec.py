@@ -42,6 +42,7 @@ from asyncfetch.errors import (
     MissingDependency,
     NotFound,
     ObjectChanged,
+    install_command,
     redact_text,
     redact_url,
 )
@@ -81,7 +82,7 @@ def file_system(url: str, options: Mapping[str, Mapping[str, object]]) -> tuple[
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise MissingDependency(f'{scheme}:// urls need fsspec: pip install "asyncfetch[fsspec]"') from error
+        raise MissingDependency(f"{scheme}:// urls need fsspec: {install_command('fsspec')}") from error
     own = options.get(scheme, {})
     with foreign_errors(scheme):
         try:

@@ -637,7 +637,7 @@ class HttpTransport:
             failure.retry_after = pause_seconds(headers, wall_now=self._clock.wall())
         word = headers.get("X-Error-Code")
         if word is not None:
-            failure.message += f" ({word[:80]})"
+            failure.message += f" ({word[:160]})"
 
     def _note_head(self, permit: Permit, head: Head | Exchange, times: Connection | Exchange) -> None:
         """Notes that the head of an answer is there."""

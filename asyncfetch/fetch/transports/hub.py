@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from anyio import to_thread
+from multidict import CIMultiDict
 from yarl import URL
 
 from asyncfetch.config.checks import require_token
@@ -115,6 +116,26 @@ class HubFile:
         return f"/api/{self.kind}/{quote(self.repository)}/{verb}/{quote(revision, safe='')}{path}"
 
 
+_MEANT: Mapping[tuple[int, str], str] = {
+    (401, "RepoNotFound"): "RepoNotFound: it isn't there, or it is private: set HF_TOKEN, or run `hf auth login`",
+    (401, "GatedRepo"): "GatedRepo: accept its terms on its page, then set HF_TOKEN, or run `hf auth login`",
+    (403, "GatedRepo"): "GatedRepo: accept its terms on its page",
+    (
+        404,
+        "RepoNotFound",
+    ): "RepoNotFound: no such repository, or this token may not see it; a dataset's url begins with hf://datasets/",
+    (404, "RevisionNotFound"): "RevisionNotFound: no such repository, or no such branch, tag or commit after the @; a "
+    "dataset's url begins with hf://datasets/",
+    (404, "EntryNotFound"): "EntryNotFound: the repository has no such file",
+}
+"""What the Hub's words for programs mean for people."""
+_MEANT_WITH_TOKEN = {
+    **_MEANT,
+    (401, "RepoNotFound"): "RepoNotFound: the Hub doesn't take this token, which may have expired: make a new one, for "
+    "HF_TOKEN or `hf auth login`",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Hub:
     """The Hub that is asked, and what it is told of us."""
@@ -140,6 +161,7 @@ class HubTransport:
         self._commits: FoundOnce[tuple[str, str, str], str] = FoundOnce(clock.monotonic)
         self._hubs: FoundOnce[None, _Hub] = FoundOnce(clock.monotonic, 1)
         self._wall = clock.wall
+        self._has_token = False
 
     def attempts(self, download: Download) -> Attempt:
         """See HttpTransport."""
@@ -155,7 +177,11 @@ class HubTransport:
         return (has_changed or failure.status in {401, 403}) and self._addresses.reject(url, address)
 
     def explain(self, status: int, headers: Mapping[str, str], body: bytes) -> Mapping[str, str]:
-        """The Hub says it in X-Error-Code; what stands in front of it may not."""
+        """The Hub says it in X-Error-Code, for programs; what stands in front of it may not."""
+        meant = (_MEANT_WITH_TOKEN if self._has_token else _MEANT).get((status, headers.get("X-Error-Code", "")))
+        if meant is not None:
+            headers = CIMultiDict(headers)
+            headers["X-Error-Code"] = meant
         return explained(status, headers, body)
 
     async def endpoint(self, url: str) -> str:
@@ -247,6 +273,7 @@ class HubTransport:
         # What the configuration has for the host is more deliberate than what the environment has.
         own = static_headers(url, asked=True, headers=self._config.headers, tokens=self._config.tokens, login=None)
         named = any(name.lower() == "authorization" for name in own)
+        self._has_token = token is not None and not named
         headers = {} if named else static_headers(url, asked=True, headers={}, tokens=tokens, login=None)
         return Found(_Hub(str(url).rstrip("/"), headers))
 

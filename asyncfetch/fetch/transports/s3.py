@@ -19,7 +19,15 @@ from anyio import to_thread
 from multidict import CIMultiDict
 from yarl import URL
 
-from asyncfetch.errors import AccessDenied, ConfigError, InvalidResponse, MissingDependency, NotFound, redact_url
+from asyncfetch.errors import (
+    AccessDenied,
+    ConfigError,
+    InvalidResponse,
+    MissingDependency,
+    NotFound,
+    install_command,
+    redact_url,
+)
 from asyncfetch.fetch import refusals
 from asyncfetch.fetch.addresses import Address, Found, FoundOnce
 from asyncfetch.fetch.listing import Listing, listed_size
@@ -119,7 +127,7 @@ def _start() -> LoopThread:
         with forks_wait():
             import aiobotocore.session  # noqa: F401 - takes half a second, so not on anybody's loop
     except ImportError as error:
-        raise MissingDependency('s3:// urls need aiobotocore: pip install "asyncfetch[s3]"') from error
+        raise MissingDependency(f"s3:// urls need aiobotocore: {install_command('s3')}") from error
     logging.getLogger("botocore.auth").addFilter(_says_nothing_of_ours)
     return LoopThread(name=THREAD_NAME)
 

@@ -24,7 +24,7 @@ import anyio.to_thread
 from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
-from asyncfetch.errors import ClosedError, ConfigError, MissingDependency
+from asyncfetch.errors import ClosedError, ConfigError, MissingDependency, install_command
 from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime.fork import running_loop, stand_still_at_forks
 from asyncfetch.runtime.sockets import Sockets, abort
@@ -81,7 +81,7 @@ def certificate_for(host: str) -> Certificate:
     try:
         import trustme
     except ImportError as exc:
-        message = 'a test server with TLS needs trustme: pip install "asyncfetch[testing]", or pass tls=False'
+        message = f"a test server with TLS needs trustme: {install_command('testing')}, or pass tls=False"
         raise MissingDependency(message) from exc
     authority = trustme.CA()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
