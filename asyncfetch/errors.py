@@ -357,14 +357,14 @@ class StateMismatch(AsyncFetchError, ValueError):
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra of asyncfetch as it is installed here: of a checkout, in that."""
+    """Return the command that installs an extra of asyncfetch as it is installed here: of a checkout, in that."""
     directory, is_editable = _checkout()
     return f'pip install {"-e " if is_editable else ""}"{directory or "asyncfetch"}[{extra}]"'
 
 
 @cache
 def _checkout() -> tuple[str | None, bool]:
-    """The directory that asyncfetch was installed from, and whether it is used there; None where pip knows of none."""
+    """Return where asyncfetch was installed from, and whether it is used there; None where that is no directory."""
     from importlib import metadata  # which loads much, for a message
 
     try:

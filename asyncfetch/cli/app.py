@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from typing import Annotated
+
 from asyncfetch.errors import MissingDependency, install_command
 
 try:
     import typer
 
     from asyncfetch.cli.cache import commands as cache_commands
-    from asyncfetch.cli.info import info
+    from asyncfetch.cli.dataset import check, frames, info
+    from asyncfetch.cli.env import env
+    from asyncfetch.cli.files import cp, ls
     from asyncfetch.cli.merge import merge
     from asyncfetch.cli.run import OPTIONS_ARE_THEIRS, run
     from asyncfetch.cli.subsets import convert, select, split
@@ -21,15 +26,25 @@ app = typer.Typer(
     name="asyncfetch",
     help="Training data by byte ranges: what belongs to a shell.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 app.add_typer(cache_commands, name="cache")
-for command in (info, merge, select, split, convert):
+for command in (info, check, frames, ls, cp, merge, select, split, convert, env):
     app.command()(command)
 app.command(context_settings=OPTIONS_ARE_THEIRS)(run)
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"asyncfetch {metadata.version('asyncfetch')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _() -> None:
+def _(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
     """So that a group of commands stays a group, however many there are."""

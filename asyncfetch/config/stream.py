@@ -67,7 +67,8 @@ class StreamConfig:
     """Open decoders kept; None means ASYNCFETCH_DECODER_CACHE_SIZE or else what the pool needs, at least 100."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.decoder, str) and "cuda" in self.decoder:
+        given: object = self.decoder
+        if isinstance(given, str) and "cuda" in given:
             raise ConfigError(
                 f"decoder={self.decoder!r}: frames are decoded on the CPU, by 'torchcodec' or 'pyav'; move batches by "
                 '.to("cuda"), and see pin_memory= of StreamDataset'

@@ -37,11 +37,12 @@ from asyncfetch.fetch.transports.hub import HubTransport
 from asyncfetch.fetch.transports.s3 import S3Transport
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import Interrupt
+from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import AsyncOnly, running_loop
 from asyncfetch.runtime.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from asyncfetch.fetch.hosts import FetchStatistics
     from asyncfetch.fetch.reader import WritableBuffer
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fetcher", "Transport", "Transports", "WritableTransport"]
 
+DOWNLOAD_PIECE_BYTES = 64 * 1024 * 1024
+"""Of an object that is downloaded: enough that its parts fill a link, and what is held of it."""
 MAX_URLS = 1024
 """Urls whose transport is remembered."""
 FILE_THREADS = 16
@@ -331,15 +334,48 @@ class Fetcher(AsyncOnly):
         wanted = byte_ranges(ranges)
         return RangeStream(wanted, self._plan, self._answer, workers=self._workers)
 
-    async def listdir(self, url: str) -> list[ObjectInfo]:
-        """The entries of a directory or prefix, sorted by name, not its sub-directories'.
+    async def listdir(self, url: str, *, recursive: bool = False) -> list[ObjectInfo]:
+        """The entries of a directory or prefix, sorted by name; with ``recursive`` all files below it, by url.
 
         A sub-directory has size 0 and a url that ends in "/". What is neither file nor directory is left out. All
         entries are held: FetchError where there are more than ``max_listed_entries``. Plain web servers have no
         listings: ConfigError.
         """
         self._check()
-        return await self._call(url, self._transports.of(url).listdir(url))
+        entries = await self._call(url, self._transports.of(url).listdir(url))
+        if not recursive:
+            return entries
+        files: list[ObjectInfo] = []
+        while entries:
+            directories = [entry.url for entry in entries if entry.url.endswith("/")]
+            files += [entry for entry in entries if not entry.url.endswith("/")]
+            if len(files) + len(directories) > self.config.max_listed_entries:
+                message = f"there are more than max_listed_entries={self.config.max_listed_entries} files: raise that"
+                raise FetchError(message, url=url)
+            levels = await gather(*(partial(self.listdir, directory) for directory in directories))
+            entries = [entry for level in levels for entry in level]
+        return sorted(files, key=lambda file: file.url)
+
+    async def download(self, url: str, path: str | os.PathLike[str]) -> ObjectInfo:
+        """Copy an object to a local file, or to another object that ``put`` can write: whole or not at all.
+
+        It is read by ranges of 64 MiB, each of which comes in parts side by side, and never held as a whole.
+
+        Returns:
+            Size and version of the object that was read.
+
+        Raises:
+            ConfigError: ``path`` can't be written.
+            FetchError: It could not be read or written. ObjectChanged where it was replaced meanwhile.
+        """
+        info = await self.stat(url)
+
+        async def pieces() -> AsyncIterator[memoryview]:
+            for start in range(0, info.size, DOWNLOAD_PIECE_BYTES):
+                yield await self.fetch(url, start, min(start + DOWNLOAD_PIECE_BYTES, info.size))
+
+        await self.put(os.fspath(path), pieces())
+        return info
 
     async def put(self, url: str, source: Content) -> ObjectInfo:
         """Writes the source to the object, in place of what is there: whole or, after an error, not at all.

@@ -136,7 +136,7 @@ async def _root_file(info_file: Eventual[memoryview], url: str) -> memoryview:
 
 
 def _hint(url: str, error: NotFound) -> str:
-    """What was meant, most likely; empty where nobody knows."""
+    """Return what was meant, most likely; empty where nobody knows."""
     if url.startswith("hf://"):
         return str(error).partition(" [")[0]
     if url.endswith(f"/{_INFO}"):

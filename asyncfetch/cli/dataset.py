@@ -1,0 +1,230 @@
+"""``asyncfetch info``, ``check`` and ``frames``: what a dataset is, what is wrong with it, and how it looks."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path  # noqa: TC003 - typer reads it
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from asyncfetch.cli.files import CaFile, fetch_config
+from asyncfetch.cli.sizes import format_bytes
+from asyncfetch.cli.tenths import Tenths
+from asyncfetch.config import StreamConfig
+from asyncfetch.errors import DatasetError, FetchError
+from asyncfetch.runtime.concurrently import gather
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from asyncfetch.lerobot import LeRobotDataset
+
+__all__ = ["check", "frames", "info"]
+
+WORLD_SIZES = (1, 8, 64)
+CHECKED_AT_ONCE = 64
+"""Episodes whose videos' indexes are compared at a time."""
+THUMBNAIL_PX = 160
+"""Width of a picture on a sheet, at most."""
+
+Source = Annotated[str, typer.Argument(help="The dataset, a directory or url.")]
+
+
+def info(
+    source: Source,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a rank's batch, made by StreamDataset.")] = 32,
+    num_workers: Annotated[int, typer.Option(min=0, help="Loader workers of a rank.")] = 0,
+    ca_file: CaFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, with bytes as numbers.")] = False,
+) -> None:
+    """Say what is in a dataset, and what a shuffled epoch fetches of it for 1, 8 and 64 ranks."""
+    from asyncfetch.stream import Stream  # which loads what reads datasets
+
+    stream = Stream(source, config=StreamConfig(fetch=fetch_config(ca_file)))
+    try:
+        plans = [
+            stream.traffic_plan(world_size=ranks, num_workers=num_workers, batch_size=batch_size)
+            for ranks in WORLD_SIZES
+        ]
+        dataset = stream.opened()
+        episodes, frames, fps, cameras = dataset.num_episodes, dataset.num_frames, dataset.fps, dataset.cameras
+        features: dict[str, dict[str, Any]] = {
+            key: {"dtype": feature.dtype, "shape": list(feature.shape), "codec": feature.info.get("video.codec")}
+            for key, feature in dataset.features.items()
+        }
+        tasks = list(dataset.tasks.values())
+    finally:
+        stream.close()
+    if as_json:
+        told = {"episodes": episodes, "frames": frames, "fps": fps, "cameras": list(cameras)}
+        told |= {"features": features, "tasks": tasks, "traffic": [asdict(plan) for plan in plans]}
+        typer.echo(json.dumps(told))
+        return
+    typer.echo(f"{episodes:,} episodes, {frames:,} frames at {fps:g} fps; cameras: {', '.join(cameras) or 'none'}")
+    for key, feature in features.items():
+        shape = "x".join(map(str, feature["shape"]))
+        typer.echo(f"  {key}: {feature['dtype']} {shape}{' ' + feature['codec'] if feature['codec'] else ''}")
+    typer.echo(f"{len(tasks):,} tasks: {'; '.join(tasks[:5])}{'; ...' if len(tasks) > 5 else ''}")
+    table = Table("ranks", "fetched an epoch", "of each byte", "largest rank", "requests", title="clips")
+    for plan in plans:
+        times = plan.fetched_bytes / max(1, plan.least_bytes)
+        table.add_row(
+            str(plan.world_size),
+            format_bytes(plan.fetched_bytes),
+            f"{times:.2f} x",
+            format_bytes(plan.largest_rank_bytes),
+            f"{plan.requests:,}",
+        )
+    Console().print(table)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is broken or odd."""
+
+    what: str
+    episode: int | None
+    """None where it is the dataset's."""
+    details: str
+
+
+def check(
+    source: Source,
+    deep: Annotated[bool, typer.Option("--deep", help="Fetch and decode every frame, too.")] = False,
+    ca_file: CaFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Say what is broken or odd in a dataset, before the GPU hours. Exits with 1 where something is."""
+    config = StreamConfig(on_error="skip", fetch=fetch_config(ca_file))
+    findings = anyio.run(partial(_check, source, config, deep=deep))
+    if as_json:
+        typer.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}))
+    else:
+        for finding in findings:
+            where = "" if finding.episode is None else f"episode {finding.episode}: "
+            typer.echo(f"{finding.what}: {where}{finding.details}")
+        typer.echo(f"{len(findings):,} findings" if findings else "nothing found")
+    if findings:
+        raise typer.Exit(1)
+
+
+async def _check(source: str, config: StreamConfig, *, deep: bool) -> list[Finding]:
+    from asyncfetch.lerobot import open_dataset  # which loads what reads datasets
+
+    async with open_dataset(source, config=config) as dataset:
+        findings = [*_metadata_findings(dataset), *await _video_findings(dataset)]
+        return findings + (await _sample_findings(dataset) if deep else [])
+
+
+def _metadata_findings(dataset: LeRobotDataset) -> Iterator[Finding]:
+    table, features = dataset.episodes, dataset.features
+    stats = dataset.stats or {}
+    missing = [
+        key for key, feature in features.items() if feature.kind in {"value", "video", "image"} and key not in stats
+    ]
+    if missing:
+        yield Finding("missing statistics", None, ", ".join(missing))
+    ends = table.starts + table.lengths
+    for position in np.flatnonzero(table.starts[1:] != ends[:-1]).tolist():
+        before, after = int(ends[position]), int(table.starts[position + 1])
+        what = "orphan rows" if after > before else "rows of two episodes"
+        rows = f"rows [{min(before, after)}, {max(before, after)}) follow it"
+        yield Finding(what, int(table.indices[position]), rows)
+    for episode in np.flatnonzero(table.lengths == 0).tolist():
+        yield Finding("empty episode", int(table.indices[episode]), "it has no frames")
+
+
+async def _video_findings(dataset: LeRobotDataset) -> list[Finding]:
+    """Of what the videos' indexes say: nothing is decoded."""
+
+    async def look(episode: int) -> Finding | None:
+        try:
+            await dataset.range_bytes(episode)
+        except (DatasetError, FetchError) as error:
+            return Finding(type(error).__name__, episode, str(error))
+        return None
+
+    indices, found, tenths = list(dataset.episodes.indices), list[Finding | None](), Tenths()
+    for start in range(0, len(indices), CHECKED_AT_ONCE):
+        found += await gather(*(partial(look, episode) for episode in indices[start : start + CHECKED_AT_ONCE]))
+        tenths.say("videos' indexes", len(found) / len(indices))
+    return [finding for finding in found if finding is not None]
+
+
+async def _sample_findings(dataset: LeRobotDataset) -> list[Finding]:
+    """Of every frame, fetched and decoded."""
+    from asyncfetch.stream import Stream
+
+    stream, off_grid, tenths = Stream(dataset, shuffle=False), dict[int, str](), Tenths()
+    tolerance_seconds = dataset.config.tolerance_seconds
+    async with stream.samples() as samples:
+        number = 0
+        async for sample in samples:
+            number += 1
+            tenths.say("frames", number / dataset.num_frames)
+            episode, seconds = int(sample["episode_index"]), float(sample["timestamp"])
+            if abs(seconds - int(sample["frame_index"]) / dataset.fps) > tolerance_seconds:
+                off_grid.setdefault(episode, f"frame {int(sample['frame_index'])} is at {seconds:g} s")
+    bad = [
+        Finding("bad data", each.episode, f"{each.samples} frames: {each.cause}")
+        for each in stream.quarantine.episodes()
+    ]
+    return bad + [Finding("timestamps off the grid", episode, first) for episode, first in off_grid.items()]
+
+
+def frames(
+    source: Source,
+    out: Annotated[Path, typer.Option(help="The PNG file to write.")],
+    episode: Annotated[int, typer.Option(min=0, help="Which episode.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Pictures of each camera, from its first frame to its last.")] = 8,
+    ca_file: CaFile = None,
+) -> None:
+    """Draw a contact sheet of an episode: a row of pictures for each camera."""
+    sheet = anyio.run(_sheet, source, StreamConfig(fetch=fetch_config(ca_file)), episode, count)
+    out.write_bytes(_png(sheet))
+    typer.echo(f"{out}: {sheet.shape[1]}x{sheet.shape[0]}")
+
+
+async def _sheet(source: str, config: StreamConfig, episode: int, count: int) -> NDArray[np.uint8]:
+    from asyncfetch.lerobot import open_dataset
+
+    async with open_dataset(source, config=config) as dataset:
+        cameras = [camera for camera in dataset.cameras if not dataset.features[camera].is_depth]
+        if not cameras:
+            raise DatasetError(f"{dataset!r} has no camera to draw")
+        length = dataset.episodes[episode].length
+        numbers = np.unique(np.linspace(0, length - 1, min(count, length)).astype(int)).tolist()
+        samples = await gather(*(partial(dataset.sample, episode, number) for number in numbers))
+    rows = [np.concatenate([_thumbnail(sample[camera]) for sample in samples], axis=1) for camera in cameras]
+    width = max(row.shape[1] for row in rows)
+    return np.concatenate([np.pad(row, ((0, 0), (0, width - row.shape[1]), (0, 0))) for row in rows])
+
+
+def _thumbnail(picture: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - a tensor, (3, height, width)
+    step = -(-picture.shape[2] // THUMBNAIL_PX)
+    small: NDArray[np.uint8] = picture[:, ::step, ::step].numpy().transpose(1, 2, 0)
+    return small
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    """Return an 8-bit RGB picture as a file, (height, width, 3)."""
+    height, width, _ = pixels.shape
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)  # 0: no filter
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    body = zlib.compress(rows.tobytes())
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
