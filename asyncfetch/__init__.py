@@ -93,6 +93,7 @@ if TYPE_CHECKING:
         merge_datasets,
         select_episodes,
         split_dataset,
+        split_episodes,
     )
     from asyncfetch.ranges import ByteRange, ObjectInfo
     from asyncfetch.stream import Mixture, SamplePass, ServedBatches, Stream, serve_samples
@@ -165,6 +166,7 @@ _HOMES = {
         "merge_datasets",
         "select_episodes",
         "split_dataset",
+        "split_episodes",
     ],
     "ranges": ["ByteRange", "ObjectInfo"],
     "stream": ["Mixture", "SamplePass", "ServedBatches", "Stream", "serve_samples"],
@@ -243,6 +245,7 @@ __all__ = [
     "select_episodes",
     "serve_samples",
     "split_dataset",
+    "split_episodes",
     "tensors",
     "testing",
     "torch",

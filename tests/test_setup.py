@@ -188,3 +188,21 @@ def test_a_python_without_ensurepip_serves_where_pip_is_there(world: World) -> N
     ended = world.setup()
     assert ended.returncode == 0, ended.stderr
     assert any("--python" in line and line.endswith("install --quiet pip") for line in world.installed())
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("s3://robots/pick-place", ["aiobotocore>=3.9"]),
+        ("gs://robots/pick-place", ["fsspec gcsfs"]),
+        ("sftp://host/pick-place", ["fsspec paramiko"]),
+        ("hf://datasets/org/name", []),
+        ("https://host/pick-place", []),
+        ("/data/pick-place", []),
+    ],
+)
+def test_the_quick_start_has_what_a_url_needs(world: World, url: str, wanted: list[str]) -> None:
+    world.setup()
+    world.installed()
+    world.run(".ci/quickstart", url, cwd=world.checkout)
+    assert [line.rpartition("constraints.txt ")[2] for line in world.installed()] == wanted

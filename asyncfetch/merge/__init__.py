@@ -25,7 +25,7 @@ Sources are read with the engine, so they may lie wherever it reads from.
 from asyncfetch.merge.apply import MergeReport, PlannedFile, merge_datasets
 from asyncfetch.merge.job import MergeProgress
 from asyncfetch.merge.sources import Selection
-from asyncfetch.merge.subsets import convert_dataset, select_episodes, split_dataset
+from asyncfetch.merge.subsets import convert_dataset, select_episodes, split_dataset, split_episodes
 
 __all__ = [
     "MergeProgress",
@@ -36,4 +36,5 @@ __all__ = [
     "merge_datasets",
     "select_episodes",
     "split_dataset",
+    "split_episodes",
 ]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.merge.job import MergeProgress
     from asyncfetch.merge.kernel import Executor
 
-__all__ = ["Share", "assign_episodes", "convert_dataset", "select_episodes", "split_dataset"]
+__all__ = ["Share", "convert_dataset", "select_episodes", "split_dataset", "split_episodes"]
 
 Share: TypeAlias = float | int | Iterable[int]
 """A share of a split: a part of the episodes (0.9), a number of them (90), or which ones."""
@@ -110,7 +110,7 @@ async def split_dataset(
     checked = Options(**options)
     async with Fetcher(checked.fetch or FetchConfig()) as fetcher:
         indices = await read_indices(fetcher, selection.url, run=anyio.to_thread.run_sync)
-    assigned = assign_episodes(splits, indices, seed=seed)
+    assigned = split_episodes(indices, splits, seed=seed)
     parts = [([Selection(source, episodes)], join_url(root, name)) for name, episodes in assigned.items()]
     return dict(zip(assigned, await merge_several(parts, checked), strict=True))
 
@@ -134,17 +134,23 @@ async def convert_dataset(
     return await merge_datasets([selection], destination, **options)
 
 
-def assign_episodes(
+def split_episodes(
+    episodes: int | Sequence[int],
     splits: Any,  # noqa: ANN401 - what a user gave
-    episodes: Sequence[int],
     *,
     seed: int | None = None,
 ) -> dict[str, list[int]]:
-    """Return which of the episodes each part of a split gets. Pure.
+    """Return which episodes each part of a split gets, for ``Stream(episodes=...)``: as ``split_dataset`` takes them.
+
+    Args:
+        episodes: How many there are, or their indices.
+        splits: By name, shares as ``split_dataset`` takes them: ``{"train": 0.9, "val": 0.1}``, or numbers, or indices.
+        seed: Draws the episodes at random; None takes them in their order, the first part first.
 
     Raises:
         ConfigError: See split_dataset.
     """
+    episodes = range(episodes) if isinstance(episodes, int) else episodes
     if not isinstance(splits, Mapping) or not splits:
         raise ConfigError(f"splits must be shares by name, at least one, not {splits!r:.80}")
     if seed is not None:

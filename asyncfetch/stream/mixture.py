@@ -297,7 +297,7 @@ def _dataset(stream: Stream, engine: Engine) -> LeRobotDataset:
     assert isinstance(stream.source, str)
     return LeRobotDataset(
         stream.source,
-        features=stream.features,
+        features=stream.chosen_features,
         image_dtype=stream.image_dtype,
         depth_unit=stream.depth_unit,
         config=stream.config,

@@ -27,13 +27,14 @@ from asyncfetch.stream.traffic import TrafficPlan, traffic, weigh
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from numpy.typing import NDArray
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DepthUnit, ImageDtype, Windows
+    from asyncfetch.lerobot.info import Feature
     from asyncfetch.stream.building import Transform
 
 __all__ = ["Stream", "distinct_episodes"]
@@ -92,7 +93,7 @@ class Stream(SampleSource[LeRobotDataset]):
         check_windows(windows)
         self.windows = windows
         self.episodes = None if episodes is None else distinct_episodes(episodes)
-        self.features = chosen_features(features)
+        self.chosen_features = chosen_features(features)
         self.image_dtype: ImageDtype = image_dtype or "uint8"
         self.depth_unit: DepthUnit = depth_unit or "mm"
         self.config = stream_config(config)
@@ -126,6 +127,29 @@ class Stream(SampleSource[LeRobotDataset]):
             group_frames=self.config.group_frames or dataset.group_frames,
         )
         return order, selection
+
+    @property
+    def fps(self) -> float:
+        """Frames a second. Opens the dataset where nothing has; so do the others."""
+        return self._described().fps
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes that are read."""
+        return self._described().num_episodes if self.episodes is None else len(self.episodes)
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """The features that are read, by key, in the dataset's order."""
+        return self._described().features
+
+    @property
+    def stats(self) -> Mapping[str, Any] | None:
+        """meta/stats.json, for normalising; None where the dataset has none, FormatError where it is damaged."""
+        return self._described().stats
+
+    def _described(self) -> LeRobotDataset:
+        return self._opened or self.opened()
 
     def lengths(self, dataset: LeRobotDataset) -> NDArray[np.integer[Any]]:
         """Of the chosen episodes. EpisodeNotFound where one isn't there."""
@@ -194,7 +218,7 @@ class Stream(SampleSource[LeRobotDataset]):
             opener = partial(
                 open_dataset,
                 source,
-                features=self.features,
+                features=self.chosen_features,
                 image_dtype=self.image_dtype,
                 depth_unit=self.depth_unit,
                 config=self.config,

@@ -473,3 +473,19 @@ async def test_memory_of_a_range_is_used_again_once_nobody_holds_it(
     assert fetcher.statistics().reused_buffers > 20
     for view, start, stop in kept:
         assert view == CONTENT[start:stop]
+
+
+async def test_an_object_is_downloaded_whole_and_a_directory_listed_to_its_leaves(
+    fetcher: Fetcher, server: LyingServer, tmp_path: Path
+) -> None:
+    data = bytes(range(256)) * 4096
+    info = await fetcher.download(server.put("/big.bin", data), tmp_path / "a" / "b" / "big.bin")
+    await fetcher.download(server.put("/empty", b""), tmp_path / "a" / "empty")
+    with pytest.raises(NotFound):
+        await fetcher.download(server.url("/none"), tmp_path / "none")
+    assert info.size == len(data)
+    assert (tmp_path / "a" / "b" / "big.bin").read_bytes() == data
+    assert [(file.url, file.size) for file in await fetcher.listdir(str(tmp_path), recursive=True)] == [
+        (f"{tmp_path}/a/b/big.bin", len(data)),
+        (f"{tmp_path}/a/empty", 0),
+    ]

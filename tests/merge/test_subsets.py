@@ -16,7 +16,7 @@ from asyncfetch.errors import ConfigError, DatasetError, EpisodeNotFound, FetchE
 from asyncfetch.lerobot import open_dataset
 from asyncfetch.lerobot.parquet import TAIL_BYTES
 from asyncfetch.merge import Selection, convert_dataset, merge_datasets, select_episodes, split_dataset
-from asyncfetch.merge.subsets import assign_episodes
+from asyncfetch.merge.subsets import split_episodes
 from asyncfetch.testing import RangeServer, read_identity
 from tests.lerobot.serving import TOP, renumbered
 from tests.merge.test_merge import all_files, check_close, check_merged, read_json, read_table
@@ -238,11 +238,11 @@ async def test_a_split_of_a_broken_dataset_leaves_nothing(library: Library, tmp_
     ],
 )
 def test_who_gets_which_episodes(splits: dict[str, Any], count: int, expected: dict[str, list[int]]) -> None:
-    assert assign_episodes(splits, range(count)) == expected
+    assert split_episodes(range(count), splits) == expected
 
 
 def test_drawn_splits_are_the_same_each_time_and_share_nothing() -> None:
-    drawn = [assign_episodes({"a": 0.7, "b": 0.3}, range(100), seed=seed) for seed in (0, 0, 1)]
+    drawn = [split_episodes(100, {"a": 0.7, "b": 0.3}, seed=seed) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     for one in drawn:
         assert sorted(one["a"] + one["b"]) == list(range(100))
@@ -277,13 +277,13 @@ def test_drawn_splits_are_the_same_each_time_and_share_nothing() -> None:
 )
 def test_splits_that_can_not_be_meant(splits: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        assign_episodes(splits, range(10))
+        split_episodes(range(10), splits)
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "x", True])
 def test_a_seed_that_is_none(seed: Any) -> None:  # noqa: ANN401
     with pytest.raises(ConfigError, match="seed, which may be None, must be a whole number, at least 0"):
-        assign_episodes({"a": 0.5}, range(10), seed=seed)
+        split_episodes(range(10), {"a": 0.5}, seed=seed)
 
 
 @pytest.mark.parametrize("stats", [True, False], ids=["v2.1", "v2.0"])

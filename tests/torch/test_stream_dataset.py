@@ -324,3 +324,12 @@ def test_an_episode_that_is_not_there_is_not_counted(truth: DatasetTruth, episod
     with pytest.raises(af.EpisodeNotFound, match="has no episode"):
         next(iter(stream))
     stream.close()
+
+
+def test_a_stream_says_what_its_dataset_is(truth: DatasetTruth) -> None:
+    stream = af.Stream(str(truth.root), features=["action"], episodes=[0, 2])
+    assert (stream.fps, stream.num_episodes) == (truth.fps, 2)
+    assert "action" in stream.features
+    assert stream.stats is not None
+    assert len(stream.stats["action"]["mean"]) == 6
+    stream.close()
