@@ -211,7 +211,7 @@ class Stream(SampleSource[LeRobotDataset]):
         opened = self._opened
         opener: Callable[[], AbstractAsyncContextManager[LeRobotDataset]]
         if opened is not None:
-            opener = partial(nullcontext, opened)
+            opener = lambda: nullcontext(opened)  # noqa: E731
         else:
             source = self.source
             assert isinstance(source, str)
