@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import FetchStatistics
     from asyncfetch.lerobot import DatasetStatistics
     from asyncfetch.observe.quantiles import Quantiles
+    from asyncfetch.observe.report import Report
     from asyncfetch.stream import PassStatistics
 else:
     _Registered = object  # a registry asks for nothing but ``collect``
@@ -98,6 +99,13 @@ OF_PASS = (
 )
 """Of PassStatistics."""
 
+OF_WAITS = (
+    _Shown("counter", "consumer_samples_total", "samples", "Samples delivered, by all workers of a loader."),
+    _Shown("counter", "consumer_seconds_total", "wall_seconds", "Time of the consumers, of whatever kind."),
+    _Shown("counter", "consumer_busy_seconds_total", "busy_seconds", "Time that was the consumers' own."),
+)
+"""Of a Report, beside what they waited for and its statistics."""
+
 
 class Collector(_Registered):
     """Shows statistics to Prometheus, under names that begin with ``asyncfetch_``, taken afresh at each scrape.
@@ -108,14 +116,17 @@ class Collector(_Registered):
     others a registry of their own. Hosts are named ``scheme://host:port``, without login, path and signature.
 
     Args:
-        statistics: Gives the snapshot to show: ``statistics`` of a Fetcher, dataset, stream or pass. It is called in
-            the thread that scrapes. Nothing is shown while it gives None. What it raises fails the scrape.
+        statistics: Gives the snapshot to show: ``statistics`` of a Fetcher, dataset, stream or pass, or ``report`` of
+            one but a Fetcher, which has its statistics and the consumer's waits by their cause. It is called in the
+            thread that scrapes. Nothing is shown while it gives None. What it raises fails the scrape.
 
     Raises:
         MissingDependency: prometheus_client isn't installed.
     """
 
-    def __init__(self, statistics: Callable[[], FetchStatistics | DatasetStatistics | PassStatistics | None]) -> None:
+    def __init__(
+        self, statistics: Callable[[], FetchStatistics | DatasetStatistics | PassStatistics | Report | None]
+    ) -> None:
         self._statistics = statistics
         try:
             import prometheus_client.core
@@ -131,10 +142,21 @@ class Collector(_Registered):
             return
         if hasattr(now, "hosts"):  # not isinstance: their classes are of rooms above
             yield from self._of_fetcher(cast("FetchStatistics", now))
+        elif hasattr(now, "verdict"):
+            yield from self._of_report(cast("Report", now))
         elif hasattr(now, "fetch"):
             yield from self._of_dataset(cast("DatasetStatistics", now))
         else:
             yield from self._metrics(OF_PASS, [({}, now)])
+
+    def _of_report(self, now: Report) -> Iterator[Metric]:
+        yield from self._metrics(OF_WAITS, [({}, now.waits)])
+        waited = self._core.Metric("asyncfetch_consumer_waited_seconds", "Time that consumers waited.", "counter")
+        for cause, seconds in now.waits.by_cause.items():
+            waited.add_sample("asyncfetch_consumer_waited_seconds_total", {"cause": cause.key}, seconds)
+        yield waited
+        if now.statistics is not None:
+            yield from self._of_dataset(now.statistics)
 
     def _of_fetcher(self, now: FetchStatistics) -> Iterator[Metric]:
         yield from self._metrics(BY_HOST, [({"host": origin}, host) for origin, host in now.hosts.items()])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from asyncfetch.cache.names import object_name
 from asyncfetch.errors import ConfigError
+from asyncfetch.observe import Figures
 from asyncfetch.ranges import whole_number
 
 if TYPE_CHECKING:
@@ -50,9 +51,11 @@ class CacheKey:
         return self.headroom_bytes + self.range.stop - self.range.start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheStatistics:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class CacheStatistics(Figures):
     """A snapshot. Every ask that needs bytes counts as one of hits, joins and misses."""
+
+    telling = ("hits", "misses", "used_bytes", "max_bytes", "waiting")
 
     hits: int
     """Answered at once from what is held."""

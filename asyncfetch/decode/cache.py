@@ -20,6 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.observe import Figures
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.failures import copied, kept
 from asyncfetch.runtime.memory_pool import trim_heap
@@ -61,9 +62,11 @@ class _Unset(Enum):
 _UNSET: Final = _Unset.UNSET
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderCacheStatistics:
+@dataclass(frozen=True, slots=True, repr=False)
+class DecoderCacheStatistics(Figures):
     """A snapshot; the counters run from the cache's making, in this process."""
+
+    telling = ("size", "hits", "misses", "evictions")
 
     size: int
     """Decoders held."""

@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from asyncfetch.config import usable_cpus
 from asyncfetch.errors import ClosedError, ConfigError
-from asyncfetch.observe import Histogram
+from asyncfetch.observe import Figures, Histogram
 from asyncfetch.runtime.threads import ThreadCall
 
 if TYPE_CHECKING:
@@ -26,9 +26,11 @@ ResultT = TypeVar("ResultT")
 Arguments = TypeVarTuple("Arguments")
 
 
-@dataclass(frozen=True, slots=True)
-class DecodePoolStatistics:
+@dataclass(frozen=True, slots=True, repr=False)
+class DecodePoolStatistics(Figures):
     """A snapshot; counters and sums run from the pool's making."""
+
+    telling = ("threads", "busy", "waiting", "finished", "call")
 
     threads: int
     """Most calls that run at a time."""

@@ -50,6 +50,7 @@ class Download:
         "_remembered",
         "_span",
         "asked",
+        "attempts",
         "host",
         "info",
         "is_first",
@@ -82,6 +83,8 @@ class Download:
             part_of: The only version of the object, with a strong ETag, whose bytes may go beside those of the other
                 parts; None where ``wanted`` isn't a part of a range.
         """
+        self.attempts = 0
+        """Made so far."""
         self.url = url
         self.wanted = wanted
         self.asked = asked or wanted

@@ -16,7 +16,9 @@ from asyncfetch.fetch.hedge import Hedging
 from asyncfetch.fetch.limit import LearnedLimit
 from asyncfetch.fetch.retry import Clock, FailureWatch, RetryBudget
 from asyncfetch.fetch.urls import Route
-from asyncfetch.observe import Histogram
+from asyncfetch.observe import Figures, Histogram
+from asyncfetch.observe.trace import running
+from asyncfetch.observe.waits import Cause, running_meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch.connection import Connection
     from asyncfetch.fetch.retry import AttemptFailed
     from asyncfetch.observe import Quantiles
+    from asyncfetch.observe.waits import Meter
     from asyncfetch.runtime.memory_pool import MemoryPoolStatistics
 
 __all__ = [
@@ -88,9 +91,11 @@ class Counters:
         self.times.add(other.times)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostStatistics:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class HostStatistics(Figures):
     """One host at one moment."""
+
+    telling = ("limit", "in_flight", "waiting", "requests", "bytes", "retries", "throttled", "first_byte")
 
     limit: int
     """Requests that may be in flight now."""
@@ -127,9 +132,11 @@ class HostStatistics:
     read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchStatistics:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class FetchStatistics(Figures):
     """A fetcher at one moment. Sums and quantiles cover hosts that ``hosts`` has forgotten, too."""
+
+    telling = ("requests", "bytes", "retries", "throttled", "in_flight", "waiting", "first_byte", "hosts")
 
     requests: int
     """Requests sent, repeats and redirects included."""
@@ -205,9 +212,9 @@ class Host:
     """
 
     __slots__ = (
-        "_clock", "_config", "_failures", "_gate", "_learned", "_paused_until", "_pausing", "answers_plainly", "budget",
-        "counters", "counts", "hedging", "idle_connections", "in_flight", "lacks_suffixes", "name", "now", "origin",
-        "peak_in_flight", "rate", "route", "times",
+        "_clock", "_config", "_failures", "_gate", "_learned", "_pause_cause", "_paused_until", "_pausing",
+        "answers_plainly", "body_cause", "budget", "counters", "counts", "hedging", "idle_connections", "in_flight",
+        "lacks_suffixes", "name", "now", "origin", "peak_in_flight", "rate", "route", "times",
     )  # fmt: skip
 
     def __init__(
@@ -245,7 +252,9 @@ class Host:
         limit = self._learned.limit if self._learned else config.max_requests_per_host
         self._gate = Gate(limit, reserves=True)
         self._paused_until = -inf
+        self._pause_cause = Cause.LIMIT
         self._pausing = 0
+        self.body_cause = Cause.DISK if origin.startswith("file:") else Cause.BODIES
 
     def permit(self) -> Permit:
         """Return a permit for one request, to be entered once."""
@@ -305,8 +314,8 @@ class Host:
         self.in_flight -= 1
         self._gate.leave(urgent=urgent)
 
-    def pause(self, seconds: float) -> None:
-        """Ask nothing for so long: the server wants that.
+    def pause(self, seconds: float, *, is_quota: bool = True) -> None:
+        """Ask nothing for so long: the server wants that, because of a quota or because it is in trouble.
 
         The pause is every request's: nobody asks before it is over. One that is longer than anybody waits pauses
         nobody, so that each hears of it at once.
@@ -315,6 +324,7 @@ class Host:
             until = self._clock.monotonic() + seconds
             if until > self._paused_until:
                 self._paused_until = until
+                self._pause_cause = Cause.LIMIT if is_quota else Cause.RETRIES
                 log.debug("%s asks for a pause of %.3g s", self.origin, seconds)
 
     async def _enter(self) -> bool:
@@ -409,10 +419,21 @@ class Permit:
     ``received`` with the last of them, or ``failed``.
     """
 
-    __slots__ = ("_entered_at", "_first_byte_seconds", "_sent_at", "_urgent", "host", "size_bytes", "waited_seconds")
+    __slots__ = (
+        "_entered_at", "_first_byte_seconds", "_lane", "_meter", "_metered_at", "_sent_at", "_urgent", "host",
+        "size_bytes", "status", "told", "waited_seconds",
+    )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self._meter: Meter | None = running_meter()
+        self._metered_at = 0.0  # what came before it is counted there
+        self._lane: int | None = None
+        """Of a trace."""
+        self.status: int | None = None
+        """Of the answer, where it is known."""
+        self.told: dict[str, int | None] = {}
+        """What a trace is to say of the request."""
         self._first_byte_seconds: float | None = None
         self.size_bytes = 0
         """Bytes of the body, so far."""
@@ -433,28 +454,64 @@ class Permit:
             return False
         self._urgent, self._entered_at, self.waited_seconds = urgent, host.now(), 0.0
         host.times.wait.record(0.0)
+        if self._meter is not None:
+            self._metered_at = self._entered_at
+            self._meter.begin(Cause.FIRST_BYTE, self._entered_at)
+        if (tracer := running()) is not None:
+            self._lane = tracer.enter(host.name)
         return True
 
     async def enter(self) -> None:
         """Wait for a place; then ``leave`` must follow."""
-        host = self.host
-        since = host.now()
+        host, meter = self.host, self._meter
+        since, asked_at = host.now(), host._clock.monotonic()
+        if meter is not None:
+            meter.begin(Cause.LIMIT, since)
         self._urgent = await host._enter()
         self._entered_at = host.now()
         self.waited_seconds = self._entered_at - since
+        if meter is not None:
+            meter.add(host._pause_cause if host._paused_until > asked_at else Cause.LIMIT, self.waited_seconds)
+            meter.begin(Cause.FIRST_BYTE, self._entered_at)
+            self._metered_at = self._entered_at
         host.times.wait.record(self.waited_seconds)
+        if (tracer := running()) is not None:
+            self._lane = tracer.enter(host.name)
+
+    def held_back(self) -> None:
+        """Note that what came since it was entered was a wait for bandwidth that the user has bounded."""
+        if self._meter is not None:
+            now = self.host.now()
+            self._meter.add(Cause.LIMIT, now - self._metered_at)
+            self._meter.begin(Cause.FIRST_BYTE, now)
+            self._metered_at = now
 
     def leave(self, *, succeeded: bool) -> None:
         """Give the place to the next one. ``succeeded`` says whether the answer was taken whole."""
         if succeeded and self._first_byte_seconds is not None:
             self.host._answered(self.host.now(), self._sent_at, self._first_byte_seconds, self.size_bytes)
         self.host.leave(urgent=self._urgent)
+        if self._lane is not None:
+            self._trace(self._lane, succeeded=succeeded)
+
+    def _trace(self, lane: int, *, succeeded: bool) -> None:
+        tracer, host, self._lane = running(), self.host, None
+        if tracer is not None:
+            seconds = self._first_byte_seconds
+            times = None if seconds is None else (self._sent_at, self._sent_at + seconds)
+            told = {"succeeded": succeeded, "bytes": self.size_bytes, "waited_ms": 1e3 * self.waited_seconds}
+            tracer.request(host.name, lane, self._entered_at, times, told | self.told | {"status": self.status})
+            tracer.leave(host.name, lane)
 
     def answered(self, sent_at: float, first_byte_at: float, *, is_refusal: bool) -> None:
         """Note that the answer's head is there: when the request went out, and when that was, by the host's ``now``."""
         host, self._sent_at = self.host, sent_at
         seconds = self._first_byte_seconds = first_byte_at - sent_at
         host.times.first_byte.record(seconds)
+        if self._meter is not None and not is_refusal:  # which ``failed`` counts
+            self._meter.add(Cause.FIRST_BYTE, first_byte_at - self._metered_at)
+            self._meter.begin(host.body_cause, first_byte_at)
+            self._metered_at = first_byte_at
         if not is_refusal:  # those are quick
             host.hedging.answered(seconds)
 
@@ -466,6 +523,8 @@ class Permit:
     def received(self, size_bytes: int, seconds: float) -> None:
         """Note that the body came whole, in so much time."""
         self.host.times.body.record(seconds)
+        if self._meter is not None:
+            self._meter.add(self.host.body_cause, seconds)
         if size_bytes >= MIN_TELLING_BYTES:
             self.host.rate.record(size_bytes, seconds)
 
@@ -473,10 +532,13 @@ class Permit:
         """Note that the attempt is over, and didn't bring what was asked."""
         host = self.host
         host.counts.errors += 1
+        self.status = failure.status
+        if self._meter is not None:
+            self._meter.add(failure.cause, host.now() - self._metered_at)
         failure.budget, failure.waited_seconds = host.budget, self.waited_seconds
         host._failed(failure)
         if failure.retry_after is not None:
-            host.pause(failure.retry_after)
+            host.pause(failure.retry_after, is_quota=failure.cause is Cause.LIMIT)
         if failure.kind is Throttled:
             host._refused(host.now() - self._entered_at, failure.retry_after)
 

@@ -19,6 +19,7 @@ import anyio
 
 from asyncfetch.config import RetryDetails
 from asyncfetch.errors import FetchError, Throttled, redact_url
+from asyncfetch.observe.waits import Cause, running_meter
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping
@@ -186,6 +187,11 @@ class AttemptFailed(Exception):
 
     def __str__(self) -> str:
         return f"{self.kind.__name__}: {self.message}"
+
+    @property
+    def cause(self) -> Cause:
+        """What somebody waits for who waits for the next attempt."""
+        return Cause.LIMIT if self.status == 429 else Cause.RETRIES
 
     def error(self, *, url: str, start: int | None, stop: int | None, attempts: int) -> FetchError:
         """The error for the caller of a verb."""
@@ -452,7 +458,12 @@ async def retried(
                 del final, cause  # likewise
         failure = failure.with_traceback(None)
         _tell(config, url, start, stop, failure, count, delay)
+        meter = running_meter()
+        if meter is not None:
+            meter.begin(failure.cause, clock.monotonic())
         await clock.sleep(delay)
+        if meter is not None:
+            meter.add(failure.cause, delay)
 
 
 def _tell(

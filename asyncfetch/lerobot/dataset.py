@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,13 +32,15 @@ from asyncfetch.lerobot.prefetches import Prefetches
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.windows import Windows, resolve_windows
-from asyncfetch.observe import Quantiles
+from asyncfetch.observe import Figures, Quantiles
+from asyncfetch.observe.report import Report
+from asyncfetch.observe.waits import Waits
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import AsyncOnly, LoopGuard
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from types import TracebackType
 
     from asyncfetch.cache import CacheStatistics
@@ -55,9 +57,11 @@ if TYPE_CHECKING:
 __all__ = ["DatasetStatistics", "LeRobotDataset", "chosen_features", "open_dataset"]
 
 
-@dataclass(frozen=True, slots=True)
-class DatasetStatistics:
+@dataclass(frozen=True, slots=True, repr=False)
+class DatasetStatistics(Figures):
     """A snapshot of everything that works for one open dataset. Counters are since it was opened."""
+
+    telling = ("fetch", "decode", "clips")
 
     fetch: FetchStatistics
     clips: CacheStatistics
@@ -69,6 +73,10 @@ class DatasetStatistics:
     hand_over: Quantiles = field(default_factory=Quantiles)
     """Seconds from the loop's thread to a synchronous consumer that waits, for each few samples; of a Stream's
     statistics."""
+
+    def without_hosts(self) -> DatasetStatistics:
+        """Return the same without what is known of each host."""
+        return replace(self, fetch=replace(self.fetch, hosts={}))
 
 
 LEROBOT_GROUP_FRAMES = 2
@@ -104,6 +112,8 @@ class LeRobotDataset(AsyncOnly):
         self._metadata: Metadata | None = None
         self._prefetches = Prefetches(self._load)
         self._closed = False
+        self.pass_report: Callable[[], Report] | None = None
+        """Gives the report of the latest pass over it."""
 
     async def __aenter__(self) -> Self:
         if self._guard is not None:
@@ -393,6 +403,12 @@ class LeRobotDataset(AsyncOnly):
         wanted = self._episode(episode)
         with self._prefetches.told(wanted, is_whole=False):
             await self._episodes.locate_rows(wanted)
+
+    def report(self) -> Report:
+        """Return why the consumer of the latest pass over it waits, or waited, and what to set."""
+        if self.pass_report is not None:
+            return self.pass_report()
+        return Report.of(Waits(), None if self._metadata is None else self.statistics(), self.config)
 
     def statistics(self) -> DatasetStatistics:
         """A snapshot of the engine, the caches and the decode threads; after closing too."""

@@ -23,6 +23,7 @@ Four things could go wrong where many ask at once, and don't:
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
@@ -42,6 +43,8 @@ from asyncfetch.fetch.gate import Caller, calling, current_caller
 from asyncfetch.lerobot.depth import DepthUnit, depth_scale
 from asyncfetch.lerobot.rows import RowReader
 from asyncfetch.lerobot.video_index import VideoIndexes
+from asyncfetch.observe import Figures
+from asyncfetch.observe.waits import Cause, running_meter
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.single_flight import LRUPart, SingleFlight
 
@@ -168,9 +171,11 @@ OBJECTS_BYTES = 2048
 """About what the Python objects of one kept episode take beside its arrays; so that empty ones count too."""
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeCacheStatistics:
+@dataclass(frozen=True, slots=True, repr=False)
+class EpisodeCacheStatistics(Figures):
     """A snapshot of an EpisodeCache."""
+
+    telling = ("hits", "misses", "held")
 
     hits: int
     """Reads that found every byte of the episode in memory."""
@@ -417,14 +422,22 @@ class EpisodeCache:
 
         async def lease(camera: str, clip: PlannedClip) -> None:
             plan = clip.plan
+            since = time.perf_counter()
             async with self._fetching_clips.place():
+                if meter is not None:
+                    meter.add(Cause.LIMIT, time.perf_counter() - since)
                 leases[camera] = await self._watch(
                     self._clips.acquire(clip.url, plan.start, plan.stop, headroom_bytes=plan.header_bytes)
                 )
             plan.write_header(leases[camera].buffer)
 
         planned = await self._plan(episode)
+        meter, since = running_meter(), time.perf_counter()
+        if meter is not None:
+            meter.begin(Cause.ROOM, since)
         reservation = await self._room.reserve(self._checked_bytes(episode, planned))
+        if meter is not None:
+            meter.add(Cause.ROOM, time.perf_counter() - since)
         try:
             add_rows = partial(self._add_rows, episode, rows)
             await gather(add_rows, *(partial(lease, camera, clip) for camera, clip in planned.items()))

@@ -1,6 +1,10 @@
 """What the engine does, in figures that cost next to nothing to keep.
 
+figures     Statistics as people read them, and sums of them. Pure
 quantiles   Histogram: durations in bounded memory, any quantile of them within 2 %. Pure
+waits       Where the wait of a pass's consumer went. Pure
+report      Why it waits, and what to set. Pure
+trace       What happened when, as a file that Perfetto opens
 
 ``Collector``, which gives statistics to Prometheus, is in ``asyncfetch.prometheus``, above all that it shows; its name
 here, from 0.1, leads there.
@@ -11,9 +15,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from asyncfetch.observe.figures import Figures
 from asyncfetch.observe.quantiles import Histogram, Quantiles
+from asyncfetch.observe.trace import trace
 
-__all__ = ["Histogram", "Quantiles"]
+__all__ = ["Figures", "Histogram", "Quantiles", "trace"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import ceil, log
 from operator import add
+from typing import Self
+
+from asyncfetch.observe.figures import Figures
 
 __all__ = ["Histogram", "Quantiles"]
 
@@ -33,8 +36,8 @@ _LAST = ceil(log(LONGEST_SECONDS / SHORTEST_SECONDS) * _BUCKETS_PER_E)
 _EMPTY = array("Q", bytes(8 * (_LAST + 1)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantiles:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Quantiles(Figures):
     """Durations at one moment: all that were recorded since the start. Zeros where there were none.
 
     A quantile is the shortest duration that so many are no longer than, within 2 %.
@@ -52,6 +55,31 @@ class Quantiles:
     """99 of 100 took no longer."""
     max_seconds: float = 0.0
     """The longest, exactly."""
+    buckets: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    """Durations by the histogram's bucket, where there are any."""
+    is_line = True
+
+    def __repr__(self) -> str:
+        """Return the figures in a line, in milliseconds."""
+        if not self.count:
+            return "none"
+        p50, p95, p99, most = (
+            f"{1e3 * seconds:.3g}"
+            for seconds in (self.p50_seconds, self.p95_seconds, self.p99_seconds, self.max_seconds)
+        )
+        return f"<{self.count:,}: p50 {p50}, p95 {p95}, p99 {p99}, max {most} ms>"
+
+    __str__ = __repr__
+
+    def plus(self, other: Self) -> Self:
+        """See Figures: exactly what one histogram of all durations would tell."""
+        both = Histogram()
+        for quantiles in (self, other):
+            for bucket, count in quantiles.buckets:
+                both._counts[bucket] += count
+            both._sum_seconds += quantiles.sum_seconds
+            both._max_seconds = max(both._max_seconds, quantiles.max_seconds)
+        return both.snapshot()  # type: ignore[return-value]
 
 
 class Histogram:
@@ -111,7 +139,8 @@ class Histogram:
 
     def snapshot(self) -> Quantiles:
         """Return what was recorded so far."""
-        up_to = list(accumulate(self._counts[:]))  # the copy is made in one go, which other threads can't come between
+        counts = self._counts[:]  # in one go, which other threads can't come between
+        up_to = list(accumulate(counts))
         count, longest = up_to[-1], self._max_seconds
 
         def quantile(percent: int) -> float:
@@ -125,6 +154,7 @@ class Histogram:
             p95_seconds=quantile(95),
             p99_seconds=quantile(99),
             max_seconds=longest,
+            buckets=tuple((bucket, times) for bucket, times in enumerate(counts) if times),
         )
 
 

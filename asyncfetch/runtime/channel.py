@@ -61,15 +61,24 @@ class HandOver(Generic[T]):
         max_batches: That may be on the way at a time, at least 1, beside the one that the consumer was given last.
         times: Records how long each batch took from one thread to the other, which begins when it is put or, where
             that is later, when the consumer asks for it. Two consumers that record at once may lose one.
+        on_ask, on_given: Called in the consumer's thread when it asks for a batch, and when it has one, or none.
     """
 
-    def __init__(self, max_batches: int = 2, *, times: Histogram | None = None) -> None:
+    def __init__(
+        self,
+        max_batches: int = 2,
+        *,
+        times: Histogram | None = None,
+        on_ask: Callable[[], object] | None = None,
+        on_given: Callable[[], object] | None = None,
+    ) -> None:
         if max_batches < 1:
             raise ConfigError(f"max_batches must be at least 1, not {max_batches}")
         self._guard = ForkGuard("this iterator")
         self._queue: SimpleQueue[_Batch[T] | _End] = SimpleQueue()
         self._max_batches = max_batches
         self._times = times
+        self._on_ask, self._on_given = on_ask, on_given
         self._closed = False
         # Written by the loop:
         self._put = 0
@@ -131,8 +140,14 @@ class HandOver(Generic[T]):
         hold_daemon_at_exit()
         if self._ended or self._closed:
             raise StopIteration
+        if self._on_ask is not None:
+            self._on_ask()
         since = time.perf_counter()
-        received = self._queue.get()
+        try:
+            received = self._queue.get()
+        finally:
+            if self._on_given is not None:
+                self._on_given()
         if isinstance(received, _End):
             self._ended = True
             if received.error is None:
@@ -168,20 +183,23 @@ def iterate(
     max_batches: int = 2,
     ends_thread: bool = False,
     times: Histogram | None = None,
+    on_ask: Callable[[], object] | None = None,
+    on_given: Callable[[], object] | None = None,
 ) -> Generator[T, None, None]:
     """Yield the items of ``async with factory() as batches: async for batch in batches``, run on the loop thread.
 
     All of it runs in one task, from the first ``next`` on, at most ``max_batches`` ahead of the one that the consumer
     is at. What is raised there, by leaving the context too, is raised here after the items before it. Closing the
     generator (an early ``break``, ``close``, collection) cancels the task and waits for its end, but no longer than
-    STOP_SECONDS; with ``ends_thread``, for that of the loop thread, which is closed then. ``times`` is HandOver's.
+    STOP_SECONDS; with ``ends_thread``, for that of the loop thread, which is closed then. ``times``, ``on_ask`` and
+    ``on_given`` are HandOver's.
 
     Raises:
         ClosedError: The loop thread was closed meanwhile.
         WrongLoop: Iterated on the loop's own thread or in a forked child.
     """
     guard = ForkGuard("this iterator")
-    hand_over: HandOver[T] = HandOver(max_batches, times=times)
+    hand_over: HandOver[T] = HandOver(max_batches, times=times, on_ask=on_ask, on_given=on_given)
     call = loop_thread.call(_produce, factory, hand_over)
     call.add_done_callback(lambda error: hand_over.finish() if error is None else hand_over.fail(error))
     try:

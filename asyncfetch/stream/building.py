@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncfetch.errors import ConfigError, UsageError
 from asyncfetch.lerobot import DoesNotFit, Field
+from asyncfetch.observe.waits import Cause
 from asyncfetch.runtime.failures import kept
 from asyncfetch.stream.batch import BatchRow, Layout
 
@@ -50,6 +52,11 @@ class Builder(Protocol):
         """About what one takes; the largest, where they differ."""
         ...
 
+    @property
+    def weights(self) -> Mapping[Cause, float]:
+        """How the time of threads was divided between reading samples and transforming them, so far."""
+        ...
+
     def layout(self, step: Step) -> Layout | None:
         """Of a step's sample, and of those that go into a batch with it; None where a transform makes it."""
         ...
@@ -78,11 +85,17 @@ class JobBuilder:
         self._samples = samples
         self._transform = transform
         self._marks_padding = marks_padding
+        self._weights = {Cause.DECODING: 1e-9}
 
     @property
     def sample_bytes(self) -> int:
         """About what one sample takes."""
         return self._samples.sample_bytes
+
+    @property
+    def weights(self) -> Mapping[Cause, float]:
+        """See Builder."""
+        return self._weights
 
     def layout(self, step: Step | None = None) -> Layout | None:
         """See Builder."""
@@ -116,13 +129,17 @@ class JobBuilder:
             if not isinstance(episode, Exception):
                 asked.append((episode, step.frame, step.reader))
                 into += [] if rows is None else [rows[place]]
+        begun_at = time.perf_counter()
         read = deque(self._read(asked, into))  # each is let go of as it is taken: see ``Failed``
+        read_at = time.perf_counter()
         results: list[Sample | Failed] = []
         for step in steps:
             if is_given_up():
                 return [{} for _ in steps]
             episode = episodes[step.episode]
             results.append(self._finish(step, Failed(episode) if isinstance(episode, Exception) else read.popleft()))
+        transforming_seconds = 0.0 if self._transform is None else time.perf_counter() - read_at
+        self._weights = divided(self._weights, read_at - begun_at, transforming_seconds)
         return results
 
     def _read(self, asked: list[Asked], rows: list[BatchRow]) -> Sequence[Any]:
@@ -151,6 +168,14 @@ class JobBuilder:
             except ConfigError as error:
                 return Failed(kept(error))
         return sample if self._transform is None else transformed(self._transform, sample)
+
+
+def divided(weights: Mapping[Cause, float], reading_seconds: float, transform_seconds: float) -> dict[Cause, float]:
+    """Return the weights with these seconds; of threads that add at once one may be lost. What is older counts less."""
+    return {
+        Cause.DECODING: 0.9 * weights.get(Cause.DECODING, 0.0) + reading_seconds,
+        Cause.TRANSFORM: 0.9 * weights.get(Cause.TRANSFORM, 0.0) + transform_seconds,
+    }
 
 
 def mark_padding(sample: Sample, step: Step) -> None:

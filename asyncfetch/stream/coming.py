@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
+from asyncfetch.observe.waits import Step
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from asyncfetch.observe.waits import Cause
     from asyncfetch.stream.batch import BatchRow
     from asyncfetch.stream.jobs import Job, Parcel
 
@@ -17,7 +22,7 @@ __all__ = ["Coming", "Decoding", "Delivery"]
 class Decoding:
     """A job under way in a thread, and then what came of it."""
 
-    __slots__ = ("is_ready", "ready", "ready_at", "results", "rows", "steps", "waits_for")
+    __slots__ = ("is_ready", "path", "ready", "ready_at", "results", "rows", "steps", "waits_for")
 
     def __init__(self, job: Job, rows: list[BatchRow] | None) -> None:
         self.steps = job.steps
@@ -32,12 +37,16 @@ class Decoding:
         """For each step; empty ones once they were delivered."""
         self.waits_for: int | None = None
         """The episode whose arrival it waits for."""
+        self.path: list[Step] = []
+        """What it waited for."""
 
-    def end(self, results: list[Any]) -> None:
-        """Called once or, where it was given up before, twice."""
+    def end(self, results: list[Any], weights: Mapping[Cause, float] | None = None) -> None:
+        """Called once or, where it was given up before, twice. ``weights`` say what its thread's time was."""
         if not self.is_ready:
             self.results, self.rows = results, None
             self.ready_at = time.perf_counter()
+            if weights is not None:
+                self.path.append(Step(self.ready_at, weights))
             self.is_ready = True
             self.ready.set()
 

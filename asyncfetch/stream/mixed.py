@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,10 +13,11 @@ import numpy as np
 from asyncfetch.errors import ConfigError
 from asyncfetch.fetch.gate import Gate
 from asyncfetch.lerobot import Engine, EpisodeCacheStatistics, Field, LeRobotDataset
+from asyncfetch.observe.waits import Cause
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.failures import kept
 from asyncfetch.stream.batch import BatchRow, Layout
-from asyncfetch.stream.building import PADDING, Failed, mark_padding, transformed
+from asyncfetch.stream.building import PADDING, Failed, divided, mark_padding, transformed
 from asyncfetch.stream.order import Step
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.readable import Origin
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import StreamConfig
     from asyncfetch.decode import DecodePool
     from asyncfetch.lerobot import DatasetStatistics, HeldEpisode
+    from asyncfetch.observe.report import Report
     from asyncfetch.runtime.budget import Budget
     from asyncfetch.stream.building import JobBuilder, Transform
     from asyncfetch.stream.cursor import Slots
@@ -243,6 +246,7 @@ class OpenMixture:
         self._members = members
         self._stack = AsyncExitStack()
         self.datasets: list[LeRobotDataset] = []
+        self.pass_report: Callable[[], Report] | None = None
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -345,6 +349,7 @@ class MixedBuilder:
         self._shapes = shapes
         self._transform = transform
         self._marks_padding = marks_padding
+        self._weights: Mapping[Cause, float] = {}
         self._given = [builder.layout() for builder in builders]
         self._pictures = {
             shape.rename.get(key, key)
@@ -359,6 +364,12 @@ class MixedBuilder:
         """See Builder."""
         each = zip(self._builders, self._shapes, strict=True)
         return max(builder.sample_bytes + sum(like.nbytes for like in shape.fill.values()) for builder, shape in each)
+
+    @property
+    def weights(self) -> Mapping[Cause, float]:
+        """See Builder."""
+        each = [self._weights, *(builder.weights for builder in self._builders)]
+        return {cause: sum(weights.get(cause, 0.0) for weights in each) for cause in (Cause.DECODING, Cause.TRANSFORM)}
 
     def layout(self, step: Step) -> Layout | None:
         """See Builder."""
@@ -395,12 +406,15 @@ class MixedBuilder:
             if rows is not None and given is not None:
                 into = [self._shapes[member].row(rows[place], given.fields) for place in those]
             built = self._builders[member].build([steps[place] for place in those], episodes, is_given_up, into)
+            built_at = time.perf_counter()
             for place, result in zip(those, built, strict=True):
                 if is_given_up():
                     return results
                 if rows is not None and isinstance(result, BatchRow):
                     result = rows[place]
                 results[place] = self._finish(member, steps[place], result)
+            if self._transform is not None:
+                self._weights = divided(self._weights, 0.0, time.perf_counter() - built_at)
         return results
 
     def _finish(self, member: int, step: Step, result: Any) -> Any:  # noqa: ANN401

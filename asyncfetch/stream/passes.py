@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
 from contextlib import AsyncExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from asyncfetch.errors import UsageError
+from asyncfetch.observe.trace import running
+from asyncfetch.observe.waits import Cause, Step
 from asyncfetch.runtime import iterate
 from asyncfetch.runtime.fork import AsyncOnly, running_loop
 from asyncfetch.stream.batch import Rows
 from asyncfetch.stream.coming import Delivery
 from asyncfetch.stream.jobs import Sizes
-from asyncfetch.stream.samples import SamplePass
+from asyncfetch.stream.samples import PassFigures, SamplePass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -85,7 +90,10 @@ class Samples(AsyncOnly, Generic[R]):
 
     async def __aenter__(self) -> SamplePass:
         running_loop("a pass over a stream")
+        self._figures = self._stream.new_figures()
+        self._figures.account.wait(time.perf_counter())
         async with AsyncExitStack() as stack:
+            stack.callback(self._end)
             opened = await stack.enter_async_context(self._opener())
             samples = await stack.enter_async_context(self._start(opened))
             self._stack = stack.pop_all()
@@ -96,12 +104,16 @@ class Samples(AsyncOnly, Generic[R]):
     ) -> None:
         await self._stack.__aexit__(kind, error, at)
 
+    def _end(self) -> None:
+        now = time.perf_counter()  # of a pass that has begun it is noted already
+        self._figures.account.end(now, [Step(now, {Cause.OPENING: 1.0})])
+
     def _start(self, opened: R) -> SamplePass:
         stream = self._stream
         turn = stream.take_turn(self._epoch)
         plan = stream.begin(opened, self._placement, turn)
         make = _pass_maker(stream, opened, plan, is_followed=self._is_followed, memory=self._memory)
-        return make(check=turn.check, on_end=partial(stream.finish, turn, plan))
+        return make(check=turn.check, on_end=partial(stream.finish, turn, plan), figures=self._figures)
 
 
 def _pass_maker(
@@ -153,17 +165,19 @@ class StreamIterator(Generic[R]):
         opened: R,
         placement: Placement,
         begin: Callable[[], Turn],
+        figures: PassFigures,
         *,
         is_followed: bool,
         memory: BatchMemory | None = None,
     ) -> None:
         self._stream, self._opened, self._placement = stream, opened, placement
+        self.figures = figures
         self._plans: list[PassPlan] = []  # one, from the first sample on
         self._latest = Delivery(0, 0, {})
         self._back: Delivery | None = None
         # No method of this object: it must be collected, and the pass with it, as soon as nobody iterates it any more.
         self._deliveries = _deliver(
-            stream, session, opened, placement, begin, self._plans, is_followed=is_followed, memory=memory
+            stream, session, opened, placement, begin, self._plans, figures, is_followed=is_followed, memory=memory
         )
 
     def __iter__(self) -> Self:
@@ -217,10 +231,13 @@ def _deliver(
     placement: Placement,
     begin: Callable[[], Turn],
     plans: list[PassPlan],
+    figures: PassFigures,
     *,
     is_followed: bool,
     memory: BatchMemory | None,
 ) -> Generator[Delivery, None, None]:
+    consumer = _Consumer(figures)
+    consumer.ask()
     turn = begin()
     plan = stream.begin(opened, placement, turn)
     plans.append(plan)
@@ -228,22 +245,67 @@ def _deliver(
     deliveries = iterate(
         session.thread,
         # The pass itself is ahead of the consumer, so it doesn't count the epoch, nor know what it was given.
-        partial(_Parcels, partial(make, check=lambda: None, on_end=lambda: None)),
+        partial(
+            _Parcels,
+            partial(make, check=lambda: None, on_end=lambda: None, figures=figures, hands_over=True),
+            consumer.parcels,
+        ),
         max_batches=HANDED_OVER_PARCELS - 1,
         times=session.hand_over,
+        on_ask=consumer.ask,
+        on_given=consumer.give,
     )
-    with closing(deliveries):
-        for delivery in deliveries:
-            turn.check()
-            yield delivery
+    try:
+        with closing(deliveries):
+            for delivery in deliveries:
+                turn.check()
+                yield delivery
+    finally:
+        figures.account.end(time.perf_counter())
     stream.finish(turn, plan)
+
+
+class _Consumer:
+    """Counts a synchronous consumer's time. ``ask`` and ``give`` are called in its thread."""
+
+    def __init__(self, figures: PassFigures) -> None:
+        self._figures = figures
+        self.parcels: deque[tuple[int, tuple[Step, ...]]] = deque()
+        """Samples of each parcel on its way, and what that was waited for."""
+        self._asked_at = self._cpu_seconds = 0.0
+        self._clock = (
+            time.pthread_getcpuclockid(threading.get_ident()) if hasattr(time, "pthread_getcpuclockid") else None
+        )
+        figures.consumer_cpu = self._cpu
+
+    def _cpu(self) -> float:
+        """CPU of its thread since it was given something; 0 where that isn't known, or the thread has ended."""
+        try:
+            return 0.0 if self._clock is None else time.clock_gettime(self._clock) - self._cpu_seconds
+        except OSError:
+            return 0.0
+
+    def ask(self) -> None:
+        """It has nothing left."""
+        self._asked_at = time.perf_counter()
+        self._figures.account.wait(self._asked_at, time.thread_time() - self._cpu_seconds)
+
+    def give(self) -> None:
+        """It has a parcel, or came to the end."""
+        samples, path = self.parcels.popleft() if self.parcels else (0, ())
+        now = time.perf_counter()
+        self._figures.account.give(now, path, samples)
+        if (tracer := running()) is not None:
+            tracer.waits(self._asked_at, now, path)
+        self._cpu_seconds = time.thread_time()
 
 
 class _Parcels:
     """A pass as an async iterator of lists, for ``runtime.iterate``."""
 
-    def __init__(self, make: Callable[[], SamplePass]) -> None:
+    def __init__(self, make: Callable[[], SamplePass], parcels: deque[tuple[int, tuple[Step, ...]]]) -> None:
         self._samples = make()
+        self._parcels = parcels
 
     async def __aenter__(self) -> Self:
         await self._samples.__aenter__()
@@ -258,4 +320,7 @@ class _Parcels:
         return self
 
     async def __anext__(self) -> list[Delivery]:
-        return await self._samples.next_parcel()
+        parcel = await self._samples.next_parcel()
+        if parcel:
+            self._parcels.append((len(parcel), self._samples.latest_path))
+        return parcel

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asyncfetch.config import StreamConfig
     from asyncfetch.decode import DecodePool
     from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, LeRobotDataset
+    from asyncfetch.observe.report import Report
     from asyncfetch.runtime.budget import Budget
 
 __all__ = ["Origin", "Readable"]
@@ -27,6 +30,8 @@ class Readable(Protocol):
     """What a pass reads: an open dataset, or those of a mixture. Episodes are those that its plans name."""
 
     config: StreamConfig
+    pass_report: Callable[[], Report] | None
+    """Gives the report of the latest pass over it."""
 
     @property
     def clip_budget(self) -> Budget:

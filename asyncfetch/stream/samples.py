@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -15,36 +16,44 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from asyncfetch.errors import CacheError, ClosedError, DatasetError
-from asyncfetch.observe import Histogram
+from asyncfetch.observe import Figures, Histogram
+from asyncfetch.observe.report import Report
+from asyncfetch.observe.trace import running
+from asyncfetch.observe.waits import Cause, Step, WaitAccount, Waits
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.failures import copied, kept
 from asyncfetch.stream.building import Failed
 from asyncfetch.stream.coming import Coming, Decoding, Delivery
+from asyncfetch.stream.figures import PUBLISH_SECONDS
 from asyncfetch.stream.jobs import Sizes, parcels
 from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes, raise_where_none_is_good
 from asyncfetch.stream.window import EpisodeWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from asyncfetch.config import OnError
-    from asyncfetch.lerobot import HeldEpisode, Sample
+    from asyncfetch.config import OnError, StreamConfig
+    from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, Sample
     from asyncfetch.observe import Quantiles
     from asyncfetch.stream.batch import Rows
     from asyncfetch.stream.building import Builder
+    from asyncfetch.stream.figures import FiguresPage
     from asyncfetch.stream.jobs import Job
-    from asyncfetch.stream.order import Step
+    from asyncfetch.stream.order import Step as OrderStep
     from asyncfetch.stream.plan import PassPlan
     from asyncfetch.stream.readable import Origin, Readable
     from asyncfetch.stream.state import State
 
-__all__ = ["PassStatistics", "SamplePass"]
+__all__ = ["PassFigures", "PassStatistics", "SamplePass"]
 
 
-@dataclass(frozen=True, slots=True)
-class PassStatistics:
+@dataclass(frozen=True, slots=True, repr=False)
+class PassStatistics(Figures):
     """A snapshot of one pass."""
+
+    telling = ("samples", "waited_seconds", "first_sample_seconds", "open_episodes")
 
     samples: int
     """Delivered."""
@@ -58,6 +67,76 @@ class PassStatistics:
     """From the start of the pass to its first sample; None before that."""
     open_episodes: int
     """Episodes in memory or on their way."""
+    waits: Waits = field(default_factory=Waits)
+    """Where the consumer's time went."""
+
+
+class PassFigures:
+    """What is known of a pass, while it lasts and after it: of its consumer's time, and of what it reads.
+
+    Args:
+        config: Of the pass.
+        page: Where they are written for another process; None where this one's consumer is the trainer.
+    """
+
+    def __init__(self, config: StreamConfig, page: FiguresPage | None = None) -> None:
+        self.account = WaitAccount(None if page is None else page.numbers)
+        """Counts the consumer's time."""
+        self._config = config
+        self._page = page
+        self.path: Callable[[], Iterable[Step]] = tuple
+        """Gives what a consumer that waits is waiting for."""
+        self.statistics: Callable[[], DatasetStatistics | None] = lambda: None
+        self.consumer_cpu: Callable[[], float] = float
+        """Gives the CPU that a consumer's thread took since it was given something."""
+
+    def end(self, statistics: DatasetStatistics) -> None:
+        """Keep the last figures in place of the pass, which ends."""
+        self.path, self.statistics = tuple, lambda: statistics
+        self._publish()
+
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """Count a block in which a batch is made of what the pass gave, or handed over: the consumer waits for it."""
+        self.account.wait(time.perf_counter())
+        try:
+            yield
+        finally:
+            self.account.give(time.perf_counter())
+
+    async def publish(self) -> None:
+        """Write to the page, now and then."""
+        while self._page is not None:
+            self._publish()
+            await anyio.sleep(PUBLISH_SECONDS)
+
+    def _publish(self) -> None:
+        statistics = None if self._page is None else self.statistics()
+        if self._page is not None and statistics is not None:
+            self.account.note_cause(tuple(self.path()))
+            self.account.note_cpu(self.consumer_cpu())
+            self._page.publish(statistics)
+
+    def waits(self) -> Waits:
+        """Return where the consumer's time went. It may be called in any thread."""
+        return self.account.snapshot(time.perf_counter(), self.path())
+
+    def report(self) -> Report:
+        """Return why the consumer waits, and what to set."""
+        num_workers = 0 if self._page is None else self._page.num_workers
+        return Report.of(self.waits(), self.statistics(), self._config, num_workers=num_workers)
+
+
+def _traced(build: Callable[..., list[Any]], steps: Sequence[OrderStep], *rest: Any) -> list[Any]:  # noqa: ANN401
+    """Build as ``build`` does, in a decode thread, and trace it."""
+    since = time.perf_counter()
+    try:
+        return build(steps, *rest)
+    finally:
+        if (tracer := running()) is not None:
+            lane, name = threading.get_native_id(), threading.current_thread().name
+            episodes = sorted({step.episode for step in steps})
+            tracer.span("decode", since, time.perf_counter(), lane, name, episodes=episodes, frames=len(steps))
 
 
 class SamplePass:
@@ -83,6 +162,8 @@ class SamplePass:
             the last ones of this pass are used.
         check: Called before a sample is given to who iterates this itself; what it raises comes in its place.
         on_end: Called when the consumer has come to the end.
+        figures: Of its consumer's time.
+        hands_over: Whether that consumer is in another thread, which counts there.
     """
 
     def __init__(
@@ -102,6 +183,8 @@ class SamplePass:
         beyond: PassPlan | None,
         check: Callable[[], None],
         on_end: Callable[[], None],
+        figures: PassFigures,
+        hands_over: bool = False,
     ) -> None:
         self._dataset = dataset
         self._plan = plan
@@ -136,9 +219,18 @@ class SamplePass:
         self._delivered = 0  # by this pass
         self._waits, self._hand_overs = Histogram(), Histogram()
         self._first_sample_seconds: float | None = None
+        self._figures = figures
+        self._account = WaitAccount() if hands_over else figures.account
+        self._asked_at: float | None = None  # while the consumer waits
+        self._awaited: tuple[Coming, float] | None = None  # and since when that was known
+        self._cpu_seconds = 0.0
+        self.latest_path: tuple[Step, ...] = ()
+        """What it waited for when it had its latest samples."""
 
     async def __aenter__(self) -> Self:
         self._started_at = time.perf_counter()
+        self._cpu_seconds = time.thread_time()
+        self._account.wait(self._started_at)
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         try:
@@ -154,17 +246,25 @@ class SamplePass:
                 on_full=self._fail_if_stuck,
             )
             self._group.start_soon(self._produce, name="produce samples")
+            self._group.start_soon(self._figures.publish, name="publish figures")
             if self._beyond is not None:
                 self._group.start_soon(self._look_beyond, self._beyond, name="prefetch the next epoch")
         except BaseException as error:
             await self._group.__aexit__(type(error), error, error.__traceback__)
+            self._account.end(time.perf_counter())
             raise
+        self._figures.path, self._figures.statistics = self.path, self._dataset.statistics
+        self._dataset.pass_report = self._figures.report
+        now = time.perf_counter()
+        self._account.give(now, [Step(now, {Cause.OPENING: 1.0})])
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self._left.set()
+        self._account.end(time.perf_counter(), self.path())
+        self._figures.end(self._dataset.statistics())
         try:
             await end_tasks(self._group)
         finally:
@@ -221,7 +321,21 @@ class SamplePass:
                 raise failure
             finally:
                 del failure  # else error -> traceback -> this frame -> error is a cycle
-        waiting_since = time.perf_counter()
+        before, waiting_since = self._delivered, time.perf_counter()
+        self._account.wait(waiting_since)
+        self._asked_at = waiting_since
+        try:
+            return await self._wait_for_parcel(waiting_since)
+        finally:
+            self.latest_path, self._asked_at, self._awaited = self.path(), None, None
+            cpu_before, self._cpu_seconds = self._cpu_seconds, time.thread_time()
+            self._figures.account.note(self._cpu_seconds - cpu_before, self._window.sizes)
+            now = time.perf_counter()
+            self._account.give(now, self.latest_path, self._delivered - before)
+            if self._account is self._figures.account and (tracer := running()) is not None:
+                tracer.waits(waiting_since, now, self.latest_path)
+
+    async def _wait_for_parcel(self, waiting_since: float) -> list[Delivery]:
         while not (self._queue or self._produced_all or self._ended or self._left.is_set()):
             await self._queued.wait()
         self._check_open()
@@ -233,6 +347,7 @@ class SamplePass:
                 self._on_end()
             raise StopAsyncIteration
         coming = self._queue[0]
+        self._awaited = coming, time.perf_counter()
         self._fail_if_stuck()
         for step, decoding in zip(coming.parcel.steps, coming.decodings, strict=True):
             if not decoding.is_ready:
@@ -286,7 +401,7 @@ class SamplePass:
         self._freed.set()
         return samples
 
-    def _origin_of(self, step: Step) -> Origin:
+    def _origin_of(self, step: OrderStep) -> Origin:
         return self._origin(self._selection[step.episode])
 
     def _check_open(self) -> None:
@@ -364,10 +479,12 @@ class SamplePass:
         try:
             episodes = await self._gather(decoding)
             build, is_left = self._builder.build, self._left.is_set
+            if running() is not None:
+                build = partial(_traced, build)
             results = await self._dataset.decode_pool.run(build, decoding.steps, episodes, is_left, decoding.rows)
             if self._rows is not None and decoding.rows and any(type(result) is dict for result in results):
                 self._rows.stop()
-            decoding.end(results)
+            decoding.end(results, self._builder.weights)
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
             decoding.end([Failed(kept(error))] * len(decoding.steps))
         finally:
@@ -384,7 +501,10 @@ class SamplePass:
                 decoding.waits_for = self._selection[episode]
                 self._fail_if_stuck()
                 try:
+                    is_late = not self._window.has(decoding.waits_for)
                     episodes[episode] = await self._window.get(decoding.waits_for)
+                    if is_late:
+                        decoding.path += self._window.steps(decoding.waits_for, time.perf_counter())
                 except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
                     episodes[episode] = kept(error)
         finally:
@@ -410,6 +530,33 @@ class SamplePass:
             assert first_error is not None
             decoding.end([Failed(first_error)] * len(decoding.steps))
 
+    def path(self) -> tuple[Step, ...]:
+        """Return what the consumer waits for, and waited for since it asked; it may be called in any thread."""
+        since, awaited, now = self._asked_at, self._awaited, time.perf_counter()
+        if since is None:
+            return ()
+        unknown = {Cause.HAND_OVER if self._delivered else Cause.OPENING: 1.0}
+        if awaited is None:
+            return (Step(now, unknown),)
+        coming, known_at = awaited
+        steps = [Step(known_at, unknown)]
+        for decoding in dict.fromkeys(coming.decodings):
+            if not decoding.is_ready:
+                episode = decoding.waits_for
+                late = [] if episode is None else self._window.steps(episode, now)
+                return (*steps, *decoding.path, *late, Step(now, self._builder.weights))
+            if decoding.ready_at > since:
+                steps += decoding.path
+        return tuple(steps)
+
+    def handing_over(self) -> AbstractContextManager[None]:
+        """See PassFigures, for a consumer on this loop."""
+        return self._figures.handing_over()
+
+    def report(self) -> Report:
+        """Return why the consumer waits, and what to set; also after the pass. It may be called in any thread."""
+        return self._figures.report()
+
     def statistics(self) -> PassStatistics:
         """A snapshot; it may be taken in any thread."""
         wait = self._waits.snapshot()
@@ -420,4 +567,5 @@ class SamplePass:
             hand_over=self._hand_overs.snapshot(),
             first_sample_seconds=self._first_sample_seconds,
             open_episodes=self._window.open_episodes,
+            waits=self._account.snapshot(time.perf_counter(), self.path()),
         )

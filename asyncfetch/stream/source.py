@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from abc import ABC, abstractmethod
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from asyncfetch.config import WorkerConfig
 from asyncfetch.config.secrets import goes_to_own_child
 from asyncfetch.errors import ConfigError, NotFound, UsageError
+from asyncfetch.observe.report import Report
+from asyncfetch.observe.waits import Cause, Step, Waits
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.cursor import Rest
@@ -20,6 +23,7 @@ from asyncfetch.stream.passes import WITH_SAMPLES, Samples, StreamIterator
 from asyncfetch.stream.placement import STEP_SAMPLES, Placement, find_rank
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.readable import Readable
+from asyncfetch.stream.samples import PassFigures
 from asyncfetch.stream.session import Session
 from asyncfetch.stream.state import (
     Progress,
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetStatistics
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.building import Builder, Transform
+    from asyncfetch.stream.figures import FiguresPage
     from asyncfetch.stream.plan import PassPlan
     from asyncfetch.stream.readable import Origin
 
@@ -75,6 +80,10 @@ class SampleSource(ABC, Generic[R]):
         """Which of the loads counted in ``epochs`` that was."""
         self.has_unused_state: bool = False
         """Whether no pass in this process has gone on from it yet."""
+        self.figures: PassFigures | None = None
+        """Of the latest pass in this process."""
+        self.page: FiguresPage | None = None
+        """Where figures are written for another process to read, if one does."""
         self.known_identity: Mapping[str, Any] = {}
         """Of what the latest pass has read, here or in another process: see Progress. A mixture counts on from it."""
         self._progress: Progress | None = None
@@ -128,7 +137,7 @@ class SampleSource(ABC, Generic[R]):
         """The same, of what is open already; it counts the same epochs."""
         twin = copy.copy(self)
         twin._opened = opened
-        twin._session = twin._progress = twin._waiting = twin._latest = twin.latest_plan = None
+        twin._session = twin._progress = twin._waiting = twin._latest = twin.latest_plan = twin.figures = None
         return twin
 
     # Epochs and passes.
@@ -246,13 +255,20 @@ class SampleSource(ABC, Generic[R]):
         """
         self._count_latest()
         session = self._open_session()
+        figures = self.new_figures()
+        figures.account.wait(time.perf_counter())
         try:
             opened = session.opened()
         except NotFound as error:  # most often a typing error: the way to it tells nothing
             raise error.with_traceback(None) from None
+        finally:
+            now = time.perf_counter()
+            figures.account.end(now, [Step(now, {Cause.OPENING: 1.0})])
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
         is_followed = epoch is None and (loader is None or self._passes > 0)
-        iterator = partial(StreamIterator, self, session, opened, placement, is_followed=is_followed, memory=memory)
+        iterator = partial(
+            StreamIterator, self, session, opened, placement, figures=figures, is_followed=is_followed, memory=memory
+        )
         self._progress, self._waiting = None, (opened, placement) if epoch is None else None
         loaded = self._loads == self.epochs.loads and self._loaded_of(self.epoch)  # else the first sample is an error
         if loader is not None and loaded and not self.plan(opened, placement, self.epoch):
@@ -442,6 +458,18 @@ class SampleSource(ABC, Generic[R]):
         session = self._session
         return session.statistics() if session is not None and session.is_usable else None
 
+    def new_figures(self) -> PassFigures:
+        """Return the figures of a pass that begins, which are from now on those of the latest one."""
+        self.figures = PassFigures(self.config, self.page)
+        return self.figures
+
+    def report(self) -> Report:
+        """Return why the consumer of the latest pass waits, or waited, and what to set. It may be called in any thread.
+
+        Before the first pass, and in a process other than the one that iterates, it says so.
+        """
+        return Report.of(Waits(), None, self.config) if self.figures is None else self.figures.report()
+
     def memory_plan(self, batch_size: int | None = None, *, num_workers: int = 0) -> MemoryPlan:
         """What a rank takes at most, known before a sample is read. Opens what is read where no pass has.
 
@@ -466,14 +494,14 @@ class SampleSource(ABC, Generic[R]):
         """
         twin = copy.copy(self)
         twin.config = WorkerConfig.of(self.config, workers, readers_name)
-        twin._session = twin._progress = twin._waiting = twin._latest = twin.latest_plan = None
+        twin._session = twin._progress = twin._waiting = twin._latest = twin.latest_plan = twin.figures = None
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
         if self.transform is not None and goes_to_own_child():
             _check_goes_along(self.transform)
-        left_behind = ("_session", "_progress", "_waiting", "_latest", "latest_plan", "workers_memory")
-        return self.__dict__ | dict.fromkeys(left_behind)
+        own = ("_session", "_progress", "_waiting", "_latest", "latest_plan", "workers_memory", "figures", "page")
+        return self.__dict__ | dict.fromkeys(own)
 
     def __copy__(self) -> Self:
         twin = self.__class__.__new__(self.__class__)

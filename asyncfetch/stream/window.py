@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ import anyio.lowlevel
 
 from asyncfetch.errors import CacheError, redact_url
 from asyncfetch.fetch.gate import Caller, calling
+from asyncfetch.observe.trace import running
+from asyncfetch.observe.waits import Cause, Meter, Step, metered
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.failures import copied, kept
 
@@ -46,11 +49,20 @@ _END = _End()
 class _Slot:
     """An admitted episode, from its weighing to its last use."""
 
-    __slots__ = ("caller", "done", "episode", "error", "finished", "granted", "held", "is_ahead", "size_bytes", "users")
+    __slots__ = (
+        "begun_at", "caller", "done", "done_at", "episode", "error", "finished", "granted", "granted_at", "held",
+        "is_ahead", "is_short_of_room", "meter", "size_bytes", "users", "weighed_at",
+    )  # fmt: skip
 
-    def __init__(self, episode: int, caller: Caller) -> None:
+    def __init__(self, episode: int, behind: Caller) -> None:
         self.episode = episode
-        self.caller = caller
+        self.meter = Meter()
+        self.caller = Caller(urgent=False, behind=behind)
+        self.begun_at = time.perf_counter()
+        self.weighed_at: float | None = None
+        self.granted_at: float | None = None
+        self.done_at: float | None = None
+        self.is_short_of_room = False
         self.size_bytes: int | None = None
         self.granted = anyio.Event()
         self.done = anyio.Event()
@@ -60,6 +72,17 @@ class _Slot:
         """Until its first use is announced."""
         self.users = 0
         self.finished = False
+
+    def step(self, now: float) -> Step:
+        """Return what its life was, or is so far."""
+        end = now if self.done_at is None else self.done_at
+        room_seconds = 0.0
+        if self.is_short_of_room and self.weighed_at is not None:
+            room_seconds = (end if self.granted_at is None else self.granted_at) - self.weighed_at
+        rest = max(0.0, end - self.begun_at - room_seconds)
+        weights = self.meter.share(rest, now if self.done_at is None else None, otherwise=Cause.OPENING)
+        weights[Cause.ROOM] = weights.get(Cause.ROOM, 0.0) + room_seconds
+        return Step(end, weights, self.episode)
 
 
 class EpisodeWindow:
@@ -135,6 +158,20 @@ class EpisodeWindow:
             raise copied(slot.error)
         assert slot.held is not None
         return slot.held
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """How many episodes were weighed, what they weigh together, and what the heaviest does."""
+        return self._weighed, self._weighed_bytes, self._largest_bytes
+
+    def has(self, episode: int) -> bool:
+        """Return whether ``get`` of the episode, which ``use`` announced, needs no wait."""
+        return self._slots[episode].done.is_set()
+
+    def steps(self, episode: int, now: float) -> list[Step]:
+        """Return what who waits for an episode waited for, or waits for. It may be called in any thread."""
+        slot = self._slots.get(episode)
+        return [] if slot is None else [slot.step(now)]
 
     def hurry(self, episode: int) -> None:
         """Somebody waits for the episode, which ``use`` announced: it is fetched before those that are read ahead."""
@@ -222,7 +259,7 @@ class EpisodeWindow:
             self._exhausted = True
             self._wake()
             return True
-        slot = self._slots[episode] = _Slot(episode, Caller(urgent=False, behind=self._caller))
+        slot = self._slots[episode] = _Slot(episode, self._caller)
         self._first = self._first or slot
         self._ahead += 1
         self._unpaid.append(slot)
@@ -234,7 +271,8 @@ class EpisodeWindow:
             if self._first is not None and slot is not self._first and not self._first.done.is_set():
                 with anyio.move_on_after(HEAD_START_SECONDS):
                     await self._first.done.wait()
-            with calling(slot.caller):
+            slot.begun_at = time.perf_counter()
+            with calling(slot.caller), metered(slot.meter):
                 await gather(
                     functools.partial(self._hold, slot),
                     functools.partial(self._dataset.locate_rows, slot.episode),
@@ -244,6 +282,9 @@ class EpisodeWindow:
             if not slot.granted.is_set():
                 slot.size_bytes = 0
                 self._grant()
+        slot.done_at = time.perf_counter()
+        if (tracer := running()) is not None:
+            tracer.episode(slot.episode, slot.begun_at, slot.done_at, slot.step(slot.done_at).weights)
         slot.done.set()
         self._let_go(slot)
 
@@ -257,9 +298,11 @@ class EpisodeWindow:
             self._grant()
             return
         self._weigh(slot.episode, size_bytes)
+        slot.weighed_at = time.perf_counter()
         slot.size_bytes = size_bytes
         self._grant()
         await slot.granted.wait()
+        slot.granted_at = time.perf_counter()
         slot.held = await self._dataset.hold(slot.episode)
 
     def _weigh(self, episode: int, size_bytes: int) -> None:
@@ -274,6 +317,8 @@ class EpisodeWindow:
     def _grant(self) -> None:
         while self._unpaid and (first := self._unpaid[0]).size_bytes is not None:
             if not self._paid.fits(first.size_bytes):
+                for slot in self._unpaid:
+                    slot.is_short_of_room = True
                 self._on_full()
                 return
             self._unpaid.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import operator
 import os
@@ -19,7 +20,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from asyncfetch.config import PrivateUrl, stream_config
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ConfigError, StateMismatch, UsageError, redact_url
-from asyncfetch.lerobot import chosen_features, open_dataset
+from asyncfetch.lerobot import DatasetStatistics, chosen_features, open_dataset
+from asyncfetch.observe.report import Report
+from asyncfetch.observe.waits import Waits
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.memory_pool import MemoryPool
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from torch.utils.data._utils.worker import WorkerInfo
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import DatasetStatistics, DepthUnit, ImageDtype, LeRobotDataset, Sample, Windows
+    from asyncfetch.lerobot import DepthUnit, ImageDtype, LeRobotDataset, Sample, Windows
     from asyncfetch.stream import StreamIterator
     from asyncfetch.stream.batch import BatchMemory
 
@@ -139,6 +142,9 @@ class StreamDataset(IterableDataset[Any]):
                 self._workers_stream = self.stream.shared_by(worker.num_workers, self._readers_name(worker))
                 self._workers_stream.quarantine = Quarantine()
                 self._workers_stream.quarantine.share(self._memory.board, worker.id)
+                self._workers_stream.page = page = self._memory.figures.page(worker.id)
+                if page is not None:
+                    page.begin(worker.seed - worker.id, worker.num_workers)
             # A loader draws one seed, and gives each of its workers that and the worker's number.
             loader = worker.seed - worker.id
             samples = self._workers_stream.iterate(
@@ -270,8 +276,30 @@ class StreamDataset(IterableDataset[Any]):
         return merge_shares(states)
 
     def statistics(self) -> DatasetStatistics | None:
-        """Of this process: the worker's share where a worker asks."""
-        return (self._workers_stream or self.stream).statistics()
+        """Of this rank: of the loader's workers together, where it has some, whether they still run or not.
+
+        They write theirs twice a second, and nobody asks them. Where a worker asks, of that worker; where nobody has
+        read anything, None. For Prometheus: ``asyncfetch.prometheus.Collector(dataset.statistics)``.
+        """
+        own = (self._workers_stream or self.stream).statistics()
+        if get_worker_info() is not None:
+            return own
+        each = [own, *(page.statistics() for page in self._memory.figures.latest())]
+        found = [statistics for statistics in each if statistics is not None]
+        return functools.reduce(DatasetStatistics.plus, found) if found else None
+
+    def report(self) -> Report:
+        """Return why the trainer waits, and what to set: of the loader's workers where it has some."""
+        pages = [] if get_worker_info() is not None else self._memory.figures.latest()
+        if not pages:
+            return (self._workers_stream or self.stream).report()
+        statistics = [found for page in pages if (found := page.statistics()) is not None]
+        return Report.of(
+            Waits.together(page.waits() for page in pages),
+            functools.reduce(DatasetStatistics.plus, statistics) if statistics else None,
+            self.stream.config,
+            num_workers=pages[0].num_workers,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         self._memory.keep_apart()
@@ -324,7 +352,8 @@ def _batches(samples: StreamIterator[Any], size: int, memory: BatchMemory | None
         begun = samples.latest_number
         try:
             batch = _batch(samples, first, size)
-            collated = _together(batch, memory) if len(batch) == size or not drop_last else None
+            with samples.figures.handing_over():
+                collated = _together(batch, memory) if len(batch) == size or not drop_last else None
         except BaseException:  # nobody was given what came before it
             samples.take_back(begun)
             raise

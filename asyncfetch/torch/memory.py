@@ -1,4 +1,4 @@
-"""What a rank and its loader's workers share: where epochs and bad data are counted.
+"""What a rank and its loader's workers share: where epochs, bad data and what workers do are counted.
 
 Torch's shared memory follows a dataset wherever it is forked or pickled to. To workers it should; but ranks may come of
 one process in just that way (``mp.spawn``, a notebook's launcher), and one that counted in the memory of all would move
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from asyncfetch.stream.figures import BOARD_BYTES as FIGURES_BYTES
+from asyncfetch.stream.figures import FiguresBoard
 from asyncfetch.stream.quarantine import BOARD_BYTES, Board
 
 if TYPE_CHECKING:
@@ -34,10 +36,12 @@ class WorkersMemory:
     All datasets of a stream count in one, and a copy of a dataset in one of its own.
     """
 
-    def __init__(self, epochs: torch.Tensor, board: torch.Tensor, owner: int) -> None:
+    def __init__(self, epochs: torch.Tensor, board: torch.Tensor, figures: torch.Tensor, owner: int) -> None:
         """``owner`` is the id of the process whose memory it is, where it is shared already."""
         self._owner = owner if _is_shared(epochs) else os.getpid()
-        self._epochs, self._board = (each if _is_shared(each) else _shared_copy(each) for each in (epochs, board))
+        self._epochs, self._board, self._figures = (
+            each if _is_shared(each) else _shared_copy(each) for each in (epochs, board, figures)
+        )
         self._users: tuple[EpochCounter, Quarantine] | None = None
         """The stream's, and its copies'."""
         _live.add(self)
@@ -46,8 +50,8 @@ class WorkersMemory:
     def of(cls, stream: SampleSource[Any]) -> WorkersMemory:
         """The stream's, made where it has none."""
         if stream.workers_memory is None:
-            board = np.zeros(BOARD_BYTES, dtype=np.uint8)
-            cls(torch.from_numpy(stream.epochs.memory), torch.from_numpy(board), os.getpid()).attach(stream)
+            board, pages = (torch.from_numpy(np.zeros(size, np.uint8)) for size in (BOARD_BYTES, FIGURES_BYTES))
+            cls(torch.from_numpy(stream.epochs.memory), board, pages, os.getpid()).attach(stream)
         memory: WorkersMemory = stream.workers_memory
         return memory
 
@@ -55,6 +59,11 @@ class WorkersMemory:
     def board(self) -> Board:
         """Where workers write what they find bad."""
         return Board(self._board.numpy())
+
+    @property
+    def figures(self) -> FiguresBoard:
+        """Where workers write what they do."""
+        return FiguresBoard(self._figures.numpy().data)
 
     def attach(self, stream: SampleSource[Any]) -> None:
         """Have the stream count here."""
@@ -74,11 +83,11 @@ class WorkersMemory:
         if self._owner == os.getpid() or get_worker_info() is not None:
             return
         self._owner = os.getpid()
-        self._epochs, self._board = _shared_copy(self._epochs), _shared_copy(self._board)
+        self._epochs, self._board, self._figures = map(_shared_copy, (self._epochs, self._board, self._figures))
         self._share()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WorkersMemory, (self._epochs, self._board, self._owner)
+        return WorkersMemory, (self._epochs, self._board, self._figures, self._owner)
 
 
 def _keep_apart() -> None:
@@ -102,5 +111,6 @@ def _shared_copy(values: torch.Tensor) -> torch.Tensor:
     """
     storage = torch.UntypedStorage._new_shared(values.nbytes)  # type: ignore[no-untyped-call]
     shared = torch.empty(0, dtype=values.dtype, device="cpu").set_(storage)
-    shared.numpy()[:] = values.numpy()
+    if values.numpy().any():  # else it stays without a page
+        shared.numpy()[:] = values.numpy()
     return shared

@@ -18,7 +18,7 @@ from asyncfetch.lerobot import open_dataset
 from asyncfetch.prometheus import BY_HOST, OF_DATASET, OF_DISK, OF_FETCHER, OF_PASS, Collector
 from asyncfetch.ranges import ByteRange
 from asyncfetch.stream import Stream
-from asyncfetch.testing import Fault, FaultOnce, RangeServer
+from asyncfetch.testing import Fault, FaultOnce, RangeServer, write_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.fetch import FetchStatistics
     from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.observe.report import Report
     from asyncfetch.stream import PassStatistics
     from asyncfetch.testing import DatasetTruth
 
@@ -36,7 +37,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def registry_of(
-    statistics: Callable[[], FetchStatistics | DatasetStatistics | PassStatistics | None],
+    statistics: Callable[[], FetchStatistics | DatasetStatistics | PassStatistics | Report | None],
 ) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=True)
     registry.register(Collector(statistics))
@@ -174,3 +175,19 @@ def test_names_are_shown_once() -> None:
 
 def test_every_figure_of_a_host_is_shown() -> None:
     assert {field.name for field in fields(HostStatistics)} - {shown.figure for shown in BY_HOST} == {"peak_in_flight"}
+
+
+def test_a_report_shows_what_its_consumer_waited_for(tmp_path: Path) -> None:
+    truth = write_dataset(tmp_path / "one", episodes=(4, 5), codec="h264", width=96, height=64)
+    stream = Stream(truth.root)
+    assert sum(1 for _ in stream) == truth.num_frames
+    samples = scrape(registry_of(stream.report))
+    stream.close()
+    assert value(samples, "consumer_samples_total") == truth.num_frames
+    waited = sum(
+        seconds for (name, _), seconds in samples.items() if name == "asyncfetch_consumer_waited_seconds_total"
+    )
+    assert waited + value(samples, "consumer_busy_seconds_total") == pytest.approx(
+        value(samples, "consumer_seconds_total")
+    )
+    assert value(samples, "received_bytes_total", host="file://") > 0

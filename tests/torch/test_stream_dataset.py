@@ -153,7 +153,14 @@ def test_workers_share_the_ranks_bounds_and_say_so(truth: DatasetTruth) -> None:
     # Of what is for clips, three quarters are for those that both have; the rest and an eighth for tables are divided.
     assert sorted(figure["clips"] for figure in figures) == [5 << 20, 30 << 20]
     assert {figure["threads"] for figure in figures} == {1}
-    assert dataset.statistics() is None  # nothing was read in this process
+    together = dataset.statistics()  # of workers that have ended, who weren't asked
+    assert together is not None
+    (host,) = together.fetch.hosts.values()
+    assert (host.limit, together.decode.threads) == (10, 2)
+    assert host.bytes == together.fetch.bytes > 0
+    report = dataset.report()
+    assert report.waits.consumers == 2
+    assert report.waits.samples == sum("limit" not in item for item in loader) == truth.num_frames
 
 
 class _WithStatistics(af.torch.StreamDataset):

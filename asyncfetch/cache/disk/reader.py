@@ -9,6 +9,7 @@ object isn't given it from here either.
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -22,6 +23,7 @@ from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.reader import EndpointReader, VersionedReader
+from asyncfetch.observe.waits import Cause, running_meter
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.concurrently import gather
@@ -280,13 +282,18 @@ class DiskReader:
             self._makes_room = False
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
-        call = ThreadCall(function)
+        call, meter, since = ThreadCall(function), running_meter(), time.perf_counter()
+        if meter is not None:
+            meter.begin(Cause.DISK, since)
         try:
             return await to_thread.run_sync(call.run, limiter=self._limiter)
         except asyncio.CancelledError:
             # Task.cancel() goes through anyio's shield; the thread must not touch a buffer that was given back.
             await call.ended()
             raise
+        finally:
+            if meter is not None:
+                meter.add(Cause.DISK, time.perf_counter() - since)
 
 
 def _scheme(url: str) -> str:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from asyncfetch.cache.disk.folder import Folder
 from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version, load_checksum, split
 from asyncfetch.errors import ClosedError
+from asyncfetch.observe import Figures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +36,11 @@ NO_ROOM_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskStatistics:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DiskStatistics(Figures):
     """A snapshot. Counters are this process's, of files, since the tier was opened."""
+
+    telling = ("hits", "misses", "written", "skipped", "failures")
 
     hits: int
     """Files read and found right."""
@@ -55,6 +58,10 @@ class DiskStatistics:
     failures: int
     """Errors of the system at reading or writing."""
     max_bytes: int
+
+    def plus(self, other: DiskStatistics) -> DiskStatistics:
+        """See Figures; the directory is one, and so is its bound."""
+        return replace(Figures.plus(self, other), max_bytes=self.max_bytes)
 
 
 @dataclass(slots=True)

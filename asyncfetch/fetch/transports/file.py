@@ -26,6 +26,7 @@ from asyncfetch.fetch.responses import Delivery
 from asyncfetch.fetch.retry import AttemptFailed, Verdict
 from asyncfetch.fetch.scatter import Places
 from asyncfetch.fetch.urls import check_characters
+from asyncfetch.observe.waits import running_meter
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.cancellation import outlast
 from asyncfetch.runtime.threads import ThreadCall, run_to_its_end
@@ -83,7 +84,10 @@ class FileTransport:
                     url=download.url, start=asked.start, stop=asked.stop, attempts=1
                 ) from failure.__cause__
             download.remember()
-            host.times.body.record(host.now() - since)
+            seconds = host.now() - since
+            host.times.body.record(seconds)
+            if (meter := running_meter()) is not None:
+                meter.add(host.body_cause, seconds)
             host.counts.bytes += download.landed_bytes
 
     async def _run(self, work: _InThread[T]) -> T:

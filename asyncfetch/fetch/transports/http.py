@@ -36,6 +36,7 @@ from asyncfetch.fetch.retry import AttemptFailed, Verdict, pause_seconds, retrie
 from asyncfetch.fetch.transports.environment import Environment, read_environment
 from asyncfetch.fetch.transports.session import COMMON_HEADERS, Session
 from asyncfetch.fetch.urls import REDIRECTS, Route, host_name, is_permanent, next_url, origin_of, static_headers
+from asyncfetch.observe.trace import running
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Mapping
@@ -225,6 +226,7 @@ class HttpTransport:
             or failure.status == MISDIRECTED
         )
         addresses_left = MAX_ADDRESSES_PER_ATTEMPT - 1
+        download.attempts += 1
         while True:
             address = await book.resolve(download.url)
             moved_to = self._moved.get(download.url)
@@ -274,11 +276,15 @@ class HttpTransport:
         permit = Permit(host)
         if not permit.enter_nowait():
             await permit.enter()
+        if running() is not None:
+            asked = request.download.asked
+            permit.told = {"start": asked.start, "stop": asked.stop, "attempt": request.download.attempts}
         succeeded = False
         allowance = None if self._bandwidth is None else Allowance(self._bandwidth)
         try:
             if allowance is not None:
                 await self._clock.sleep(allowance.begin(request.download.expected_bytes))
+                permit.held_back()
             if not (config.direct_bodies and host.answers_plainly and host.route.proxy is None):
                 redirect = await self._get_by_session(request, permit, allowance, needs_new_connection)
             else:
@@ -641,6 +647,7 @@ class HttpTransport:
 
     def _note_head(self, permit: Permit, head: Head | Exchange, times: Connection | Exchange) -> None:
         """Notes that the head of an answer is there."""
+        permit.status = head.status
         permit.answered(times.sent_at, times.first_byte_at, is_refusal=head.status >= 400)
         if "RateLimit" in head.headers and head.status < 400:
             spent_seconds = spent_quota_seconds(head.headers)

@@ -8,8 +8,11 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Self
 
 from asyncfetch.errors import ClosedError, ConfigError
+from asyncfetch.observe.report import Report
+from asyncfetch.observe.waits import Waits
 from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.fork import ForkGuard
+from asyncfetch.stream.figures import FiguresPage
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.serving.messages import AskStatistics, Begin, Ended, Failed, Filled, Statistics, Stop
 from asyncfetch.stream.serving.packing import unpack
@@ -107,6 +110,7 @@ class ServedBatches:
         self._in_batches = Placement().in_batches(batch_size, drop_last=drop_last)
         self._guard = ForkGuard("this iterator of batches")
         self._worker: WorkerProcess | None = None
+        self._page: FiguresPage | None = None
         self._numbers = itertools.count(1)
         self._pass = 0
         self._latest: tuple[Turn, int, State] | None = None
@@ -124,7 +128,10 @@ class ServedBatches:
             raise ClosedError("these batches were entered before: call serve_samples anew")
         rank = self._stream.placement()
         placement = replace(self._in_batches, rank=rank.rank, world_size=rank.world_size)
-        self._worker = WorkerProcess(self._stream, Plan(placement, self._max_ahead, self._max_ahead_bytes))
+        with FiguresPage.made() as self._page:
+            self._page.begin(0, 1)
+            plan = Plan(placement, self._max_ahead, self._max_ahead_bytes, self._page)
+            self._worker = WorkerProcess(self._stream, plan)
         # Called at exit too, before multiprocessing waits for all its children; not in a forked child.
         self._finalizer = util.Finalize(self, _let_go, (self._worker,), exitpriority=1)
         return self
@@ -224,6 +231,13 @@ class ServedBatches:
             answer.raise_it()
         assert isinstance(answer, Statistics)
         return answer.value
+
+    def report(self) -> Report:
+        """Return why the trainer waits, and what to set, by what the process wrote last. It isn't asked."""
+        page = self._page
+        if page is None:
+            return Report.of(Waits(), None, self._stream.config)
+        return Report.of(page.waits(), page.statistics(), self._stream.config, num_workers=page.num_workers)
 
     def _entered(self) -> WorkerProcess:
         self._guard.check()

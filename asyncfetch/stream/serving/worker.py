@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncfetch.lerobot import Sample
+    from asyncfetch.stream.figures import FiguresPage
     from asyncfetch.stream.passes import Samples
     from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.readable import Readable
@@ -63,6 +64,8 @@ class Plan:
     placement: Placement
     max_ahead: int
     max_ahead_bytes: int
+    page: FiguresPage
+    """Where the consumer looks for what is done here."""
 
 
 def serve(stream: SampleSource[Any], plan: Plan, connection: Connection) -> None:
@@ -74,6 +77,7 @@ def serve(stream: SampleSource[Any], plan: Plan, connection: Connection) -> None
     parent = parent_process()
     assert parent is not None
     assert parent.pid is not None
+    stream.page = plan.page
     channel = Channel(connection, parent.pid)
     if os.getppid() == parent.pid:  # else it is dead already, and the channel may watch a stranger
         anyio.run(_run, stream, plan, channel)
@@ -152,7 +156,7 @@ class _Worker:
         try:
             async with self._samples(begin) as samples:
                 while taken := await self._take(samples):
-                    await self._hand_over(begin.number, taken, samples.state_dict())
+                    await self._hand_over(begin.number, taken, samples)
                 identity = identity_of(samples.state_dict())
             await self._say(Ended(begin.number, identity, self._stream.quarantine.take_news()))
         except BaseException as error:
@@ -194,17 +198,20 @@ class _Worker:
             taken = []
         return [] if drop_last else taken
 
-    async def _hand_over(self, number: int, taken: list[Any], state: State) -> None:
+    async def _hand_over(self, number: int, taken: list[Any], samples: SamplePass) -> None:
+        state = samples.state_dict()
         found = None if self._plan.placement.batch_size is None else batch_of(taken)
         slot: Slot | None = None if found is None else found[0].slot
-        packed = await self._in_thread(partial(self._pack, found or taken, slot, state))
+        with samples.handing_over():
+            packed = await self._in_thread(partial(self._pack, found or taken, slot, state))
         taken.clear()
         nbytes = packed.nbytes if slot is None else slot.nbytes
         while self._is_full(nbytes):
             await self._changed.wait()
         self._ahead.append(nbytes)
         try:
-            await self._in_thread(partial(self._write, number, packed, slot))
+            with samples.handing_over():
+                await self._in_thread(partial(self._write, number, packed, slot))
         except BaseException:
             self._ahead.pop()  # cancelled before it began, or failed: the consumer will never take it
             raise

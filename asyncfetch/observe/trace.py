@@ -1,0 +1,209 @@
+"""What happened when, as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+One file has the events of all processes, each with lanes of its own: the requests that a host has at a time, the
+threads that decode, the loop with the episodes on their way, and the consumer with its waits. Each process appends
+whole events; the array that they are has no end, as the format allows, so that a process that is killed spoils nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from itertools import count
+from multiprocessing import parent_process, util
+from typing import TYPE_CHECKING, Any
+
+from asyncfetch.errors import ConfigError
+from asyncfetch.observe.waits import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from asyncfetch.observe.waits import Step
+
+__all__ = ["Tracer", "running", "trace"]
+
+VARIABLE = "ASYNCFETCH_TRACE"
+MAX_BYTES = 256 * 1024 * 1024
+"""Of a file. What comes after that isn't written; Perfetto takes a minute to open as much."""
+FLUSH_BYTES, FLUSH_SECONDS = 64 * 1024, 0.5
+LOOP, CONSUMER, FIRST_HOST_LANE = 1, 2, 1000
+"""Lanes of a process. Those of threads have the threads' own numbers, which are larger than the first two."""
+
+
+class Tracer:
+    """Appends this process's events to a file. Thread-safe.
+
+    Args:
+        path: The file. A new one is begun by the process that names it, others go on with it.
+        max_bytes: Of the file, about.
+    """
+
+    def __init__(self, path: str, max_bytes: int = MAX_BYTES) -> None:
+        self.path = path
+        self._max_bytes = max_bytes
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._lines: list[str] = []
+        self._line_bytes = 0
+        self._flushed_at = time.perf_counter()
+        self._named: set[int] = set()
+        self._lanes: dict[str, tuple[int, list[int], Iterator[int]]] = {}
+        self._is_full = False
+        self.add({"name": "process_name", "ph": "M", "args": {"name": f"asyncfetch, process {self._pid}"}}, LOOP)
+
+    def add(self, event: dict[str, Any], lane: int, name: str | None = None) -> None:
+        """Add an event to a lane, which is called ``name``."""
+        with self._lock:
+            if name is not None and lane not in self._named:
+                self._named.add(lane)
+                self._write({"name": "thread_name", "ph": "M", "args": {"name": name}}, lane)
+            self._write(event, lane)
+            if self._line_bytes >= FLUSH_BYTES or time.perf_counter() - self._flushed_at > FLUSH_SECONDS:
+                self._flush()
+
+    def span(self, name: str, since: float, until: float, lane: int, lane_name: str, **told: Any) -> None:  # noqa: ANN401
+        """Add what took from one reading of ``time.perf_counter`` to another."""
+        event = {"name": name, "ph": "X", "ts": since * 1e6, "dur": max(0.0, until - since) * 1e6, "args": told}
+        self.add(event, lane, lane_name)
+
+    def enter(self, host: str) -> int:
+        """Return a lane of the host that no other request is in; for ``leave``."""
+        with self._lock:
+            if host not in self._lanes:
+                self._lanes[host] = FIRST_HOST_LANE * (1 + len(self._lanes)), [], count()
+            first, free, unused = self._lanes[host]
+            return first + (heappop(free) if free else next(unused))
+
+    def leave(self, host: str, lane: int) -> None:
+        """Give the lane back."""
+        with self._lock:
+            first, free, _ = self._lanes[host]
+            heappush(free, lane - first)
+
+    def request(
+        self, host: str, lane: int, since: float, first_byte: tuple[float, float] | None, told: Mapping[str, Any]
+    ) -> None:
+        """Add a request that ends now, and within it the times to its first and to its last byte."""
+        now, name = time.perf_counter(), f"{host} {lane % FIRST_HOST_LANE}"
+        self.span("request", since, now, lane, name, host=host, **told)
+        if first_byte is not None:
+            self.span("first byte", *first_byte, lane, name)
+            self.span("body", first_byte[1], now, lane, name)
+
+    def episode(self, episode: int, since: float, until: float, weights: Mapping[Cause, float]) -> None:
+        """Add an episode's way into memory, beside those of others: a pair of events that the number holds together."""
+        told = {f"{cause.key}_ms": 1e3 * seconds for cause, seconds in weights.items()}
+        for phase, at in (("b", since), ("e", until)):
+            event = {"name": "episode", "ph": phase, "id": f"{self._pid}.{episode}", "ts": at * 1e6, "args": told}
+            self.add(event | {"args": {"episode": episode, **told}}, LOOP, "loop")
+
+    def waits(self, since: float, until: float, path: Iterable[Step]) -> None:
+        """Add a consumer's wait, cut where what it waited for came along, each piece called by its largest cause."""
+        for step in path:
+            end = min(step.until, until)
+            if end > since and step.weights:
+                cause = max(step.weights, key=step.weights.__getitem__)
+                told = {} if step.episode is None else {"episode": step.episode}
+                self.span(f"wait: {cause.key}", since, end, CONSUMER, "consumer", **told)
+                since = end
+        if until > since:
+            self.span(f"wait: {Cause.HAND_OVER.key}", since, until, CONSUMER, "consumer")
+
+    def close(self) -> None:
+        """Write what is left. Events that come later are dropped."""
+        with self._lock:
+            self._flush()
+            self._is_full = True
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+
+    def _write(self, event: dict[str, Any], lane: int) -> None:
+        if not self._is_full:
+            line = json.dumps(event | {"pid": self._pid, "tid": lane, "cat": "asyncfetch"}, separators=(",", ":"))
+            self._lines.append(line)
+            self._line_bytes += len(line) + 2
+
+    def _flush(self) -> None:
+        if not self._lines or self._file < 0:
+            return
+        size = os.fstat(self._file).st_size
+        self._is_full = size + self._line_bytes > self._max_bytes
+        if not self._is_full:  # by one call, between which and another process's nothing comes
+            os.write(self._file, "".join(f"{line},\n" for line in self._lines).encode())
+        self._lines, self._line_bytes, self._flushed_at = [], 0, time.perf_counter()
+
+
+_tracer: Tracer | None = None
+
+
+def running() -> Tracer | None:
+    """Return the process's tracer, if it has one."""
+    return _tracer
+
+
+@contextmanager
+def trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterator[None]:
+    """Write what happens in this block to a file that Perfetto opens: here, and in loader workers begun in it.
+
+    Events name hosts, ranges, statuses, episodes and causes of waits; neither paths of urls nor headers. Setting the
+    environment's ``ASYNCFETCH_TRACE`` to a path traces a whole program.
+
+    Args:
+        path: The file, which is replaced.
+        max_bytes: Of the file, about; what happens later isn't in it.
+
+    Raises:
+        ConfigError: Something is traced already.
+        OSError: The file can't be written.
+    """
+    global _tracer
+    if _tracer is not None:
+        raise ConfigError(f"asyncfetch is traced to {_tracer.path} already: leave that trace first")
+    path = os.path.abspath(path)
+    before = os.environ.get(VARIABLE)
+    _begin(path)
+    _tracer, os.environ[VARIABLE] = Tracer(path, max_bytes), path  # for processes that are spawned
+    try:
+        yield
+    finally:
+        tracer, _tracer = _tracer, None
+        tracer.close()
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+def _begin(path: str) -> None:
+    with open(path, "w") as file:
+        file.write("[\n")
+
+
+def _go_on_in_child() -> None:
+    global _tracer
+    if _tracer is not None:
+        _tracer = Tracer(_tracer.path, _tracer._max_bytes)
+        util.Finalize(None, _tracer.close, exitpriority=0)
+
+
+os.register_at_fork(after_in_child=_go_on_in_child)
+
+
+def _begin_by_environment() -> None:
+    global _tracer
+    path = os.environ.get(VARIABLE)
+    if path:
+        if parent_process() is None and int(os.environ.get("RANK", "0")) == 0:
+            _begin(path)
+        _tracer = Tracer(path)
+        util.Finalize(None, _tracer.close, exitpriority=0)
+
+
+_begin_by_environment()

@@ -1,0 +1,299 @@
+"""Where the wait of a pass's consumer went: each second exactly once, by its cause. Pure.
+
+A consumer waits for the sample that comes next, and that one's job or episode was late because of all that it went
+through, not of what it was at when the consumer looked: of eight answers on their way side by side, each of which takes
+0.5 s to its first byte and 0.05 s to its last, one ends every 70 ms, and nearly always in its body. So a wait is cut at
+the moments at which what it waited for came along, and each piece is shared out as the life of that was.
+"""
+
+from __future__ import annotations
+
+from array import array
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asyncfetch.observe.figures import Figures
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+__all__ = ["FIGURES", "Cause", "Meter", "Step", "WaitAccount", "Waits", "metered", "running_meter"]
+
+
+class Cause(IntEnum):
+    """A reason to wait."""
+
+    OPENING = 0
+    """Metadata, indexes of videos, footers of tables."""
+    LIMIT = 1
+    """The limit of requests to a host, a bound on bandwidth, or a quota that the host has told of."""
+    FIRST_BYTE = 2
+    """Connections, and answers that hadn't begun."""
+    BODIES = 3
+    """Answers that had."""
+    RETRIES = 4
+    """Attempts that failed, and the pauses after them."""
+    ROOM = 5
+    """Memory for clips, within ``max_bytes``."""
+    DISK = 6
+    """The disk cache, and files that are local."""
+    DECODING = 7
+    """Reading samples from clips, in threads or for want of one."""
+    TRANSFORM = 8
+    """The user's own function, likewise."""
+    HAND_OVER = 9
+    """Putting batches together, and the way from the loop to the consumer."""
+
+    @property
+    def key(self) -> str:
+        """The name in reports and metrics."""
+        return self.name.lower()
+
+
+class Meter:
+    """What the requests of one episode took so far, by cause. Requests side by side count each."""
+
+    __slots__ = ("_at", "_since", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds: dict[Cause, float] = {}
+        self._at: Cause | None = None
+        self._since = 0.0
+
+    def add(self, cause: Cause, seconds: float) -> None:
+        """Count what has ended."""
+        self._at = None
+        self.seconds[cause] = self.seconds.get(cause, 0.0) + seconds
+
+    def begin(self, cause: Cause, now: float) -> None:
+        """Note what the latest request is at."""
+        self._at, self._since = cause, now
+
+    def share(self, seconds: float, now: float | None, otherwise: Cause) -> dict[Cause, float]:
+        """Return the seconds shared out as what was counted; with ``now``, what is still under way too."""
+        weights = dict(self.seconds)
+        if now is not None and self._at is not None:
+            weights[self._at] = weights.get(self._at, 0.0) + max(0.0, now - self._since)
+        total = sum(weights.values())
+        if total <= 0:
+            return {otherwise if self._at is None else self._at: seconds}
+        return {cause: seconds * weight / total for cause, weight in weights.items()}
+
+
+_meter: ContextVar[Meter | None] = ContextVar("_meter", default=None)
+
+running_meter = _meter.get
+"""Gives the meter that this task's requests are counted by; None where nobody waits for them."""
+
+
+@contextmanager
+def metered(meter: Meter) -> Iterator[None]:
+    """Count by ``meter`` what is asked for in this block, and in tasks that it starts."""
+    token = _meter.set(meter)
+    try:
+        yield
+    finally:
+        _meter.reset(token)
+
+
+class Step(NamedTuple):
+    """What somebody waited for until some moment."""
+
+    until: float
+    weights: Mapping[Cause, float]
+    """How its life was divided."""
+    episode: int | None = None
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Waits(Figures):
+    """A consumer's time, of one pass or of several side by side. All parts together are ``wall_seconds``."""
+
+    telling = ("samples", "wall_seconds", "busy_seconds", "waited_seconds")
+
+    consumers: int = 0
+    """Passes that are counted: one, or those of a loader's workers."""
+    samples: int = 0
+    """Delivered."""
+    wall_seconds: float = 0.0
+    """From the beginning to the end, or to now; of all consumers together."""
+    busy_seconds: float = 0.0
+    """The consumer's own: between a sample and the call for the next few."""
+    busy_cpu_seconds: float = 0.0
+    """CPU that the consumer's thread took in that time; 0 where it is the loop's."""
+    loop_cpu_seconds: float = 0.0
+    """CPU that the loop's thread took, in all of the time."""
+    by_cause: Mapping[Cause, float] = field(default_factory=dict)
+    """Seconds of wait."""
+    start_by_cause: Mapping[Cause, float] = field(default_factory=dict)
+    """Those of them until the first sample was there."""
+    longest_wait_episode: int | None = None
+    """The episode that most of the wait was for."""
+    longest_wait_seconds: float = 0.0
+    """The wait for that one."""
+    mean_bytes: float = 0.0
+    """Memory of an episode's clips."""
+    largest_bytes: float = 0.0
+    """That of the largest."""
+    other_bytes: float = 0.0
+    """The mean of the others."""
+
+    @property
+    def waited_seconds(self) -> float:
+        """All causes together."""
+        return sum(self.by_cause.values())
+
+    @classmethod
+    def together(cls, each: Iterable[Waits]) -> Waits:
+        """Return the sum."""
+        each = list(each)
+        longest = max(each, key=lambda one: one.longest_wait_seconds, default=cls())
+        return cls(
+            consumers=sum(one.consumers for one in each),
+            samples=sum(one.samples for one in each),
+            wall_seconds=sum(one.wall_seconds for one in each),
+            busy_seconds=sum(one.busy_seconds for one in each),
+            busy_cpu_seconds=sum(one.busy_cpu_seconds for one in each),
+            loop_cpu_seconds=sum(one.loop_cpu_seconds for one in each),
+            by_cause={cause: sum(one.by_cause.get(cause, 0.0) for one in each) for cause in Cause},
+            start_by_cause={cause: sum(one.start_by_cause.get(cause, 0.0) for one in each) for cause in Cause},
+            longest_wait_episode=longest.longest_wait_episode,
+            longest_wait_seconds=longest.longest_wait_seconds,
+            mean_bytes=longest.mean_bytes,
+            largest_bytes=longest.largest_bytes,
+            other_bytes=longest.other_bytes,
+        )
+
+
+MAX_EPISODES = 64
+"""Episodes whose waits are told apart at a time."""
+_IDLE, _BUSY, _WAITING = 0, 1, 2
+_STATE, _SINCE, _AT, _SAMPLES, _BUSY_SECONDS, _BUSY_CPU, _LOOP_CPU, _EPISODE, _EPISODE_SECONDS, _SIZES = range(10)
+_CPU_SO_FAR = _SIZES + 3
+_CAUSES = _CPU_SO_FAR + 1
+_START = _CAUSES + len(Cause)
+FIGURES = _START + len(Cause)
+"""Numbers that an account keeps."""
+
+
+class WaitAccount:
+    """Counts a consumer's time. It is always in one of three states: busy, waiting, or at the end.
+
+    Written by one thread at a time, and read by any. ``now`` is by one clock, whose readings other processes share.
+
+    Args:
+        figures: Where to count, ``FIGURES`` numbers; memory shared with another process, say. None means its own.
+    """
+
+    __slots__ = ("_by_episode", "figures")
+
+    def __init__(self, figures: array[float] | memoryview[float] | None = None) -> None:
+        self.figures: Any = array("d", bytes(8 * FIGURES)) if figures is None else figures
+        for place in range(FIGURES):
+            self.figures[place] = 0.0
+        self._by_episode: dict[int, float] = {}
+
+    def wait(self, now: float, cpu: float = 0.0) -> None:
+        """The consumer asks for something. ``cpu`` is what its thread took since the last answer."""
+        figures = self.figures
+        if figures[_STATE] == _BUSY:
+            figures[_BUSY_SECONDS] += now - figures[_SINCE]
+            figures[_BUSY_CPU] += cpu
+        figures[_CPU_SO_FAR] = 0.0
+        if figures[_STATE] != _WAITING:
+            figures[_AT], figures[_SINCE], figures[_STATE] = -1, now, _WAITING
+
+    def give(self, now: float, path: Iterable[Step] = (), samples: int = 0) -> None:
+        """The consumer has it. ``path`` is what it waited for, one after the other; the rest was handing over."""
+        figures = self.figures
+        self.end(now, path)
+        if samples and not figures[_SAMPLES]:
+            figures[_START:FIGURES] = array("d", figures[_CAUSES:_START])
+        figures[_SAMPLES] += samples
+        figures[_SINCE], figures[_STATE] = now, _BUSY
+
+    def end(self, now: float, path: Iterable[Step] = ()) -> None:
+        """The consumer won't ask any more."""
+        figures = self.figures
+        if figures[_STATE] == _WAITING:
+            self._charge(figures[_SINCE], now, path)
+        elif figures[_STATE] == _BUSY:
+            figures[_BUSY_SECONDS] += now - figures[_SINCE]
+        figures[_STATE] = _IDLE
+
+    def note(self, loop_cpu: float, sizes: tuple[int, int, int]) -> None:
+        """Note what the loop's thread took, and how many episodes have how many bytes, the largest how many of them."""
+        figures, (episodes, total_bytes, largest_bytes) = self.figures, sizes
+        figures[_LOOP_CPU] += loop_cpu
+        figures[_SIZES] = total_bytes / episodes if episodes else 0.0
+        figures[_SIZES + 1] = largest_bytes
+        figures[_SIZES + 2] = (total_bytes - largest_bytes) / (episodes - 1) if episodes > 1 else 0.0
+
+    def note_cpu(self, cpu: float) -> None:
+        """Note what the consumer's thread took since the last answer, where it hasn't asked again."""
+        if self.figures[_STATE] == _BUSY:
+            self.figures[_CPU_SO_FAR] = cpu
+
+    def note_cause(self, path: Sequence[Step]) -> None:
+        """Note what a consumer that waits is waiting for, for readers in other processes."""
+        if path and path[-1].weights:
+            self.figures[_AT] = max(path[-1].weights, key=path[-1].weights.__getitem__)
+
+    def _charge(self, since: float, now: float, path: Iterable[Step]) -> None:
+        figures = self.figures
+        for until, weights, episode in path:
+            seconds = min(until, now) - since
+            total = sum(weights.values())
+            if seconds <= 0 or total <= 0:
+                continue
+            since += seconds
+            for cause, weight in weights.items():
+                figures[_CAUSES + cause] += seconds * weight / total
+            if episode is not None:
+                self._count(episode, seconds)
+        if now > since:
+            figures[_CAUSES + Cause.HAND_OVER] += now - since
+
+    def _count(self, episode: int, seconds: float) -> None:
+        by_episode = self._by_episode
+        total = by_episode[episode] = by_episode.get(episode, 0.0) + seconds
+        if total > self.figures[_EPISODE_SECONDS]:
+            self.figures[_EPISODE], self.figures[_EPISODE_SECONDS] = episode, total
+        if len(by_episode) > MAX_EPISODES:
+            del by_episode[min(by_episode, key=by_episode.__getitem__)]
+
+    def snapshot(self, now: float, path: Iterable[Step] = ()) -> Waits:
+        """Return what was counted, and what is under way; ``path`` says what a consumer that waits is waiting for."""
+        copy = WaitAccount(array("d", bytes(8 * FIGURES)))
+        copy.figures[:] = array("d", self.figures)
+        figures = copy.figures
+        if figures[_STATE] == _WAITING and not path and figures[_AT] >= 0:
+            path = [Step(now, {Cause(int(figures[_AT])): 1.0})]
+        is_used = figures[_STATE] != _IDLE or any(figures[_SAMPLES:])
+        copy.end(max(now, figures[_SINCE]), path)
+        waited, start = figures[_CAUSES:_START], figures[_START:FIGURES]
+        return Waits(
+            consumers=int(is_used),
+            samples=int(figures[_SAMPLES]),
+            wall_seconds=figures[_BUSY_SECONDS] + sum(waited),
+            busy_seconds=figures[_BUSY_SECONDS],
+            busy_cpu_seconds=figures[_BUSY_CPU] + figures[_CPU_SO_FAR],
+            loop_cpu_seconds=figures[_LOOP_CPU],
+            by_cause={cause: waited[cause] for cause in Cause},
+            start_by_cause={cause: start[cause] for cause in Cause},
+            longest_wait_episode=int(figures[_EPISODE]) if figures[_EPISODE_SECONDS] else None,
+            longest_wait_seconds=figures[_EPISODE_SECONDS],
+            mean_bytes=figures[_SIZES],
+            largest_bytes=figures[_SIZES + 1],
+            other_bytes=figures[_SIZES + 2],
+        )
+
+    @classmethod
+    def read(cls, figures: Sequence[float], now: float) -> Waits:
+        """Return the snapshot of an account that another process keeps in this memory."""
+        account = cls.__new__(cls)
+        account.figures, account._by_episode = array("d", figures), {}
+        return account.snapshot(now)

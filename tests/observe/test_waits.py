@@ -1,0 +1,204 @@
+"""A consumer's time, second by second, and what is said of it."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from array import array
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncfetch.config import StreamConfig
+from asyncfetch.observe import Histogram
+from asyncfetch.observe.report import Report
+from asyncfetch.observe.waits import FIGURES, Cause, Meter, Step, WaitAccount, Waits, metered, running_meter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+seconds = st.floats(0, 100, allow_nan=False)
+weights = st.dictionaries(st.sampled_from(Cause), seconds, max_size=3)
+steps = st.builds(Step, st.floats(-10, 1000), weights, st.none() | st.integers(0, 200))
+events = st.tuples(st.sampled_from(["wait", "give", "end", "snapshot"]), seconds, st.lists(steps, max_size=4))
+
+
+@given(st.lists(events, max_size=30))
+def test_every_second_is_counted_once_whatever_comes_in_whatever_order(
+    given_events: list[tuple[str, float, list[Step]]],
+) -> None:
+    account, now, started, idle = WaitAccount(), 5.0, None, 0.0
+    for name, passed, path in given_events:
+        state = account.figures[0]
+        now += passed
+        if started is not None and not state:
+            idle += passed
+        if name == "wait":
+            account.wait(now)
+        elif name == "give":
+            account.give(now, path)
+        elif name == "end":
+            account.end(now, path)
+        if name in {"wait", "give"} and started is None:
+            started = now
+        waits = account.snapshot(now, path)
+        assert waits.busy_seconds + waits.waited_seconds == pytest.approx(waits.wall_seconds)
+        assert waits.wall_seconds == pytest.approx(0 if started is None else now - started - idle, abs=1e-6)
+
+
+def test_a_wait_is_cut_where_what_it_waited_for_came_along_and_the_rest_was_handing_over() -> None:
+    account = WaitAccount()
+    account.wait(10.0)
+    path = [
+        Step(9.0, {Cause.ROOM: 1.0}),
+        Step(14.0, {Cause.FIRST_BYTE: 3.0, Cause.BODIES: 1.0}, 7),
+        Step(15.0, DECODED),
+    ]
+    account.give(15.5, path, samples=3)
+    account.wait(17.5)
+    account.end(18.5, [Step(99.0, DECODED)])
+    waits = account.snapshot(50.0)
+    assert {cause: part for cause, part in waits.by_cause.items() if part} == {
+        Cause.FIRST_BYTE: 3.0,
+        Cause.BODIES: 1.0,
+        Cause.DECODING: 2.0,
+        Cause.HAND_OVER: 0.5,
+    }
+    assert (waits.samples, waits.busy_seconds, waits.wall_seconds) == (3, 2.0, 8.5)
+    assert (waits.longest_wait_episode, waits.longest_wait_seconds) == (7, 4.0)
+
+
+DECODED: Mapping[Cause, float] = {Cause.DECODING: 1.0}
+
+
+def test_a_long_wait_is_known_while_it_lasts_here_and_in_another_process() -> None:
+    account = WaitAccount()
+    account.wait(1.0)
+    under_way = [Step(31.0, {Cause.LIMIT: 1.0})]
+    assert account.snapshot(31.0, under_way).by_cause[Cause.LIMIT] == 30.0
+    account.note_cause(under_way)
+    seen = WaitAccount.read(array("d", account.figures), 41.0)
+    assert seen.by_cause[Cause.LIMIT] == seen.wall_seconds == 40.0
+    assert account.snapshot(31.0, under_way).wall_seconds == 30.0  # looking counts nothing
+
+
+def test_waits_of_a_million_episodes_take_no_memory() -> None:
+    account = WaitAccount()
+    for episode in range(10_000):
+        account.wait(episode)
+        account.give(episode + 0.5, [Step(episode + (0.5 if episode != 77 else 0.9), DECODED, episode)])
+    assert len(account.figures) == FIGURES
+    assert len(account._by_episode) <= 65
+
+
+def test_a_meter_shares_a_life_out_as_its_requests_were() -> None:
+    meter = Meter()
+    assert meter.share(4.0, None, Cause.OPENING) == {Cause.OPENING: 4.0}
+    meter.begin(Cause.FIRST_BYTE, 10.0)
+    assert meter.share(4.0, 12.0, Cause.OPENING) == {Cause.FIRST_BYTE: 4.0}
+    meter.add(Cause.FIRST_BYTE, 3.0)
+    meter.add(Cause.BODIES, 1.0)
+    assert meter.share(8.0, None, Cause.OPENING) == {Cause.FIRST_BYTE: 6.0, Cause.BODIES: 2.0}
+    assert running_meter() is None
+    with metered(meter):
+        assert running_meter() is meter
+    assert running_meter() is None
+
+
+def test_quantiles_add_up_as_if_one_histogram_had_counted_all() -> None:
+    one, other, both = Histogram(), Histogram(), Histogram()
+    for place in range(500):
+        value = 0.001 * 1.01**place
+        (one if place % 3 else other).record(value)
+        both.record(value)
+    together = one.snapshot().plus(other.snapshot())
+    assert together.sum_seconds == pytest.approx(both.snapshot().sum_seconds)
+    assert [together.count, together.p50_seconds, together.p99_seconds, together.max_seconds] == [
+        both.snapshot().count,
+        both.snapshot().p50_seconds,
+        both.snapshot().p99_seconds,
+        both.snapshot().max_seconds,
+    ]
+    assert together.buckets == both.snapshot().buckets
+
+
+def of(by_cause: Mapping[Cause, float], busy: float = 0.0, workers: int = 0, mean_bytes: float = 0.0) -> Report:
+    consumers = max(1, workers)
+    parts = dict.fromkeys(Cause, 0.0) | {cause: part * consumers for cause, part in by_cause.items()}
+    waits = Waits(
+        consumers=consumers,
+        samples=100,
+        wall_seconds=sum(parts.values()) + busy * consumers,
+        busy_seconds=busy * consumers,
+        by_cause=parts,
+        mean_bytes=mean_bytes,
+        largest_bytes=2 * mean_bytes,
+    )
+    return Report.of(waits, None, StreamConfig(), num_workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("report", "binds"),
+    [
+        (of({Cause.DECODING: 5, Cause.BODIES: 2}), "decoding"),
+        (of({Cause.DECODING: 5, Cause.BODIES: 4, Cause.FIRST_BYTE: 3}), "bodies"),  # hosts together
+        (of({Cause.DECODING: 0.5}, busy=9.5), "trainer"),
+        (of({Cause.DECODING: 2}, busy=8.0), "decoding"),
+        (of({Cause.DECODING: 5}, busy=5.0, workers=64), "trainer"),
+        (of({Cause.DECODING: 5}, busy=0.5, workers=64), "decoding"),
+        (of({Cause.TRANSFORM: 5, Cause.DECODING: 1}), "transform"),
+        (of({Cause.ROOM: 5}, mean_bytes=1e9), "room"),
+        (of(dict.fromkeys(Cause, 1.0)), "limit"),
+    ],
+)
+def test_what_binds_is_the_largest_part(report: Report, binds: str) -> None:
+    assert report.verdict.binds == binds
+    assert binds in repr(report)
+    assert f"{binds} binds" in str(report)
+    assert len(str(report).splitlines()) < 16
+    assert all(isinstance(value, float) for value in report.as_dict().values())
+    assert pickle.loads(pickle.dumps(report)).as_dict() == report.as_dict()
+
+
+def test_a_report_of_nothing_says_that_nothing_has_begun() -> None:
+    report = Report.of(Waits(), None, StreamConfig())
+    assert str(report) == "no pass has begun in this process"
+    assert report.as_dict()["samples"] == report.as_dict()["samples_per_second"] == 0.0
+
+
+def test_a_gain_is_no_more_than_the_consumer_could_take() -> None:
+    assert of({Cause.TRANSFORM: 9}, busy=1.0).verdict.gain <= 10
+    assert 1 < of({Cause.TRANSFORM: 5}, busy=5.0).verdict.gain <= 2
+
+
+def test_keeping_the_account_costs_little() -> None:
+    account, begun = WaitAccount(), time.thread_time()
+    path = [Step(0.0, DECODED), Step(1e12, {Cause.FIRST_BYTE: 1.0, Cause.BODIES: 2.0}, 5)]
+    for now in range(2_000):
+        account.wait(now)
+        account.give(now + 0.5, path)
+    assert (time.thread_time() - begun) / 2_000 < 100e-6  # a parcel of samples takes some 10 ms to decode
+
+
+def test_what_it_took_to_the_first_sample_counts_in_a_short_run_alone() -> None:
+    account = WaitAccount()
+    account.wait(0.0)
+    account.give(3.0, [Step(3.0, {Cause.OPENING: 1.0})], samples=1)
+    account.wait(3.1)
+    account.give(4.0, [Step(4.0, DECODED)], samples=1)
+    assert Report.of(account.snapshot(4.0), None, StreamConfig()).verdict.binds == "opening"
+    account.wait(4.1)
+    account.give(7.0, [Step(7.0, DECODED)], samples=1)
+    assert Report.of(account.snapshot(7.0), None, StreamConfig()).verdict.binds == "decoding"
+
+
+def test_cpu_of_a_consumer_that_has_not_asked_again_counts_once() -> None:
+    account = WaitAccount()
+    account.give(1.0)
+    account.note_cpu(2.0)
+    assert account.snapshot(4.0).busy_cpu_seconds == 2.0
+    account.wait(5.0, 3.0)
+    account.note_cpu(9.0)  # it isn't busy
+    assert account.snapshot(6.0).busy_cpu_seconds == 3.0

@@ -1,0 +1,237 @@
+"""Why a consumer waits, told of real passes."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import asyncfetch as af
+from asyncfetch.observe import trace
+from asyncfetch.observe.report import Report
+from asyncfetch.observe.waits import Cause, Step, WaitAccount, Waits
+from asyncfetch.stream import serve_samples
+from asyncfetch.stream.figures import BOARD_BYTES, FiguresBoard
+from asyncfetch.testing import Fault, FaultOnce, RangeServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from asyncfetch.testing import DatasetTruth
+
+FETCH = af.FetchConfig(trust_env=False)
+
+
+def config(**options: Any) -> af.StreamConfig:  # noqa: ANN401 - StreamConfig's own
+    return af.StreamConfig(fetch=FETCH, pool_episodes=2, lanes=2, prefetch_episodes=1, **options)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _decoders_are_loaded(truth: DatasetTruth) -> None:
+    """The first job of a process imports torch, for seconds that would count as decoding."""
+    stream = af.Stream(truth.root)
+    list(stream)
+    stream.close()
+
+
+def test_a_synchronous_consumers_time_is_counted_whole(truth: DatasetTruth) -> None:
+    with RangeServer(truth.root, tls=False, first_byte_seconds=0.1) as server:
+        stream = af.Stream(server.url, config=config())
+        began = time.perf_counter()
+        count = sum(1 for _ in stream)
+        seconds = time.perf_counter() - began
+        report = stream.report()
+        stream.close()
+    waits = report.waits
+    assert waits.samples == count == truth.num_frames
+    assert waits.wall_seconds == pytest.approx(seconds, rel=0.02)
+    assert waits.busy_seconds + waits.waited_seconds == pytest.approx(waits.wall_seconds)
+    assert report.verdict.binds in {"first_byte", "opening"}
+    assert waits.by_cause[Cause.FIRST_BYTE] > 0.2  # an index and a clip, one after the other
+    assert stream.report().as_dict() == report.as_dict()  # of a pass that is over, time goes no further
+
+
+async def test_an_asynchronous_consumers_time_is_counted_whole_from_opening_on(truth: DatasetTruth) -> None:
+    async with RangeServer(truth.root, tls=False, first_byte_seconds=0.1) as server:
+        stream = af.Stream(server.url, config=config())
+        began = time.perf_counter()
+        async with stream.samples() as samples:
+            async for _ in samples:
+                assert samples.report().waits.samples > 0
+        seconds = time.perf_counter() - began
+    waits = samples.report().waits
+    assert waits.wall_seconds == pytest.approx(seconds, rel=0.02, abs=0.05)
+    assert waits.by_cause[Cause.OPENING] > 0.1  # a round trip at least
+    assert samples.statistics().waits == waits
+    assert stream.report().as_dict() == samples.report().as_dict()
+    assert samples.report().statistics.fetch.requests > 10
+
+
+async def test_an_open_dataset_tells_of_the_latest_pass_over_it(truth: DatasetTruth) -> None:
+    async with af.open_dataset(truth.root) as dataset:
+        assert "no pass has begun" in str(dataset.report())
+        async with af.Stream(dataset).samples() as samples:
+            await anext(samples)
+            assert dataset.report().waits.samples == 1
+        assert dataset.report().as_dict() == samples.report().as_dict()
+
+
+def test_a_slow_transform_binds_and_its_setting_is_workers(truth: DatasetTruth) -> None:
+    stream = af.Stream(truth.root, transform=spin, config=config())
+    assert sum(1 for _ in stream) == truth.num_frames
+    report = stream.report()
+    stream.close()
+    assert report.verdict.binds == "transform"
+    assert list(report.verdict.setting) == ["num_workers"]
+    assert "num_workers=" in str(report)
+
+
+def spin(sample: dict[str, Any]) -> dict[str, Any]:
+    """Hold the interpreter for a while."""
+    until = time.perf_counter() + 0.02
+    while time.perf_counter() < until:
+        pass
+    return sample
+
+
+def test_a_consumer_that_computes_binds(truth: DatasetTruth) -> None:
+    stream = af.Stream(truth.root, config=config())
+    for _ in stream:
+        spin(spin({}))
+    report = stream.report()
+    stream.close()
+    assert report.verdict.binds == "trainer"
+    assert report.verdict.setting == {}
+    assert report.waited_share < 0.1
+
+
+def test_a_stream_that_was_left_early_and_one_that_failed_say_what_was(truth: DatasetTruth) -> None:
+    stream = af.Stream(truth.root, config=config())
+    assert str(stream.report()) == "no pass has begun in this process"
+    for _ in stream:
+        break
+    gc.collect()
+    left = stream.report()
+    assert left.waits.samples >= 1
+    assert stream.report().waits.wall_seconds == left.waits.wall_seconds
+    stream.close()
+
+    def fail(sample: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError(sample["index"])
+
+    stream = af.Stream(truth.root, transform=fail, config=config())
+    with pytest.raises(ValueError, match="tensor"):
+        list(stream)
+    failed = stream.report()
+    stream.close()
+    assert failed.waits.samples == 0
+    assert failed.waits.waited_seconds > 0
+    assert failed.samples_per_second == 0
+
+
+def test_a_host_that_fails_at_first_is_seen_as_retries(truth: DatasetTruth) -> None:
+    videos = [f"/{path.relative_to(truth.root)}" for path in truth.root.rglob("*.mp4")]
+    faults = [FaultOnce(path, Fault.status(503, retry_after=1)) for path in videos]
+
+    def fault(request: Any) -> Fault | None:  # noqa: ANN401 - a FaultRule's
+        return next((found for each in faults if (found := each(request)) is not None), None)
+
+    with RangeServer(truth.root, tls=False, fault=fault) as server:
+        stream = af.Stream(server.url, config=config())
+        assert sum(1 for _ in stream) == truth.num_frames
+        report = stream.report()
+        stream.close()
+    assert report.verdict.binds == "retries"
+    assert report.waits.by_cause[Cause.LIMIT] < report.waits.by_cause[Cause.RETRIES]
+
+
+def test_the_process_of_serve_samples_is_seen_while_it_runs_and_after_it(truth: DatasetTruth) -> None:
+    with serve_samples(af.Stream(truth.root, config=config()), batch_size=4) as batches:
+        assert str(batches.report()) == "no pass has begun in this process"
+        taken = sum(len(batch["index"]) for batch in itertools.islice(batches, 3))
+        assert batches.report().waits.samples >= taken
+    report = batches.report()
+    assert report.waits.samples >= taken
+    assert report.statistics.fetch.bytes > 0
+
+
+def test_a_trace_has_lanes_of_requests_decoding_and_waits_and_no_secret(truth: DatasetTruth, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with RangeServer(truth.root, tls=False) as server, trace(path):
+        stream = af.Stream(f"{server.url}?signature=hidden", config=config())
+        assert sum(1 for _ in stream) == truth.num_frames
+        stream.close()
+        requests = len(server.requests)
+        with pytest.raises(af.ConfigError, match="leave that trace first"), trace(tmp_path / "other"):
+            pass
+    text = path.read_text()
+    assert "hidden" not in text
+    events = json.loads(text.rstrip(",\n") + "]")
+    assert {event["ph"] for event in events} == {"M", "X", "b", "e"}
+    for event in events:  # what the format asks of each phase
+        assert {"name", "ph", "pid", "tid", "args"} <= event.keys()
+        assert event["ph"] == "M" or event["ts"] > 0
+        assert event["ph"] != "X" or event["dur"] >= 0
+        assert event["ph"] not in "be" or event["id"]
+    named = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert all(event["tid"] in named for event in events if event["ph"] == "X")
+    assert sum(event["name"] == "request" for event in events) == requests
+    decoded = [event for event in events if event["name"] == "decode"]
+    assert sum(event["args"]["frames"] for event in decoded) == truth.num_frames
+    assert all(named[event["tid"]].startswith("decode") for event in decoded)
+    by_lane: dict[int, list[tuple[float, float]]] = {}
+    for event in events:
+        if event["name"] == "request":
+            by_lane.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    for spans in by_lane.values():  # a lane has one request at a time
+        assert all(one[1] <= other[0] + 1 for one, other in itertools.pairwise(sorted(spans)))
+
+
+def test_a_trace_ends_where_its_file_is_full(truth: DatasetTruth, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with trace(path, max_bytes=3_000):
+        stream = af.Stream(truth.root, config=config())
+        list(stream)
+        stream.close()
+    assert path.stat().st_size <= 3_000
+
+
+def test_64_workers_add_up_and_those_of_an_earlier_loader_do_not() -> None:
+    board = FiguresBoard(memoryview(bytearray(BOARD_BYTES)))
+    assert board.latest() == []
+    assert board.page(64) is None
+    for loader in (1, 2):
+        for worker in range(70 if loader == 1 else 63):
+            page = board.page(worker)
+            if page is not None:
+                page.begin(loader, 64)
+                account, now = WaitAccount(page.numbers), time.perf_counter()
+                account.wait(now - 1.0)
+                account.give(now, [Step(now, {Cause.BODIES: 1.0})], samples=loader)
+                account.end(now)
+    pages = board.latest()
+    assert len(pages) == 63  # the last one hasn't begun again
+    report = Report.of(Waits.together(page.waits() for page in pages), None, af.StreamConfig(), num_workers=64)
+    assert report.waits.samples == 2 * 63
+    assert report.seconds == pytest.approx(1.0)
+    assert report.verdict.binds == "bodies"
+    assert "63 workers" in str(report)
+
+
+async def test_a_page_keeps_what_it_can_of_a_dataset_with_many_hosts(truth: DatasetTruth) -> None:
+    async with af.open_dataset(truth.root) as dataset:
+        statistics = dataset.statistics()
+    [host] = statistics.fetch.hosts.values()
+    many = replace(statistics, fetch=replace(statistics.fetch, hosts={f"https://{i}": host for i in range(2_000)}))
+    [page] = [FiguresBoard(memoryview(bytearray(BOARD_BYTES))).page(0)]
+    assert page is not None
+    assert page.statistics() is None
+    page.publish(statistics)
+    assert page.statistics() == statistics
+    page.publish(many)
+    assert page.statistics() == many.without_hosts()
