@@ -29,9 +29,10 @@ from rich.console import Console
 from rich.progress import track
 
 import asyncfetch as af
+from asyncfetch.cli.bench import preload, time_samples
 from asyncfetch.testing import Fault, RangeServer
 from bench.data import bench_dataset
-from bench.throughput import Setting, preload, time_samples
+from bench.throughput import Setting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,11 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 import asyncfetch as af
+from asyncfetch.cli.bench import preload, time_samples
 from asyncfetch.stream import Placement
 from asyncfetch.stream.order import Step
 from bench.baselines import decode_bare
 from bench.data import bench_dataset
-from bench.throughput import preload, time_samples
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -31,6 +31,7 @@ from rich.table import Table
 from torch.utils.data import DataLoader
 
 import asyncfetch as af
+from asyncfetch.cli.bench import preload, time_samples
 from asyncfetch.config import usable_cpus
 from asyncfetch.stream import Placement
 from bench.baselines import decode_bare, read_by_file, runs_of
@@ -168,31 +169,6 @@ async def read_resident(setting: Setting, samples: int) -> Resident:
             runs = runs_of(steps, dataset.group_frames)
             bare = await anyio.to_thread.run_sync(decode_bare, clips, runs, threads)
     return Resident(pipeline, bare, 1e3 * busy / (samples * len(clips[steps[0].episode])), seconds)
-
-
-async def preload(dataset: af.LeRobotDataset, episodes: set[int]) -> None:
-    """Bring episodes into memory, some at a time."""
-    for some in itertools.zip_longest(*[iter(sorted(episodes))] * 64):
-        chosen = [episode for episode in some if episode is not None]
-        for episode in chosen:
-            dataset.prefetch(episode)
-        for episode in chosen:
-            await dataset.ready(episode)
-
-
-async def time_samples(
-    dataset: af.LeRobotDataset, samples: int, *, episodes: Sequence[int] | None = None, shuffle: bool = True
-) -> list[float]:
-    """Seconds to each of the first samples of a stream of an open dataset, or of some episodes of it."""
-    gc.collect()
-    seconds: list[float] = []
-    started = time.perf_counter()
-    async with af.Stream(dataset, episodes=episodes, shuffle=shuffle).samples() as stream:
-        async for _ in stream:
-            seconds.append(time.perf_counter() - started)
-            if len(seconds) == samples:
-                break
-    return seconds
 
 
 def measure(

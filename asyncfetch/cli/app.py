@@ -10,6 +10,7 @@ from asyncfetch.errors import MissingDependency, install_command
 try:
     import typer
 
+    from asyncfetch.cli.bench import bench
     from asyncfetch.cli.cache import commands as cache_commands
     from asyncfetch.cli.dataset import check, frames, info
     from asyncfetch.cli.env import env
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cache_commands, name="cache")
-for command in (info, check, frames, ls, cp, merge, select, split, convert, env):
+for command in (info, check, frames, bench, ls, cp, merge, select, split, convert, env):
     app.command()(command)
 app.command(context_settings=OPTIONS_ARE_THEIRS)(run)
 
