@@ -1,0 +1,117 @@
+"""Whether anything must be set: the defaults on six links, beside the best of a grid of settings.
+
+    python -m bench.defaults
+
+Frames a second, cold start included, each setting in turn on each link. One that takes 50 requests a second refuses
+what is more by 429.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.data import bench_dataset
+from bench.why import Setup, read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MIB = 1024 * 1024
+PROFILES: dict[str, Setup] = {
+    "fast link": Setup(server={}),
+    "4 MiB/s a stream, 50 ms": Setup(server={"bytes_per_second": 4 * MIB, "first_byte_seconds": 0.05}),
+    "2 MiB/s a stream, 100 ms": Setup(server={"bytes_per_second": 2 * MIB, "first_byte_seconds": 0.1}),
+    "1 MiB/s a stream, 20 ms, p99 200": Setup(
+        server={"bytes_per_second": MIB, "first_byte_seconds": 0.02}, fault="late"
+    ),
+    "50 requests/s": Setup(server={}, fault="quota of 50"),
+    "local files": Setup(server=None),
+}
+GRID: dict[str, dict[str, int]] = {
+    "smaller pool": {"pool_episodes": 16, "lanes": 16},
+    "larger pool": {"pool_episodes": 128},
+    "less ahead": {"prefetch_episodes": 2},
+    "more ahead": {"prefetch_episodes": 32},
+    "few requests": {"fetch.max_requests_per_host": 16, "fetch.initial_requests_per_host": 16},
+    "many requests": {"fetch.max_requests_per_host": 256, "fetch.initial_requests_per_host": 256},
+    "more threads": {"decode_threads": 4},
+}
+"""What is changed of the defaults."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One link."""
+
+    profile: str
+    frames_per_second: dict[str, float]
+    """By setting."""
+    binds: str
+    """By the report of the defaults."""
+
+    @property
+    def share_of_best(self) -> float:
+        """Of the defaults."""
+        return self.frames_per_second["defaults"] / max(self.frames_per_second.values())
+
+
+def measure(
+    root: Path,
+    console: Console,
+    *,
+    dataset: str,
+    seconds: float,
+    profiles: Sequence[str] = tuple(PROFILES),
+    grid: Mapping[str, dict[str, int]] = GRID,
+) -> list[Row]:
+    """All links, each setting in turn."""
+    rows = []
+    for profile in profiles:
+        found: dict[str, dict[str, Any]] = {}
+        for name, options in {"defaults": {}, **{name: given for name, given in grid.items() if given}}.items():
+            setup = replace(PROFILES[profile], dataset=dataset, config=dict(options))
+            found[name] = read(setup, root, seconds)
+            console.print(f"{profile}, {name}: {found[name]['frames_per_second']:.0f} frames/s")
+        speeds = {name: told["frames_per_second"] for name, told in found.items()}
+        rows.append(Row(profile, speeds, found["defaults"]["verdict"]["binds"]))
+    return rows
+
+
+def show(console: Console, rows: list[Row]) -> None:
+    """The figures for people."""
+    table = Table("link", *rows[0].frames_per_second, "of the best", "binds", title="frames/s by setting")
+    for row in rows:
+        table.add_row(
+            row.profile,
+            *(f"{value:.0f}" for value in row.frames_per_second.values()),
+            f"{row.share_of_best:.2f}",
+            row.binds,
+        )
+    console.print(table)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each run")
+    parser.add_argument("--dataset", type=Path, help="a LeRobot dataset in a directory; one is made without")
+    parser.add_argument("--profiles", nargs="*", default=tuple(PROFILES), help="some of the links")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    asked = parser.parse_args(arguments)
+    console = Console(stderr=asked.json)
+    path = asked.dataset or bench_dataset()
+    rows = measure(path.parent, console, dataset=path.name, seconds=asked.seconds, profiles=asked.profiles)
+    show(console, rows)
+    if asked.json:
+        print(json.dumps([asdict(row) | {"share_of_best": row.share_of_best} for row in rows], indent=2))
+
+
+if __name__ == "__main__":
+    main()

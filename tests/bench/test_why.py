@@ -1,0 +1,34 @@
+"""bench/why.py and bench/defaults.py, tiny: their rows are there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from asyncfetch.testing import write_dataset
+from bench import defaults, why
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_was_made_is_compared_with_what_is_named(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])
+    rows = why.measure(
+        tmp_path, Console(quiet=True), rounds=1, seconds=0.5, gains=False, only=["a slow consumer", "a cold disk tier"]
+    )
+    assert {row.made for row in rows} == {"a slow consumer", "a cold disk tier"}
+    assert all(row.evidence and row.page and row.told for row in rows)
+    assert len(why.CASES) == 12
+    why.show(Console(quiet=True), rows)
+
+
+def test_the_defaults_are_set_beside_a_grid(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])
+    rows = defaults.measure(
+        tmp_path, Console(quiet=True), dataset="small", seconds=0.5, profiles=["local files"], grid={"": {}}
+    )
+    assert [(row.profile, row.share_of_best) for row in rows] == [("local files", 1.0)]
+    assert rows[0].frames_per_second["defaults"] > 0
+    defaults.show(Console(quiet=True), rows)
