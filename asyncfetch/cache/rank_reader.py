@@ -318,15 +318,16 @@ class _Line:
         finally:
             caller.urgent = True  # its end: nobody is told any more
 
-    def view(self, lent: _Lent) -> memoryview:
-        """Return what was lent. _LostError where the server has ended."""
+    def view(self, lent: _Lent) -> memoryview | None:
+        """Return what was lent; None where it can't be mapped: the server has ended, or /proc hides its files."""
         if lent.place is None:
             self._tell("gone", [lent.name])
             return memoryview(bytearray())
         try:
             return self._regions.view(lent.place, lent.name)
-        except OSError as error:
-            raise _LostError from error
+        except OSError:
+            self._tell("gone", [lent.name])
+            return None
 
     def tell_gone(self) -> None:
         """Give back what nobody has a view of any more."""
@@ -443,7 +444,7 @@ class RankReader:
     # A worker.
 
     async def lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> Lease | None:
-        """Return the lease that ``ByteCache.acquire`` gives, in memory of all workers; None where that has no room."""
+        """Return the lease that ``ByteCache.acquire`` gives, in memory of all workers; None where that can't be."""
         wanted = ByteRange(url, start, stop)
         while True:
             line = await self._connected()
@@ -452,6 +453,8 @@ class RankReader:
                 if lent is None:
                     return None
                 buffer = line.view(lent)
+                if buffer is None:
+                    return None
                 break
             except _LostError:
                 continue

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from asyncfetch.cache.rank_reader import RankReader
+from asyncfetch.cache.regions import MappedRegions
 from asyncfetch.errors import NotFound, ObjectChanged, RangeNotSatisfiable
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.gate import Caller, calling
@@ -234,3 +235,20 @@ def _pages_bytes() -> int:
                 status = os.stat(f"/proc/self/fd/{name}")
                 found[status.st_ino] = status.st_blocks * 512
     return sum(found.values())
+
+
+async def test_where_memory_can_not_be_mapped_each_reads_for_itself(
+    server: RangeServer, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a sandbox hides what lies below /proc of other processes."""
+
+    def refuse(*_: object) -> memoryview:
+        raise PermissionError
+
+    monkeypatch.setattr(MappedRegions, "view", refuse)
+    url = f"{server.url}/a"
+    async with readers.one() as first, readers.one() as second:
+        with anyio.fail_after(5):
+            assert await first.lease(url, 0, 5000) is None
+            assert await second.lease(url, 0, 5000) is None
+            assert bytes(await second.fetch(url, 0, 5000)) == DATA[:5000]
