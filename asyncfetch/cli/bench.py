@@ -164,7 +164,7 @@ def _stream(
 
 
 async def _look(source: str, config: StreamConfig) -> tuple[list[Link], float]:
-    """What the link gives by itself, and frames a second of clips that are in memory."""
+    """Return what the link gives by itself, and frames a second of clips that are in memory."""
     from asyncfetch.fetch import Fetcher
     from asyncfetch.lerobot import open_dataset
     from asyncfetch.ranges import ByteRange

@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncfetch.cache.disk import DIRECTORY_VARIABLE, Folder, default_directory, verify
-from asyncfetch.cli.sizes import format_bytes, parse_bytes
-from asyncfetch.cli.tenths import Tenths
+from asyncfetch.cli.terminal import Tenths, format_bytes, parse_bytes
 from asyncfetch.config.checks import absolute_directory
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncfetch.cli.files import CaFile, fetch_config
-from asyncfetch.cli.sizes import format_bytes
-from asyncfetch.cli.tenths import Tenths
+from asyncfetch.cli.terminal import Tenths, format_bytes
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.runtime.concurrently import gather

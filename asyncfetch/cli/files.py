@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from asyncfetch.cli.sizes import format_bytes
-from asyncfetch.cli.tenths import Tenths
+from asyncfetch.cli.terminal import Tenths, format_bytes
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, NotFound
 from asyncfetch.fetch import Fetcher

@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from asyncfetch.cli.sizes import format_bytes, parse_bytes
-from asyncfetch.cli.tenths import Tenths
+from asyncfetch.cli.terminal import Tenths, format_bytes, parse_bytes
 from asyncfetch.merge import merge_datasets
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def merge(
 
 
 def run_with_bar(call: Callable[..., Awaitable[T]]) -> T:
-    """What the call gives; how far it is, is shown meanwhile."""
+    """Return what the call gives; how far it is, is shown meanwhile."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.fields[files]}"))
     console = Console(stderr=True)
     tenths = None if console.is_interactive else Tenths()

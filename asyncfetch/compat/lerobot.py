@@ -33,7 +33,7 @@ from asyncfetch.lerobot.info import EPISODES_PATH, is_v2, parse_info, parse_json
 from asyncfetch.lerobot.parquet import require_pyarrow
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.stream import Placement, Stream
-from asyncfetch.stream.merged_states import merge_shares
+from asyncfetch.stream.state import merge_shares
 from asyncfetch.torch import FrameDataset, StreamDataset
 
 if TYPE_CHECKING:

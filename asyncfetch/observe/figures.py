@@ -17,7 +17,7 @@ class Figures:
     telling: ClassVar[tuple[str, ...]] = ()
     """The fields that matter."""
     is_line: ClassVar[bool] = False
-    """Whether a table has it in one line."""
+    """True if a table has it in one line."""
 
     def __repr__(self) -> str:
         told = ", ".join(f"{name}={_short(getattr(self, name))}" for name in self.telling)

@@ -7,7 +7,8 @@ plan.py, jobs.py  what one pass reads, and what of it is decoded together
 placement.py    which part of it this process takes
 epochs.py       which epoch comes next
 window.py       episodes held and fetched ahead, within a bound
-samples.py      one pass: decoded ahead, delivered in order; coming.py: what it is at; building.py: what its threads do
+samples.py      one pass: decoded ahead, delivered in order; building.py: what its threads do; batch.py: in batches
+figures.py      what a pass counts, also for another process; pool.py: a pool that fits the bound
 quarantine.py   bad data
 passes.py       opening a pass, on a loop of the caller's or in a thread
 session.py      a dataset on a loop in a thread, for synchronous iteration

@@ -41,7 +41,7 @@ class Failed:
 
     error: BaseException
     by_transform: bool = False
-    """Whether the transform raised it: it then says nothing of the data, whatever its type."""
+    """True if the transform raised it: it then says nothing of the data, whatever its type."""
 
 
 class Builder(Protocol):
@@ -196,7 +196,7 @@ def are_one(transform: Transform | None, other: Transform | None) -> bool:
 
 
 def transformed(transform: Transform, sample: Sample) -> Sample | Failed:
-    """What the user's function makes of a sample, or the error that it raised."""
+    """Return what the user's function makes of a sample, or the error that it raised."""
     try:
         made: Sample | None = transform(sample)
     except (StopIteration, StopAsyncIteration) as stop:  # raised by the iterator it would be a silent end: PEP 479

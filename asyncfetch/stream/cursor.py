@@ -47,7 +47,7 @@ class Slots(Protocol):
     """A way through the slots of an order, forwards."""
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Those of these positions, which ascend and aren't below those of an earlier call."""
+        """Return those of these positions, which ascend and aren't below those of an earlier call."""
         ...
 
 
@@ -65,7 +65,7 @@ class SharedOrder(Protocol):
         ...
 
     def seating(self, position: int) -> Any:  # noqa: ANN401
-        """Where ``slots`` may begin."""
+        """Return where ``slots`` may begin."""
         ...
 
     def slots(self, seating: Any, ranks: int) -> Slots:  # noqa: ANN401
@@ -98,11 +98,11 @@ class Rest:
     """How far apart those of one consumer lie, mostly: what is left of each then takes little room in a state."""
 
     def left(self, total: int) -> int:
-        """How many samples, in an epoch of ``total``."""
+        """Return how many samples, in an epoch of ``total``."""
         return len(self.missing) + total - self.position
 
     def shared(self, total: int, placement: Placement, ends: Ends) -> tuple[int, int]:
-        """How many samples one consumer takes, and how many of those are padding: repeated at the end."""
+        """Return how many samples one consumer takes, and how many of those are padding: repeated at the end."""
         left, world = self.left(total), placement.world_size
         given = {"uneven": left, "drop": left - left % world, "pad": left + -left % world}[ends]
         return placement.count(given), max(0, placement.count(given) - placement.count(left))
@@ -127,12 +127,12 @@ class Rest:
             yield self.position_of(deal.index(number))
 
     def position_of(self, index: int) -> int:
-        """Where the sample of this index is."""
+        """Return where the sample of this index is."""
         known = len(self.missing)
         return self.missing[index] if index < known else self.position + index - known
 
     def positions_of(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Where the samples of these indices are."""
+        """Return where the samples of these indices are."""
         known = len(self.missing)
         behind = np.arange(max(start, known), max(stop, known), dtype=np.int64) + (self.position - known)
         return np.concatenate([np.array(self.missing[start:stop], np.int64), behind])
@@ -142,7 +142,7 @@ class Rest:
         return bisect_left(self.missing, position) + max(0, position - self.position)
 
     def after(self, delivered: Mapping[Placement, int], total: int, order: SharedOrder | None = None) -> Rest:
-        """What is left when its consumers, all of them, were given so many samples each."""
+        """Return what is left when its consumers, all of them, were given so many samples each."""
         left, one = self.left(total), next(iter(delivered))
         deal = Deal(self, total, one, order)
         size = deal.step_samples
@@ -177,7 +177,7 @@ class Rest:
 
     @classmethod
     def of_json(cls, state: Mapping[str, Any], total: int) -> Rest:
-        """What ``as_json`` gave, of an epoch of ``total`` samples."""
+        """Return what ``as_json`` gave, of an epoch of ``total`` samples."""
         position, runs = rest_in(state, total)
         missing = tuple(sorted(itertools.chain.from_iterable(runs)))
         if len(set(missing)) != len(missing):

@@ -53,7 +53,7 @@ class Turn:
     finish: Callable[[], bool]
     """To be called where the worker came to the end of its share; whether no epoch was set or loaded meanwhile."""
     is_share: bool = False
-    """Whether it is a loader's worker's, who doesn't know how far the pass is where its share has ended."""
+    """True if it is a loader's worker's, who doesn't know how far the pass is where its share has ended."""
     check: Callable[[], None] = lambda: None
     """To be called before a sample is given: raises ConfigError where a state was loaded meanwhile."""
 
@@ -86,7 +86,7 @@ class EpochCounter:
         return int(epochs.max()) if len(epochs) else None
 
     def sharing(self) -> set[int]:
-        """How many workers share that pass; of several loaders, each."""
+        """Return how many workers share that pass; of several loaders, each."""
         notes = self._shared_notes()
         return set(notes["workers"][notes["epoch"] == self.shared()].tolist())
 

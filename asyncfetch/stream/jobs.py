@@ -40,7 +40,7 @@ class Sizes:
 
     @property
     def are_whole_groups(self) -> bool:
-        """Whether a run is all of a group that comes in a row."""
+        """True if a run is all of a group that comes in a row."""
         return self.run_frames >= self.group_frames
 
     @property

@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from asyncfetch.runtime.budget import Budget
     from asyncfetch.stream.building import JobBuilder, Transform
     from asyncfetch.stream.cursor import Slots
-    from asyncfetch.stream.mixed_rest import MixedRest
-    from asyncfetch.stream.mixing import MixedEpoch, Walk
-    from asyncfetch.stream.order import Order, SeatSlots, Visits
-    from asyncfetch.stream.seating import Seating
+    from asyncfetch.stream.mixing import MixedEpoch, MixedRest, Walk
+    from asyncfetch.stream.order import Order, Seating, SeatSlots, Visits
     from asyncfetch.stream.shapes import Shape
 
 __all__ = ["AsNamed", "MixedBuilder", "MixedOrder", "OpenMixture"]
@@ -103,7 +101,7 @@ class MixedOrder:
         return max((order.largest_group() for order in self._firsts), default=1)
 
     def open_episodes(self, placement: Placement) -> int:
-        """How many episodes a consumer draws from at a time."""
+        """Return how many episodes a consumer draws from at a time."""
         return sum(min(order.seats, len(order.lengths)) for order in self._firsts)
 
     def pool(self, placement: Placement) -> tuple[int, int]:
@@ -112,7 +110,7 @@ class MixedOrder:
         return sum(episodes for episodes, _ in each), sum(frames for _, frames in each)
 
     def is_far(self, position: int) -> bool:
-        """Whether its seating there takes long to find."""
+        """Return whether its seating there takes long to find."""
         return True
 
     def seating(self, position: int) -> dict[int, tuple[int, Seating]]:
@@ -281,7 +279,7 @@ class OpenMixture:
         return self._engine.decode
 
     def origin(self, name: int) -> Origin:
-        """Where an episode of a MixedOrder comes from."""
+        """Return where an episode of a MixedOrder comes from."""
         member = _member(len(self.datasets), name)
         return Origin(self.datasets[member], name & ((1 << _EPISODE_BITS) - 1), member)
 

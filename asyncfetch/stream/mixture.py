@@ -23,8 +23,7 @@ from asyncfetch.stream.building import JobBuilder, are_one
 from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.epochs import MAX_EPOCH
 from asyncfetch.stream.mixed import AsNamed, MixedBuilder, MixedOrder, OpenMixture
-from asyncfetch.stream.mixed_rest import Batching, MixedRest, left_of_members
-from asyncfetch.stream.mixing import MixedEpoch, Mixing, StopOn
+from asyncfetch.stream.mixing import Batching, MixedEpoch, MixedRest, Mixing, StopOn, left_of_members
 from asyncfetch.stream.plan import PassPlan
 from asyncfetch.stream.shapes import Missing, Shape, shapes
 from asyncfetch.stream.source import SampleSource
@@ -197,7 +196,7 @@ class Mixture(SampleSource[OpenMixture]):
     def _deal_anew(
         self, identity: Mapping[str, Any], mixed: MixedEpoch, rests: Sequence[Rest], batching: Batching
     ) -> tuple[MixedRest, dict[str, Any]]:
-        """What is left of an epoch in blocks that suit these batches, and its identity."""
+        """Return what is left of an epoch in blocks that suit these batches, and its identity."""
         order = identity["order"] | dealt_anew(rests, batching)
         return MixedRest(mixed, rests, batching, self.seed), {**identity, "order": order}
 
@@ -375,7 +374,7 @@ def _renames(
 
 
 def _common_config(streams: Sequence[Stream]) -> StreamConfig:
-    """What the streams say apart from their order."""
+    """Return what the streams say apart from their order."""
     default = StreamConfig()
     order = {name: getattr(default, name) for name in ("lanes", "pool_episodes", "group_frames")}
     common = None

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from contextlib import AsyncExitStack, closing
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from asyncfetch.errors import UsageError
 from asyncfetch.observe.trace import running
@@ -15,9 +15,8 @@ from asyncfetch.observe.waits import Cause, Step
 from asyncfetch.runtime import iterate
 from asyncfetch.runtime.fork import AsyncOnly, running_loop
 from asyncfetch.stream.batch import Rows
-from asyncfetch.stream.coming import Delivery
 from asyncfetch.stream.jobs import Sizes
-from asyncfetch.stream.samples import PassFigures, SamplePass
+from asyncfetch.stream.samples import Delivery, PassFigures, SamplePass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -27,12 +26,13 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot import Sample
     from asyncfetch.stream.batch import BatchMemory
+    from asyncfetch.stream.building import Builder
     from asyncfetch.stream.epochs import Turn
     from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.plan import PassPlan
-    from asyncfetch.stream.readable import Readable
+    from asyncfetch.stream.quarantine import Quarantine
+    from asyncfetch.stream.readable import Origin, Readable
     from asyncfetch.stream.session import Session
-    from asyncfetch.stream.source import SampleSource
     from asyncfetch.stream.state import State
 
 WITH_SAMPLES = "`async with stream.samples() as samples:`, and in it `async for sample in samples:`"
@@ -41,6 +41,7 @@ WITH_SAMPLES = "`async with stream.samples() as samples:`, and in it `async for 
 __all__ = ["HANDED_OVER_PARCELS", "WITH_SAMPLES", "Samples", "StreamIterator"]
 
 R = TypeVar("R", bound="Readable")
+ReadT = TypeVar("ReadT", bound="Readable", contravariant=True)
 
 JOB_BYTES = 16 * 1024 * 1024
 """Decoded by one call in a thread: about eight samples of two 640x480 cameras, some 40 ms. Enough that what a job costs
@@ -57,12 +58,51 @@ HANDED_OVER_PARCELS = 5
 cross for each time that one thread has to wake the other."""
 
 
+class EpochSource(Protocol[ReadT]):
+    """A stream or mixture, as a pass over it sees it; see SampleSource for all of it."""
+
+    quarantine: Quarantine
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next pass that isn't told another one."""
+        ...
+
+    def plan(self, opened: ReadT, placement: Placement, epoch: int) -> PassPlan:
+        """Part of the epoch that one consumer reads."""
+        ...
+
+    def builder(self, opened: ReadT) -> Builder:
+        """Maker of samples, in decode threads."""
+        ...
+
+    def origin(self, opened: ReadT, episode: int) -> Origin:
+        """Dataset that an episode comes from. A pass keeps it, and must not keep the source."""
+        ...
+
+    def take_turn(self, epoch: int | None = None) -> Turn:
+        """Return the epoch that a pass begins now."""
+        ...
+
+    def begin(self, opened: ReadT, placement: Placement, turn: Turn) -> PassPlan:
+        """Return what the pass that has this turn reads."""
+        ...
+
+    def finish(self, turn: Turn, plan: PassPlan) -> None:
+        """Count a pass that was read to its end."""
+        ...
+
+    def new_figures(self) -> PassFigures:
+        """Return the account of a pass that begins."""
+        ...
+
+
 class Samples(AsyncOnly, Generic[R]):
     """A pass that isn't open yet; entering it gives the ``SamplePass``."""
 
     def __init__(
         self,
-        stream: SampleSource[R],
+        stream: EpochSource[R],
         opener: Callable[[], AbstractAsyncContextManager[R]],
         *,
         epoch: int | None,
@@ -117,9 +157,9 @@ class Samples(AsyncOnly, Generic[R]):
 
 
 def _pass_maker(
-    stream: SampleSource[R], opened: R, plan: PassPlan, *, is_followed: bool, memory: BatchMemory | None
+    stream: EpochSource[R], opened: R, plan: PassPlan, *, is_followed: bool, memory: BatchMemory | None
 ) -> Callable[..., SamplePass]:
-    """What makes the pass, on its loop.
+    """Return what makes the pass, on its loop.
 
     It doesn't refer to the stream, which may own that loop's thread: what tasks hold often waits for the collector.
     """
@@ -160,7 +200,7 @@ class StreamIterator(Generic[R]):
 
     def __init__(
         self,
-        stream: SampleSource[R],
+        stream: EpochSource[R],
         session: Session[R],
         opened: R,
         placement: Placement,
@@ -215,7 +255,7 @@ class StreamIterator(Generic[R]):
         return sum(plan.left for plan in self._plans)
 
     def state_dict(self) -> State:
-        """What this pass, and those before it, have delivered of the epoch: for ``Stream.load_state_dict``."""
+        """Return what this pass, and those before it, have delivered of the epoch: for ``Stream.load_state_dict``."""
         plan = self._plans[0] if self._plans else self._stream.plan(self._opened, self._placement, self._stream.epoch)
         return plan.progress.state()
 
@@ -225,7 +265,7 @@ class StreamIterator(Generic[R]):
 
 
 def _deliver(
-    stream: SampleSource[R],
+    stream: EpochSource[R],
     session: Session[R],
     opened: R,
     placement: Placement,

@@ -43,7 +43,7 @@ class Placement:
     batch_size: int | None = field(default=None, compare=False)
     """Consecutive samples of a consumer that become a batch, where we make the batches."""
     drop_last: bool = field(default=False, compare=False)
-    """Whether a last batch that is smaller is left out."""
+    """True if a last batch that is smaller is left out."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -81,17 +81,17 @@ class Placement:
         return replace(self, batch_size=batch_size, drop_last=drop_last, step_samples=next(whole, STEP_SAMPLES))
 
     def of_rank(self, number: int) -> int:
-        """Which of the rank's samples is the consumer's ``number``-th, from 0."""
+        """Return which of the rank's samples is the consumer's ``number``-th, from 0."""
         turn, place = divmod(number, self.block_samples)
         return (turn * self.workers + self.worker) * self.block_samples + place
 
     def count_of(self, of_rank: int) -> int:
-        """How many of the rank's first so many samples are the consumer's."""
+        """Return how many of the rank's first so many samples are the consumer's."""
         rounds, rest = divmod(of_rank, self.workers * self.block_samples)
         return rounds * self.block_samples + min(max(rest - self.worker * self.block_samples, 0), self.block_samples)
 
     def count(self, total: int) -> int:
-        """How many of ``total`` samples are the consumer's. Those of any two ranks differ by one at most."""
+        """Return how many of ``total`` samples are the consumer's. Those of any two ranks differ by one at most."""
         return self.count_of(max(0, -(-(total - self.rank) // self.world_size)))
 
 

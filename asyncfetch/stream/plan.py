@@ -29,7 +29,7 @@ class EpisodeOrder(SharedOrder, Protocol):
         ...
 
     def open_episodes(self, placement: Placement) -> int:
-        """How many episodes a consumer draws from at a time."""
+        """Return how many episodes a consumer draws from at a time."""
         ...
 
     def pool(self, placement: Placement) -> tuple[int, int]:
@@ -37,7 +37,7 @@ class EpisodeOrder(SharedOrder, Protocol):
         ...
 
     def is_far(self, position: int) -> bool:
-        """Whether its seating there takes long to find."""
+        """Return whether its seating there takes long to find."""
         ...
 
     def steps(self, positions: Iterable[int], seating: Any = None) -> Iterator[Step]:  # noqa: ANN401
@@ -103,7 +103,7 @@ class PassPlan:
 
     @property
     def is_far(self) -> bool:
-        """Whether its first step takes long to find: call ``find`` in a thread before."""
+        """True if its first step takes long to find: call ``find`` in a thread before."""
         return self._seating is None and len(self) > 0 and self.order.is_far(self._first())
 
     def find(self) -> None:
@@ -163,7 +163,7 @@ class PassPlan:
         return min(max(self.progress.placement.count(self.progress.rest.index_from(position)), low), high)
 
     def batch_of(self, number: int) -> int:
-        """Which batch the consumer's ``number``-th sample is in; 0 for all where any samples make a batch."""
+        """Return which batch the consumer's ``number``-th sample is in; 0 for all where any samples make a batch."""
         return 0 if self._batch_size is None else number // self._batch_size
 
     def batch_start(self, number: int) -> int:

@@ -90,7 +90,7 @@ class Board:
         entries["samples"][place] += found.samples
 
     def read(self) -> tuple[list[Quarantined], int]:
-        """What all workers have listed, and how many samples they have counted without a name."""
+        """Return what all workers have listed, and how many samples they have counted without a name."""
         listed = self._entries[:, :-1]
         found = [
             Quarantined(
@@ -158,7 +158,7 @@ class Quarantine:
                 self._note(each)
 
     def take_news(self) -> tuple[Quarantined, ...]:
-        """What was noted since the last call, to be told to another process."""
+        """Return what was noted since the last call, to be told to another process."""
         with self._lock:
             news, self._news = self._news, {}
         return tuple(news.values())
@@ -229,7 +229,7 @@ class Substitutes:
         self._waiting = 0
 
     def good(self, sample: Any, member: int) -> list[Any]:  # noqa: ANN401 - what a transform returns
-        """What to deliver where a sample is good."""
+        """Return what to deliver where a sample is good."""
         waiting, self._waiting = self._waiting, 0
         self._last.pop(member, None)
         self._last[member] = sample
@@ -237,11 +237,11 @@ class Substitutes:
         return [*(_copied(sample) for _ in range(waiting)), sample]
 
     def has_of(self, member: int) -> bool:
-        """Whether a sample of the member itself would come in place of a bad one."""
+        """Return whether a sample of the member itself would come in place of a bad one."""
         return member in self._last
 
     def bad(self, member: int) -> list[Any]:
-        """What to deliver where it isn't; nothing yet, as long as none was good."""
+        """Return what to deliver where it isn't; nothing yet, as long as none was good."""
         if not self._last:
             self._waiting += 1
             return []

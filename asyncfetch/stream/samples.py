@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -23,30 +23,88 @@ from asyncfetch.observe.waits import Cause, Step, WaitAccount, Waits
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.failures import copied, kept
 from asyncfetch.stream.building import Failed
-from asyncfetch.stream.coming import Coming, Decoding, Delivery
 from asyncfetch.stream.figures import PUBLISH_SECONDS
 from asyncfetch.stream.jobs import Sizes, parcels
 from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes, raise_where_none_is_good
 from asyncfetch.stream.window import EpisodeWindow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from types import TracebackType
 
     from asyncfetch.config import OnError, StreamConfig
     from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, Sample
     from asyncfetch.observe import Quantiles
-    from asyncfetch.stream.batch import Rows
+    from asyncfetch.stream.batch import BatchRow, Rows
     from asyncfetch.stream.building import Builder
     from asyncfetch.stream.figures import FiguresPage
-    from asyncfetch.stream.jobs import Job
+    from asyncfetch.stream.jobs import Job, Parcel
     from asyncfetch.stream.order import Step as OrderStep
     from asyncfetch.stream.plan import PassPlan
     from asyncfetch.stream.readable import Origin, Readable
     from asyncfetch.stream.state import State
 
-__all__ = ["PassFigures", "PassStatistics", "SamplePass"]
+__all__ = ["Coming", "Decoding", "Delivery", "PassFigures", "PassStatistics", "SamplePass"]
+
+
+class Decoding:
+    """A job under way in a thread, and then what came of it."""
+
+    __slots__ = ("is_ready", "path", "ready", "ready_at", "results", "rows", "steps", "waits_for")
+
+    def __init__(self, job: Job, rows: list[BatchRow] | None) -> None:
+        self.steps = job.steps
+        self.rows = rows
+        """Where it goes, with batches in memory of ours."""
+        self.is_ready = False
+        """Asked for each sample of a parcel, for which an Event's two calls are too many."""
+        self.ready = anyio.Event()
+        """Set then, and when nobody wants it any more."""
+        self.ready_at = 0.0
+        self.results: list[Any] = []
+        """For each step; empty ones once they were delivered."""
+        self.waits_for: int | None = None
+        """The episode whose arrival it waits for."""
+        self.path: list[Step] = []
+        """What it waited for."""
+
+    def end(self, results: list[Any], weights: Mapping[Cause, float] | None = None) -> None:
+        """Called once or, where it was given up before, twice. ``weights`` say what its thread's time was."""
+        if not self.is_ready:
+            self.results, self.rows = results, None
+            self.ready_at = time.perf_counter()
+            if weights is not None:
+                self.path.append(Step(self.ready_at, weights))
+            self.is_ready = True
+            self.ready.set()
+
+
+class Coming:
+    """A parcel that the consumer hasn't been given yet."""
+
+    __slots__ = ("decodings", "parcel")
+
+    def __init__(self, parcel: Parcel, decodings: list[Decoding]) -> None:
+        self.parcel = parcel
+        self.decodings = decodings
+        """Of each step."""
+
+    @property
+    def is_ready(self) -> bool:
+        """True if all of it is decoded."""
+        return all(decoding.is_ready for decoding in self.decodings)
+
+
+class Delivery(NamedTuple):
+    """A sample that a consumer gets."""
+
+    number: int
+    """Which one of its part of the epoch."""
+    delivered: int
+    """How many it has been given with it; one more, but for what is empty."""
+    sample: Any
+    """Or its row in a batch; or what a transform gave."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -309,7 +367,7 @@ class SamplePass:
             return await self._next_parcel()
 
     def state_dict(self) -> State:
-        """What was delivered of the epoch, this pass and those before it: for ``Stream.load_state_dict``."""
+        """Return what was delivered of the epoch, this pass and those before it: for ``Stream.load_state_dict``."""
         return self._plan.progress.state()
 
     async def _next_parcel(self) -> list[Delivery]:

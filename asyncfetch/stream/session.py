@@ -48,7 +48,7 @@ class Session(Generic[R]):
         return not self._guard.in_child and not self._kept.has_failed
 
     def opened(self) -> R:
-        """What is open; waits for it. Whatever ends the wait without it closes the session."""
+        """Return what is open; waits for it. Whatever ends the wait without it closes the session."""
         try:
             return self._kept.value()
         except BaseException as error:

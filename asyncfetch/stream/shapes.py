@@ -87,7 +87,7 @@ def _nothing(like: Field) -> Any:  # noqa: ANN401
 def shapes(
     layouts: Sequence[Mapping[str, Field]], renames: Sequence[Mapping[str, str]], missing: Missing
 ) -> tuple[list[Shape], bool]:
-    """What is done to each member's samples, and whether they are then alike in keys, dtypes and shapes. Pure.
+    """Return what is done to each member's samples, and whether they are then alike in keys, dtypes and shapes. Pure.
 
     Raises:
         ConfigError: Two keys of a member get one name, a key isn't there, or ``missing`` can't be done.

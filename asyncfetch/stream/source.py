@@ -104,11 +104,11 @@ class SampleSource(ABC, Generic[R]):
 
     @abstractmethod
     def _opener(self) -> Callable[[], AbstractAsyncContextManager[R]]:
-        """What gives what is read, to be entered. It doesn't refer to this, which would never be collected."""
+        """Return what gives what is read, to be entered. It doesn't refer to this, which would never be collected."""
 
     @abstractmethod
     def plan(self, opened: R, placement: Placement, epoch: int) -> PassPlan:
-        """What one consumer reads in this epoch; the rest of it, where a state of it was loaded.
+        """Return what one consumer reads in this epoch; the rest of it, where a state of it was loaded.
 
         Raises:
             EpisodeNotFound: ``episodes`` names one that isn't there.
@@ -122,7 +122,7 @@ class SampleSource(ABC, Generic[R]):
     @staticmethod
     @abstractmethod
     def origin(opened: R, episode: int) -> Origin:
-        """Where an episode comes from. A pass keeps it, and must not keep this."""
+        """Return where an episode comes from. A pass keeps it, and must not keep this."""
 
     @abstractmethod
     def _total(self, opened: R, placement: Placement, epoch: int) -> int:
@@ -130,7 +130,7 @@ class SampleSource(ABC, Generic[R]):
 
     @property
     def is_open(self) -> bool:
-        """Whether it reads what is open on somebody's loop already, and so can't follow into another process."""
+        """True if it reads what is open on somebody's loop already, and so can't follow into another process."""
         return self._opened is not None
 
     def over(self, opened: R) -> Self:
@@ -201,7 +201,7 @@ class SampleSource(ABC, Generic[R]):
     def samples_of(
         self, placement: Placement, *, epoch: int | None = None, memory: BatchMemory | None = None
     ) -> Samples[R]:
-        """What ``samples`` does, for one consumer of many; of batches, with ``memory`` for them."""
+        """Return what ``samples`` does, for one consumer of many; of batches, with ``memory`` for them."""
         is_followed = self.is_open and epoch is None
         return Samples(self, self._opener(), epoch=epoch, placement=placement, is_followed=is_followed, memory=memory)
 
@@ -320,12 +320,12 @@ class SampleSource(ABC, Generic[R]):
                 self.finish(turn, plan)
 
     def count(self, placement: Placement) -> int:
-        """How many samples a consumer takes of the whole next epoch. Opens what is read where no pass has."""
+        """Return how many samples a consumer takes of the whole next epoch. Opens what is read where no pass has."""
         total = self._total(self._open_session().opened(), placement, self.epoch)
         return Rest().shared(total, placement, self.config.uneven_ends)[0]
 
     def opened(self) -> R:
-        """What the synchronous iteration reads, to ask for what its metadata says."""
+        """Return what the synchronous iteration reads, to ask for what its metadata says."""
         return self._open_session().opened()
 
     def planned(self, placement: Placement, epoch: int) -> PassPlan:
@@ -350,11 +350,11 @@ class SampleSource(ABC, Generic[R]):
             self._loaded = {epoch: state for epoch, state in self._loaded.items() if epoch != turn.epoch}
 
     def is_over(self, state: State, least_samples: int) -> bool:
-        """Whether the pass that it was taken in gives nothing more; see ``Placement.least_samples``."""
+        """Return whether the pass that it was taken in gives nothing more; see ``Placement.least_samples``."""
         return has_given_all(state, self.config.uneven_ends, least_samples)
 
     def start_of(self, epoch: int) -> State:
-        """Where a pass that begins has to: where a loaded state of this epoch was taken, or at the beginning."""
+        """Return where a pass that begins has to: where a loaded state of this epoch was taken, or at the beginning."""
         self.epochs.check_loads(self._loads)
         self._note_use(epoch)
         return self._loaded_of(epoch) or beginning(epoch)
@@ -364,7 +364,7 @@ class SampleSource(ABC, Generic[R]):
             self.has_unused_state = False
 
     def _passes_over(self, epoch: int) -> bool:
-        """Whether a pass of this epoch leaves out what was loaded, and nobody has gone on from that yet."""
+        """Return whether a pass of this epoch leaves out what was loaded, and nobody has gone on from that yet."""
         if not self.has_unused_state or self.epochs.shared() is not None:  # by a loader's workers
             return False
         loaded = self.epochs.loaded
@@ -383,7 +383,7 @@ class SampleSource(ABC, Generic[R]):
         return None if epoch < self.epochs.finished else self._loaded.get(epoch)
 
     def state_dict(self) -> State:
-        """What the latest pass has delivered of its epoch, as small JSON; not what was only fetched ahead.
+        """Return what the latest pass has delivered of its epoch, as small JSON; not what was only fetched ahead.
 
         Behind a pass that came to its end, and before the first, it is the beginning of the next epoch. Before the
         first it doesn't say of which dataset, which wasn't opened yet. It tells of this process's consumer alone: one
@@ -450,7 +450,7 @@ class SampleSource(ABC, Generic[R]):
         return self._session
 
     def statistics(self) -> DatasetStatistics | None:
-        """What the synchronous iteration's engine and caches have done in this process; None before the first.
+        """Return what the synchronous iteration's engine and caches have done in this process; None before the first.
 
         So in a forked child, and behind ``close``, until it iterates; and where what it reads couldn't be opened. While
         that is being opened, this waits for it, and raises as iterating does.
@@ -471,7 +471,7 @@ class SampleSource(ABC, Generic[R]):
         return Report.of(Waits(), None, self.config) if self.figures is None else self.figures.report()
 
     def memory_plan(self, batch_size: int | None = None, *, num_workers: int = 0) -> MemoryPlan:
-        """What a rank takes at most, known before a sample is read. Opens what is read where no pass has.
+        """Return what a rank takes at most, known before a sample is read. Opens what is read where no pass has.
 
         Args:
             batch_size: Of a ``StreamDataset`` that makes batches; None for single samples.

@@ -3,7 +3,7 @@
 A state names the dataset and the order by what they depend on, the epoch, what was left of it when the pass began, who
 shared that, and how many samples each of them was given, as far as the process that wrote it knows. That of an epoch's
 beginning ends behind the epoch; before the first pass it doesn't name the dataset either. What several know is put
-together by ``merged_states``.
+together by ``merge_states``.
 
 The order of a mixture says besides where an epoch lies in the run, which is of no layout's making alone: the state's
 epoch or, at an epoch's beginning, the one read before it.
@@ -11,7 +11,7 @@ epoch or, at an epoch's beginning, the one read before it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args
 
@@ -19,8 +19,7 @@ from asyncfetch.errors import StateMismatch
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.cursor import Ends, Rest, SharedOrder, rest_in
 from asyncfetch.stream.epochs import MAX_EPOCH, MAX_WORKERS
-from asyncfetch.stream.mixed_rest import Batching
-from asyncfetch.stream.mixing import Place
+from asyncfetch.stream.mixing import Batching, Place
 from asyncfetch.stream.placement import Placement
 
 __all__ = [
@@ -39,6 +38,8 @@ __all__ = [
     "identity_of",
     "is_beginning",
     "is_finished",
+    "merge_shares",
+    "merge_states",
     "place_of",
     "run_of",
     "shares_of",
@@ -116,7 +117,7 @@ class Progress:
         return replace(self, rest=self.left_of(state, order))
 
     def left_of(self, state: Mapping[str, Any], order: SharedOrder) -> Rest:
-        """What is left for all together of the order.
+        """Return what is left for all together of the order.
 
         Raises:
             StateMismatch: It doesn't know enough.
@@ -134,7 +135,7 @@ class Progress:
 
     @staticmethod
     def is_known_of_all(state: Mapping[str, Any]) -> bool:
-        """Whether the state tells of everybody who shared what was left."""
+        """Return whether the state tells of everybody who shared what was left."""
         delivered = delivered_in(state["shares"])
         return len(delivered) == next(iter(delivered)).consumers
 
@@ -187,7 +188,7 @@ def beginning(epoch: int, identity: Mapping[str, Any] | None = None) -> State:
 
 
 def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What its order depends on: see Progress. Empty where it doesn't say."""
+    """Return what its order depends on: see Progress. Empty where it doesn't say."""
     return {name: state[name] for name in IDENTITY if name in state}
 
 
@@ -204,20 +205,20 @@ def _without(identity: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def place_of(identity: Mapping[str, Any]) -> Place:
-    """Where the epoch lies in the run that a mixture's identity speaks of."""
+    """Return where the epoch lies in the run that a mixture's identity speaks of."""
     epoch, block_samples, taken = (identity["order"][name] for name in _PLACE)
     return Place(epoch, block_samples, tuple(taken))
 
 
 def dealt_anew(rests: Sequence[Rest], batching: Batching) -> dict[str, Any]:
-    """What a mixture's order says besides where it is a MixedRest."""
+    """Return what a mixture's order says besides where it is a MixedRest."""
     return {_DEALT_ANEW: asdict(batching) | {"members": [rest.as_json() for rest in rests]}}
 
 
 def dealt_anew_in(
     identity: Mapping[str, Any], starts: Sequence[int], stops: Sequence[int]
 ) -> tuple[list[Rest], Batching] | None:
-    """What ``dealt_anew`` told, if it did. Each member's run goes from its start up to its stop.
+    """Return what ``dealt_anew`` told, if it did. Each member's run goes from its start up to its stop.
 
     Raises:
         StateMismatch: It tells of something else.
@@ -233,17 +234,17 @@ def dealt_anew_in(
 
 
 def _is_dealt_anew(state: Mapping[str, Any]) -> bool:
-    """Whether some of its positions may be empty, so that ranks of equally many have unequally many samples."""
+    """Return whether some of its positions may be empty, so that ranks of equally many have unequally many samples."""
     return _is_of_mixture(state) and _DEALT_ANEW in state["order"]
 
 
 def is_beginning(state: Mapping[str, Any]) -> bool:
-    """Whether it is what ``beginning`` gave."""
+    """Return whether it is what ``beginning`` gave."""
     return "rest" not in state and "shares" not in state
 
 
 def is_finished(state: Mapping[str, Any], ends: Ends, least_samples: int = 1) -> bool:
-    """Whether none of its consumers is given anything more of its epoch, as far as the state tells of them all.
+    """Return whether none of its consumers is given anything more of its epoch, as far as the state tells of them all.
 
     One rank's own state tells it of the others where all are given equally many batches. Fewer than ``least_samples``
     are given to nobody.
@@ -261,7 +262,7 @@ def is_finished(state: Mapping[str, Any], ends: Ends, least_samples: int = 1) ->
 
 
 def has_given_all(state: Mapping[str, Any], ends: Ends, least_samples: int) -> bool:
-    """Whether those consumers that it tells of are given nothing more of its epoch: see ``is_finished``."""
+    """Return whether those consumers that it tells of are given nothing more of its epoch: see ``is_finished``."""
     total, rest = state["total"], Rest.of_json(state["rest"], state["total"])
     return all(
         rest.shared(total, placement, ends)[0] - count < least_samples
@@ -334,7 +335,7 @@ def _check_dealt_anew(order: Mapping[str, Any]) -> None:
 
 
 def shares_of(delivered: Mapping[Placement, int]) -> State:
-    """Who shares what is left, and how many samples each of those that are known was given."""
+    """Return who shares what is left, and how many samples each of those that are known was given."""
     one = next(iter(delivered))
     given = sorted([placement.rank, placement.worker, count] for placement, count in delivered.items())
     return {
@@ -347,7 +348,7 @@ def shares_of(delivered: Mapping[Placement, int]) -> State:
 
 
 def delivered_in(shares: Mapping[str, Any]) -> dict[Placement, int]:
-    """What ``shares_of`` was made of; StateMismatch where that can't be read."""
+    """Return what ``shares_of`` was made of; StateMismatch where that can't be read."""
     try:
         world_size, workers, block_samples, step_samples = (_whole(shares[name]) for name in LAYOUT)
         delivered = {
@@ -367,3 +368,129 @@ def _whole(value: Any) -> int:  # noqa: ANN401
     if not is_whole_number(value):
         raise TypeError(f"{value!r} is no whole number")
     return int(value)
+
+
+def merge_states(states: Sequence[Any]) -> State:
+    """One state of the whole epoch, of one state from each rank, to go on with however many ranks and workers.
+
+    Args:
+        states: What ``state_dict`` gave on each rank: of a stream, a StreamDataset, or of a StatefulDataLoader, in
+            which those of its workers are looked for.
+
+    Returns:
+        A state that every rank can load. What follows is just what was left; the order of the samples is that of an
+        uninterrupted epoch where all ranks had been given equally many batches, or, where something else makes those,
+        equally many times 32 samples.
+
+    Raises:
+        StateMismatch: There is none, they are of different passes or numbers of ranks and workers, or a rank's is
+            missing, which can't be known where all are of an epoch's beginning. With uneven ends ranks that keep step
+            may be in two epochs for a moment: one has begun the next when another still has a sample left of this. What
+            they share then is no one epoch's rest, so take the states a step earlier or later, or have all ranks end
+            together by ``uneven_ends="drop"`` or ``"pad"``.
+    """
+    given = states if isinstance(states, Iterable) else ()  # type: ignore[redundant-expr]
+    ranks = [_told_by(each) for each in given]
+    without = sum(not told for told in ranks)
+    if without or not ranks:
+        raise StateMismatch(f"give one state of each rank in a list: of these {len(ranks)} {without} hold no state")
+    found = [state for told in ranks for state in told]
+    begun = [state for state in found if not is_beginning(state)]
+    epochs = sorted({state["epoch"] for state in found})
+    # A rank whose part of an epoch has ended is at the next one's beginning, others may have a sample left.
+    ended = [state for state in found if state["epoch"] > epochs[0]]
+    if ended and (epochs[-1] > epochs[0] + 1 or not begun or not all(map(is_beginning, ended))):
+        raise StateMismatch(
+            f"the states are of different epochs, {epochs}, and tell of no rest that all ranks share: take them where "
+            'all are in one epoch; with uneven_ends="drop" or "pad" they begin each together'
+        )
+    known = [identity_of(state) for state in found if identity_of(state)]
+    # Those that have begun an epoch know another place in the run than those that haven't.
+    compared = [run_of(identity) for identity in known] if begun else known
+    for identity in compared:
+        for name in IDENTITY:
+            _check_same(name, compared[0].get(name), identity.get(name))
+    if not begun:
+        return beginning(epochs[0], known[0] if known else None)
+    merged = merge_shares(begun)
+    delivered = delivered_in(merged["shares"])
+    _check_told_once(ranks, delivered)
+    everyone = _everyone_of(delivered, ranks)
+    others = [placement for placement in everyone if placement.rank not in {one.rank for one in delivered}]
+    if ended:
+        unbegun = sum(is_beginning(state) for state in found) - len(ended)
+        if unbegun:
+            raise StateMismatch(
+                f"{len(ended)} of the states are of the beginning of epoch {epochs[1]} and {unbegun} of that of "
+                f"{epochs[0]}, and which ranks' they are isn't known: take them where each was given something"
+            )
+        total, rest = merged["total"], Rest.of_json(merged["rest"], merged["total"])
+        delivered |= {placement: rest.shared(total, placement, "uneven")[0] for placement in others}
+    else:
+        delivered |= dict.fromkeys(others, 0)
+    lacking = [str(placement) for placement in everyone if placement not in delivered]
+    if lacking:
+        raise StateMismatch(f"the states don't tell of {', '.join(lacking)}: give those of all workers of a rank")
+    return merged | {"shares": shares_of(delivered)}
+
+
+def _told_by(value: Any) -> list[State]:  # noqa: ANN401
+    """The states that a rank gave: of those of its consumers that had a share in an epoch, or of where they begin."""
+    found = [check_state(state) for state in _states_in(value)]
+    return [state for state in found if not is_beginning(state)] or found
+
+
+def _check_told_once(ranks: Sequence[Sequence[State]], delivered: Mapping[Placement, int]) -> None:
+    """Several may tell of all ranks, as what was merged before does, but not each another thing."""
+    for told in ranks:
+        if is_beginning(told[0]):
+            continue
+        for placement, count in delivered_in(merge_shares(told)["shares"]).items():
+            if count != delivered[placement]:
+                raise StateMismatch(
+                    f"{placement} comes twice, with {count} samples and with {delivered[placement]}: give one state of "
+                    "each rank of one pass"
+                )
+
+
+def _everyone_of(delivered: Mapping[Placement, int], ranks: Sequence[Sequence[State]]) -> list[Placement]:
+    """All consumers of the pass, if there is a state of each rank: who was given nothing doesn't say which it is."""
+    one = next(iter(delivered))
+    told = sorted({placement.rank for placement in delivered})
+    unnamed = sum(is_beginning(states[0]) for states in ranks)
+    if len(told) + unnamed != one.world_size:
+        raise StateMismatch(
+            f"{one.world_size} ranks shared the epoch, and of these {len(ranks)} states {len(ranks) - unnamed} tell of "
+            f"ranks {told}, {unnamed} of an epoch's beginning: give one state of each rank"
+        )
+    return [replace(one, rank=rank, worker=worker) for rank in range(one.world_size) for worker in range(one.workers)]
+
+
+def merge_shares(states: Sequence[State]) -> State:
+    """One state of several consumers of one pass, not of all."""
+    first = states[0]
+    delivered: dict[Placement, int] = {}
+    for state in states:
+        for name in ("dataset", "order", "rest"):
+            _check_same(name, first[name], state[name])
+        for name in LAYOUT:
+            _check_same(name, first["shares"][name], state["shares"][name])
+        for placement, count in delivered_in(state["shares"]).items():
+            delivered[placement] = max(count, delivered.get(placement, 0))
+    return first | {"shares": shares_of(delivered)}
+
+
+def _check_same(name: str, one: object, other: object) -> None:
+    if one != other:
+        raise StateMismatch(f"the states differ in {name}, {one} and {other}: give one of each rank of one pass")
+
+
+def _states_in(value: Any) -> list[Mapping[str, Any]]:  # noqa: ANN401
+    """Return those anywhere inside of nested dicts and lists."""
+    if isinstance(value, Mapping):
+        if value.get("format") == FORMAT:
+            return [value]
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [state for each in value for state in _states_in(each)]
+    return []

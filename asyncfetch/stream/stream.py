@@ -157,12 +157,12 @@ class Stream(SampleSource[LeRobotDataset]):
         return table.lengths if self.episodes is None else table.lengths[table.positions(self.episodes)]
 
     def identity(self, order: Order) -> dict[str, Any]:
-        """What the order depends on beside the dataset and the epoch, as JSON."""
+        """Return what the order depends on beside the dataset and the epoch, as JSON."""
         chosen = None if self.episodes is None else hashlib.sha256(str(self.episodes).encode()).hexdigest()
         return {"episodes": chosen, **order.identity()}
 
     def traffic_plan(self, *, world_size: int = 1, num_workers: int = 0, batch_size: int | None = None) -> TrafficPlan:
-        """What the next epoch fetches, told from lengths and indexes alone: nothing of it is read.
+        """Return what the next epoch fetches, told from lengths and indexes alone: nothing of it is read.
 
         Takes about a second for 5 million frames, and the indexes of up to 1,024 episodes' videos.
 
@@ -235,7 +235,7 @@ class Stream(SampleSource[LeRobotDataset]):
 
 
 def distinct_episodes(episodes: Sequence[int]) -> tuple[int, ...]:
-    """What a user gave as ``episodes``, once and for all; ConfigError where one comes twice, or is none."""
+    """Return what a user gave as ``episodes``, once and for all; ConfigError where one comes twice, or is none."""
     try:
         chosen = tuple(map(index_of, episodes))
     except TypeError as error:

@@ -130,7 +130,7 @@ class EpisodeWindow:
         group.start_soon(self._admit_ahead, name="admit episodes")
 
     def __contains__(self, episode: int) -> bool:
-        """Whether the episode is admitted and not yet let go of."""
+        """Return whether the episode is admitted and not yet let go of."""
         return episode in self._slots
 
     @property
@@ -206,7 +206,7 @@ class EpisodeWindow:
             await self._freed.wait()
 
     def lacks_room_for(self, episode: int) -> CacheError | None:
-        """Why the episode waits, if it waits for room: an error to raise where nothing will give any back."""
+        """Return why the episode waits, if it waits for room: an error to raise where nothing will give any back."""
         slot = self._slots[episode]
         if slot.granted.is_set() or slot.error is not None or not self._unpaid:
             return None

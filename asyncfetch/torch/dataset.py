@@ -29,10 +29,9 @@ from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.stream import Placement, SampleSource, Session
 from asyncfetch.stream.batch import PinnedMemory, PooledMemory, batch_of, samples_of
 from asyncfetch.stream.epochs import MAX_WORKERS
-from asyncfetch.stream.merged_states import merge_shares
 from asyncfetch.stream.quarantine import Quarantine
 from asyncfetch.stream.serving.memory import SlotMemory, Slots
-from asyncfetch.stream.state import State, check_state
+from asyncfetch.stream.state import State, check_state, merge_shares
 from asyncfetch.stream.stream import distinct_episodes
 from asyncfetch.torch.collate import collate
 from asyncfetch.torch.handing_over import can_hand_over, handed_over
@@ -155,7 +154,7 @@ class StreamDataset(IterableDataset[Any]):
         return _batches(samples, self.batch_size, self._batches_memory, drop_last=self.drop_last)
 
     def _readers_name(self, worker: WorkerInfo) -> str | None:
-        """What the workers of this worker's loader find each other by; None where they can't."""
+        """Return what the workers of this worker's loader find each other by; None where they can't."""
         if worker.num_workers == 1 or not can_hand_over():
             return None
         return f"{self._token}-{os.getppid()}-{worker.seed - worker.id}"
@@ -188,11 +187,11 @@ class StreamDataset(IterableDataset[Any]):
         return samples if self.batch_size is None else self._count_batches(samples, self.batch_size)
 
     def _count_batches(self, samples: int, size: int) -> int:
-        """How many batches of this size a consumer makes of so many samples."""
+        """Return how many batches of this size a consumer makes of so many samples."""
         return samples // size if self.drop_last and self.batch_size is not None else -(-samples // size)
 
     def state_dict(self) -> State:
-        """What this process was given of the epoch; see ``Stream.state_dict``.
+        """Return what this process was given of the epoch; see ``Stream.state_dict``.
 
         Where the loader makes the batches, an error in the middle of one leaves it counted so far, though nobody was
         given it: make the batches here, by ``StreamDataset(batch_size=)``, to go on exactly behind errors.
@@ -322,7 +321,7 @@ def _batch_size(given: Any) -> int | None:  # noqa: ANN401 - what a user gave
 
 
 def _is_taken_out_of_order(dataset: StreamDataset) -> bool:
-    """Whether a loader of this process takes batches of several workers as they come. Torch tells no dataset."""
+    """Return whether a loader of this process takes batches of several workers as they come. Torch tells no dataset."""
     holders = gc.get_referrers(dataset)
     holders += gc.get_referrers(*(each for each in holders if type(each) is dict))  # attributes of an object
     orders = [

@@ -19,8 +19,7 @@ from asyncfetch.__main__ import main
 from asyncfetch.cache.disk import DiskStore, DiskTier
 from asyncfetch.cache.disk.layout import Version
 from asyncfetch.cli.app import app
-from asyncfetch.cli.sizes import format_bytes, parse_bytes
-from asyncfetch.cli.tenths import Tenths
+from asyncfetch.cli.terminal import Tenths, format_bytes, parse_bytes
 from asyncfetch.errors import ConfigError
 from asyncfetch.ranges import ObjectInfo
 

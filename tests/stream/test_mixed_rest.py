@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from asyncfetch.errors import StateMismatch
 from asyncfetch.stream import Placement
 from asyncfetch.stream.cursor import Ends, Rest
-from asyncfetch.stream.mixed_rest import Batching, MixedRest, left_of_members
-from asyncfetch.stream.mixing import Given, MixedEpoch, Mixing
+from asyncfetch.stream.mixing import Batching, Given, MixedEpoch, MixedRest, Mixing, left_of_members
 from asyncfetch.stream.state import check_state, dealt_anew, dealt_anew_in
 from tests.stream.test_mixing import mixings
 

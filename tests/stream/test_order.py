@@ -18,7 +18,7 @@ from asyncfetch.stream.placement import Placement
 if TYPE_CHECKING:
     from types import FrameType
 
-    from asyncfetch.stream.seating import Seating
+    from asyncfetch.stream.order import Seating
 
 lengths_strategy = st.lists(st.integers(0, 40), max_size=24)
 lanes_strategy = st.sampled_from([1, 2, 4, 8])

@@ -17,9 +17,8 @@ import pytest
 import torch
 
 import asyncfetch as af
-from asyncfetch.stream.serving.channel import Channel
 from asyncfetch.stream.serving.memory import Returned, Slot, Slots, lease
-from asyncfetch.stream.serving.messages import failure
+from asyncfetch.stream.serving.messages import Channel, failure
 from asyncfetch.stream.serving.packing import Packed, collate, unpack
 
 if TYPE_CHECKING:

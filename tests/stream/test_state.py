@@ -10,8 +10,7 @@ import pytest
 import asyncfetch as af
 from asyncfetch.errors import StateMismatch
 from asyncfetch.stream import Placement
-from asyncfetch.stream.merged_states import merge_states
-from asyncfetch.stream.state import beginning
+from asyncfetch.stream.state import beginning, merge_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import asyncfetch as af
 from asyncfetch.errors import ConfigError, StateMismatch
 from asyncfetch.stream import Placement
-from asyncfetch.stream.merged_states import merge_states
-from asyncfetch.stream.state import beginning
+from asyncfetch.stream.state import beginning, merge_states
 from tests.stream.test_mixture import saved
 from tests.stream.test_mixture_layouts import parted
 

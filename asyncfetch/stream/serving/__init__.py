@@ -3,8 +3,7 @@
 batches.py      serve_samples: the consumer's iterator
 process.py      the worker's process as the consumer sees it
 worker.py       what runs in it
-channel.py      what they say to each other, and noticing that one has ended
-messages.py     the words
+messages.py     what they say to each other, and noticing that one has ended
 memory.py       slots of shared memory
 packing.py      samples to a batch in a slot, and back
 """

@@ -47,7 +47,7 @@ def serve_samples(
     For trainers whose Python is busy: fetching, decoding and batching take none of this process's time, and no thread
     of this process. Order, epochs and state are the stream's own.
 
-    A batch is what ``asyncfetch.torch.collate`` makes of the samples: tensors of one shape and dtype stacked along a
+    A batch is what ``asyncfetch.torch.dataset`` makes of the samples: tensors of one shape and dtype stacked along a
     new first dimension, other values in lists. Its tensors are views of shared memory, so that nothing is copied here:
     taking 56 MiB took 2 ms where copying them took 52 (``bench.serving``, two cores).
     That memory is used again when the last of them is gone: one that is kept keeps its batch. Of a ninth batch that is
@@ -203,7 +203,7 @@ class ServedBatches:
         return self._entered().pid
 
     def state_dict(self) -> State:
-        """What the consumer was given of the epoch, not what was made ahead; see ``Stream.state_dict``.
+        """Return what the consumer was given of the epoch, not what was made ahead; see ``Stream.state_dict``.
 
         It needs no process: it may be taken when that has died, and when these batches are closed.
         """

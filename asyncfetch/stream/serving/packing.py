@@ -74,7 +74,7 @@ def _together(values: list[Any]) -> Stack | list[Any]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its values are bytes in this process's memory."""
+    """Return whether its values are bytes in this process's memory."""
     import torch
 
     return tensor.device.type == "cpu" and tensor.layout == torch.strided
@@ -164,7 +164,7 @@ def unpack(memory: NDArray[np.uint8], start: int, stop: int, rest: bytes = b"") 
 
 
 def place_of(tensor: torch.Tensor, memory: NDArray[np.uint8]) -> Place | None:
-    """Where in the memory it is; None where it isn't there."""
+    """Return where in the memory it is; None where it isn't there."""
     if not _is_plain(tensor):
         return None
     start = tensor.data_ptr() - memory.ctypes.data

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from asyncfetch.errors import AsyncFetchError, ClosedError, ConfigError, WorkerError
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
-from asyncfetch.stream.serving.channel import Channel
 from asyncfetch.stream.serving.memory import Returned, Slot, lease
-from asyncfetch.stream.serving.messages import Close, Filled, Ready, Taken
+from asyncfetch.stream.serving.messages import Channel, Close, Filled, Ready, Taken
 from asyncfetch.stream.serving.worker import Plan, serve
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class WorkerProcess:
         self._channel.send(message)
 
     def receive(self, number: int, *, keep: int | None = None) -> Answer:
-        """What the worker says next about the pass or the question of this number.
+        """Return what the worker says next about the pass or the question of this number.
 
         What is about ``keep`` is kept for a later call, the rest thrown away.
 

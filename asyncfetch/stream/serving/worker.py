@@ -20,11 +20,11 @@ from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.threads import call_on
 from asyncfetch.stream.batch import Batch, batch_of, samples_of
-from asyncfetch.stream.serving.channel import Channel
 from asyncfetch.stream.serving.memory import Slot, SlotMemory, Slots
 from asyncfetch.stream.serving.messages import (
     AskStatistics,
     Begin,
+    Channel,
     Close,
     Ended,
     Filled,
@@ -217,7 +217,7 @@ class _Worker:
             raise
 
     def _is_full(self, nbytes: int) -> bool:
-        """Whether a batch of so many bytes has to wait; where none is ahead, one of any size goes."""
+        """Return whether a batch of so many bytes has to wait; where none is ahead, one of any size goes."""
         plan, ahead = self._plan, self._ahead
         return len(ahead) >= plan.max_ahead or (bool(ahead) and sum(ahead) + nbytes > plan.max_ahead_bytes)
 

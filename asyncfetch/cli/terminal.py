@@ -1,13 +1,14 @@
-"""Bytes as people write and read them."""
+"""What all commands read and write alike: sizes, and how far a command is where no terminal shows a bar."""
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 
 from asyncfetch.errors import ConfigError
 
-__all__ = ["format_bytes", "parse_bytes"]
+__all__ = ["Tenths", "format_bytes", "parse_bytes"]
 
 _PREFIXES = "KMGTPE"
 _SIZE = re.compile(r"(?i)\s*(\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})\s*(?:([KMGTPE])(i?))?B?\s*")
@@ -38,3 +39,17 @@ def parse_bytes(text: str) -> int:
     number, prefix, binary = match.groups()
     power = _PREFIXES.index(prefix.upper()) + 1 if prefix else 0
     return int(float(number) * (1024 if binary else 1000) ** power) if power or "." in number else int(number)
+
+
+class Tenths:
+    """Says it on stderr, a line for each tenth of the way."""
+
+    def __init__(self) -> None:
+        self._said: tuple[str, int] = ("", 0)
+
+    def say(self, doing: str, share: float, more: str = "") -> None:
+        """Of what is being done, which has a way of its own, the share that is done, and what stands behind that."""
+        now = doing, int(10 * share)
+        if now != self._said and now[1] and sys.stderr is not None:
+            print(f"{doing}: {10 * now[1]} %{more and f', {more}'}", file=sys.stderr)
+        self._said = now
