@@ -37,7 +37,7 @@ class _Shown:
     kind: Literal["counter", "gauge", "summary"]
     name: str
     figure: str
-    """Where it is in the statistics, as for attrgetter."""
+    """The figure's place in the statistics, as for attrgetter."""
     meaning: str
 
 
@@ -58,13 +58,13 @@ BY_HOST = (
     _Shown("summary", "first_byte_seconds", "first_byte", "Time from having a connection to the answer's head."),
     _Shown("summary", "body_seconds", "body", "Time from the answer's head to the body's last byte."),
 )
-"""Of HostStatistics, labelled by host. One that was idle for long may vanish, and begins at zero when it comes back."""
+"""Figures of HostStatistics, labelled by host. One idle for long may vanish, and comes back at zero."""
 
 OF_FETCHER = (
     _Shown("counter", "reused_buffers_total", "reused_buffers", "Bodies that landed in memory of earlier ones."),
     _Shown("gauge", "idle_buffer_bytes", "idle_buffer_bytes", "Memory kept for the next bodies."),
 )
-"""Of FetchStatistics."""
+"""Figures of FetchStatistics."""
 
 OF_DATASET = (
     _Shown("counter", "clip_cache_hits_total", "clips.hits", "Asks for clips answered from memory."),
@@ -80,7 +80,7 @@ OF_DATASET = (
     _Shown("summary", "hand_over_seconds", "hand_over", "Time from the loop's thread to the consumer that waits."),
     _Shown("summary", "decode_seconds", "decode.call", "Time that a call decoded; it makes a few samples."),
 )
-"""Of DatasetStatistics, beside those of its fetcher."""
+"""Figures of DatasetStatistics, beside those of its fetcher."""
 
 OF_DISK = (
     _Shown("counter", "disk_cache_read_bytes_total", "hit_bytes", "Bytes read back from the disk cache."),
@@ -89,7 +89,7 @@ OF_DISK = (
     _Shown("counter", "disk_cache_damaged_total", "damaged", "Files deleted because they weren't what was written."),
     _Shown("counter", "disk_cache_failures_total", "failures", "Errors of the system at reading or writing."),
 )
-"""Of DiskStatistics, for a dataset with a disk cache."""
+"""Figures of DiskStatistics, for a dataset with a disk cache."""
 
 OF_PASS = (
     _Shown("counter", "samples_total", "samples", "Samples delivered to the consumer."),
@@ -97,14 +97,14 @@ OF_PASS = (
     _Shown("summary", "pass_hand_over_seconds", "hand_over", "Time from decoded samples to the task that waits."),
     _Shown("summary", "consumer_wait_seconds", "wait", "Time that the consumer waited for the next few samples."),
 )
-"""Of PassStatistics."""
+"""Figures of PassStatistics."""
 
 OF_WAITS = (
     _Shown("counter", "consumer_samples_total", "samples", "Samples delivered, by all workers of a loader."),
     _Shown("counter", "consumer_seconds_total", "wall_seconds", "Time of the consumers, of whatever kind."),
     _Shown("counter", "consumer_busy_seconds_total", "busy_seconds", "Time that was the consumers' own."),
 )
-"""Of a Report, beside what they waited for and its statistics."""
+"""Figures of a Report, beside what they waited for and its statistics."""
 
 
 class Collector(_Registered):

@@ -48,4 +48,4 @@ def _(
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version.")
     ] = False,
 ) -> None:
-    """So that a group of commands stays a group, however many there are."""
+    """Keep a group of commands a group, however many there are."""

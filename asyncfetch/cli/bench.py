@@ -32,7 +32,7 @@ STREAMS = (1, 4, 16, 64)
 """That the link is asked for side by side."""
 RANGE_BYTES = MIB
 LINK_SECONDS = 2.0
-"""For each number of streams, at most; less where there is less to fetch."""
+"""The most time that each number of streams is given; less where there is less to fetch."""
 MAX_RANGES = 4096
 RESIDENT_EPISODES, RESIDENT_SECONDS = 16, 3.0
 
@@ -45,7 +45,7 @@ class Link:
     mib_per_second: float
     """All together."""
     stream_mib_per_second: float
-    """Of one, from its answer's first byte on."""
+    """The rate of one stream, from its answer's first byte on."""
     first_byte_p50_seconds: float
     first_byte_p99_seconds: float
 

@@ -125,7 +125,7 @@ def _open(directory: str | None) -> Iterator[Folder]:
 
 @contextmanager
 def _progress(*, hidden: bool) -> Iterator[Callable[[str, float], None]]:
-    """What is being done and the share of it, shown on stderr as long as it lasts: a million files take minutes."""
+    """Show on stderr what is being done and the share of it, as long as it lasts: a million files take minutes."""
     console = Console(stderr=True)
     if hidden or not console.is_interactive:
         yield (lambda _doing, _share: None) if hidden else Tenths().say

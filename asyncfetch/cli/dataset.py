@@ -145,7 +145,7 @@ def _metadata_findings(dataset: LeRobotDataset) -> Iterator[Finding]:
 
 
 async def _video_findings(dataset: LeRobotDataset) -> list[Finding]:
-    """Of what the videos' indexes say: nothing is decoded."""
+    """Return findings about what the videos' indexes say: nothing is decoded."""
 
     async def look(episode: int) -> Finding | None:
         try:
@@ -162,7 +162,7 @@ async def _video_findings(dataset: LeRobotDataset) -> list[Finding]:
 
 
 async def _sample_findings(dataset: LeRobotDataset) -> list[Finding]:
-    """Of every frame, fetched and decoded."""
+    """Return findings about every frame, fetched and decoded."""
     from asyncfetch.stream import Stream
 
     stream, off_grid, tenths = Stream(dataset, shuffle=False), dict[int, str](), Tenths()

@@ -1,4 +1,4 @@
-"""What all commands read and write alike: sizes, and how far a command is where no terminal shows a bar."""
+"""Input and output that all commands have alike: sizes, and how far a command is where no terminal shows a bar."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Tenths:
         self._said: tuple[str, int] = ("", 0)
 
     def say(self, doing: str, share: float, more: str = "") -> None:
-        """Of what is being done, which has a way of its own, the share that is done, and what stands behind that."""
+        """Say the share that is done of what is being done, which has a way of its own, and what stands after that."""
         now = doing, int(10 * share)
         if now != self._said and now[1] and sys.stderr is not None:
             print(f"{doing}: {10 * now[1]} %{more and f', {more}'}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the engine does, in figures that cost next to nothing to keep.
+"""Figures of what the engine does, which cost next to nothing to keep.
 
 figures     Statistics as people read them, and sums of them. Pure
 quantiles   Histogram: durations in bounded memory, any quantile of them within 2 %. Pure

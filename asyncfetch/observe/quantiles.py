@@ -23,7 +23,7 @@ from asyncfetch.observe.figures import Figures
 __all__ = ["Histogram", "Quantiles"]
 
 RELATIVE_ERROR = 0.02
-"""Of each quantile. 1 % would double the memory to tell nobody more."""
+"""The relative error of each quantile. 1 % would double the memory to tell nobody more."""
 SHORTEST_SECONDS = 1e-6
 """The first bucket has this and all that is shorter: no two clock readings tell those apart."""
 LONGEST_SECONDS = 3600.0

@@ -1,4 +1,4 @@
-"""Why a consumer waits, and what to set: a page that a person reads, and the same as numbers. Pure."""
+"""A report why a consumer waits, and what to set: a page that a person reads, and the same as numbers. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Report", "Verdict"]
 
 MIB = 1024 * 1024
 TRAINER_SHARE = 0.9
-"""Of the time; a consumer that is busy for so much of it gains a tenth at most by anything that is done here."""
+"""A share of the time; a consumer that is busy for it gains a tenth at most by anything that is done here."""
 IDLE_SHARE = 0.3
-"""Of a loader's workers' time: they make batches ahead, so where they stand still for so long, the trainer binds."""
+"""A share of a loader's workers' time. They make batches ahead: where they're idle for so long, the trainer binds."""
 LOOP_SHARE = 0.7
-"""Of a core. A loop that takes more is late at everything it does, on a machine where others take turns with it."""
+"""A share of a core. A loop that takes more is late at everything, on a machine where others take turns with it."""
 HUGE_WAIT_SHARE, HUGE_TIMES = 0.4, 4.0
 """One episode binds where so much of the wait was for it, and it is so many times as long as the others."""
 LOCAL = "file://"
@@ -50,7 +50,7 @@ class Verdict:
     evidence: str
     """The figures that say so."""
     advice: str = ""
-    """What to do about it, in words."""
+    """Advice what to do about it, in words."""
     setting: Mapping[str, int] = field(default_factory=dict)
     """The one setting to change: its name and value, "fetch." in front of one of FetchConfig, ``num_workers``."""
     gain: float = 1.0
@@ -59,10 +59,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report:
-    """Why the consumer of a pass waits, at one moment. ``str`` is a page, ``repr`` a line."""
+    """The reasons why the consumer of a pass waits, at one moment. ``str`` is a page, ``repr`` a line."""
 
     waits: Waits
-    """Where the consumer's time went."""
+    """The consumer's time, by what it went to."""
     verdict: Verdict
     statistics: Any = None
     """DatasetStatistics at that moment; None where nothing is known."""
@@ -77,7 +77,7 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """How long it took: of workers, which run side by side, the mean."""
+        """The time it took: of workers, which run side by side, the mean."""
         return self.waits.wall_seconds / max(1, self.waits.consumers)
 
     @property
@@ -197,7 +197,7 @@ class _Judge:
         return self._of(cause, others.get(cause, 0.0))
 
     def _gain(self, seconds: float, times: float) -> float:
-        """Of making what binds so many times as fast; what else takes time on its way isn't faster for it."""
+        """Return the gain if what binds is so many times as fast; the rest of its way isn't faster for that."""
         share = self._share(seconds)
         own = self._share(_own_seconds(self._waits, self._workers))
         return 1 / max(own, 1 - share * (1 - 1 / times), 1e-3)

@@ -1,4 +1,4 @@
-"""What happened when, as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""A record of what happened when, as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 One file has the events of all processes, each with lanes of its own: the requests that a host has at a time, the
 threads that decode, the loop with the episodes on their way, and the consumer with its waits. Each process appends
@@ -29,7 +29,7 @@ __all__ = ["Tracer", "running", "trace"]
 
 VARIABLE = "ASYNCFETCH_TRACE"
 MAX_BYTES = 256 * 1024 * 1024
-"""Of a file. What comes after that isn't written; Perfetto takes a minute to open as much."""
+"""The size of a file, at most. What comes after that isn't written; Perfetto takes a minute to open as much."""
 FLUSH_BYTES, FLUSH_SECONDS = 64 * 1024, 0.5
 LOOP, CONSUMER, FIRST_HOST_LANE = 1, 2, 1000
 """Lanes of a process. Those of threads have the threads' own numbers, which are larger than the first two."""

@@ -1,4 +1,4 @@
-"""Where the wait of a pass's consumer went: each second exactly once, by its cause. Pure.
+"""The wait of a pass's consumer: each second exactly once, by its cause. Pure.
 
 A consumer waits for the sample that comes next, and that one's job or episode was late because of all that it went
 through, not of what it was at when the consumer looked: of eight answers on their way side by side, each of which takes
@@ -54,7 +54,7 @@ class Cause(IntEnum):
 
 
 class Meter:
-    """What the requests of one episode took so far, by cause. Requests side by side count each."""
+    """The time that the requests of one episode took so far, by cause. Requests side by side count each."""
 
     __slots__ = ("_at", "_since", "seconds")
 
@@ -100,11 +100,11 @@ def metered(meter: Meter) -> Iterator[None]:
 
 
 class Step(NamedTuple):
-    """What somebody waited for until some moment."""
+    """Something that somebody waited for until some moment."""
 
     until: float
     weights: Mapping[Cause, float]
-    """How its life was divided."""
+    """The causes among which its life was divided, with the weight of each."""
     episode: int | None = None
 
 
@@ -119,7 +119,7 @@ class Waits(Figures):
     samples: int = 0
     """Delivered."""
     wall_seconds: float = 0.0
-    """From the beginning to the end, or to now; of all consumers together."""
+    """The time from the beginning to the end, or to now; of all consumers together."""
     busy_seconds: float = 0.0
     """The consumer's own: between a sample and the call for the next few."""
     busy_cpu_seconds: float = 0.0
@@ -129,7 +129,7 @@ class Waits(Figures):
     by_cause: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of wait."""
     start_by_cause: Mapping[Cause, float] = field(default_factory=dict)
-    """Those of them until the first sample was there."""
+    """The seconds of waiting until the first sample was there, by cause."""
     longest_wait_episode: int | None = None
     """The episode that most of the wait was for."""
     longest_wait_seconds: float = 0.0

@@ -32,7 +32,7 @@ Transform = Callable[["Sample"], "Sample"]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a step came to in place of a sample, which may be anything that a transform returns.
+    """The error that a step came to in place of a sample, which may be anything that a transform returns.
 
     No frame hangs on an error of ours. Those in the traceback of a transform's, and those that called them, hold it
     only until it is delivered. A cycle would keep all that the consumer's own frames hold until the collector comes by:
@@ -54,11 +54,11 @@ class Builder(Protocol):
 
     @property
     def weights(self) -> Mapping[Cause, float]:
-        """How the time of threads was divided between reading samples and transforming them, so far."""
+        """The time of threads so far, divided between reading samples and transforming them."""
         ...
 
     def layout(self, step: Step) -> Layout | None:
-        """Of a step's sample, and of those that go into a batch with it; None where a transform makes it."""
+        """Return the layout of a step's sample, and of others in a batch with it; None where a transform makes it."""
         ...
 
     def build(
@@ -113,7 +113,7 @@ class JobBuilder:
         is_given_up: Callable[[], bool],
         rows: Sequence[BatchRow] | None = None,
     ) -> list[Any]:
-        """What each step comes to: a sample, its row in a batch, or ``Failed``. Takes a while: call it in a thread.
+        """Return what each step comes to: a sample, its row in a batch, or ``Failed``. Slow: call it in a thread.
 
         Args:
             steps: What to read.
@@ -191,7 +191,7 @@ def mark_padding(sample: Sample, step: Step) -> None:
 
 
 def are_one(transform: Transform | None, other: Transform | None) -> bool:
-    """Whether they are one object, or one method of it. Others aren't compared: their ``==`` may be of tensors."""
+    """Return whether they are one object, or one method of it. Others aren't compared: ``==`` may be of tensors."""
     return transform is other or (isinstance(transform, MethodType) and transform == other)
 
 

@@ -1,4 +1,4 @@
-"""What is left of an epoch, and who takes which part of it. Pure arithmetic on positions of an order.
+"""The rest of an epoch, and who takes which part of it. Pure arithmetic on positions of an order.
 
 All that an epoch has given is told by how many samples each of its consumers was given: the order is the same for all,
 and each takes its positions ascending. So what is left is every position from some point on, and a few in front of it,
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["Deal", "Ends", "Rest", "SharedOrder", "Slots", "cut", "rest_in"]
 
 Ends = Literal["uneven", "drop", "pad"]
-"""What becomes of the last samples of an epoch, fewer than there are ranks."""
+"""The choice of what becomes of the last samples of an epoch, fewer than there are ranks."""
 _TURNS = 1024
-"""Of a rank that are looked at together where ranks take turns."""
+"""Turns of a rank that are looked at together where ranks take turns."""
 MAX_MISSING = 1 << 24
 """That a state may tell of: so far behind no consumer is, and they take 0.7 GB."""
 
@@ -74,7 +74,7 @@ class SharedOrder(Protocol):
 
 
 def cut(slots: NDArray[np.float64], ranks: int) -> NDArray[np.int64]:
-    """Which rank takes each sample of a step. Each gets as many, but the first ones one more where that isn't even."""
+    """Return each sample's rank, in a step. Each rank gets as many, but the first ones one more if that isn't even."""
     each, more = divmod(len(slots), ranks)
     counts = np.full(min(ranks, len(slots)), each)
     counts[:more] += 1
@@ -85,7 +85,7 @@ def cut(slots: NDArray[np.float64], ranks: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What is left of an epoch; of a whole one, everything.
+    """The samples that are left of an epoch; of a whole one, all.
 
     It is numbered: its samples are ``index`` 0, 1 ... in the order of their positions.
     """
@@ -95,7 +95,7 @@ class Rest:
     missing: tuple[int, ...] = ()
     """Positions in front of that which are left too, ascending."""
     stride: int = field(default=1, compare=False)
-    """How far apart those of one consumer lie, mostly: what is left of each then takes little room in a state."""
+    """The distance between those of one consumer, mostly: what is left of each then takes little room in a state."""
 
     def left(self, total: int) -> int:
         """Return how many samples, in an epoch of ``total``."""
@@ -172,7 +172,7 @@ class Rest:
         return Rest(self.position + max(0, end - len(self.missing)), missing, deal.stride)
 
     def as_json(self) -> dict[str, Any]:
-        """For a state. ``missing`` as [start, stop, step], of which a slow consumer takes one or a few."""
+        """Return it for a state. ``missing`` as [start, stop, step], of which a slow consumer takes one or a few."""
         return {"position": self.position, "missing": _runs(self.missing, self.stride)}
 
     @classmethod
@@ -186,7 +186,7 @@ class Rest:
 
 
 class Deal:
-    """Which of the samples that are left are whose.
+    """A division of the samples that are left among those who share them.
 
     Args:
         rest: What is left.
@@ -215,7 +215,7 @@ class Deal:
 
     @property
     def stride(self) -> int:
-        """How far apart the positions of one rank lie, mostly."""
+        """The distance between the positions of one rank, mostly."""
         if self._order is None:
             return self._placement.period
         return math.lcm(self.step_samples * self._placement.world_size, self._order.seats)
@@ -239,7 +239,7 @@ class Deal:
         return int(self._own[1][place])
 
     def shares(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each sample of a step: its rank, and which of the rank's samples it is."""
+        """Return for each sample of a step its rank, and which of the rank's samples it is."""
         size, world_size = self.step_samples, self._placement.world_size
         start = step * size * world_size
         stop = min(start + size * world_size, self._left)

@@ -1,4 +1,4 @@
-"""Which epoch comes next, also where the workers of a loader each read a share of it.
+"""The epoch that comes next, also where the workers of a loader each read a share of it.
 
 A loader's pass has no head in the process that counts: each worker starts it at a moment of its own, when others may
 have come to its end already, and after an early ``break`` some have finished their share and some have not. All must
@@ -38,7 +38,7 @@ MAX_WORKERS = 1024
 
 _SETTINGS = 5
 _PLACES = 4 * MAX_WORKERS
-"""For notes; 492 kB. A place is used again by the process that was started so many later."""
+"""Places for notes; 492 kB. A place is used again by the process that was started so many later."""
 _FIELDS = ("loader", "worker", "turn", "workers", "settings", "epoch", "finished")
 _NOTE = np.dtype([(name, np.int64) for name in _FIELDS])
 """A worker's word on a pass: the turn-th, from 1, of this loader with so many workers. ``settings`` counts the calls of
@@ -51,11 +51,11 @@ class Turn:
 
     epoch: int
     finish: Callable[[], bool]
-    """To be called where the worker came to the end of its share; whether no epoch was set or loaded meanwhile."""
+    """A function to call where the worker came to its share's end; True if no epoch was set or loaded meanwhile."""
     is_share: bool = False
     """True if it is a loader's worker's, who doesn't know how far the pass is where its share has ended."""
     check: Callable[[], None] = lambda: None
-    """To be called before a sample is given: raises ConfigError where a state was loaded meanwhile."""
+    """A function to call before a sample is given: raises ConfigError where a state was loaded meanwhile."""
 
 
 class EpochCounter:
@@ -92,7 +92,7 @@ class EpochCounter:
 
     @property
     def settings(self) -> int:
-        """How often an epoch was set; also where a pass of one consumer was finished."""
+        """The number of times that an epoch was set; also where a pass of one consumer was finished."""
         return int(self._set[0])
 
     @property
@@ -110,7 +110,7 @@ class EpochCounter:
 
     @property
     def loads(self) -> int:
-        """How many states were loaded for all who count here: see ``note_load``."""
+        """The number of states that were loaded for all who count here: see ``note_load``."""
         return int(self._set[4])
 
     def note_load(self) -> None:

@@ -1,4 +1,4 @@
-"""What the processes that read for another one have done, in memory that both have mapped.
+"""Figures of what the processes that read for another one have done, in memory that both have mapped.
 
 Nobody asks a worker, which may be in the middle of something: it writes now and then, and whoever has it looks. The
 times of its consumer are numbers that it counts in there; its statistics are pickled beside them, twice a second.
@@ -35,7 +35,7 @@ _HEAD_BYTES = 8 * 5
 PAGE_BYTES = 32 * 1024
 _PICKLED_AT = _FIGURES_BYTES + _HEAD_BYTES
 BOARD_BYTES = WORKERS * PAGE_BYTES
-"""Of all pages; what isn't written to takes no memory."""
+"""The size of all pages; what isn't written to takes no memory."""
 
 
 class FiguresPage:
@@ -46,7 +46,7 @@ class FiguresPage:
         self._memory = memory
         self._descriptor = descriptor
         self.numbers = memory[:_FIGURES_BYTES].cast("d")
-        """Where the worker's account counts."""
+        """Numbers in which the worker's account counts."""
         self._head = memory[_FIGURES_BYTES:_PICKLED_AT].cast("d")
 
     @classmethod
@@ -84,7 +84,7 @@ class FiguresPage:
 
     @property
     def loader(self) -> tuple[float, int]:
-        """When it was last written, and the loader's number."""
+        """The time at which it was last written, and the loader's number."""
         return self._head[_PUBLISHED_AT], int(self._head[_LOADER])
 
     @property

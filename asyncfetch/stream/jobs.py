@@ -1,4 +1,4 @@
-"""Which samples are decoded by one call, and which are delivered together. Pure.
+"""Jobs and parcels: samples that are decoded by one call, and such as are delivered together. Pure.
 
 Frames of one group of pictures are decoded together, by one pass over it, and delivered as the order says: one of each
 episode in turn. So a *job*, which a thread does in one call, is made of *runs*: what the next steps take of one group.
@@ -25,18 +25,18 @@ __all__ = ["Job", "Parcel", "Sizes", "parcels"]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is decoded at a time."""
+    """Amounts that are decoded at a time."""
 
     group_frames: int
     """Neighbouring frames that are cheaper to decode together."""
     run_frames: int
-    """How many of them are, at most: the more, the more of them wait for their turn."""
+    """The most of them that one call decodes together: the more, the more of them wait for their turn."""
     job_samples: int
     """Decoded by one call; it takes whole runs, so it may be a few more. And delivered together."""
     open_episodes: int
     """That the order goes round: as many steps lie between two frames of a run."""
     readers: int = 1
-    """Of an episode that jobs in a row take in turns, where they decode whole groups."""
+    """Readers of an episode that jobs in a row take in turns, where they decode whole groups."""
 
     @property
     def are_whole_groups(self) -> bool:
@@ -82,7 +82,7 @@ class Job:
 
     steps: list[Step] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    """Of each step among the samples of the order, what is empty counted in."""
+    """The number of each step among the samples of the order, what is empty counted in."""
 
 
 @dataclass(slots=True, eq=False)
@@ -91,14 +91,14 @@ class Parcel:
 
     steps: list[Step] = field(default_factory=list)
     takes: list[tuple[Job, int]] = field(default_factory=list)
-    """For each step the job that decodes it, and its place there."""
+    """The job of each step that decodes it, and its place there."""
     starts: list[Job] = field(default_factory=list)
-    """Those of the jobs that no parcel in front of it takes from."""
+    """Jobs that it takes from, and no parcel before it does."""
 
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """What one call is to decode of one group."""
+    """Steps of one group that one call is to decode."""
 
     first: int
     """Number of its first step."""
@@ -107,7 +107,7 @@ class _Run:
     """See Job."""
     job: Job | None = None
     offset: int = 0
-    """Of its steps in the job."""
+    """The place of its first step in the job."""
 
 
 def parcels(steps: Iterable[Step], sizes: Sizes) -> Iterator[Parcel]:

@@ -44,7 +44,7 @@ __all__ = ["AsNamed", "MixedBuilder", "MixedOrder", "OpenMixture"]
 OPENED_AT_ONCE = 64
 """Members whose metadata is read side by side: four or five small requests each, mostly one after the other."""
 _EPISODE_BITS = 63
-"""Of an episode_index, which may be any int64 from 0."""
+"""Bits of an episode_index, which may be any int64 from 0."""
 
 
 def _name(members: int, member: int, cycle: int, episode: int) -> int:
@@ -114,7 +114,7 @@ class MixedOrder:
         return True
 
     def seating(self, position: int) -> dict[int, tuple[int, Seating]]:
-        """Of each member: which sample of its run comes next, and who sits where then."""
+        """Return for each member which sample of its run comes next, and who sits where then."""
         found = {}
         for member, rest in enumerate(self._epoch.left(position)):
             if length := self._lengths[member]:
@@ -135,7 +135,7 @@ class MixedOrder:
     def steps(
         self, positions: Iterable[int], seating: Mapping[int, tuple[int, Seating]] | None = None
     ) -> Iterator[Step]:
-        """What comes at these positions, which must ascend and hold something; see ``Order.steps``."""
+        """Yield what comes at these positions, which must ascend and hold something; see ``Order.steps``."""
         walk = members = None
         open_members: dict[int, _OpenMember] = {}
         step: Step | None = None
@@ -224,7 +224,7 @@ class _OpenMember:
     cycle: int
     visits: Visits
     name: Callable[[int], int]
-    """Of an episode, by its position in the member's order."""
+    """A function that names an episode, by its position in the member's order."""
 
     def used(self) -> list[int]:
         """The names of the episodes of which some frame was taken and that weren't finished."""
@@ -314,7 +314,7 @@ class OpenMixture:
         return await dataset.hold_common(number)
 
     def statistics(self) -> DatasetStatistics:
-        """Of the engine; of the episode caches their sum."""
+        """Return those of the engine; of the episode caches their sum."""
         each = [dataset.statistics() for dataset in self.datasets]
         episodes = EpisodeCacheStatistics(
             hits=sum(one.episodes.hits for one in each),

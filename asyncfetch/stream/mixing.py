@@ -1,4 +1,4 @@
-"""Whose sample comes when in a mixture. Pure arithmetic on weights, lengths and a seed.
+"""The turns of a mixture's members: whose sample comes when. Pure arithmetic on weights, lengths and a seed.
 
 Each member has an ideal time for each of its turns, evenly spaced by its weight: its k-th turn is due at
 ``(k + phase) / weight``, and turns come in the order in which they are due. The phases are spread evenly over the
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 StopOn = Literal["first", "all"] | int
-"""Where an epoch of a mixture ends: where the first member is used up, where the last one has been used up once, or
+"""The end of an epoch of a mixture: where the first member is used up, where the last one has been used up once, or
 after so many samples."""
 
 _ONE_BITS = 32
@@ -78,13 +78,13 @@ class Turns:
 
     @classmethod
     def by_shares(cls, weights: Sequence[float], seed: int) -> Turns:
-        """Under weights of any size."""
+        """Make turns under weights of any size."""
         total = sum(weights)
         return cls([max(1, round(weight / total * _ONE)) if weight else 0 for weight in weights], seed)
 
     @property
     def members(self) -> KeysView[int]:
-        """Those that have turns."""
+        """The members that have turns."""
         return self._weights.keys()
 
     def due(self, member: int, turn: int) -> tuple[int, int]:
@@ -138,11 +138,11 @@ class Stage:
 
 
 class Given(NamedTuple):
-    """What is at a position."""
+    """A sample that is at a position."""
 
     member: int
     number: int
-    """Which sample of the member's run."""
+    """The sample's number in the member's run."""
     is_padding: bool = False
     """True if it is there a second time, to make ranks even."""
 
@@ -151,7 +151,7 @@ class Walk(Protocol):
     """A way through an order, forwards. Memory: a few numbers for each member."""
 
     members: set[int]
-    """Those that have something from here on, or more; another set where some are left out."""
+    """Members that have something from here on, or more; another set where some are left out."""
 
     def at(self, position: int) -> Given | None:
         """Return what is at this position, which isn't below that of an earlier call; None where it is empty."""
@@ -247,7 +247,7 @@ class _EpochWalk:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an epoch lies in a run."""
+    """An epoch's place in a run."""
 
     epoch: int
     block_samples: int
@@ -258,7 +258,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Mixing:
-    """What the choice of members is a function of.
+    """All that the choice of members depends on.
 
     Raises:
         ConfigError: An epoch would have no end, or no sample.
@@ -270,7 +270,7 @@ class Mixing:
     """(step from which on, weight of each member), ascending, from step 0."""
     stop_on: StopOn
     block_samples: int
-    """In a row of one member."""
+    """Samples in a row of one member."""
     seed: int
 
     def __post_init__(self) -> None:
@@ -373,7 +373,7 @@ class Mixing:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How those who share an order make batches of one member each."""
+    """The way in which those who share an order make batches of one member each."""
 
     batch_size: int
     world_size: int
@@ -382,12 +382,12 @@ class Batching:
 
     @property
     def round_samples(self) -> int:
-        """What all ranks take for a batch each."""
+        """The samples that all ranks take for a batch each."""
         return self.batch_size * self.world_size
 
 
 class MixedRest:
-    """What is left of an epoch, dealt out anew, each member's in blocks of one batch for each rank.
+    """The rest of an epoch, dealt out anew, each member's in blocks of one batch for each rank.
 
     What a member has left beyond whole blocks comes behind all of those, the longest first, in a block with empty
     positions at its end; by ``drop`` the ranks have equally many of it, by ``pad`` too, ``drop_last`` leaves it out.

@@ -273,7 +273,7 @@ class Mixture(SampleSource[OpenMixture]):
         )
 
     def _batching(self, opened: OpenMixture, placement: Placement) -> Batching | None:
-        """Of batches that we make, where samples of two members can't be stacked."""
+        """Return that of batches that we make, where samples of two members can't be stacked."""
         size = placement.batch_size
         if size is None or self._shapes(opened)[1]:
             return None

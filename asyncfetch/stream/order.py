@@ -52,15 +52,15 @@ __all__ = ["Order", "SeatSlots", "Seating", "Step", "Visits", "draw_key", "permu
 # as mixed as the others, and who takes whole lanes keeps them. A seat that finds nothing to divide drops out.
 
 _LENT_SHARES = (1 / 32, 5 / 32)
-"""Of its length an episode gives on each seat that is lent to it, at least and at most: between 300 and 1,500 samples
-of episodes of 150 frames until the last is given back. Time enough to fetch it where the link keeps up."""
+"""The share of its length that an episode gives on each seat lent to it, at least and at most: between 300 and 1,500
+samples of episodes of 150 frames until the last is given back. Time enough to fetch it where the link keeps up."""
 _LEAST_DIVIDED_FRAMES = 4
 """Left within one group for it to be divided: who decodes its second half has to go through the first one, too."""
 _QUEUED_AT_ONCE = 1024
 
 
 class _Divided(NamedTuple):
-    """How an episode that sits somewhere is divided."""
+    """The division of an episode that sits somewhere."""
 
     seats: int
     """That have a part of it now."""
@@ -82,7 +82,7 @@ class Seating:
         self.cycle = 0
         """Its first one."""
         self.episodes: dict[int, tuple[int, int, int]] = {}
-        """On the seats that are taken: the episode, the cycle in which it gave its first frame or, where another seat
+        """Taken seats. For each: the episode, the cycle in which it gave its first frame or, where another seat
         gives that, would have given it, and the number of its reader there."""
         self._divided: dict[int, _Divided] = {}  # by episode
         self._ends: dict[int, int] = {}  # by seat: the cycle that its part doesn't see any more
@@ -177,7 +177,7 @@ class Seating:
             self._take(seat)
 
     def _small_share(self, seat: int) -> float:
-        """Of an episode that a pair of seats has, what the first one gives; below a half, and no two are alike.
+        """Return the share of a pair's episode that the first seat gives; below a half, and no two are alike.
 
         Borrowers' shares and lenders' by turns, these falling, since they begin the later the more frames were lent: so
         the ends lie as far apart as can be. Found by trying, for episodes of 90, 150 and 300 frames.
@@ -223,7 +223,7 @@ class Seating:
         self._end(seat, self.cycle + stop - start)
 
     def _end(self, seat: int, cycle: int) -> None:
-        """Where the seat's part ends."""
+        """Set where the seat's part ends."""
         self._ends[seat] = cycle
         heapq.heappush(self._first_ends, (cycle, seat))
         if self._last_ends is not None:
@@ -254,13 +254,14 @@ class Seating:
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _VERSION = 3
-"""Of the shuffled order: a state of another one is refused. The first let all seats begin with an episode each, the
-second every two; in both, seats dropped out as soon as they found none."""
+"""The version of the shuffled order: a state of another one is refused. The first let all seats begin with an episode
+each, the second every two; in both, seats dropped out as soon as they found none."""
 _FEISTEL_ROUNDS = 4
 """Enough for a pseudo-random permutation that a distinguisher can't tell cheaply (Luby and Rackoff, 1988)."""
 _LEAST_SEATS = 4
-"""Of a rank for an episode on several seats to be kept together. That makes room for each part on its first seat, so
-every rank between the two gives a seat on to the next; with few of them each, that is more than is won."""
+"""Seats that a rank needs for an episode on several of them to be kept together. That makes room for each part on its
+first seat, so every rank between the two gives a seat on to the next; with few of them each, that is more than is won.
+"""
 _FAR_SEATS = 1000
 """It takes milliseconds until so many have an episode."""
 
@@ -273,14 +274,14 @@ class Step(NamedTuple):
     frame: int
     """Frame in the episode, from 0."""
     reader: int = 0
-    """Of the readers of the episode: where several seats share it they go through different groups at a time.
+    """The number of the episode's reader: where several seats share it they go through different groups at a time.
     Counted over all parts that it ever had."""
     finished: tuple[int, ...] = ()
     """Episodes that this consumer used and won't use after this step; each is named once, or never at the very end."""
     is_padding: bool = False
     """True if it repeats a sample only to make ranks even."""
     empty: int = 0
-    """Of the consumer's positions, those behind this one, or in front of the first, that hold nothing."""
+    """The consumer's positions after this one, or before the first, that hold nothing."""
 
 
 def _mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -378,7 +379,7 @@ class Order:
         return min(seats, len(self.lengths))
 
     def pool(self, placement: Placement) -> tuple[int, int]:
-        """How many different episodes those are at most, and how many frames they have if they are the longest."""
+        """Return how many different episodes those are at most, and their frames if they are the longest."""
         longest = np.sort(self.lengths[self.lengths > 0])[-self.open_episodes(placement) :]
         return len(longest), int(longest.sum())
 
@@ -394,7 +395,7 @@ class Order:
         return seating
 
     def steps(self, positions: Iterable[int], seating: Seating | None = None) -> Iterator[Step]:
-        """What comes at these positions of the order, which must ascend and be below its length.
+        """Yield what comes at these positions of the order, which must ascend and be below its length.
 
         ``seating`` is that of the first position, or of one in front of it, to save finding it; it stays as it is.
 
@@ -412,7 +413,7 @@ class Order:
             yield step
 
     def visits(self, seating: Seating | None = None) -> Visits:
-        """What one consumer takes, asked for position by position; from the beginning, or where the seating is."""
+        """Return what one consumer takes, asked for position by position; from the start, or where the seating is."""
         return Visits(self, Seating(self) if seating is None else seating.copy())
 
     def slots(self, seating: Seating, ranks: int) -> SeatSlots:
@@ -420,7 +421,7 @@ class Order:
         return SeatSlots(self, seating.copy(), keeps_together=self.seats >= _LEAST_SEATS * ranks)
 
     def slot(self, seat: int) -> float:
-        """Where a seat lies among all of them, from 0 to 1: those of a lane together, the lanes by their bits reversed.
+        """Return a seat's place among all, from 0 to 1: those of a lane together, the lanes by their bits reversed.
 
         So lanes whose turns follow each other lie far apart, and any stretch of the order has about as many of every
         part of the slots as of another. And the seats on which an episode begins lie side by side.
@@ -512,7 +513,7 @@ class SeatSlots:
         return found
 
     def _stretches(self, positions: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.int64]]]:
-        """Which of the positions have the turns that are known by then, and the places of those in them."""
+        """Yield the positions that have the turns that are known by then, and the places of those in them."""
         done = 0
         while done < len(positions):
             self._go_to(int(positions[done]))

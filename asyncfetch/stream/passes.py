@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.state import State
 
 WITH_SAMPLES = "`async with stream.samples() as samples:`, and in it `async for sample in samples:`"
-"""How a pass on a loop of one's own is written."""
+"""The way to write a pass on a loop of one's own."""
 
 __all__ = ["HANDED_OVER_PARCELS", "WITH_SAMPLES", "Samples", "StreamIterator"]
 
@@ -48,14 +48,14 @@ JOB_BYTES = 16 * 1024 * 1024
 on the loop (0.3 ms) doesn't count."""
 JOB_MAX_SAMPLES = 64
 READERS_IN_TURNS = 2
-"""Of an episode, which jobs in a row take. Where groups of pictures are longer than the dataset states, each of
+"""Readers of an episode, which jobs in a row take. Where groups of pictures are longer than the dataset states, each of
 them decodes all frames, so there are no more."""
 AHEAD_JOBS = 64
 """Decoded ahead at most, beside the samples that wait for their turn: small samples would fill the bound on bytes with
 hundreds of thousands, and open a thousand episodes for them. Those of pictures come to that bound first."""
 HANDED_OVER_PARCELS = 5
-"""Beside those decoded ahead: the consumer's own, and four between the loop and a synchronous consumer, so that several
-cross for each time that one thread has to wake the other."""
+"""Parcels beside those decoded ahead: the consumer's own, and four between the loop and a synchronous consumer, so that
+several cross for each time that one thread has to wake the other."""
 
 
 class EpochSource(Protocol[ReadT]):
@@ -235,18 +235,18 @@ class StreamIterator(Generic[R]):
         self.take_back(self._latest.number)
 
     def take_back(self, number: int) -> None:
-        """For the state the samples from this one on weren't delivered, though they won't come again here."""
+        """Count the samples from this one on as not delivered, for the state; they won't come again here."""
         plan = self._plans[0]
         plan.progress.delivered = plan.batch_start(number)
 
     @property
     def latest_number(self) -> int:
-        """Which sample of the consumer's part of the epoch came last."""
+        """The number of the sample that came last, in the consumer's part of the epoch."""
         return self._latest.number
 
     @property
     def batches(self) -> tuple[int, int]:
-        """Which batch the latest sample is in, and which the next one is; see ``PassPlan.batch_of``."""
+        """The batch that the latest sample is in, and that of the next one; see ``PassPlan.batch_of``."""
         plan = self._plans[0]
         return plan.batch_of(self._latest.number), plan.batch_of(self._latest.delivered)
 

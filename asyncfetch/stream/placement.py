@@ -1,4 +1,4 @@
-"""Which part of the order this process takes: rank of world size, worker of workers."""
+"""The part of the order that this process takes: rank of world size, worker of workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["STEP_SAMPLES", "Placement", "find_rank"]
 
 STEP_SAMPLES = 32
-"""Of a rank where nobody says how large batches are: a common size."""
+"""Samples of a rank in a step, where nobody says how large batches are: a common size."""
 MAX_STEP_SAMPLES = 1024
 """A consumer looks through the whole step of all ranks for its own samples: 24 MB of 1,000 ranks."""
 
@@ -34,12 +34,12 @@ class Placement:
     rank: int = 0
     world_size: int = 1
     worker: int = 0
-    """Of the rank's loader workers."""
+    """The number of the process among the rank's loader workers."""
     workers: int = 1
     block_samples: int = 1
-    """Of the rank's samples, how many in a row a worker takes at its turn: where it makes batches, a batch."""
+    """Samples of the rank that a worker takes in a row at its turn: where it makes batches, a batch."""
     step_samples: int = 0
-    """How many a rank takes of each step of all ranks together; 0 where ranks take samples in turns, as in 0.1."""
+    """Samples that a rank takes of each step of all ranks together; 0 where ranks take samples in turns, as in 0.1."""
     batch_size: int | None = field(default=None, compare=False)
     """Consecutive samples of a consumer that become a batch, where we make the batches."""
     drop_last: bool = field(default=False, compare=False)

@@ -1,4 +1,4 @@
-"""What one pass reads: the order, the part of it that is this consumer's, and how far that part has been delivered."""
+"""The plan of one pass: the order, the part of it that is this consumer's, and how far that part has been delivered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["EpisodeOrder", "PassPlan", "Selection"]
 
 STRETCH_STEPS = 500
-"""Of the order that a look-ahead goes through at a time: about a millisecond."""
+"""Steps of the order that a look-ahead goes through at a time: about a millisecond."""
 
 
 class EpisodeOrder(SharedOrder, Protocol):
@@ -33,7 +33,7 @@ class EpisodeOrder(SharedOrder, Protocol):
         ...
 
     def pool(self, placement: Placement) -> tuple[int, int]:
-        """How many different episodes those are at most, and how many frames they have if they are the longest."""
+        """Return how many different episodes those are at most, and their frames if they are the longest."""
         ...
 
     def is_far(self, position: int) -> bool:
@@ -41,7 +41,7 @@ class EpisodeOrder(SharedOrder, Protocol):
         ...
 
     def steps(self, positions: Iterable[int], seating: Any = None) -> Iterator[Step]:  # noqa: ANN401
-        """What comes at these positions, which ascend."""
+        """Yield what comes at these positions, which ascend."""
         ...
 
 
@@ -80,11 +80,11 @@ class PassPlan:
         self.begun = progress.delivered
         """Samples that the consumer was given before."""
         self.is_resumed = empty_at is not None or self.begun > 0 or progress.rest != Rest()
-        """Whether something of the epoch was delivered before."""
+        """True if something of the epoch was delivered before."""
         self._seating: Any = None
         taken, _ = progress.rest.shared(progress.total, progress.placement, progress.ends)
         self.end = max(self.begun, taken)
-        """What has been delivered behind the pass's end."""
+        """The number that has been delivered after the pass's end."""
         self._full = self.end
         """The same, without what is empty there."""
         self._empty_at = empty_at
@@ -131,7 +131,7 @@ class PassPlan:
                 yield last._replace(finished=(), is_padding=True, empty=0)
 
     def _steps_between_empty(self, empty_at: Callable[[int], range]) -> Iterator[Step]:
-        """What there is at the consumer's positions, most of which may hold nothing: a batch may be of any size."""
+        """Yield what is at the consumer's positions, most of which may hold nothing: a batch may be of any size."""
         progress = self.progress
         taken, padded = progress.rest.shared(progress.total, progress.placement, progress.ends)
         end = taken - padded
@@ -194,7 +194,7 @@ class PassPlan:
         )
 
     def _repeated(self) -> Iterator[int]:
-        """What padding repeats where nothing else is left: the consumer's last sample or, if it has none, another's."""
+        """Return what padding repeats if nothing is left: the consumer's last sample or, for want of it, another's."""
         progress = self.progress
         taken, padding = progress.rest.shared(progress.total, progress.placement, progress.ends)
         if taken > padding:

@@ -1,4 +1,4 @@
-"""How many episodes an order draws from at a time: as many as were asked for, or as memory has room for.
+"""The number of episodes that an order draws from at a time: as many as were asked for, or as memory has room for.
 
 That is told before the first sample, from the sizes of the dataset's files as its metadata say them or, where those
 don't rule out that it is too many, of the clips themselves. It depends on nothing that differs between the ranks and
@@ -35,10 +35,10 @@ __all__ = ["Pool", "pool_that_fits"]
 _log = logging.getLogger("asyncfetch")
 
 _WEIGHED_FILES = 64
-"""Of each camera, whose indexes are fetched before the first sample where it isn't sure that the pool fits."""
+"""Files of each camera, whose indexes are fetched before the first sample where the pool may not fit."""
 _WEIGHED_EPISODES = 1024
 _MARGIN = 1.25
-"""By which an episode that wasn't weighed may be larger than its frames say."""
+"""The factor by which an episode that wasn't weighed may be larger than its frames say."""
 
 
 class Pool:
@@ -91,7 +91,7 @@ class Pool:
 
 
 def pool_that_fits(sizes: NDArray[np.float64], pool: int, max_bytes: int) -> int:
-    """How many episodes of these sizes fit at a time, whichever they are, beside one that is needed next; at least 1.
+    """Return how many of these episodes fit at a time, whichever they are, beside one that is needed next; at least 1.
 
     The pool where that is so many, or all that there are. Above 8 a multiple of 4, so that it has lanes.
     """
@@ -102,7 +102,7 @@ def pool_that_fits(sizes: NDArray[np.float64], pool: int, max_bytes: int) -> int
 
 
 def _needed_bytes(sizes: NDArray[np.float64], pool: int) -> int:
-    """Of the largest episodes of a pool, and of one that is needed next."""
+    """Return the bytes of the largest episodes of a pool, and of one that is needed next."""
     return int(np.sort(sizes)[::-1][: pool + 1].sum())
 
 

@@ -50,18 +50,18 @@ class Quarantined:
     cause: str
     """Type and message of the first error."""
     samples: int = 1
-    """How many were left out or replaced."""
+    """Samples that were left out or replaced."""
     member: int = 0
-    """Of a mixture, whose episode it is."""
+    """The member of a mixture whose episode it is."""
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells it from others."""
+        """The key that tells it from others."""
         return self.member, self.episode
 
 
 class Board:
-    """Where a loader's workers write what they find bad, for the process that has them to read.
+    """A board to which a loader's workers write what they find bad, for the process that has them to read.
 
     Memory that all of them share, with a part for each worker, which nobody else writes to. A worker that finds no room
     there counts on without a name; what those beyond ``BOARD_WORKERS`` find is neither listed nor counted. An entry is
@@ -127,7 +127,7 @@ class Quarantine:
         return self._samples + sum(found.samples for found in listed) + unnamed
 
     def episodes(self) -> tuple[Quarantined, ...]:
-        """In the order in which they were found; behind this process's those of its loader's workers."""
+        """Return them in the order in which they were found; after this process's those of its loader's workers."""
         with self._lock:
             together = dict(self._listed)
         for found in self._of_workers()[0]:
@@ -215,7 +215,7 @@ def raise_where_none_is_good(first_bad: Exception, placement: Placement, on_erro
 
 
 class Substitutes:
-    """What comes in place of bad samples: a copy of the good one before it or, where there is none, behind it.
+    """Samples that come in place of bad ones: a copy of the good one before it or, where there is none, after it.
 
     In a mixture that is one of the same member, but where the member has given none yet.
 
@@ -249,7 +249,7 @@ class Substitutes:
         return [last if isinstance(last, Failed) else _copied(last)]
 
     def keep(self) -> None:
-        """What was given out goes to the consumer now, who may change it."""
+        """Keep what was given out: it goes to the consumer now, who may change it."""
         for member in self._fresh:
             self._last[member] = _copied(self._last[member])
         self._fresh.clear()

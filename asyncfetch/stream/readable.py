@@ -1,4 +1,4 @@
-"""What a pass reads, and where an episode of it comes from."""
+"""The protocol of what a pass reads, and the origin of an episode of it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["Origin", "Readable"]
 
 
 class Origin(NamedTuple):
-    """Where an episode of a pass comes from."""
+    """The origin of an episode of a pass."""
 
     dataset: LeRobotDataset
     episode: int
     """Its index there."""
     member: int = 0
-    """Of a mixture."""
+    """The member of a mixture."""
 
 
 class Readable(Protocol):
-    """What a pass reads: an open dataset, or those of a mixture. Episodes are those that its plans name."""
+    """Source that a pass reads: an open dataset, or those of a mixture. Episodes are those that its plans name."""
 
     config: StreamConfig
     pass_report: Callable[[], Report] | None
@@ -35,7 +35,7 @@ class Readable(Protocol):
 
     @property
     def clip_budget(self) -> Budget:
-        """What passes over it have paid for clips."""
+        """The budget from which passes over it pay for clips."""
         ...
 
     @property

@@ -56,18 +56,18 @@ class Decoding:
     def __init__(self, job: Job, rows: list[BatchRow] | None) -> None:
         self.steps = job.steps
         self.rows = rows
-        """Where it goes, with batches in memory of ours."""
+        """Rows that it goes to, with batches in memory of ours."""
         self.is_ready = False
         """Asked for each sample of a parcel, for which an Event's two calls are too many."""
         self.ready = anyio.Event()
         """Set then, and when nobody wants it any more."""
         self.ready_at = 0.0
         self.results: list[Any] = []
-        """For each step; empty ones once they were delivered."""
+        """One result for each step; empty ones once they were delivered."""
         self.waits_for: int | None = None
         """The episode whose arrival it waits for."""
         self.path: list[Step] = []
-        """What it waited for."""
+        """The steps that it waited for."""
 
     def end(self, results: list[Any], weights: Mapping[Cause, float] | None = None) -> None:
         """Called once or, where it was given up before, twice. ``weights`` say what its thread's time was."""
@@ -88,7 +88,7 @@ class Coming:
     def __init__(self, parcel: Parcel, decodings: list[Decoding]) -> None:
         self.parcel = parcel
         self.decodings = decodings
-        """Of each step."""
+        """The decoding of each step."""
 
     @property
     def is_ready(self) -> bool:
@@ -100,11 +100,11 @@ class Delivery(NamedTuple):
     """A sample that a consumer gets."""
 
     number: int
-    """Which one of its part of the epoch."""
+    """Number of the sample in the consumer's part of the epoch."""
     delivered: int
-    """How many it has been given with it; one more, but for what is empty."""
+    """Samples that the consumer has been given with it; one more, but for what is empty."""
     sample: Any
-    """Or its row in a batch; or what a transform gave."""
+    """The sample, or its row in a batch; or what a transform gave."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -118,19 +118,19 @@ class PassStatistics(Figures):
     waited_seconds: float
     """Time that the consumer waited for samples."""
     wait: Quantiles
-    """Of those waits, one for each few samples that were decoded together."""
+    """Quantiles of those waits, one for each few samples that were decoded together."""
     hand_over: Quantiles
-    """From the end of their decoding, or the consumer's call where that was later, until the consumer had them."""
+    """Time from the end of their decoding, or the consumer's call if that was later, until the consumer had them."""
     first_sample_seconds: float | None
-    """From the start of the pass to its first sample; None before that."""
+    """Time from the start of the pass to its first sample; None before that."""
     open_episodes: int
     """Episodes in memory or on their way."""
     waits: Waits = field(default_factory=Waits)
-    """Where the consumer's time went."""
+    """The consumer's time, by what it went to."""
 
 
 class PassFigures:
-    """What is known of a pass, while it lasts and after it: of its consumer's time, and of what it reads.
+    """Figures of a pass, while it lasts and after it: of its consumer's time, and of what it reads.
 
     Args:
         config: Of the pass.
@@ -283,7 +283,7 @@ class SamplePass:
         self._awaited: tuple[Coming, float] | None = None  # and since when that was known
         self._cpu_seconds = 0.0
         self.latest_path: tuple[Step, ...] = ()
-        """What it waited for when it had its latest samples."""
+        """The steps that it waited for when it had its latest samples."""
 
     async def __aenter__(self) -> Self:
         self._started_at = time.perf_counter()
@@ -355,7 +355,7 @@ class SamplePass:
 
     @property
     def batches(self) -> tuple[int, int]:
-        """Which batch the latest sample is in, and which the next one is; see ``PassPlan.batch_of``."""
+        """The batch that the latest sample is in, and that of the next one; see ``PassPlan.batch_of``."""
         return self._plan.batch_of(self._latest.number), self._plan.batch_of(self._latest.delivered)
 
     async def next_parcel(self) -> list[Delivery]:
@@ -474,7 +474,7 @@ class SamplePass:
             self._first_sample_seconds = now - self._started_at
 
     async def _look_beyond(self, beyond: PassPlan) -> None:
-        """As many episodes of the next epoch as those of this one leave room for: its start then finds them here."""
+        """Fetch as many episodes of the next epoch as this one's leave room for: its start then finds them here."""
         if beyond.is_far:
             await anyio.to_thread.run_sync(beyond.find)
         prefetched = 0

@@ -38,7 +38,7 @@ class Session(Generic[R]):
     def __init__(self, opener: Callable[[], AbstractAsyncContextManager[R]]) -> None:
         self._guard = ForkGuard("the open dataset of this stream")
         self.hand_over = Histogram()
-        """Of the samples, from this thread to its consumers."""
+        """Durations of the samples' way from this thread to its consumers."""
         self.thread = LoopThread(name="asyncfetch stream")
         self._kept = KeptOpen(self.thread, opener, name="the dataset of this stream")
 
@@ -58,7 +58,7 @@ class Session(Generic[R]):
             raise
 
     def statistics(self) -> DatasetStatistics:
-        """Of what is open, taken on its loop, and of the way to its consumers; waits for it, and raises, as opened."""
+        """Return those of what is open, taken on its loop, and of the way to its consumers; waits, raises as opened."""
         self._guard.check()
         opened = self.opened()  # waited for here: on the loop it would keep itself from being opened
 

@@ -1,4 +1,4 @@
-"""What is done to the samples of a mixture's members, so that they go together. Pure, but for making tensors."""
+"""Changes to the samples of a mixture's members, so that they go together. Pure, but for making tensors."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ DATASET = "dataset"
 """Key of a sample's member number."""
 
 Missing = Literal["keep", "drop", "pad", "raise"]
-"""What becomes of keys that only some members have."""
+"""The choice of what becomes of keys that only some members have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is done to the samples of a member, so that they go with those of others."""
+    """Changes to the samples of a member, so that they go with those of others."""
 
     rename: Mapping[str, str]
     """Key here by key there, where they differ."""
     drop: frozenset[str] = frozenset()
     """Keys here that other members lack."""
     fill: Mapping[str, Field] = field(default_factory=dict)
-    """What others have and this one lacks."""
+    """Fields that others have and this one lacks."""
     flags: Mapping[str, bool] = field(default_factory=dict)
     """``<key>_is_missing`` of keys that some lack."""
 
@@ -55,7 +55,7 @@ class Shape:
         return shaped
 
     def fields(self, given: Mapping[str, Field]) -> dict[str, Field]:
-        """Of what ``apply`` gives, by those of the member's own samples."""
+        """Return the fields of what ``apply`` gives, by those of the member's own samples."""
         fields = {self.rename.get(key, key): like for key, like in given.items()}
         fields = {key: like for key, like in fields.items() if key not in self.drop}
         flags = dict.fromkeys(self.flags, Field("bool"))
@@ -67,7 +67,7 @@ class Shape:
         return BatchRow(row.batch, row.number, self.rename, dropped)
 
     def complete(self, member: int, row: BatchRow) -> None:
-        """What ``apply`` adds, for a sample that was written to the row."""
+        """Add what ``apply`` adds, for a sample that was written to the row."""
         for key, like in self.fill.items():
             row.put(key, 0 if like.is_tensor else _nothing(like))
         for key, flag in self.flags.items():

@@ -1,4 +1,4 @@
-"""What a stream and a mixture have in common: epochs, passes, states, and the loop thread of synchronous iteration."""
+"""The base of a stream and a mixture: epochs, passes, states, and the loop thread of synchronous iteration."""
 
 from __future__ import annotations
 
@@ -72,32 +72,32 @@ class SampleSource(ABC, Generic[R]):
         self.transform: Transform | None = transform
         self._epochs: EpochCounter = EpochCounter()
         self._opened: R | None = None
-        """What is read, where it is open already; else each pass, or the session of all synchronous ones, opens it."""
+        """The source, if it is open already; else each pass, or the session of all synchronous ones, opens it."""
         self._session: Session[R] | None = None
         self._loaded: dict[int, State] = {}
-        """By epoch, what is known from a state that was loaded: where it was taken, and of which dataset it is."""
+        """The state that was loaded, by epoch: it tells where it was taken, and of which dataset it is."""
         self._loads: int = 0
-        """Which of the loads counted in ``epochs`` that was."""
+        """The number of that load among those counted in ``epochs``."""
         self.has_unused_state: bool = False
-        """Whether no pass in this process has gone on from it yet."""
+        """True if no pass in this process has gone on from it yet."""
         self.figures: PassFigures | None = None
-        """Of the latest pass in this process."""
+        """Figures of the latest pass in this process."""
         self.page: FiguresPage | None = None
-        """Where figures are written for another process to read, if one does."""
+        """The page to which figures are written for another process to read, if one does."""
         self.known_identity: Mapping[str, Any] = {}
-        """Of what the latest pass has read, here or in another process: see Progress. A mixture counts on from it."""
+        """Identity of what the latest pass has read, here or elsewhere: see Progress. A mixture counts on from it."""
         self._progress: Progress | None = None
-        """Of the latest pass, while it lasts."""
+        """Progress of the latest pass, while it lasts."""
         self._latest: tuple[Turn, PassPlan] | None = None
         """The latest pass of one consumer, until it is counted."""
         self.latest_plan: PassPlan | None = None
-        """Of the latest pass of one consumer that counts, behind its end too, until an epoch is set or loaded."""
+        """Plan of the latest pass of one consumer that counts, after its end too, until an epoch is set or loaded."""
         self._waiting: tuple[R, Placement] | None = None
-        """What the latest synchronous pass will read, and as whom, until it takes its epoch."""
+        """The source that the latest synchronous pass will read, and as whom, until it takes its epoch."""
         self.quarantine: Quarantine = Quarantine()
-        """What ``on_error`` left out or replaced, in this process and in those that read for it."""
+        """Samples that ``on_error`` left out or replaced, in this process and in those that read for it."""
         self.workers_memory: Any = None
-        """What a loader's workers share of epochs and quarantine, where there is a torch dataset of this."""
+        """Memory in which a loader's workers share epochs and quarantine, where there is a torch dataset of this."""
         self._passes: int = 0
 
     # What a subclass says.
@@ -144,7 +144,7 @@ class SampleSource(ABC, Generic[R]):
 
     @property
     def epochs(self) -> EpochCounter:
-        """Which epoch comes next; a loader puts it into memory that its workers share, and those of no other rank."""
+        """The counter of epochs; a loader puts it into memory that its workers share, and those of no other rank."""
         if self.workers_memory is not None:
             self.workers_memory.keep_apart()
         return self._epochs
@@ -244,7 +244,7 @@ class SampleSource(ABC, Generic[R]):
         loader: int | None = None,
         memory: BatchMemory | None = None,
     ) -> StreamIterator[R]:
-        """What iterating does, for one consumer of many.
+        """Iterate for one consumer of many.
 
         Args:
             placement: Which one.
@@ -435,7 +435,7 @@ class SampleSource(ABC, Generic[R]):
         self._loads, self.has_unused_state = self.epochs.loads, True
 
     def go_on(self, state: State, epoch: int) -> None:
-        """What loading does: a state that was checked, and the epoch to begin with, which may be the one behind it."""
+        """Go on from a state that was checked, and with this epoch, which may be the one after the state's."""
         if self.epochs.current() != epoch or self.epochs.finished > state["epoch"]:  # a loader's workers load it each
             self.epochs.load(epoch, state["epoch"])
         identity = identity_of(state)

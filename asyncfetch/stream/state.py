@@ -49,19 +49,19 @@ FORMAT = "asyncfetch stream state"
 VERSION = 2
 """1, of 0.1, has no ``step_samples``: ranks took samples in turns, and go on so to the end of what it shares."""
 MIXTURE_VERSION = 2
-"""Of a mixture's order. 1 didn't say where an epoch lies in the run."""
+"""The version of a mixture's order. 1 didn't say where an epoch lies in the run."""
 
 IDENTITY = ("dataset", "order")
-"""What a state says of what its order depends on."""
+"""Keys of a state that say what its order depends on."""
 _PLACE = ("epoch", "block_samples", "taken")
-"""In a mixture's order: see Place."""
+"""Keys of the place in a mixture's order: see Place."""
 _DEALT_ANEW = "dealt_anew"
 """There, too, where the order is a MixedRest: for whose batches, and of what."""
 _BATCHING = tuple(field.name for field in fields(Batching))
 LAYOUT = ("world_size", "workers", "block_samples", "step_samples")
-"""Of a Placement, what all who share something have in common."""
+"""Fields of a Placement that all who share something have in common."""
 _ONE_STREAM = "source, episodes, features, shuffle, seed, lanes, pool_episodes, group_frames and version of the order"
-"""What makes its identity."""
+"""Words for what makes a stream's identity."""
 _SEVERAL = f"weights, stop_on, seed, the streams and, of each of them, {_ONE_STREAM}"
 
 State = dict[str, Any]
@@ -70,22 +70,22 @@ State = dict[str, Any]
 
 @dataclass(slots=True)
 class Progress:
-    """How far one consumer has come in a pass."""
+    """The progress of one consumer in a pass."""
 
     identity: Mapping[str, Any]
-    """What the order depends on: ``dataset``, a fingerprint, and ``order``, the numbers it was made with."""
+    """All that the order depends on: ``dataset``, a fingerprint, and ``order``, the numbers it was made with."""
     epoch: int
     total: int
     """Samples of the epoch."""
     rest: Rest
-    """What was left of it when this pass began."""
+    """The rest of it when this pass began."""
     placement: Placement
     ends: Ends
     delivered: int = 0
     """Samples that the consumer was given, padding included."""
 
     def state(self) -> State:
-        """As it is now."""
+        """Return the state as it is now."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -140,7 +140,7 @@ class Progress:
         return len(delivered) == next(iter(delivered)).consumers
 
     def goes_on_between_batches(self, state: Mapping[str, Any]) -> bool:
-        """Whether batches that follow begin where they would if all had been read in those: the same for every rank.
+        """Return whether batches that follow begin as if all had been read in batches: the same for every rank.
 
         This was ``resumed`` from the state.
         """

@@ -99,7 +99,7 @@ class Stream(SampleSource[LeRobotDataset]):
         self.config = stream_config(config)
         self._pool = Pool(self.config)
         self.has_config = config is not None
-        """Whether it was given one."""
+        """True if it was given one."""
         super().__init__(seed, transform)
         if isinstance(source, LeRobotDataset):
             self._opened = source
@@ -152,7 +152,7 @@ class Stream(SampleSource[LeRobotDataset]):
         return self._opened or self.opened()
 
     def lengths(self, dataset: LeRobotDataset) -> NDArray[np.integer[Any]]:
-        """Of the chosen episodes. EpisodeNotFound where one isn't there."""
+        """Return those of the chosen episodes. EpisodeNotFound where one isn't there."""
         table = dataset.episodes
         return table.lengths if self.episodes is None else table.lengths[table.positions(self.episodes)]
 

@@ -40,7 +40,7 @@ wait for the last of them. Where each stream is slow that is a hundredth of the 
 
 
 class _End:
-    """Behind the last episode."""
+    """A mark after the last episode."""
 
 
 _END = _End()
@@ -69,7 +69,7 @@ class _Slot:
         self.held: HeldEpisode | None = None
         self.error: Exception | None = None
         self.is_ahead = True
-        """Until its first use is announced."""
+        """True until its first use is announced."""
         self.users = 0
         self.finished = False
 
@@ -161,7 +161,7 @@ class EpisodeWindow:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """How many episodes were weighed, what they weigh together, and what the heaviest does."""
+        """The number of episodes that were weighed, what they weigh together, and what the heaviest does."""
         return self._weighed, self._weighed_bytes, self._largest_bytes
 
     def has(self, episode: int) -> bool:

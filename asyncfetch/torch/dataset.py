@@ -124,9 +124,9 @@ class StreamDataset(IterableDataset[Any]):
         self._token = os.urandom(16).hex()
         self._workers_stream: SampleSource[Any] | None = None
         self._batches_memory: BatchMemory | None = None
-        """Of this process, from pass to pass."""
+        """The memory for batches of this process, from pass to pass."""
         self._sent_rank: tuple[int, Placement] | None = None
-        """For a spawned worker, which knows nothing of torch.distributed: whose rank it is. By its process id."""
+        """The process's id and its rank, in a spawned worker, which knows nothing of torch.distributed."""
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, in persistent workers too; see ``Stream.set_epoch``."""
@@ -275,7 +275,7 @@ class StreamDataset(IterableDataset[Any]):
         return merge_shares(states)
 
     def statistics(self) -> DatasetStatistics | None:
-        """Of this rank: of the loader's workers together, where it has some, whether they still run or not.
+        """Return this rank's: of the loader's workers together, where it has some, whether they still run or not.
 
         They write theirs twice a second, and nobody asks them. Where a worker asks, of that worker; where nobody has
         read anything, None. For Prometheus: ``asyncfetch.prometheus.Collector(dataset.statistics)``.
@@ -342,7 +342,7 @@ def _frame_number(index: Any) -> int:  # noqa: ANN401 - what a user gave
 
 
 _END = object()
-"""In place of a sample where there is none any more; a transform may return anything."""
+"""A mark in place of a sample where there is none any more; a transform may return anything."""
 
 
 def _batches(samples: StreamIterator[Any], size: int, memory: BatchMemory | None, *, drop_last: bool) -> Iterator[Any]:

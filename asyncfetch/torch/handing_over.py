@@ -111,7 +111,7 @@ class _Mappings:
         self.pid = os.getpid()
         self.memory: dict[_Key, NDArray[np.uint8]] = {}
         self.held: set[_Key] = set()
-        """In which there is a batch."""
+        """Keys of the memory in which there is a batch."""
 
     def map(self, name: _Name) -> NDArray[np.uint8]:
         """The slot's memory; OSError where its worker has ended."""

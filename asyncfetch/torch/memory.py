@@ -1,4 +1,4 @@
-"""What a rank and its loader's workers share: where epochs, bad data and what workers do are counted.
+"""Memory that a rank and its loader's workers share, to count epochs, bad data and what workers do.
 
 Torch's shared memory follows a dataset wherever it is forked or pickled to. To workers it should; but ranks may come of
 one process in just that way (``mp.spawn``, a notebook's launcher), and one that counted in the memory of all would move
@@ -31,7 +31,7 @@ _live: WeakSet[WorkersMemory] = WeakSet()
 
 
 class WorkersMemory:
-    """Where a stream's epochs and bad data are counted, shared with workers, whether they were forked or spawned.
+    """A stream's counts of epochs and bad data, shared with workers, whether they were forked or spawned.
 
     All datasets of a stream count in one, and a copy of a dataset in one of its own.
     """
@@ -57,12 +57,12 @@ class WorkersMemory:
 
     @property
     def board(self) -> Board:
-        """Where workers write what they find bad."""
+        """The board to which workers write what they find bad."""
         return Board(self._board.numpy())
 
     @property
     def figures(self) -> FiguresBoard:
-        """Where workers write what they do."""
+        """The board to which workers write what they do."""
         return FiguresBoard(self._figures.numpy().data)
 
     def attach(self, stream: SampleSource[Any]) -> None:
@@ -79,7 +79,7 @@ class WorkersMemory:
             quarantine.share(self.board)
 
     def keep_apart(self) -> None:
-        """In a process that is neither the owner nor a loader's worker, count in a copy from now on, as its owner."""
+        """Count in a copy from now on, as its owner, in a process that is neither the owner nor a loader's worker."""
         if self._owner == os.getpid() or get_worker_info() is not None:
             return
         self._owner = os.getpid()

@@ -74,7 +74,7 @@ def serve_samples(
 
 
 class ServedBatches:
-    """What ``serve_samples`` gives: an iterable of batches, one epoch at a time, and the process that makes them.
+    """The result of ``serve_samples``: an iterable of batches, one epoch at a time, and the process that makes them.
 
     Iterating begins a pass, which counts as one over the stream does: a finished one is followed by the next epoch, and
     after an early ``break`` the same comes again, unless ``stream.set_epoch`` says otherwise. A new pass ends the one
@@ -114,7 +114,7 @@ class ServedBatches:
         self._numbers = itertools.count(1)
         self._pass = 0
         self._latest: tuple[Turn, int, State] | None = None
-        """Of the latest pass: how often an epoch was set when its last batch was taken, and the state then."""
+        """The turn of the latest pass, how often an epoch was set when its last batch was taken, and the state then."""
 
     def __enter__(self) -> Self:
         """Start the process. That it can't begin its work is found when it is asked for some.
@@ -192,7 +192,7 @@ class ServedBatches:
         return batch
 
     def _given(self) -> State | None:
-        """What was given of the epoch that the next pass takes; None where nothing was, or an epoch was set since."""
+        """Return what was given of the epoch that the next pass takes; None if nothing was, or one was set since."""
         if self._latest is None or self._latest[1] != self._stream.epochs.settings:
             return None
         return self._latest[2]
@@ -222,7 +222,7 @@ class ServedBatches:
         self._latest = None
 
     def statistics(self) -> DatasetStatistics:
-        """Of the process's engine and caches. Waits for the dataset to be open; raises what opening it did."""
+        """Return those of the process's engine and caches. Waits for the dataset to be open; raises what that did."""
         worker = self._entered()
         number = next(self._numbers)
         worker.send(AskStatistics(number))

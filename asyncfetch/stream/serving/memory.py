@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["ALIGNMENT_BYTES", "TOKEN_AT", "Returned", "Slot", "SlotMemory", "Slots", "lease"]
 
 ALIGNMENT_BYTES = 64
-"""Of each tensor: a cache line, and what vector instructions of any processor ask for."""
+"""The alignment of each tensor: a cache line, and what vector instructions of any processor ask for."""
 TOKEN_BYTES = 16
 TOKEN_AT = slice(16, 16 + TOKEN_BYTES)
-"""Of a slot that is given back by a flag; batches begin behind it, aligned."""
+"""The token's place in a slot that is given back by a flag; batches begin after it, aligned."""
 
 
 class Slot:
@@ -54,7 +54,7 @@ class Slot:
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
         self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(descriptor, nbytes, flags=flags), np.uint8)
         self.returned: Returned | None = None
-        """Of its last lease."""
+        """A reference that tells the end of its last lease."""
 
     @property
     def nbytes(self) -> int:
@@ -79,13 +79,13 @@ class Slots:
         self._free: list[Slot] = []
         self._made = 0
         self._lent: set[int] = set()
-        """Of which this process has views."""
+        """Slots of which this process has views."""
         self._ended: deque[Returned] = deque()
         """The last of these is gone."""
         self._away: set[int] = set()
         """Handed over."""
         self._flagged: set[int] = set()
-        """Of these, such as are given back by their first byte."""
+        """Slots among these that are given back by their first byte."""
 
     def take(self, nbytes: int) -> tuple[Slot, list[int]]:
         """A slot of at least so many bytes, and the numbers of those that are gone because they were smaller.
@@ -196,7 +196,7 @@ def _anonymous_file() -> int:
 
 
 class _Lease:
-    """What every view of a batch's memory refers to in the end."""
+    """The object that every view of a batch's memory refers to in the end."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_slot")
 

@@ -1,4 +1,4 @@
-"""What the consumer's process and the worker's say to each other. Batches travel in shared memory, not in here."""
+"""Messages between the consumer's process and the worker's. Batches travel in shared memory, not in here."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Begin:
     """Start a pass, in place of the one before."""
 
     number: int
-    """Of the pass, for what is said about it."""
+    """Number of the pass, for what is said about it."""
     state: State
-    """Where to: an epoch, and how far into it."""
+    """The state to go on from: an epoch, and how far into it."""
     known_identity: Mapping[str, Any]
     """See SampleSource."""
 
@@ -72,7 +72,7 @@ class AskStatistics:
     """Answered by Statistics, or Failed."""
 
     number: int
-    """For the answer; no pass has it."""
+    """Number for the answer; no pass has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,12 @@ class Filled:
     """A batch. Where the slot is new its descriptor comes with it."""
 
     number: int
-    """Of the pass."""
+    """Number of the pass."""
     slot: int
     new_bytes: int
-    """Of a new slot; 0 where it is known."""
+    """Size of a new slot; 0 where it is known."""
     start: int
-    """Of the pickled rest of the batch in the slot."""
+    """Start of the pickled rest of the batch in the slot."""
     stop: int
     dropped: list[int]
     """Slots that won't be used any more."""
@@ -114,7 +114,7 @@ class Ended:
 
     number: int
     identity: Mapping[str, Any]
-    """Of what it has read: see Progress."""
+    """Identity of what it has read: see Progress."""
     quarantined: tuple[Quarantined, ...] = ()
 
 
@@ -127,7 +127,7 @@ class Failed:
     """The exception."""
 
     def raise_it(self) -> NoReturn:
-        """In the other process."""
+        """Raise it in the other process."""
         error = pickle.loads(self.pickled)
         try:
             raise error
@@ -137,7 +137,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What was asked for."""
+    """The statistics that were asked for."""
 
     number: int
     value: DatasetStatistics
@@ -231,7 +231,7 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """At this end."""
+        """True if it is closed at this end."""
         return self._connection.closed
 
     def close(self) -> None:

@@ -21,13 +21,13 @@ __all__ = ["Packed", "Place", "Stack", "collate", "place_of", "tensor_at", "unpa
 
 
 class Place(NamedTuple):
-    """Where in shared memory a tensor is."""
+    """A tensor's place in shared memory."""
 
     start: int
     shape: tuple[int, ...]
     dtype: torch.dtype
     strides: tuple[int, ...] | None = None
-    """In elements; None where they lie one behind the other."""
+    """Strides in elements; None where these lie one after the other."""
 
 
 class Stack:
@@ -38,7 +38,7 @@ class Stack:
     def __init__(self, tensors: Sequence[torch.Tensor], shape: tuple[int, ...]) -> None:
         self.tensors = tensors
         self.shape = shape
-        """Of what the reader gets."""
+        """Shape of what the reader gets."""
         self.dtype = tensors[0].dtype
         self.nbytes = math.prod(shape) * self.dtype.itemsize
 
@@ -108,7 +108,7 @@ class Packed:
 
     @property
     def rest(self) -> bytes:
-        """What stands around the tensors, pickled."""
+        """The rest of the batch, which stands around the tensors, pickled."""
         return bytes(self._rest)
 
     def write(self, memory: NDArray[np.uint8]) -> tuple[int, int]:

@@ -75,7 +75,7 @@ class WorkerProcess:
         self._held = 0
 
     def send(self, message: object) -> None:
-        """To the worker; where it has ended, ``receive`` says so."""
+        """Send it to the worker; where it has ended, ``receive`` says so."""
         self._channel.send(message)
 
     def receive(self, number: int, *, keep: int | None = None) -> Answer:
@@ -136,7 +136,7 @@ class WorkerProcess:
         self._kept.clear()
 
     def wait(self) -> None:
-        """Behind ``end``: until it has ended, which it is made to after STOP_SECONDS."""
+        """Wait after ``end`` until it has ended, which it is made to after STOP_SECONDS."""
         self._process.join(STOP_SECONDS)
         if self._process.exitcode is None:
             self._process.kill()

@@ -59,13 +59,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is made of the samples, and for whom."""
+    """A plan of what is made of the samples, and for whom."""
 
     placement: Placement
     max_ahead: int
     max_ahead_bytes: int
     page: FiguresPage
-    """Where the consumer looks for what is done here."""
+    """The page on which the consumer looks for what is done here."""
 
 
 def serve(stream: SampleSource[Any], plan: Plan, connection: Connection) -> None:
@@ -113,7 +113,7 @@ class _Worker:
         self._tried_to_open = anyio.Event()
         self._dataset: Readable | None = None
         self._failure: BaseException | None = None
-        """Of opening it."""
+        """The error that opening it ended with."""
         self._failure_is_told = False
         self._wanted: Begin | None = None
         self._number = 0
@@ -122,7 +122,7 @@ class _Worker:
         """Bytes of each batch that the consumer hasn't taken."""
 
     async def run(self) -> None:
-        """Until the parent says so, or ends."""
+        """Run until the parent says so, or ends."""
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._listen, name="asyncfetch listener", daemon=True).start()
         with self._everything:
@@ -257,7 +257,7 @@ class _Worker:
         return await anyio.to_thread.run_sync(call, limiter=self._one_at_a_time)
 
     def _listen(self) -> None:
-        """In a thread of its own."""
+        """Listen, in a thread of its own."""
         message: object = None
         while not isinstance(message, Close):
             try:
