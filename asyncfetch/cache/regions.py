@@ -1,6 +1,6 @@
 """Memory that one process fills and others map, in pieces, each of which goes back to the system by itself.
 
-Pieces lie one behind the other in files without a name, and no place is used twice: what isn't used any more is cut
+Pieces lie one after the other in files without a name, and no place is used twice: what isn't used any more is cut
 out of its file. So nobody ever sees other bytes where it saw some, and however the processes end, nothing is left.
 """
 

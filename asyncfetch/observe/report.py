@@ -18,7 +18,7 @@ __all__ = ["Report", "Verdict"]
 
 MIB = 1024 * 1024
 TRAINER_SHARE = 0.9
-"""A share of the time; a consumer that is busy for it gains a tenth at most by anything that is done here."""
+"""A share of the time; a consumer that is busy for so much gains a tenth at most by anything that is done here."""
 IDLE_SHARE = 0.3
 """A share of a loader's workers' time. They make batches ahead: where they're idle for so long, the trainer binds."""
 LOOP_SHARE = 0.7

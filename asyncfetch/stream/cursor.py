@@ -1,7 +1,7 @@
 """The rest of an epoch, and who takes which part of it. Pure arithmetic on positions of an order.
 
 All that an epoch has given is told by how many samples each of its consumers was given: the order is the same for all,
-and each takes its positions ascending. So what is left is every position from some point on, and a few in front of it,
+and each takes its positions ascending. So what is left is every position from some point on, and a few before it,
 of consumers that were slower than others. Who goes on, however many they are, share *that*, as they would share a whole
 epoch.
 
@@ -93,7 +93,7 @@ class Rest:
     position: int = 0
     """Everything from here on is left."""
     missing: tuple[int, ...] = ()
-    """Positions in front of that which are left too, ascending."""
+    """Positions before that one that are left too, ascending."""
     stride: int = field(default=1, compare=False)
     """The distance between those of one consumer, mostly: what is left of each then takes little room in a state."""
 
@@ -119,7 +119,7 @@ class Rest:
     ) -> Iterator[int]:
         """The positions of one consumer, ascending, without those of its padding and its first ``skip``.
 
-        ``seating`` of the order is that of the first of their step, or of one in front of it, to save finding it.
+        ``seating`` of the order is that of the first of their step, or of one before it, to save finding it.
         """
         taken, padded = self.shared(total, placement, ends)
         deal = Deal(self, total, placement, order, seating)
@@ -138,7 +138,7 @@ class Rest:
         return np.concatenate([np.array(self.missing[start:stop], np.int64), behind])
 
     def index_from(self, position: int) -> int:
-        """Index of the first sample that isn't in front of the position."""
+        """Index of the first sample that isn't before the position."""
         return bisect_left(self.missing, position) + max(0, position - self.position)
 
     def after(self, delivered: Mapping[Placement, int], total: int, order: SharedOrder | None = None) -> Rest:
@@ -193,7 +193,7 @@ class Deal:
         total: Samples of the epoch.
         placement: Who asks; all who share have its layout.
         order: None where ranks take samples in turns.
-        seating: Of the order, at the first sample that will be asked for or in front of it.
+        seating: Of the order, at the first sample that will be asked for or before it.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Deal:
         return math.lcm(self.step_samples * self._placement.world_size, self._order.seats)
 
     def begin(self, number: int) -> int:
-        """An index at the consumer's ``number``-th sample or in front of it, behind which ``index`` goes on."""
+        """An index at the consumer's ``number``-th sample or before it, after which ``index`` goes on."""
         of_rank, world_size = self._placement.of_rank(number), self._placement.world_size
         if self._order is None:
             return self._placement.rank + world_size * of_rank

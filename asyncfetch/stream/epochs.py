@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_EPOCH", "MAX_WORKERS", "EpochCounter", "Turn", "check_epoch", "child_number"]
 
 MAX_EPOCH = 2**63 - 2
-"""They are counted in 64 bits, and so is the one behind the last."""
+"""They are counted in 64 bits, and so is the one after the last."""
 MAX_WORKERS = 1024
 """Loader workers of one rank that epochs are counted for."""
 

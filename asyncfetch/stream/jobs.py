@@ -113,7 +113,7 @@ class _Run:
 def parcels(steps: Iterable[Step], sizes: Sizes) -> Iterator[Parcel]:
     """Cut an order into parcels and jobs.
 
-    Neither goes past a step behind which an episode isn't used any more: what comes then may need that one's memory.
+    Neither goes past a step after which an episode isn't used any more: what comes then may need that one's memory.
     The first parcel is one sample, and the job that it takes from one run; those that follow are twice as large each,
     up to their size. So the first sample waits for its own episode alone.
     """

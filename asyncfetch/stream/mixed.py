@@ -171,7 +171,7 @@ class MixedOrder:
         )
 
     def _entered(self, member: int, number: int, seating: Mapping[int, tuple[int, Seating]]) -> tuple[Order, Seating]:
-        """The member's order that this number of its run is in, and who sits where there, or in front of it."""
+        """The member's order that this number of its run is in, and who sits where there, or before it."""
         length = self._lengths[member]
         cycle, place = divmod(number, length)
         order, _ = self._orders[member](cycle)

@@ -7,14 +7,14 @@ of M members with a turn in sight, has been given w of all turns within 1 + (M -
 
 Why this and not the earliest deadline first, which keeps every member within 1: how many turns each member had before
 a given one follows here from a search for its time, in O(M log), so a mixture is gone on with at any place without
-going through what is in front of it; and the weights are met to 1 in 2**32, so nothing drifts in a run of any length.
+going through what is before it; and the weights are met to 1 in 2**32, so nothing drifts in a run of any length.
 
 A turn is a *block* of samples in a row, one or more. Turns are dealt out anew, from the phases on, where an epoch
-begins and where the schedule changes the weights, which is at the first block that begins at or behind the stated step.
+begins and where the schedule changes the weights, which is at the first block that begins at or after the stated step.
 Steps of the schedule are counted over the whole run, over all epochs.
 
 What a member gives goes on from epoch to epoch of the mixture: its k-th sample of the run is the k-th of its own
-epochs, one behind the other. So where one member ends the mixture's epoch, what the others had left comes in the next.
+epochs, one after the other. So where one member ends the mixture's epoch, what the others had left comes in the next.
 That holds for epochs of different blocks, too: an epoch is counted on from the place of one before it, which is all
 that a saved state says of the run.
 """
@@ -389,7 +389,7 @@ class Batching:
 class MixedRest:
     """The rest of an epoch, dealt out anew, each member's in blocks of one batch for each rank.
 
-    What a member has left beyond whole blocks comes behind all of those, the longest first, in a block with empty
+    What a member has left beyond whole blocks comes after all of those, the longest first, in a block with empty
     positions at its end; by ``drop`` the ranks have equally many of it, by ``pad`` too, ``drop_last`` leaves it out.
 
     Args:
@@ -503,5 +503,5 @@ def left_of_members(order: MixedEpoch | MixedRest, rest: Rest) -> list[Rest]:
 
 
 def _count(rest: Rest, stop: int) -> int:
-    """Return how many of what is left are in front of ``stop``."""
+    """Return how many of what is left are before ``stop``."""
     return bisect_left(rest.missing, stop) + max(0, stop - rest.position)

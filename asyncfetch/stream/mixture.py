@@ -62,10 +62,10 @@ class Mixture(SampleSource[OpenMixture]):
     tensor.
 
     Whose sample comes when is arithmetic on weights and seed: at any point every member has been given its share within
-    a few samples (see ``mixing``). The k-th sample of a member is the k-th of the member's own epochs, one behind the
+    a few samples (see ``mixing``). The k-th sample of a member is the k-th of the member's own epochs, one after the
     other: who is used up begins its next epoch, in its next order, and what a member has left where the mixture's epoch
     ends comes in the next one. An epoch is counted on from the one that was read or loaded last; one that is set and
-    lies in front of that, from the run's beginning, as if all had been read at this number of ranks and batch size.
+    lies before that, from the run's beginning, as if all had been read at this number of ranks and batch size.
 
     All members are read by one engine, within the bounds of one configuration; each takes only its metadata besides,
     which is read when the mixture is opened.
@@ -84,7 +84,7 @@ class Mixture(SampleSource[OpenMixture]):
         missing: What becomes of keys that only some members have. "keep" keeps them; "drop" leaves them out; "pad"
             gives zeros, "" and None in their place, and ``<key>_is_missing`` in every sample; "raise" refuses them.
             Those that a stream's own transform adds are not among them.
-        transform: Applied to each sample, renamed and completed, in a decode thread, behind its stream's own.
+        transform: Applied to each sample, renamed and completed, in a decode thread, after its stream's own.
         block_samples: How many samples in a row come of one member. None means 1, but where members disagree in keys,
             dtypes, shapes or their own transforms and batches are made (``StreamDataset(batch_size=)``,
             ``serve_samples``) as many as all ranks take for one batch each, so that each batch is of one member; there

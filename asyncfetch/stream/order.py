@@ -5,7 +5,7 @@ which are shared out evenly among the *lanes*. The order goes in *cycles*: in ea
 episode, the lanes in turns, and each lane its seats from a place drawn anew. An episode that has given its last frame
 leaves its seat to the next of the permutation; at both ends of an epoch episodes are divided among seats. So where an
 episode sits, and from which cycle to which, follows from lengths alone (see ``Seating``): the order is found at any
-position without going frame by frame through what is in front of it, and the lanes stay level to the end.
+position without going frame by frame through what is before it, and the lanes stay level to the end.
 
 The frames of an episode come by *groups* of neighbours, the groups in a drawn order, the frames of a group ascending.
 With groups of one frame that is a plain shuffle. With those of a video's groups of pictures (a key frame, and what
@@ -102,7 +102,7 @@ class Seating:
 
     @property
     def stop(self) -> int:
-        """Position behind its last sample."""
+        """Position after its last sample."""
         if not self._first_ends:
             return self.start
         return self.start + (self._first_ends[0][0] - self.cycle) * len(self.episodes)
@@ -388,7 +388,7 @@ class Order:
         return position > 0 or min(self.seats, len(self.lengths)) > _FAR_SEATS
 
     def seating(self, position: int = 0) -> Seating:
-        """Return who sits where at this position. Takes a microsecond or two for each episode in front of it."""
+        """Return who sits where at this position. Takes a microsecond or two for each episode before it."""
         seating = Seating(self)
         while position >= seating.stop and seating.episodes:
             seating.advance()
@@ -397,7 +397,7 @@ class Order:
     def steps(self, positions: Iterable[int], seating: Seating | None = None) -> Iterator[Step]:
         """Yield what comes at these positions of the order, which must ascend and be below its length.
 
-        ``seating`` is that of the first position, or of one in front of it, to save finding it; it stays as it is.
+        ``seating`` is that of the first position, or of one before it, to save finding it; it stays as it is.
 
         Raises:
             ConfigError: A position isn't one of the order's, or doesn't ascend.

@@ -107,7 +107,7 @@ class PassPlan:
         return self._seating is None and len(self) > 0 and self.order.is_far(self._first())
 
     def find(self) -> None:
-        """Find the first step, some microseconds for each episode in front of it."""
+        """Find the first step, some microseconds for each episode before it."""
         self._seating = self.order.seating(self._first())
 
     def pool(self) -> tuple[int, int]:
@@ -156,7 +156,7 @@ class PassPlan:
             counted = numbers[0]
 
     def _number_from(self, position: int, low: int, high: int) -> int:
-        """The consumer's first sample from ``low`` and below ``high`` that isn't in front of the position.
+        """The consumer's first sample from ``low`` and below ``high`` that isn't before the position.
 
         The position is where something empty begins or ends, and there ranks take turns.
         """
@@ -202,7 +202,7 @@ class PassPlan:
         return islice(progress.rest.positions(progress.total, Placement(), "uneven"), 1)
 
     def _first(self) -> int:
-        """The position of the first step, or one in front of it from which on the order has to be known."""
+        """The position of the first step, or one before it from which on the order has to be known."""
         progress = self.progress
         taken, padding = progress.rest.shared(progress.total, progress.placement, progress.ends)
         if not len(self) or taken == padding:

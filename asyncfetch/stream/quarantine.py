@@ -224,7 +224,7 @@ class Substitutes:
 
     def __init__(self) -> None:
         self._last: dict[int, Any] = {}
-        """The latest good sample of each member, or why there is no copy; those of the latest parcel behind others."""
+        """The latest good sample of each member, or why there is no copy; those of the latest parcel after others."""
         self._fresh: set[int] = set()
         self._waiting = 0
 

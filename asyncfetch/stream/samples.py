@@ -200,7 +200,7 @@ def _traced(build: Callable[..., list[Any]], steps: Sequence[OrderStep], *rest: 
 class SamplePass:
     """The samples of one consumer for one epoch. Entered with ``async with``, iterated once.
 
-    Samples come in order. An error is raised at its place, behind every sample in front of it, and ends the pass.
+    Samples come in order. An error is raised at its place, after every sample before it, and ends the pass.
     A cancelled ``__anext__`` loses nothing, and several tasks may share the iterator. Leaving the context cancels and
     awaits everything under way; a call that is already in a decode thread is waited for.
 

@@ -161,8 +161,8 @@ class SampleSource(ABC, Generic[R]):
         ``state_dict`` is of this epoch, whatever the pass before has delivered.
 
         Raises:
-            ConfigError: It isn't an epoch; or a state was loaded from which no pass has gone on yet, and this lies in
-                front of the epoch that it goes on with, or behind it where something of that is left.
+            ConfigError: It isn't an epoch; or a state was loaded from which no pass has gone on yet, and this lies
+                before the epoch that it goes on with, or after it where something of that is left.
         """
         epoch = check_epoch(epoch)
         if self._passes_over(epoch):
@@ -410,7 +410,7 @@ class SampleSource(ABC, Generic[R]):
         return self._loaded_of(self.epoch) or beginning(self.epoch, self.known_identity)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state`` was taken: the next passes of its epoch give what was left of it, those behind it all.
+        """Go on where ``state`` was taken: the next passes of its epoch give what was left of it, those after it all.
 
         With as many ranks and workers as before, order and batches are those of an uninterrupted run. With others, what
         is left is shared anew. The state is compared with the dataset when the next pass begins. Where nothing was left
@@ -452,7 +452,7 @@ class SampleSource(ABC, Generic[R]):
     def statistics(self) -> DatasetStatistics | None:
         """Return what the synchronous iteration's engine and caches have done in this process; None before the first.
 
-        So in a forked child, and behind ``close``, until it iterates; and where what it reads couldn't be opened. While
+        So in a forked child, and after ``close``, until it iterates; and where what it reads couldn't be opened. While
         that is being opened, this waits for it, and raises as iterating does.
         """
         session = self._session

@@ -2,7 +2,7 @@
 
 A state names the dataset and the order by what they depend on, the epoch, what was left of it when the pass began, who
 shared that, and how many samples each of them was given, as far as the process that wrote it knows. That of an epoch's
-beginning ends behind the epoch; before the first pass it doesn't name the dataset either. What several know is put
+beginning ends after the epoch; before the first pass it doesn't name the dataset either. What several know is put
 together by ``merge_states``.
 
 The order of a mixture says besides where an epoch lies in the run, which is of no layout's making alone: the state's
@@ -140,7 +140,7 @@ class Progress:
         return len(delivered) == next(iter(delivered)).consumers
 
     def goes_on_between_batches(self, state: Mapping[str, Any]) -> bool:
-        """Return whether batches that follow begin as if all had been read in batches: the same for every rank.
+        """Return whether batches that follow begin where they would had all been read in those: the same for each rank.
 
         This was ``resumed`` from the state.
         """

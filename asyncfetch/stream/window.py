@@ -187,14 +187,14 @@ class EpisodeWindow:
         self._let_go(slot)
 
     def finish(self, episode: int) -> None:
-        """The order has no use for the episode behind those announced."""
+        """The order has no use for the episode after those announced."""
         slot = self._slots.get(episode)
         if slot is not None:
             slot.finished = True
             self._let_go(slot)
 
     def finish_all(self) -> None:
-        """The order is through: it has no use for any episode behind those announced."""
+        """The order is through: it has no use for any episode after those announced."""
         self._exhausted = True
         self._wake()
         for episode in tuple(self._slots):

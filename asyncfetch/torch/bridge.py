@@ -30,7 +30,7 @@ class AsyncIterableDataset(IterableDataset[T], Generic[T]):
     ``torch.utils.data.get_worker_info()`` inside of the factory to choose a share.
 
     Items come in order, at most ``max_ahead`` of them ahead. An exception of the iterator, of whatever type, is raised
-    to the consumer behind the items in front of it. An early ``break`` cancels the iterator and waits for its end, for
+    to the consumer after the items before it. An early ``break`` cancels the iterator and waits for its end, for
     0.8 s at most.
 
     Args:

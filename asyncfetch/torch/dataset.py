@@ -63,7 +63,7 @@ class StreamDataset(IterableDataset[Any]):
     by the same epoch again, and ``set_epoch`` has the last word. Without workers, a pass is finished when its iterator
     has ended or has given all there is, ``drop_last`` minded: nobody needs to ask for more, as Lightning doesn't. What
     a loader drops of its own isn't known here. With workers, a pass is finished when each of them has come to the end
-    of its share. They read ``prefetch_factor`` batches ahead of the trainer: behind a ``break`` among the last of
+    of its share. They read ``prefetch_factor`` batches ahead of the trainer: after a ``break`` among the last of
     these, the epoch may count as finished.
 
     It may be made in the process that starts the ranks, by fork or spawn: each then counts its epochs for itself.
@@ -74,7 +74,7 @@ class StreamDataset(IterableDataset[Any]):
     Resuming: ``state_dict`` says what was delivered in this process, and ``load_state_dict``, called before the loader
     is iterated, lets it go on from there; what was iterated before, and workers made before, raise ConfigError then
     instead of going on. A ``StatefulDataLoader``'s own ``load_state_dict`` is for its next ``iter``. Without workers
-    that is all of a rank; torchdata's ``StatefulDataLoader`` calls them in its workers; behind a ``break`` among the
+    that is all of a rank; torchdata's ``StatefulDataLoader`` calls them in its workers; after a ``break`` among the
     last batches of a pass, ask its state only when each of its persistent workers has given a batch again, for before
     that some may not know yet which epoch it is of. For a plain loader with workers, count its batches and ask
     ``state_after``. States of several ranks are put together by ``merge_states``.
@@ -194,7 +194,7 @@ class StreamDataset(IterableDataset[Any]):
         """Return what this process was given of the epoch; see ``Stream.state_dict``.
 
         Where the loader makes the batches, an error in the middle of one leaves it counted so far, though nobody was
-        given it: make the batches here, by ``StreamDataset(batch_size=)``, to go on exactly behind errors.
+        given it: make the batches here, by ``StreamDataset(batch_size=)``, to go on exactly after errors.
 
         Raises:
             StateMismatch: Workers read it, of which this process knows nothing: ask ``state_after``.
@@ -275,7 +275,7 @@ class StreamDataset(IterableDataset[Any]):
         return merge_shares(states)
 
     def statistics(self) -> DatasetStatistics | None:
-        """Return this rank's: of the loader's workers together, where it has some, whether they still run or not.
+        """Return this rank's statistics: of the loader's workers together, where it has some, still running or not.
 
         They write theirs twice a second, and nobody asks them. Where a worker asks, of that worker; where nobody has
         read anything, None. For Prometheus: ``asyncfetch.prometheus.Collector(dataset.statistics)``.

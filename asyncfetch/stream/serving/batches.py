@@ -222,7 +222,7 @@ class ServedBatches:
         self._latest = None
 
     def statistics(self) -> DatasetStatistics:
-        """Return those of the process's engine and caches. Waits for the dataset to be open; raises what that did."""
+        """Return those of the worker's engine and caches. Waits for the dataset to open; raises what opening it did."""
         worker = self._entered()
         number = next(self._numbers)
         worker.send(AskStatistics(number))

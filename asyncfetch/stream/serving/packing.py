@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 class Stack:
-    """Tensors of one shape and dtype, to be written one behind the other."""
+    """Tensors of one shape and dtype, to be written one after the other."""
 
     __slots__ = ("dtype", "nbytes", "shape", "tensors")
 
