@@ -103,7 +103,8 @@ def _gaps(url: str, count: int, ca_file: str | None) -> list[_Way]:
         ranges = [af.ByteRange(url, start, start + SHORT_BYTES) for start in range(0, count * step, step)]
         apart = f"gaps of {gap // KIB} KiB, apart"
         for name, max_gap_bytes in ((apart, 0), (f"gaps of {gap // KIB} KiB, joined", gap)):
-            ways.append(_Way(name, apart, ranges, af.FetchConfig(ca_file=ca_file, max_gap_bytes=max_gap_bytes)))
+            config = af.FetchConfig(ca_file=ca_file, hedge=None, max_gap_bytes=max_gap_bytes)
+            ways.append(_Way(name, apart, ranges, config))
     return ways
 
 
@@ -112,7 +113,7 @@ def _spans(url: str, count: int, ca_file: str | None) -> list[_Way]:
     ranges = [af.ByteRange(url, start, start + NEIGHBOUR_BYTES) for start in range(0, stop, NEIGHBOUR_BYTES)]
     names = [f"spans of {span // KIB} KiB" for span in SPANS]
     return [
-        _Way(name, names[0], ranges, af.FetchConfig(ca_file=ca_file, max_span_bytes=span))
+        _Way(name, names[0], ranges, af.FetchConfig(ca_file=ca_file, hedge=None, max_span_bytes=span))
         for name, span in zip(names, SPANS, strict=True)
     ]
 
@@ -120,9 +121,9 @@ def _spans(url: str, count: int, ca_file: str | None) -> list[_Way]:
 def _parts(url: str, length: int, ca_file: str | None) -> list[_Way]:
     ranges = [af.ByteRange(url, 0, length)]
     chosen = "parts as chosen"
-    ways = [_Way(chosen, chosen, ranges, af.FetchConfig(ca_file=ca_file))]
+    ways = [_Way(chosen, chosen, ranges, af.FetchConfig(ca_file=ca_file, hedge=None))]
     for part in PARTS:
-        config = af.FetchConfig(ca_file=ca_file, part_bytes=part, min_part_bytes=part)
+        config = af.FetchConfig(ca_file=ca_file, hedge=None, part_bytes=part, min_part_bytes=part)
         ways.append(_Way(f"parts of {part // KIB} KiB", chosen, ranges, config))
     return ways
 

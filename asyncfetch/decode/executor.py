@@ -106,7 +106,7 @@ class DecodePool:
         except RuntimeError as error:
             if self._is_closed:
                 raise ClosedError("the threads that decode have ended: open the dataset again") from error
-            if "interpreter shutdown" not in str(error):  # no thread can be started
+            if "shutdown" not in str(error):  # no thread can be started
                 await call.ended()  # it may stand in the queue
                 raise
             # The program's main thread is over, and all executors with it; the loop is in another one, and goes on.

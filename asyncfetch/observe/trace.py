@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from multiprocessing import parent_process, util
@@ -21,7 +22,7 @@ from asyncfetch.errors import ConfigError
 from asyncfetch.observe.waits import Cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from asyncfetch.observe.waits import Step
 
@@ -140,12 +141,14 @@ class Tracer:
         self._lines, self._line_bytes, self._flushed_at = [], 0, time.perf_counter()
 
 
-_tracer: Tracer | None = None
+_tracers: dict[str, Tracer] = {}
+
+running: Callable[[], Tracer | None] = partial(_tracers.get, "the process's")
+"""Gives the process's tracer, if it has one. No Python function: each request asks three times."""
 
 
-def running() -> Tracer | None:
-    """Return the process's tracer, if it has one."""
-    return _tracer
+def _set(tracer: Tracer) -> None:
+    _tracers["the process's"] = tracer
 
 
 @contextmanager
@@ -163,17 +166,17 @@ def trace(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterat
         ConfigError: Something is traced already.
         OSError: The file can't be written.
     """
-    global _tracer
-    if _tracer is not None:
-        raise ConfigError(f"asyncfetch is traced to {_tracer.path} already: leave that trace first")
+    if (tracer := running()) is not None:
+        raise ConfigError(f"asyncfetch is traced to {tracer.path} already: leave that trace first")
     path = os.path.abspath(path)
     before = os.environ.get(VARIABLE)
     _begin(path)
-    _tracer, os.environ[VARIABLE] = Tracer(path, max_bytes), path  # for processes that are spawned
+    _set(Tracer(path, max_bytes))
+    os.environ[VARIABLE] = path  # for processes that are spawned
     try:
         yield
     finally:
-        tracer, _tracer = _tracer, None
+        tracer = _tracers.pop("the process's")
         tracer.close()
         if before is None:
             del os.environ[VARIABLE]
@@ -187,23 +190,21 @@ def _begin(path: str) -> None:
 
 
 def _go_on_in_child() -> None:
-    global _tracer
-    if _tracer is not None:
-        _tracer = Tracer(_tracer.path, _tracer._max_bytes)
-        util.Finalize(None, _tracer.close, exitpriority=0)
+    if (parents := running()) is not None:
+        _set(tracer := Tracer(parents.path, parents._max_bytes))
+        util.Finalize(None, tracer.close, exitpriority=0)
 
 
 os.register_at_fork(after_in_child=_go_on_in_child)
 
 
 def _begin_by_environment() -> None:
-    global _tracer
     path = os.environ.get(VARIABLE)
     if path:
         if parent_process() is None and int(os.environ.get("RANK", "0")) == 0:
             _begin(path)
-        _tracer = Tracer(path)
-        util.Finalize(None, _tracer.close, exitpriority=0)
+        _set(tracer := Tracer(path))
+        util.Finalize(None, tracer.close, exitpriority=0)
 
 
 _begin_by_environment()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,15 +22,15 @@ from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
 
     from numpy.typing import NDArray
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import LeRobotDataset
 
-__all__ = ["Pool", "pool_that_fits"]
+__all__ = ["Fitted", "Pool", "pool_that_fits"]
 
 _log = logging.getLogger("asyncfetch")
 
@@ -48,16 +48,8 @@ class Pool:
         self.lanes, self.episodes = config.lanes, config.pool_episodes
         self._asked_for = config.lanes, config.pool_episodes
 
-    @asynccontextmanager
-    async def opened(
-        self, opener: Callable[[], AbstractAsyncContextManager[LeRobotDataset]], episodes: tuple[int, ...] | None
-    ) -> AsyncIterator[LeRobotDataset]:
-        """The dataset, with the pool that fits its episodes, or those of them that are chosen."""
-        async with opener() as dataset:
-            await self._fit(dataset, dataset.episodes.indices if episodes is None else episodes)
-            yield dataset
-
-    async def _fit(self, dataset: LeRobotDataset, chosen: Sequence[int]) -> None:
+    async def fit(self, dataset: LeRobotDataset, chosen: Sequence[int]) -> None:
+        """Make it as large as the chosen episodes let it be, with one warning where that is less than asked."""
         lanes, pool = self._asked_for
         places = dataset.episodes.positions(chosen)  # EpisodeNotFound
         episodes = np.array(chosen, np.int64)
@@ -88,6 +80,33 @@ class Pool:
                 fits,
                 rank_config(dataset.config).max_bytes * _needed_bytes(sizes, pool) // max_bytes + 8,
             )
+
+
+class Fitted(AbstractAsyncContextManager["LeRobotDataset"]):
+    """A dataset to be opened, with the pool that fits its episodes, or those of them that are chosen."""
+
+    # No generator: one that is left open at the interpreter's exit is closed by another task, and complains.
+
+    def __init__(
+        self,
+        pool: Pool,
+        opener: Callable[[], AbstractAsyncContextManager[LeRobotDataset]],
+        episodes: tuple[int, ...] | None,
+    ) -> None:
+        self._pool, self._opener, self._episodes = pool, opener, episodes
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> LeRobotDataset:
+        async with AsyncExitStack() as stack:
+            dataset = await stack.enter_async_context(self._opener())
+            await self._pool.fit(dataset, dataset.episodes.indices if self._episodes is None else self._episodes)
+            self._stack = stack.pop_all()
+        return dataset
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, at)
 
 
 def pool_that_fits(sizes: NDArray[np.float64], pool: int, max_bytes: int) -> int:

@@ -19,7 +19,7 @@ from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.order import Order
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.plan import PassPlan
-from asyncfetch.stream.pool import Pool
+from asyncfetch.stream.pool import Fitted, Pool
 from asyncfetch.stream.readable import Origin
 from asyncfetch.stream.source import SampleSource
 from asyncfetch.stream.state import Progress
@@ -223,7 +223,7 @@ class Stream(SampleSource[LeRobotDataset]):
                 depth_unit=self.depth_unit,
                 config=self.config,
             )
-        return partial(self._pool.opened, opener, self.episodes) if self.shuffle else opener
+        return partial(Fitted, self._pool, opener, self.episodes) if self.shuffle else opener
 
     def __getstate__(self) -> dict[str, Any]:
         if self.is_open:

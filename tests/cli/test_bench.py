@@ -27,7 +27,7 @@ def test_how_fast_a_dataset_streams_and_why(tmp_path: Path, workers: int) -> Non
     truth = write_dataset(tmp_path / "one", episodes=(14, 15, 16), codec="h264", width=96, height=64)
     picture = tmp_path / "out.png"
     with RangeServer(truth.root) as server:
-        options = ["--ca-file", str(server.ca_file), "--seconds", "1", "--num-workers", str(workers)]
+        options = ["--ca-file", str(server.ca_file), "--seconds", "30", "--num-workers", str(workers)]
         done = CliRunner().invoke(app, ["bench", server.url, *options, "--plot", str(picture), "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)

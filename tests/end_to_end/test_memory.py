@@ -102,9 +102,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RangeServer]:
 def test_memory_and_files_stay_flat_within_the_bounds(server: RangeServer, workers: int) -> None:
     report = run(server, workers)
     assert report["complete"]
-    for used_bytes, max_bytes, evictions, _ in report["ends"]:
+    for used_bytes, max_bytes, _, _ in report["ends"]:
         assert used_bytes <= max_bytes
-        assert evictions > 0  # the dataset doesn't fit
+    assert sum(evictions for _, _, evictions, _ in report["ends"]) > 0  # the dataset doesn't fit; one reads for all
     bound = MAX_BYTES + DECODED_MAX_BYTES + ALLOWANCE_BYTES
     growth = sum(max(resident for resident, *_ in series) - series[0][0] for series in report["series"])
     assert growth <= bound, f"{growth / MIB:.0f} MiB"

@@ -201,7 +201,7 @@ def raise_at(place: int, error: BaseException) -> Callable[[dict[str, Any]], dic
 
 
 def test_what_a_transform_returns_is_delivered_whatever_it_is(truth: DatasetTruth) -> None:
-    results: list[Any] = [None, 0, "text"]
+    results: list[Any] = [False, 0, "text"]
     stream = stream_of(truth, transform=lambda sample: results[index(sample) % 3])
     assert list(stream) == [results[number % 3] for number in range(truth.num_frames)]
     stream.close()
