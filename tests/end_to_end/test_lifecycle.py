@@ -208,7 +208,8 @@ INTERRUPTED = [
     Interrupted("items flow", f"for number, _ in enumerate(forever(make())): {FIRST}"),
     # For ever: the first items come with a whole job's, once with the last of the epoch, which then ended by itself.
     Interrupted(
-        "items are awaited", f"for number, _ in enumerate(forever(make(transform=lambda s: time.sleep(0.1)))): {FIRST}"
+        "items are awaited",
+        f"for number, _ in enumerate(forever(make(transform=lambda s: time.sleep(0.1) or s))): {FIRST}",
     ),
     Interrupted(
         "the dataset opens",
