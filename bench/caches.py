@@ -27,8 +27,8 @@ from rich.table import Table
 
 import asyncfetch as af
 from asyncfetch.cache.disk import DiskStore, DiskTier
-from asyncfetch.cache.disk.account import Account
-from asyncfetch.cache.disk.layout import Version
+from asyncfetch.cache.disk.layout import VersionFile
+from asyncfetch.cache.disk.shared_counter import SharedCounter
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.testing import RangeServer
 from bench import cache_pool, read_back, tiny_objects
@@ -44,7 +44,7 @@ WRITERS, WRITES = 4, 100
 EVICTED_FILES = 5_000
 STAGED_FILES = 400
 STAGING_GOALS = {"reads a file": "1"}
-VERSION = Version.of(ObjectInfo("https://data.example.org/a", 128 * MIB, '"tag"'))
+VERSION = VersionFile.of(ObjectInfo("https://data.example.org/a", 128 * MIB, '"tag"'))
 
 
 # Hits in memory.
@@ -122,10 +122,10 @@ def _write_side_by_side(store: DiskStore) -> None:
 @contextmanager
 def _timed(held: list[float]) -> Iterator[None]:
     """Note in ``held`` the seconds between getting the account's lock and giving it back."""
-    locked = Account._locked
+    locked = SharedCounter._locked
 
     @contextmanager
-    def timed(account: Account) -> Iterator[None]:
+    def timed(account: SharedCounter) -> Iterator[None]:
         with locked(account):
             begun = time.perf_counter()
             try:
@@ -133,7 +133,7 @@ def _timed(held: list[float]) -> Iterator[None]:
             finally:
                 held.append(time.perf_counter() - begun)
 
-    with mock.patch.object(Account, "_locked", timed):
+    with mock.patch.object(SharedCounter, "_locked", timed):
         yield
 
 

@@ -37,13 +37,13 @@ from rich.table import Table
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.merge import merge_datasets
-from asyncfetch.merge.here import InProcess, OnThisMachine
+from asyncfetch.merge.local_executor import InProcess, OnThisMachine
 from asyncfetch.testing import RangeServer, write_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncfetch.merge.kernel import Executor
+    from asyncfetch.merge.scheduler import Executor
 
 MIB = 1024**2
 RATE_BYTES = 4 * MIB

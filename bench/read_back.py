@@ -33,7 +33,7 @@ import numpy as np
 import asyncfetch as af
 from asyncfetch.cache.disk import DiskReader, DiskStore, DiskTier
 from asyncfetch.cache.disk import layout as disk_layout
-from asyncfetch.cache.disk.layout import Version
+from asyncfetch.cache.disk.layout import VersionFile
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.memory_pool import MemoryPool, allocate
 from asyncfetch.testing import RangeServer
@@ -53,7 +53,7 @@ KEPT = 16
 """Results that a program holds at a time, so that the next one goes into memory of its own: about what a ByteCache, or
 a pool of samples, has in it between the reading of a clip and its end."""
 BLOCKS = {"256 KiB": 256 * KIB, "1 MiB": MIB, "4 MiB": 4 * MIB}
-VERSION = Version.of(ObjectInfo("https://data.example.org/a", OBJECT_BYTES, '"tag"'))
+VERSION = VersionFile.of(ObjectInfo("https://data.example.org/a", OBJECT_BYTES, '"tag"'))
 
 
 def clip_ranges() -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 from asyncfetch.cache.disk import DiskStore, DiskTier
-from asyncfetch.cache.disk.layout import Version
+from asyncfetch.cache.disk.layout import VersionFile
 from asyncfetch.cache.staging import CachePool
 from asyncfetch.ranges import ObjectInfo
 from bench.cache_pool import SlowStore
@@ -78,8 +78,8 @@ def _measure_pool(directory: Path) -> list[Row]:
     return [Row.of(f"{what} asking for one", "us", asked), Row.of(f"{what} picking one up", "us", taken)]
 
 
-def _version(number: int) -> Version:
-    return Version.of(ObjectInfo(f"https://data.example.org/{number}", OBJECT_BYTES, '"tag"'))
+def _version(number: int) -> VersionFile:
+    return VersionFile.of(ObjectInfo(f"https://data.example.org/{number}", OBJECT_BYTES, '"tag"'))
 
 
 def _us_each(work: Callable[[T], object], items: Sequence[T]) -> float:

@@ -6,7 +6,7 @@
 
 *Fetched*: pairs of a rank and an episode that it reads something of, over the episodes there are. *Least*: what
 can't be gone below where a step is short against an episode, since each rank takes as many samples of each step, and
-each of the pool's seats gives as many: such ranks and seats make (seats + ranks - their greatest common divisor) pairs.
+each of the pool's slots gives as many: such ranks and slots make (slots + ranks - their greatest common divisor) pairs.
 It minds no ends of an epoch. *Distinct*: episodes in a rank's batch, and in the batches of all ranks together, on
 average; beside those of ranks that take samples in turns, whose steps are the same.
 
@@ -33,9 +33,9 @@ from rich.console import Console
 from rich.table import Table
 
 import asyncfetch as af
-from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.order import Order
 from asyncfetch.stream.placement import Placement
+from asyncfetch.stream.remaining import Remaining
 from asyncfetch.stream.traffic import readers
 from asyncfetch.testing import RangeServer, write_dataset
 
@@ -132,15 +132,16 @@ def count(kind: str, episodes: int, ranks: int, batch: int | None = 32) -> Count
 
 
 def mix(episodes: int, ranks: int) -> Mixed:
-    """Of batches of 32, by seat and in turns."""
+    """Of batches of 32, by slot and in turns."""
     order = order_of("130-170", episodes)
-    slots = order.slots(order.seating(), ranks)
-    all_episodes = slots.episodes(np.arange(len(order)))
+    affinities = order.affinities(order.assignment(), ranks)
+    all_episodes = affinities.episodes(np.arange(len(order)))
     found = []
     for step_samples in (32, 0):
         placements = [Placement(rank, ranks, step_samples=step_samples) for rank in range(ranks)]
         taken = [
-            all_episodes[list(Rest().positions(len(order), one, "drop", order))] for one in placements[: min(ranks, 8)]
+            all_episodes[list(Remaining().positions(len(order), one, "drop", order))]
+            for one in placements[: min(ranks, 8)]
         ]
         starts = range(0, len(taken[0]) - 31, 32)
         batch = np.mean([len(set(part[start : start + 32].tolist())) for part in taken for start in starts])
@@ -152,7 +153,7 @@ def mix(episodes: int, ranks: int) -> Mixed:
 
 
 def measure_served(
-    directory: Path, layouts: Sequence[tuple[int, int, int | None]], *, episodes: int, length: int, seats: int
+    directory: Path, layouts: Sequence[tuple[int, int, int | None]], *, episodes: int, length: int, slots: int
 ) -> list[Served]:
     """Ranks and their workers, with batches of their own or not, read an epoch from a server that counts its bytes."""
     root = directory / "data"
@@ -160,22 +161,22 @@ def measure_served(
     write_dataset(root, episodes=episodes, length=length, episodes_per_video_file=20, distinct_videos=4, **options)
     served = []
     with RangeServer(root, tls=False, max_log=1_000_000) as server:
-        alone = _bytes_of(server, 1, 0, 8, seats)
+        alone = _bytes_of(server, 1, 0, 8, slots)
         for world_size, workers, batch in layouts:
-            found = _bytes_of(server, world_size, workers, batch, seats)
+            found = _bytes_of(server, world_size, workers, batch, slots)
             clips, everything = (some / one for some, one in zip(found, alone, strict=True))
             lengths = np.full(episodes, length)
-            order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=seats, pool_episodes=seats, group_frames=2)
+            order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=slots, pool_episodes=slots, group_frames=2)
             counted = len(readers(order, layout_of(world_size, batch)).episodes) / episodes
             served.append(Served(world_size, workers, batch, clips, everything, counted))
     return served
 
 
-def _bytes_of(server: RangeServer, world_size: int, workers: int, batch: int | None, seats: int) -> tuple[int, int]:
+def _bytes_of(server: RangeServer, world_size: int, workers: int, batch: int | None, slots: int) -> tuple[int, int]:
     server.reset()
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "bench.traffic", "--read", server.url, json.dumps([workers, batch, seats])],
+            [sys.executable, "-m", "bench.traffic", "--read", server.url, json.dumps([workers, batch, slots])],
             env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world_size)},
             stdout=subprocess.PIPE,
         )
@@ -188,14 +189,14 @@ def _bytes_of(server: RangeServer, world_size: int, workers: int, batch: int | N
     return sum(clips), server.statistics().bytes_sent
 
 
-def _read(url: str, workers: int, batch: int | None, seats: int) -> int:
+def _read(url: str, workers: int, batch: int | None, slots: int) -> int:
     from torch.utils.data import DataLoader
 
     import asyncfetch.torch
 
     # Second requests say how busy the machine is.
     fetch = af.FetchConfig(hedge=None)
-    config = af.StreamConfig(lanes=seats, pool_episodes=seats, decode_threads=8, prefetch_episodes=2, fetch=fetch)
+    config = af.StreamConfig(lanes=slots, pool_episodes=slots, decode_threads=8, prefetch_episodes=2, fetch=fetch)
     stream = af.Stream(url, config=config)
     if not workers:
         placement = stream.placement().in_batches(batch, drop_last=False)
@@ -267,7 +268,7 @@ def main() -> None:
     served: list[Served] = []
     if arguments.serve:
         with tempfile.TemporaryDirectory() as directory:
-            served = measure_served(Path(directory), LAYOUTS, episodes=160, length=30, seats=16)
+            served = measure_served(Path(directory), LAYOUTS, episodes=160, length=30, slots=16)
     else:
         ranks = MANY_RANKS if arguments.every else RANKS
         for kind in ("130-170", "equal", "lognormal"):

@@ -25,10 +25,10 @@ import anyio
 from asyncfetch.cache.disk.reader import DiskReader
 from asyncfetch.cache.lease import CacheKey, CacheStatistics, Lease
 from asyncfetch.cache.names import object_name
-from asyncfetch.cache.range_stream import RangeStream
+from asyncfetch.cache.range_stream import CachedRangeStream
 from asyncfetch.errors import CacheError, ClosedError, ObjectChanged
 from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
-from asyncfetch.fetch.gate import Caller, calling, current_caller
+from asyncfetch.fetch.limiter import Caller, calling, current_caller
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.reader import VersionedReader
 from asyncfetch.ranges import ByteRange, whole_number
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from asyncfetch.cache.disk.layout import DiskTier
     from asyncfetch.fetch.reader import RangeReader, WritableBuffer
     from asyncfetch.ranges import ObjectInfo
-    from asyncfetch.runtime.leased_lru import EntryLease, Reservation
+    from asyncfetch.runtime.leased_lru import EntryLease, RoomReservation
 
-__all__ = ["ByteCache", "HeldVersions", "SharedCalls", "SpaceQueue", "require_room"]
+__all__ = ["ByteCache", "HeldVersions", "ReservationQueue", "SharedCalls", "require_room"]
 
 
 class _Held:
@@ -94,7 +94,7 @@ T = TypeVar("T")
 class SharedCalls:
     """Concurrent calls of one key share one execution, as SingleFlight says, which ends with the task group.
 
-    It waits at gates in the line of the first who called, and is urgent as soon as one of them is.
+    It waits at limiters in the line of the first who called, and is urgent as soon as one of them is.
     """
 
     def __init__(self, task_group: TaskGroup) -> None:
@@ -112,7 +112,7 @@ class SharedCalls:
         if carrier is None:
             carrier = self._carriers[key] = Caller(urgent=asking.urgent, behind=asking)
         elif asking.urgent:
-            carrier.promote()
+            carrier.raise_priority()
         asking.carried_by(carrier)
         with calling(carrier):
             result: T = await self._flights.run(key, work)
@@ -123,14 +123,14 @@ K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
 
 
-class _Waiter(Generic[K, V]):
+class _ReservationWaiter(Generic[K, V]):
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.served = anyio.Event()
-        self.reservation: Reservation[K, V] | None = None
+        self.reservation: RoomReservation[K, V] | None = None
 
 
-class SpaceQueue(Generic[K, V]):
+class ReservationQueue(Generic[K, V]):
     """Reservations in a LeasedLRU, first come, first served.
 
     A small request behind a large one waits for it: otherwise a stream of small ones would starve the large one.
@@ -141,7 +141,9 @@ class SpaceQueue(Generic[K, V]):
 
     def __init__(self, lru: LeasedLRU[K, V]) -> None:
         self._lru = lru
-        self._waiters: dict[_Waiter[K, V], None] = {}  # ordered, and one that leaves in the middle costs O(1)
+        self._waiters: dict[
+            _ReservationWaiter[K, V], None
+        ] = {}  # ordered, and one that leaves in the middle costs O(1)
         self._granting = False
         self.waited = 0
         """Requests that had to wait, so far."""
@@ -150,13 +152,13 @@ class SpaceQueue(Generic[K, V]):
         """Requests that are waiting."""
         return len(self._waiters)
 
-    async def reserve(self, size_bytes: int) -> Reservation[K, V]:
+    async def reserve(self, size_bytes: int) -> RoomReservation[K, V]:
         """Room for ``size_bytes``, after those who asked before. Cancelled, it gives its place and its room away."""
         reservation = self.reserve_nowait(size_bytes)
         if reservation is not None:
             return reservation
         self.waited += 1
-        waiter: _Waiter[K, V] = _Waiter(size_bytes)
+        waiter: _ReservationWaiter[K, V] = _ReservationWaiter(size_bytes)
         self._waiters[waiter] = None
         try:
             await waiter.served.wait()
@@ -169,7 +171,7 @@ class SpaceQueue(Generic[K, V]):
         assert waiter.reservation is not None
         return waiter.reservation
 
-    def reserve_nowait(self, size_bytes: int) -> Reservation[K, V] | None:
+    def reserve_nowait(self, size_bytes: int) -> RoomReservation[K, V] | None:
         """Room for ``size_bytes`` if it is there and nobody waits for some, or None."""
         return None if self._waiters else self._lru.reserve(size_bytes)
 
@@ -205,7 +207,7 @@ def require_room(ranges: Iterable[ByteRange], max_bytes: int) -> None:
 Arguments = TypeVarTuple("Arguments")
 
 
-class _Claim:
+class _RangeClaim:
     """Somebody who waits for a flight, and the lease that the landing gives them."""
 
     __slots__ = ("lease",)
@@ -214,7 +216,7 @@ class _Claim:
         self.lease: Lease | None = None
 
 
-class _Load:
+class _RangeLoad:
     """One fetch under way, and whether its bytes may be kept."""
 
     __slots__ = ("buffer", "current", "info", "name", "reservation")
@@ -224,7 +226,7 @@ class _Load:
         self.current = True
         self.buffer = memoryview(b"")
         """Headroom, then the bytes."""
-        self.reservation: Reservation[CacheKey, memoryview] | None = None
+        self.reservation: RoomReservation[CacheKey, memoryview] | None = None
         """The room set aside for them; None where they can't be kept."""
         self.info: ObjectInfo | None = None
         """The version that they are of; None where nobody tells it."""
@@ -271,9 +273,9 @@ class ByteCache(AsyncOnly):
         self._max_bytes = max_bytes
         self._allocate = allocate
         self._lru: LeasedLRU[CacheKey, memoryview] = LeasedLRU(max_bytes, on_evict=self._tell_evicted)
-        self._space = SpaceQueue(self._lru)
-        self._claims: dict[CacheKey, set[_Claim]] = {}
-        self._loads: set[_Load] = set()
+        self._space = ReservationQueue(self._lru)
+        self._claims: dict[CacheKey, set[_RangeClaim]] = {}
+        self._loads: set[_RangeLoad] = set()
         self._evict_callbacks: list[Callable[[CacheKey], object]] = []
         self._joins = self._misses = self._bypasses = 0
         self._guard: LoopGuard | None = None
@@ -348,7 +350,7 @@ class ByteCache(AsyncOnly):
     ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
         """(index in ``ranges``, whole range) pairs as they arrive. Leaving the context cancels what is under way."""
         self._check()
-        return RangeStream(ranges, self._fetch_range)
+        return CachedRangeStream(ranges, self._fetch_range)
 
     def lease(self, url: str, start: int, stop: int, *, headroom_bytes: int = 0) -> AbstractAsyncContextManager[Lease]:
         """Bytes [start, stop) of the object with writable room in front of them, kept from eviction in the context."""
@@ -440,7 +442,7 @@ class ByteCache(AsyncOnly):
             self._joins += 1
         else:
             self._misses += 1
-        claim = _Claim()
+        claim = _RangeClaim()
         self._claims.setdefault(key, set()).add(claim)
         try:
             await self._flights.run(key, partial(self._load, wanted, key))
@@ -450,7 +452,7 @@ class ByteCache(AsyncOnly):
         assert claim.lease is not None
         return claim.lease
 
-    def _withdraw(self, key: CacheKey, claim: _Claim) -> None:
+    def _withdraw(self, key: CacheKey, claim: _RangeClaim) -> None:
         if claim.lease is not None:
             claim.lease.release()
             return
@@ -461,7 +463,7 @@ class ByteCache(AsyncOnly):
 
     async def _load(self, wanted: ByteRange, key: CacheKey) -> None:
         """Read the bytes, keep them if they may and can be kept, and hand them to all who claim them."""
-        load = _Load(key.range.url)
+        load = _RangeLoad(key.range.url)
         self._loads.add(load)
         try:
             with self._watching(wanted.url):
@@ -473,7 +475,7 @@ class ByteCache(AsyncOnly):
             load.reservation = None
         self._land(key, load)
 
-    async def _read(self, load: _Load, wanted: ByteRange, key: CacheKey) -> None:
+    async def _read(self, load: _RangeLoad, wanted: ByteRange, key: CacheKey) -> None:
         """The bytes behind their headroom, and room set aside for them where they can be kept."""
         size_bytes = key.size_bytes
         if wanted.stop is None or size_bytes is None:
@@ -502,7 +504,7 @@ class ByteCache(AsyncOnly):
     def _known(self, url: str) -> ObjectInfo | None:
         return None if self._versioned is None else self._versioned.known(url)
 
-    def _may_keep(self, load: _Load, url: str) -> bool:
+    def _may_keep(self, load: _RangeLoad, url: str) -> bool:
         """Return whether nobody has seen another version since. What is held of an older one than this goes."""
         if not load.current:
             return False
@@ -514,7 +516,7 @@ class ByteCache(AsyncOnly):
         self._forget(load.name)
         return True
 
-    def _land(self, key: CacheKey, load: _Load) -> None:
+    def _land(self, key: CacheKey, load: _RangeLoad) -> None:
         claims = self._claims.pop(key, set())
         if load.reservation is None:
             self._bypasses += 1

@@ -8,7 +8,7 @@ import anyio
 
 from asyncfetch.errors import ClosedError
 from asyncfetch.fetch.arguments import byte_ranges
-from asyncfetch.fetch.gate import one_caller
+from asyncfetch.fetch.limiter import one_caller
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.cancellation import end_tasks
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from anyio.streams.memory import MemoryObjectSendStream
 
-__all__ = ["RangeStream"]
+__all__ = ["CachedRangeStream"]
 
 MAX_CONCURRENT: Final = 256
 """Ranges of one call under way at a time: four hosts at their default limit of 64 requests. It bounds tasks, and the
 bytes that wait for a slow consumer."""
 
 
-class RangeStream:
+class CachedRangeStream:
     """(index, view) pairs as they arrive, each range read once however often it is listed.
 
     Entered once, and left by the same task; leaving cancels what is under way and awaits it. The first error is raised

@@ -29,12 +29,12 @@ import anyio
 
 from asyncfetch.cache.lease import CacheKey, Lease
 from asyncfetch.cache.memory import ByteCache
-from asyncfetch.cache.range_stream import RangeStream
-from asyncfetch.cache.regions import MappedRegions, Place, Regions
+from asyncfetch.cache.range_stream import CachedRangeStream
+from asyncfetch.cache.regions import MappedRegions, RegionPlace, Regions
 from asyncfetch.config.secrets import among_own_processes
 from asyncfetch.errors import ClosedError, ObjectChanged, WorkerError
 from asyncfetch.fetch.arguments import byte_ranges, closed_range
-from asyncfetch.fetch.gate import Caller, calling, current_caller
+from asyncfetch.fetch.limiter import Caller, calling, current_caller
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.reader import VersionedReader
 from asyncfetch.ranges import ByteRange, ObjectInfo
@@ -61,12 +61,12 @@ class _Lent(NamedTuple):
     """The server's answer to who asks for a clip."""
 
     name: int
-    place: Place | None
+    place: RegionPlace | None
     """None where its bytes come with it: there are none."""
     info: ObjectInfo | None
 
 
-class _Answer(NamedTuple):
+class _PieceAnswer(NamedTuple):
     """The server's answer to any other question."""
 
     value: Any
@@ -80,7 +80,7 @@ class _LostError(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class _Worker:
+class _WorkerPeer:
     """A worker as the server sees it."""
 
     writer: asyncio.StreamWriter
@@ -111,7 +111,7 @@ class _Server:
         self._versioned = reader if isinstance(reader, VersionedReader) else None
         self.clips = clips
         self._regions = regions
-        self._small: SharedLRU[tuple[Any, ...], _Answer] = SharedLRU(small_bytes)
+        self._small: SharedLRU[tuple[Any, ...], _PieceAnswer] = SharedLRU(small_bytes)
         self._share_bytes = clips.max_bytes // workers
         self._changed = anyio.Event()
         """There may be room for who waits for some."""
@@ -129,7 +129,7 @@ class _Server:
             connection.close()
             return
         reader, writer = await asyncio.open_unix_connection(sock=connection)
-        worker = _Worker(writer, Caller(urgent=False))
+        worker = _WorkerPeer(writer, Caller(urgent=False))
         try:
             async with anyio.create_task_group() as group:
                 while (message := await _read(reader)) is not None:
@@ -139,8 +139,8 @@ class _Server:
                             behind = None if is_urgent else worker.ahead
                             worker.callers[number] = Caller(urgent=is_urgent, behind=behind)
                             group.start_soon(self._answer, worker, number, verb, arguments)
-                        case "hurry", number if number in worker.callers:
-                            worker.callers[number].promote()
+                        case "raise_priority", number if number in worker.callers:
+                            worker.callers[number].raise_priority()
                             self._wake()
                         case "cancel", number if number in worker.scopes:
                             worker.scopes[number].cancel()
@@ -151,7 +151,7 @@ class _Server:
             writer.close()
             self._left += worker.lent.values()
 
-    async def _answer(self, worker: _Worker, number: int, verb: str, arguments: tuple[Any, ...]) -> None:
+    async def _answer(self, worker: _WorkerPeer, number: int, verb: str, arguments: tuple[Any, ...]) -> None:
         try:
             with worker.scopes[number], calling(worker.callers[number]):
                 if verb == "lease":
@@ -166,7 +166,7 @@ class _Server:
         finally:
             del worker.scopes[number], worker.callers[number]
 
-    async def _lend(self, worker: _Worker, caller: Caller, wanted: ByteRange, headroom_bytes: int) -> _Lent | None:
+    async def _lend(self, worker: _WorkerPeer, caller: Caller, wanted: ByteRange, headroom_bytes: int) -> _Lent | None:
         key = CacheKey.of(wanted, headroom_bytes)
         while not self._has_room(worker, key, is_urgent=caller.urgent):
             if caller.urgent:
@@ -184,7 +184,7 @@ class _Server:
         worker.lent[name] = key, lease
         return _Lent(name, self._regions.place_of(lease.buffer), self._known(wanted.url))
 
-    def _has_room(self, worker: _Worker, key: CacheKey, *, is_urgent: bool) -> bool:
+    def _has_room(self, worker: _WorkerPeer, key: CacheKey, *, is_urgent: bool) -> bool:
         size_bytes = key.size_bytes or 0
         if key in self._users:
             return True
@@ -193,14 +193,14 @@ class _Server:
         charged = sum((charged.size_bytes or 0) / self._users[charged] for charged in worker.charged)
         return is_urgent or charged + size_bytes <= self._share_bytes
 
-    def _count(self, worker: _Worker, key: CacheKey) -> None:
+    def _count(self, worker: _WorkerPeer, key: CacheKey) -> None:
         worker.charged.append(key)
         if key not in self._users:
             self._lent_bytes += key.size_bytes or 0
         self._users[key] = self._users.get(key, 0) + 1
         self._wake()
 
-    def _uncount(self, worker: _Worker, key: CacheKey) -> None:
+    def _uncount(self, worker: _WorkerPeer, key: CacheKey) -> None:
         worker.charged.remove(key)
         self._users[key] -= 1
         if not self._users[key]:
@@ -212,24 +212,24 @@ class _Server:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
-    def _take_back(self, worker: _Worker, names: list[int]) -> None:
+    def _take_back(self, worker: _WorkerPeer, names: list[int]) -> None:
         for name in names:
             key, lease = worker.lent.pop(name)
             lease.release()
             self._uncount(worker, key)
         self._regions.sweep()
 
-    async def _read(self, verb: str, arguments: tuple[Any, ...]) -> _Answer:
+    async def _read(self, verb: str, arguments: tuple[Any, ...]) -> _PieceAnswer:
         url = arguments[0] if isinstance(arguments[0], str) else arguments[0][0].url
 
-        async def ask() -> _Answer:
+        async def ask() -> _PieceAnswer:
             try:
                 found = await getattr(self._reader, verb)(*arguments)
             except ObjectChanged:
                 self._forget(url)
                 raise
             value = _without_views(found)
-            return _Answer(value, self._known(url), len(pickle.dumps(value)))
+            return _PieceAnswer(value, self._known(url), len(pickle.dumps(value)))
 
         return await self._small.get((verb, *arguments), ask)
 
@@ -256,7 +256,7 @@ def _with_views(value: Any) -> Any:  # noqa: ANN401
     return value
 
 
-class _HurryingCaller(Caller):
+class _RemoteCaller(Caller):
     """A question's caller, which tells the server where somebody waits for the answer now."""
 
     __slots__ = ("_tell",)
@@ -265,9 +265,9 @@ class _HurryingCaller(Caller):
         super().__init__(urgent=asking.urgent)
         self._tell = tell
 
-    def promote(self) -> None:
+    def raise_priority(self) -> None:
         if not self.urgent:
-            super().promote()
+            super().raise_priority()
             self._tell()
 
 
@@ -307,7 +307,7 @@ class _Line:
         number = next(self._numbers)
         future = self._asked[number] = asyncio.get_running_loop().create_future()
         asking = current_caller()
-        caller = _HurryingCaller(asking, partial(self._tell, "hurry", number))
+        caller = _RemoteCaller(asking, partial(self._tell, "raise_priority", number))
         asking.carried_by(caller)
         self._tell("ask", number, caller.urgent, verb, arguments)
         try:
@@ -468,7 +468,7 @@ class RankReader:
         while True:
             line = await self._connected()
             try:
-                answer: _Answer = await line.ask(verb, arguments)
+                answer: _PieceAnswer = await line.ask(verb, arguments)
                 break
             except _LostError:
                 continue
@@ -537,7 +537,7 @@ class RankReader:
         self, ranges: Iterable[ByteRange]
     ) -> AbstractAsyncContextManager[AsyncIterator[tuple[int, memoryview]]]:
         """See RangeReader."""
-        return RangeStream(ranges, lambda one: self.fetch(one.url, one.start, one.stop))
+        return CachedRangeStream(ranges, lambda one: self.fetch(one.url, one.start, one.stop))
 
 
 def _stop(wanted: ByteRange) -> int:

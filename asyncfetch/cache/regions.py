@@ -20,13 +20,13 @@ from asyncfetch.errors import CacheError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MappedRegions", "Place", "Regions"]
+__all__ = ["MappedRegions", "RegionPlace", "Regions"]
 
 REGION_BYTES = 256 * 1024 * 1024
 """Addresses of a region: its pages are there from their first touch on."""
 
 
-class Place(NamedTuple):
+class RegionPlace(NamedTuple):
     """A piece's place, for another process."""
 
     region: int
@@ -53,7 +53,7 @@ class _Region:
         return cls(number, descriptor, mapped, np.frombuffer(mapped, np.uint8))
 
 
-class _Piece:
+class _RegionPiece:
     """The owner of a piece, which every view refers to in the end."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_region")
@@ -63,7 +63,7 @@ class _Piece:
         self.__array_interface__ = region.memory[start:stop].__array_interface__
 
 
-class _Gone(weakref.ref[_Piece]):
+class _Gone(weakref.ref[_RegionPiece]):
     """Says which piece's last view is gone."""
 
     __slots__ = ("name",)
@@ -72,7 +72,7 @@ class _Gone(weakref.ref[_Piece]):
 
 def _lend(region: _Region, start: int, stop: int, name: int, gone: deque[_Gone]) -> tuple[memoryview, _Gone]:
     """A piece, of which ``gone`` is told when its last view is gone. That may be anywhere, in any thread."""
-    piece = _Piece(region, start, stop)
+    piece = _RegionPiece(region, start, stop)
     reference = _Gone(piece, gone.append)
     reference.name = name
     return np.asarray(piece).data, reference
@@ -117,13 +117,13 @@ class Regions:
             self._close_unless_used(before)
         return region
 
-    def place_of(self, view: memoryview) -> Place | None:
+    def place_of(self, view: memoryview) -> RegionPlace | None:
         """Return where a view of a whole piece is; None where it isn't in here."""
         found = self._lent.get(np.frombuffer(view, np.uint8).ctypes.data) if view else None
         if found is None:
             return None
         _, region, start, _ = found
-        return Place(region.number, region.descriptor, region.memory.nbytes, start, start + view.nbytes)
+        return RegionPlace(region.number, region.descriptor, region.memory.nbytes, start, start + view.nbytes)
 
     def sweep(self) -> None:
         """Give to the system what nobody here has a view of any more: who else has one must be known to the caller."""
@@ -159,7 +159,7 @@ class MappedRegions:
         self._lent: dict[int, _Gone] = {}
         self._gone: deque[_Gone] = deque()
 
-    def view(self, place: Place, name: int) -> memoryview:
+    def view(self, place: RegionPlace, name: int) -> memoryview:
         """The bytes there, writable; OSError where the other process has ended. ``gone`` says when none is left."""
         region = self._regions.get(place.region)
         if region is None:

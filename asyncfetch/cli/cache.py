@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncfetch.cache.disk import DIRECTORY_VARIABLE, Folder, default_directory, verify
-from asyncfetch.cli.terminal import Tenths, format_bytes, parse_bytes
+from asyncfetch.cli.terminal import LineProgress, format_bytes, parse_bytes
 from asyncfetch.config.checks import absolute_directory
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _progress(*, hidden: bool) -> Iterator[Callable[[str, float], None]]:
     """Show on stderr what is being done and the share of it, as long as it lasts: a million files take minutes."""
     console = Console(stderr=True)
     if hidden or not console.is_interactive:
-        yield (lambda _doing, _share: None) if hidden else Tenths().say
+        yield (lambda _doing, _share: None) if hidden else LineProgress().say
         return
     with Progress(console=console, transient=True, refresh_per_second=2) as progress:
         task = progress.add_task("waiting for others at it", total=1)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncfetch.cli.files import CaFile, fetch_config
-from asyncfetch.cli.terminal import Tenths, format_bytes
+from asyncfetch.cli.terminal import LineProgress, format_bytes
 from asyncfetch.config import StreamConfig
 from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.runtime.concurrently import gather
@@ -154,7 +154,7 @@ async def _video_findings(dataset: LeRobotDataset) -> list[Finding]:
             return Finding(type(error).__name__, episode, str(error))
         return None
 
-    indices, found, tenths = list(dataset.episodes.indices), list[Finding | None](), Tenths()
+    indices, found, tenths = list(dataset.episodes.indices), list[Finding | None](), LineProgress()
     for start in range(0, len(indices), CHECKED_AT_ONCE):
         found += await gather(*(partial(look, episode) for episode in indices[start : start + CHECKED_AT_ONCE]))
         tenths.say("videos' indexes", len(found) / len(indices))
@@ -165,7 +165,7 @@ async def _sample_findings(dataset: LeRobotDataset) -> list[Finding]:
     """Return findings about every frame, fetched and decoded."""
     from asyncfetch.stream import Stream
 
-    stream, off_grid, tenths = Stream(dataset, shuffle=False), dict[int, str](), Tenths()
+    stream, off_grid, tenths = Stream(dataset, shuffle=False), dict[int, str](), LineProgress()
     tolerance_seconds = dataset.config.tolerance_seconds
     async with stream.samples() as samples:
         number = 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from asyncfetch.cli.terminal import Tenths, format_bytes
+from asyncfetch.cli.terminal import LineProgress, format_bytes
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, NotFound
 from asyncfetch.fetch import Fetcher
@@ -83,7 +83,7 @@ async def _copy(
             places = [destination + name if destination.endswith("/") else destination]
         copied: list[ObjectInfo] = []
         kept, done_bytes, all_bytes = 0, 0, sum(file.size for file in files)
-        tenths, limiter = Tenths(), anyio.CapacityLimiter(COPIED_AT_ONCE)
+        tenths, limiter = LineProgress(), anyio.CapacityLimiter(COPIED_AT_ONCE)
 
         async def copy(file: ObjectInfo, place: str) -> None:
             nonlocal kept, done_bytes

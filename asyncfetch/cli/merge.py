@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from asyncfetch.cli.terminal import Tenths, format_bytes, parse_bytes
+from asyncfetch.cli.terminal import LineProgress, format_bytes, parse_bytes
 from asyncfetch.merge import merge_datasets
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run_with_bar(call: Callable[..., Awaitable[T]]) -> T:
     """Return what the call gives; how far it is, is shown meanwhile."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TextColumn("{task.fields[files]}"))
     console = Console(stderr=True)
-    tenths = None if console.is_interactive else Tenths()
+    tenths = None if console.is_interactive else LineProgress()
     with Progress(*columns, console=console, transient=True, disable=tenths is not None) as bar:
         task = bar.add_task("merge", total=None, files="")
 

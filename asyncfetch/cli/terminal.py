@@ -8,7 +8,7 @@ import sys
 
 from asyncfetch.errors import ConfigError
 
-__all__ = ["Tenths", "format_bytes", "parse_bytes"]
+__all__ = ["LineProgress", "format_bytes", "parse_bytes"]
 
 _PREFIXES = "KMGTPE"
 _SIZE = re.compile(r"(?i)\s*(\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})\s*(?:([KMGTPE])(i?))?B?\s*")
@@ -41,7 +41,7 @@ def parse_bytes(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** power) if power or "." in number else int(number)
 
 
-class Tenths:
+class LineProgress:
     """Says it on stderr, a line for each tenth of the way."""
 
     def __init__(self) -> None:

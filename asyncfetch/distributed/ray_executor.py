@@ -13,13 +13,13 @@ import anyio.to_thread
 
 from asyncfetch.errors import AsyncFetchError, ConfigError, MissingDependency, WorkerError, install_command
 from asyncfetch.fetch import Fetcher
-from asyncfetch.merge.kernel import Workplace
+from asyncfetch.merge.scheduler import WorkerSetup
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from asyncfetch.config import FetchConfig
-    from asyncfetch.merge.kernel import Piece
+    from asyncfetch.merge.scheduler import TaskPiece
 
 __all__ = ["RayExecutor"]
 
@@ -69,7 +69,7 @@ class _RayPool:
     def expect(self, seconds: float) -> None:
         """Ray's processes are there already."""
 
-    async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
+    async def run(self, piece: TaskPiece, *arguments: Any) -> Any:  # noqa: ANN401
         start = partial(self._task.remote, self._fetch, piece, *arguments)
         ended, value = await anyio.to_thread.run_sync(start)
         try:
@@ -101,12 +101,12 @@ class _RayPool:
             ended.exception()  # else asyncio logs that nobody asked
 
 
-def _perform(fetch: FetchConfig, piece: Piece, *arguments: Any) -> tuple[None, Any]:  # noqa: ANN401
+def _perform(fetch: FetchConfig, piece: TaskPiece, *arguments: Any) -> tuple[None, Any]:  # noqa: ANN401
     """The task: nothing, which tells that it has ended, and the value, which stays where it is."""
 
     async def work() -> Any:  # noqa: ANN401
         async with Fetcher(fetch) as fetcher:
-            return await piece(Workplace(fetcher, _tell_nobody), *arguments)
+            return await piece(WorkerSetup(fetcher, _tell_nobody), *arguments)
 
     return None, anyio.run(work)
 

@@ -26,8 +26,8 @@ from asyncfetch.merge.apply import (
     report_on,
     selections_of,
 )
-from asyncfetch.merge.here import InProcess
-from asyncfetch.merge.job import Progress, carry_out, carry_out_share, check_free, plan_job
+from asyncfetch.merge.job import ProgressCounter, carry_out, carry_out_share, check_free, plan_job
+from asyncfetch.merge.local_executor import InProcess
 from asyncfetch.merge.plan import Limits
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from asyncfetch.merge.job import MergeJob
-    from asyncfetch.merge.kernel import Pool
+    from asyncfetch.merge.scheduler import TaskPool
     from asyncfetch.merge.sources import Selection
 
 __all__ = ["FinishStep", "WriteStep", "merge_steps"]
@@ -85,7 +85,7 @@ def merge_steps(
     config = fetch or FetchConfig()
 
     async def plan() -> MergeJob:
-        async with InProcess().open(config, None, Progress(None).wrote) as pool:
+        async with InProcess().open(config, None, ProgressCounter(None).wrote) as pool:
             return await plan_job(pool, selections, target, limits, overwrite=overwrite)
 
     job = _run(plan)
@@ -100,7 +100,7 @@ def _run(function: Callable[[*Arguments], Awaitable[T]], *arguments: *Arguments)
     raise ConfigError("planning and running steps of a merge block: in a coroutine, call them by asyncio.to_thread")
 
 
-class _Step(ABC):
+class _MergeStep(ABC):
     """Interface that datatrove asks of a step."""
 
     name: str
@@ -128,7 +128,7 @@ class _Step(ABC):
 
     __call__ = run
 
-    async def _check_free(self, pool: Pool) -> None:
+    async def _check_free(self, pool: TaskPool) -> None:
         await check_free(pool, self.job.destination, self.job.plan.sources, overwrite=self.job.overwrite)
 
     @abstractmethod
@@ -136,18 +136,18 @@ class _Step(ABC):
         """The part of task ``rank`` of ``world_size``."""
 
 
-class WriteStep(_Step):
+class WriteStep(_MergeStep):
     """Writes a task's share of the files; for any number of tasks."""
 
     name = "write files"
 
     async def _run(self, rank: int, world_size: int) -> None:
-        async with InProcess().open(self.fetch, None, Progress(None).wrote) as pool:
+        async with InProcess().open(self.fetch, None, ProgressCounter(None).wrote) as pool:
             await self._check_free(pool)
             await carry_out_share(self.job, pool, rank, world_size)
 
 
-class FinishStep(_Step):
+class FinishStep(_MergeStep):
     """Writes the metadata and what is missing, and lets the dataset take its place; for one task, behind the others."""
 
     name = "finish"
@@ -155,7 +155,7 @@ class FinishStep(_Step):
     async def _run(self, rank: int, world_size: int) -> None:
         if rank:
             return  # of several tasks only the first does anything
-        started, told = time.monotonic(), Progress(None)
+        started, told = time.monotonic(), ProgressCounter(None)
         async with InProcess().open(self.fetch, None, told.wrote) as pool:
             await self._check_free(pool)
             [(files, nbytes)] = await carry_out([self.job], pool, told)

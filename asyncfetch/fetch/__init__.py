@@ -3,23 +3,23 @@
 engine        Fetcher: the verbs, what they share, and which transport the scheme of a url names
 range_reader  one range by a request that it shares with others, in parts, or by its own
 batch         many ranges: bounded workers, ranges as they arrive
-scatter       one answer into the memory of several ranges
+buffers       one answer into the memory of several ranges
 download      one range over its attempts: what has landed, in which version
 retry         the one retry loop: which failure is tried again, when, and how many of a host's
 responses     whether an answer holds exactly what was asked. Pure
 refusals      what a refusal, or an error in place of an answer, means, in words
 hosts         a limit, budgets, idle connections and counters per host; a request's permit
-gate          whose turn it is: callers in turn, what is waited for before read-ahead
+limiter       whose turn it is: callers in turn, what is waited for before read-ahead
 limit         how many requests a host should have in flight. Pure
 hedge         when a late answer is asked for again, and how often. Pure
 bandwidth     a cap on the bytes per second of the process
 connection    one answer at a time, straight into its memory
 connector     new connections: names (resolver), addresses, TCP, TLS (tls)
 urls          where a request goes and which secrets go with it. Pure
-addresses     what a user's url means on the wire, and for how long
+url_resolution   what a user's url means on the wire, and for how long
 objects       the versions seen first
 listing       a directory's entries, from pages of them. Pure
-sources       what is put somewhere
+upload_sources   what is put somewhere
 arguments     what the verbs take. Pure
 transports    http, by connections of ours or aiohttp's session (session), through proxies (environment); s3
               (s3_upload) and hub, over http; file; fsspec, in threads of its own (back_end_threads)

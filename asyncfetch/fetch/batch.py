@@ -9,7 +9,7 @@ import anyio
 from anyio import to_thread
 
 from asyncfetch.errors import ClosedError
-from asyncfetch.fetch.gate import one_caller
+from asyncfetch.fetch.limiter import one_caller
 from asyncfetch.ranges import ByteRange, Request, lie_apart, own_request, plan_requests
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["WORKERS_PER_REQUEST", "RangeStream", "for_each", "plan_batch", "server_of", "through"]
 
 WORKERS_PER_REQUEST = 2
-"""Workers of a batch per request in flight: so that a gate that opens always finds one waiting."""
+"""Workers of a batch per request in flight: so that a limiter that opens always finds one waiting."""
 RANGES_ON_THE_LOOP = 1000
 """Most ranges gone through on the loop, more in a thread. One takes about 2 us to plan, going to a thread 100."""
 
@@ -68,7 +68,7 @@ async def for_each(
 ) -> None:
     """Awaits ``work(item)`` for every item, at most ``workers`` at a time of one key, in the items' order.
 
-    Items of different keys don't wait for each other. At gates all are one caller's. The first exception cancels the
+    Items of different keys don't wait for each other. At limiters all are one caller's. The first exception cancels the
     rest and is raised by itself, not in a group.
     """
     queues: dict[str, list[T]] = {}

@@ -23,16 +23,16 @@ import anyio
 from multidict import CIMultiDict
 
 from asyncfetch.errors import ConnectionFailed, FetchTimeout
+from asyncfetch.fetch.buffers import ChainedBuffer
 from asyncfetch.fetch.refusals import broken
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
-from asyncfetch.fetch.scatter import Places
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.runtime.sockets import abort
 
 if TYPE_CHECKING:
     from asyncfetch.config import TimeoutConfig
     from asyncfetch.fetch.bandwidth import RateLimit
+    from asyncfetch.fetch.buffers import Views
     from asyncfetch.fetch.responses import ExpectedAnswer
-    from asyncfetch.fetch.scatter import Views
     from asyncfetch.runtime.deadlines import Deadlines
 
 __all__ = ["Connection", "Head", "Peer", "PooledConnectionDied", "parse_head"]
@@ -410,7 +410,7 @@ class Connection(asyncio.BufferedProtocol):
         self._patience_seconds = inf
 
     def _aim(self, view: Views) -> None:
-        if isinstance(view, Places):
+        if isinstance(view, ChainedBuffer):
             self._view, *self._later = view.views
         else:
             self._view = view
@@ -506,7 +506,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._stepped_bytes:
             message += f", or lower min_bytes_per_second: {self._stepped_bytes} of {self._step_bytes:.0f} came"
         status = None if self.head is None else self.head.status
-        self._fail(AttemptFailed(FetchTimeout, message, Verdict.AGAIN, status, address=self.peer))
+        self._fail(AttemptFailed(FetchTimeout, message, RetryVerdict.AGAIN, status, address=self.peer))
 
     def _end(self, error: Exception | None) -> None:
         self._has_ended = True

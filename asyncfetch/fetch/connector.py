@@ -16,7 +16,7 @@ from asyncfetch.errors import ConnectionFailed, FetchTimeout
 from asyncfetch.fetch.connection import SCRATCH_BYTES, Connection
 from asyncfetch.fetch.refusals import connect_failure
 from asyncfetch.fetch.resolver import Resolver
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.fetch.tls import can_be_fast, connect_fast_tls, tls_context
 from asyncfetch.runtime.deadlines import Deadlines
 from asyncfetch.runtime.sockets import Sockets
@@ -89,7 +89,7 @@ class Connector:
                 raise AttemptFailed(FetchTimeout, f"{host.name} took too long ({error})") from error
             message = f"connecting took longer than {seconds:g} s: is {host.name} up? Or raise the timeout"
             # A host that drops what we send keeps dropping it, and each try costs the whole limit.
-            raise AttemptFailed(FetchTimeout, message, Verdict.ONCE) from None
+            raise AttemptFailed(FetchTimeout, message, RetryVerdict.ONCE) from None
         except OSError as error:
             self.resolver.set_aside(tried)
             raise connect_failure(error, host.name) from error

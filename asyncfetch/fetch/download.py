@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from asyncfetch.errors import FetchError, InvalidResponse, ObjectChanged
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.responses import ExpectedAnswer, Wanted
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 
 if TYPE_CHECKING:
+    from asyncfetch.fetch.buffers import Target, Views
     from asyncfetch.fetch.hosts import Host
     from asyncfetch.fetch.objects import ObjectMemory
-    from asyncfetch.fetch.responses import Delivery
-    from asyncfetch.fetch.scatter import Target, Views
+    from asyncfetch.fetch.responses import AcceptedBody
     from asyncfetch.ranges import ObjectInfo
     from asyncfetch.runtime.memory_pool import MemoryPool
 
@@ -32,7 +32,7 @@ def memory_for(nbytes: int, memory: MemoryPool) -> memoryview:
         return memory.take(nbytes).data
     except MemoryError as error:
         message = f"there is no memory for its {nbytes} bytes: ask for a shorter range"
-        raise AttemptFailed(FetchError, message, Verdict.FATAL) from error
+        raise AttemptFailed(FetchError, message, RetryVerdict.FATAL) from error
 
 
 class Download:
@@ -171,7 +171,7 @@ class Download:
             self._span, self.info = (self.wanted.start, self.wanted.stop), self._expected
         self.landed_bytes += count
 
-    def size_question(self) -> Download:
+    def size_request(self) -> Download:
         """Return what asks for the object's size by a range that every server knows."""
         return Download(self.url, Wanted(0, 1, clamp=True), self._objects, self._memory, asked=self.asked)
 
@@ -207,14 +207,14 @@ class Download:
             return False
         return True
 
-    def accept(self, delivery: Delivery) -> Views:
+    def accept(self, delivery: AcceptedBody) -> Views:
         """Pins the object's version and gives the writable memory for just this delivery's bytes."""
         if (self._is_part or self.landed_bytes) and delivery.info.etag != strong_etag(self.info):
             self.landed_bytes = 0
             message = (
                 "a part of the range, or the rest of a broken body, came without the ETag of what was there before"
             )
-            raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
+            raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE)
         if self._span is None or self._buffer is None:
             self._span = delivery.start, delivery.stop
             if self._buffer is None:

@@ -26,15 +26,15 @@ from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, RangeStream, for_each, p
 from asyncfetch.fetch.download import Download
 from asyncfetch.fetch.hosts import MIN_TELLING_BYTES, Hosts
 from asyncfetch.fetch.objects import ObjectMemory, difference
-from asyncfetch.fetch.range_reader import Assembly, concerns_some
+from asyncfetch.fetch.range_reader import RangeAssembler, concerns_some
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import Clock, retried
-from asyncfetch.fetch.sources import open_source
 from asyncfetch.fetch.transports.file import FileTransport
 from asyncfetch.fetch.transports.fsspec import FsspecTransport
 from asyncfetch.fetch.transports.http import WEB_URLS, HttpTransport
 from asyncfetch.fetch.transports.hub import HubTransport
 from asyncfetch.fetch.transports.s3 import S3Transport
+from asyncfetch.fetch.upload_sources import open_source
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.concurrently import gather
@@ -44,12 +44,12 @@ from asyncfetch.runtime.memory_pool import MemoryPool
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from asyncfetch.fetch.buffers import Target
     from asyncfetch.fetch.hosts import FetchStatistics
     from asyncfetch.fetch.reader import WritableBuffer
     from asyncfetch.fetch.retry import Attempt
-    from asyncfetch.fetch.scatter import Target
-    from asyncfetch.fetch.sources import Content
     from asyncfetch.fetch.transports.http import Response
+    from asyncfetch.fetch.upload_sources import Content
     from asyncfetch.ranges import Request
 
 __all__ = ["Fetcher", "Transport", "Transports", "WritableTransport"]
@@ -182,7 +182,7 @@ class Fetcher(AsyncOnly):
         self._hosts = Hosts(self.config, self._clock)
         self._objects = ObjectMemory(self.config.max_known_objects)
         self._memory = _memory or MemoryPool(self.config.max_idle_buffer_bytes)
-        self._assembly = Assembly(self.config, self._objects, self._memory, self._read)
+        self._assembly = RangeAssembler(self.config, self._objects, self._memory, self._read)
         self._calls: set[Interrupt] = set()
         self._state = "new"
         self._pid = -1

@@ -11,9 +11,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Self
 
 from asyncfetch.errors import Throttled
-from asyncfetch.fetch.gate import Gate
 from asyncfetch.fetch.hedge import Hedging
 from asyncfetch.fetch.limit import LearnedLimit
+from asyncfetch.fetch.limiter import Limiter
 from asyncfetch.fetch.retry import Clock, FailureWatch, RetryBudget
 from asyncfetch.fetch.urls import Route
 from asyncfetch.observe import Figures, Histogram
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 __all__ = [
     "MIN_TELLING_BYTES",
     "Counters",
-    "Counts",
     "FetchStatistics",
     "Host",
+    "HostCounts",
     "HostStatistics",
     "Hosts",
     "Permit",
@@ -45,8 +45,8 @@ __all__ = [
 
 
 @dataclass(slots=True)
-class Counts:
-    """Counts of what has happened so far. All of them only grow."""
+class HostCounts:
+    """HostCounts of what has happened so far. All of them only grow."""
 
     requests: int = 0
     bytes: int = 0
@@ -57,7 +57,7 @@ class Counts:
     hedges: int = 0
     hedge_wins: int = 0
 
-    def add(self, other: Counts) -> None:
+    def add(self, other: HostCounts) -> None:
         """Adds ``other`` to this."""
         for item in fields(self):
             setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
@@ -82,7 +82,7 @@ class Times:
 class Counters:
     """All that is counted and timed at a host."""
 
-    counts: Counts = field(default_factory=Counts)
+    counts: HostCounts = field(default_factory=HostCounts)
     times: Times = field(default_factory=Times)
 
     def add(self, other: Counters) -> None:
@@ -212,9 +212,30 @@ class Host:
     """
 
     __slots__ = (
-        "_clock", "_config", "_failures", "_gate", "_learned", "_pause_cause", "_paused_until", "_pausing",
-        "answers_plainly", "body_cause", "budget", "counters", "counts", "hedging", "idle_connections", "in_flight",
-        "lacks_suffixes", "name", "now", "origin", "peak_in_flight", "rate", "route", "times",
+        "_clock",
+        "_config",
+        "_failures",
+        "_learned",
+        "_limiter",
+        "_pause_cause",
+        "_paused_until",
+        "_pausing",
+        "answers_plainly",
+        "body_cause",
+        "budget",
+        "counters",
+        "counts",
+        "hedging",
+        "idle_connections",
+        "in_flight",
+        "lacks_suffixes",
+        "name",
+        "now",
+        "origin",
+        "peak_in_flight",
+        "rate",
+        "route",
+        "times",
     )  # fmt: skip
 
     def __init__(
@@ -250,7 +271,7 @@ class Host:
         self._failures = FailureWatch()
         self._learned = _learned_limit(config) if learns else None
         limit = self._learned.limit if self._learned else config.max_requests_per_host
-        self._gate = Gate(limit, reserves=True)
+        self._limiter = Limiter(limit, reserves=True)
         self._paused_until = -inf
         self._pause_cause = Cause.LIMIT
         self._pausing = 0
@@ -273,22 +294,22 @@ class Host:
     @property
     def limit(self) -> int:
         """Requests that may be in flight now."""
-        return self._gate.limit
+        return self._limiter.limit
 
     @property
     def free(self) -> int:
         """Requests that the current caller could make now without a wait for a permit."""
-        return self._gate.free
+        return self._limiter.free
 
     @property
     def waiting(self) -> int:
         """Requests that wait for a permit, or with one for the end of a pause."""
-        return self._gate.waiting + self._pausing
+        return self._limiter.waiting + self._pausing
 
     @property
     def is_idle(self) -> bool:
         """True if nobody has a permit or waits for one."""
-        return self._gate.in_use == 0 and self._gate.waiting == 0
+        return self._limiter.in_use == 0 and self._limiter.waiting == 0
 
     @property
     def pause_left_seconds(self) -> float:
@@ -303,7 +324,7 @@ class Host:
         """
         if self._clock.monotonic() < self._paused_until:
             return None
-        urgent = self._gate.enter_nowait()
+        urgent = self._limiter.enter_nowait()
         if urgent is not None:
             self.in_flight += 1
             self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
@@ -312,7 +333,7 @@ class Host:
     def leave(self, *, urgent: bool) -> None:
         """Give the place to the next one."""
         self.in_flight -= 1
-        self._gate.leave(urgent=urgent)
+        self._limiter.leave(urgent=urgent)
 
     def pause(self, seconds: float, *, is_quota: bool = True) -> None:
         """Ask nothing for so long: the server wants that, because of a quota or because it is in trouble.
@@ -328,19 +349,19 @@ class Host:
                 log.debug("%s asks for a pause of %.3g s", self.origin, seconds)
 
     async def _enter(self) -> bool:
-        urgent = await self._gate.enter()
+        urgent = await self._limiter.enter()
         if self.pause_left_seconds:
             try:
                 await self._wait_out_pause()
             except BaseException:
-                self._gate.leave(urgent=urgent)
+                self._limiter.leave(urgent=urgent)
                 raise
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         return urgent
 
     async def _wait_out_pause(self) -> None:
-        # With a place in the gate: nobody else may ask either, and the gate needs no timer of its own.
+        # With a place in the limiter: nobody else may ask either, and the limiter needs no timer of its own.
         self._pausing += 1
         try:
             while left := self.pause_left_seconds:
@@ -378,16 +399,16 @@ class Host:
             first_byte_seconds=first_byte_seconds,
             size_bytes=size_bytes,
             in_flight=self.in_flight,
-            others_waited=self._gate.waiting > 0,
+            others_waited=self._limiter.waiting > 0,
         ):
             self._follow_learned()
 
     def _follow_learned(self) -> None:
         assert self._learned is not None
         limit = self._learned.limit
-        if limit != self._gate.limit:
-            log.debug("%s: the limit of requests in flight goes from %d to %d", self.origin, self._gate.limit, limit)
-            self._gate.limit = limit
+        if limit != self._limiter.limit:
+            log.debug("%s: the limit of requests in flight goes from %d to %d", self.origin, self._limiter.limit, limit)
+            self._limiter.limit = limit
 
     def statistics(self) -> HostStatistics:
         """A snapshot."""

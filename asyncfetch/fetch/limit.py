@@ -15,7 +15,7 @@ waves, and what lands between two points in time depends on where in a wave thes
 that began within it, for those from before the last step say nothing about it.
 
 What is not done: the rate of requests isn't limited, though some servers count just that. Their Retry-After is kept, by
-the host's gate, and the limit settles where they have no reason for it. And a server that was slow from the first
+the host's limiter, and the limit settles where they have no reason for it. And a server that was slow from the first
 answer on, because the first limit was far too high, isn't known to be: there is nothing to compare it with.
 """
 

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from asyncfetch.errors import FetchError, InvalidResponse
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -44,11 +44,11 @@ class Listing(Generic[C]):
         self._asked.add(asked)
         if following in self._asked:
             message = "the listing's pages lead in a circle: is the endpoint right?"
-            raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
+            raise AttemptFailed(InvalidResponse, message, RetryVerdict.FATAL)
         self._empty_pages = 0 if infos else self._empty_pages + 1
         if following is not None and self._empty_pages >= MAX_EMPTY_PAGES:
             message = f"{MAX_EMPTY_PAGES} pages of the listing in a row have no entries: is the endpoint right?"
-            raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
+            raise AttemptFailed(InvalidResponse, message, RetryVerdict.FATAL)
         check_length(len(self.infos) + len(infos), self._max_entries)
         self.infos += infos
 
@@ -69,7 +69,7 @@ def check_length(entries: int, max_entries: int) -> None:
             f"the listing has more entries than max_listed_entries={max_entries}: raise that, at about 370 bytes for"
             " each, or list a directory with less in it"
         )
-        raise AttemptFailed(FetchError, message, Verdict.FATAL)
+        raise AttemptFailed(FetchError, message, RetryVerdict.FATAL)
 
 
 def listed_size(said: object) -> int:

@@ -25,27 +25,36 @@ import anyio.lowlevel
 
 from asyncfetch.errors import FetchError, InvalidResponse, RangeNotSatisfiable
 from asyncfetch.fetch.batch import WORKERS_PER_REQUEST, for_each, plan_batch, server_of
+from asyncfetch.fetch.buffers import SplitBuffer
 from asyncfetch.fetch.download import memory_for
-from asyncfetch.fetch.gate import Caller, calling, current_caller, running_caller
 from asyncfetch.fetch.hosts import MIN_TELLING_BYTES
+from asyncfetch.fetch.limiter import Caller, calling, current_caller, running_caller
 from asyncfetch.fetch.objects import strong_etag
 from asyncfetch.fetch.responses import Wanted
 from asyncfetch.fetch.retry import AttemptFailed
-from asyncfetch.fetch.scatter import Scatter
 from asyncfetch.ranges import ObjectInfo, choose_part_bytes, split_range
-from asyncfetch.runtime.single_flight import Relay
+from asyncfetch.runtime.single_flight import SharedCall
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch.buffers import Target
     from asyncfetch.fetch.hosts import Host
     from asyncfetch.fetch.objects import ObjectMemory
-    from asyncfetch.fetch.scatter import Target
     from asyncfetch.ranges import ByteRange, Request
     from asyncfetch.runtime.memory_pool import MemoryPool
 
-__all__ = ["ALONE", "MAX_SHARED_BYTES", "Ask", "Assembly", "Company", "Joining", "PartSizes", "concerns_some"]
+__all__ = [
+    "ALONE",
+    "MAX_SHARED_BYTES",
+    "Coalescer",
+    "PartSizes",
+    "RangeAssembler",
+    "RangeRequest",
+    "RequestGroup",
+    "concerns_some",
+]
 
 UNKNOWN_RATE_PARTS = 2
 """Number of parts where a far host had no telling body yet: half of what a slow stream would take, for one request
@@ -62,7 +71,7 @@ MAX_SERVERS = 256
 """Servers whose hosts are remembered, about 200 bytes each."""
 
 
-class Company(NamedTuple):
+class RequestGroup(NamedTuple):
     """The requests that are about to be made in one turn of the loop, as one of them sees them."""
 
     requests: int = 1
@@ -71,7 +80,7 @@ class Company(NamedTuple):
     """Number of those that were asked for before this one, or are more urgent."""
 
 
-ALONE = Company()
+ALONE = RequestGroup()
 
 
 class PartSizes:
@@ -97,7 +106,7 @@ class PartSizes:
         if len(self._hosts) > MAX_SERVERS:
             self._hosts.popitem(last=False)
 
-    def choose(self, url: str, length: int, company: Company) -> int:
+    def choose(self, url: str, length: int, group: RequestGroup) -> int:
         """The longest part that a range of ``length`` bytes, at least 1, is fetched in: at most ``part_bytes``."""
         config = self._config
         host = self._hosts.get(server_of(url)) if length >= 2 * config.min_part_bytes else None
@@ -106,14 +115,14 @@ class PartSizes:
         rate = host.rate.bytes_per_second
         first_byte_seconds = host.times.first_byte.median_seconds
         if rate is None:
-            in_front = host.waiting + company.ahead
+            in_front = host.waiting + group.ahead
             is_cut = first_byte_seconds >= FAR_SECONDS and in_front + UNKNOWN_RATE_PARTS <= host.limit
             return min(config.part_bytes, -(-length // UNKNOWN_RATE_PARTS) if is_cut else length)
         return choose_part_bytes(
             length,
             bytes_per_second=rate,
             first_byte_seconds=first_byte_seconds,
-            free=host.free // company.requests,
+            free=host.free // group.requests,
             in_flight=host.in_flight,
             part_bytes=config.part_bytes,
             min_part_bytes=min(config.min_part_bytes, config.part_bytes),
@@ -128,20 +137,20 @@ MAX_PLANNED = 1000
 """Ranges planned at a time: it takes about 2 us each, on the loop."""
 
 
-ReadShared: TypeAlias = "Callable[[Request, Company], Awaitable[tuple[ObjectInfo, Scatter]]]"
+ReadShared: TypeAlias = "Callable[[Request, RequestGroup], Awaitable[tuple[ObjectInfo, SplitBuffer]]]"
 """Reads what a request serves: the object, and what came of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedRequest:
     """A request that brings what several calls asked for."""
 
     request: Request
-    body: Relay[tuple[ObjectInfo, Scatter]]
+    body: SharedCall[tuple[ObjectInfo, SplitBuffer]]
     """It is made in the task of one of them, and by another one where that is cancelled; with the last one it ends."""
 
 
-class Ask:
+class RangeRequest:
     """A range that somebody asks for, and what its turn made of it."""
 
     __slots__ = ("ahead", "caller", "range", "requests", "shared")
@@ -149,35 +158,35 @@ class Ask:
     def __init__(self, one: ByteRange) -> None:
         self.range = one
         self.caller = running_caller()
-        self.shared: Shared | None = None
+        self.shared: SharedRequest | None = None
         """The shared request that brings it; None where that is a request of its own."""
         self.requests = self.ahead = 0
-        """The figures of its company; no requests until the end of the turn."""
+        """The figures of its group; no requests until the end of the turn."""
 
     @property
-    def company(self) -> Company:
+    def group(self) -> RequestGroup:
         """The requests that bring all that was asked for in the turn; only after its end."""
-        return Company(self.requests, self.ahead)
+        return RequestGroup(self.requests, self.ahead)
 
 
-class Joining:
+class Coalescer:
     """Brings together what is asked for in one turn of the loop.
 
     Args:
         plan: Gives the requests that bring all of some ranges.
-        read: Reads what a request serves; also told which requests are about to be made, as ``company``.
+        read: Reads what a request serves; also told which requests are about to be made, as ``group``.
     """
 
     def __init__(self, plan: Callable[[Sequence[ByteRange]], list[Request]], read: ReadShared) -> None:
         self._plan = plan
         self._read = read
-        self._asks: list[Ask] = []
+        self._asks: list[RangeRequest] = []
 
-    async def ask(self, one: ByteRange) -> Ask:
+    async def ask(self, one: ByteRange) -> RangeRequest:
         """Return what a closed range is brought by, at the end of the running turn."""
         if len(self._asks) >= MAX_PLANNED:
             self._end()
-        ask = Ask(one)
+        ask = RangeRequest(one)
         self._asks.append(ask)
         try:
             await asyncio.sleep(0)  # to the end of this turn, once; anyio's checkpoint costs a range 3 us more
@@ -207,31 +216,31 @@ class Joining:
                 self._share(group, requests, total, before)
             before += len(requests) or len(group)
 
-    def _requests(self, asks: Sequence[Ask]) -> list[Request]:
+    def _requests(self, asks: Sequence[RangeRequest]) -> list[Request]:
         """Return what brings all of them; none where one is by itself."""
         return self._plan([ask.range for ask in asks]) if len(asks) > 1 else []
 
-    def _share(self, asks: Iterable[Ask], requests: Sequence[Request], total: int, before: int) -> None:
-        by_range: dict[ByteRange, list[Ask]] = {}
+    def _share(self, asks: Iterable[RangeRequest], requests: Sequence[Request], total: int, before: int) -> None:
+        by_range: dict[ByteRange, list[RangeRequest]] = {}
         for ask in asks:
             by_range.setdefault(ask.range, []).append(ask)
         for place, request in enumerate(requests, before):
             served = [ask for one in request.serves for ask in by_range[one]]
-            company = Company(total, place)
+            group = RequestGroup(total, place)
             for ask in served:
                 ask.requests, ask.ahead = total, place
             if len(served) > 1:
-                read = partial(self._bring, request, _caller_for(served), company)
-                shared = Shared(request, Relay(read))
+                read = partial(self._bring, request, _caller_for(served), group)
+                shared = SharedRequest(request, SharedCall(read))
                 for ask in served:
                     ask.shared = shared
 
-    async def _bring(self, request: Request, caller: Caller, company: Company) -> tuple[ObjectInfo, Scatter]:
+    async def _bring(self, request: Request, caller: Caller, group: RequestGroup) -> tuple[ObjectInfo, SplitBuffer]:
         with calling(caller):
-            return await self._read(request, company)
+            return await self._read(request, group)
 
 
-def _caller_for(served: Sequence[Ask]) -> Caller:
+def _caller_for(served: Sequence[RangeRequest]) -> Caller:
     """Return the caller to make a shared request for: in the line of the first, and urgent once one of them is."""
     first = served[0].caller
     if first is None or first.urgent:
@@ -263,7 +272,7 @@ class Read(Protocol):
         ...
 
 
-class Assembly:
+class RangeAssembler:
     """Brings ranges that aren't empty, by as few requests as bring them about as soon as can be."""
 
     def __init__(self, config: FetchConfig, objects: ObjectMemory, memory: MemoryPool, read: Read) -> None:
@@ -276,7 +285,7 @@ class Assembly:
         self._workers = WORKERS_PER_REQUEST * config.max_requests_per_host
         self._apart = 0
         shared = replace(config, max_span_bytes=min(config.max_span_bytes, MAX_SHARED_BYTES))
-        self._joining = Joining(partial(plan_batch, config=shared), self._fetch_shared)
+        self._joining = Coalescer(partial(plan_batch, config=shared), self._fetch_shared)
 
     def came_from(self, url: str, host: Host, length: int) -> None:
         """Takes notice of the host that ``length`` bytes of ``url`` came from by one request."""
@@ -294,27 +303,27 @@ class Assembly:
         if shared is None:
             if wanted.stop - wanted.start < self._undivided_bytes:
                 return await self._read(wanted.url, Wanted(wanted.start, wanted.stop), buffer)
-            return await self.fetch_alone(wanted, buffer, company=ask.company)
+            return await self.fetch_alone(wanted, buffer, group=ask.group)
         request, outcome = shared.request, await shared.body.outcome()
         if isinstance(outcome, tuple):
-            info, scatter = outcome
+            info, split = outcome
             if buffer is None:
-                return info, scatter.piece(wanted)
-            buffer[:] = scatter.cut(wanted)
+                return info, split.piece(wanted)
+            buffer[:] = split.cut(wanted)
             return info, buffer.toreadonly()
         if not isinstance(outcome, FetchError):
             raise copy(outcome)  # the traceback of each is its own
         if len(request.serves) == 1 or not concerns_some(outcome):
             raise outcome.about(wanted.start, wanted.stop) from outcome.__cause__
-        return await self.fetch_alone(wanted, buffer, company=ask.company)
+        return await self.fetch_alone(wanted, buffer, group=ask.group)
 
     async def fetch_all(self, request: Request) -> dict[ByteRange, memoryview]:
         """All ranges that a request serves, which are several, each in memory of its own."""
-        scatter = Scatter(request, self._memory)
-        await self.fetch(request.range, scatter)
+        split = SplitBuffer(request, self._memory)
+        await self.fetch(request.range, split)
         pieces: dict[ByteRange, memoryview] = {}
         for one in request.serves:
-            pieces[one] = scatter.piece(one)
+            pieces[one] = split.piece(one)
             if len(pieces) % PIECES_A_TURN == 0:  # threads for this, of several requests, would keep the loop waiting
                 await anyio.lowlevel.checkpoint()
         return pieces
@@ -326,7 +335,7 @@ class Assembly:
 
         async def work(item: tuple[int, ByteRange]) -> None:
             ahead, one = item
-            _, views[one] = await self.fetch_alone(one, company=Company(requests, ahead))
+            _, views[one] = await self.fetch_alone(one, group=RequestGroup(requests, ahead))
 
         self._apart += 1
         try:
@@ -337,19 +346,19 @@ class Assembly:
             self._apart -= 1
         return views
 
-    async def _fetch_shared(self, request: Request, company: Company) -> tuple[ObjectInfo, Scatter]:
+    async def _fetch_shared(self, request: Request, group: RequestGroup) -> tuple[ObjectInfo, SplitBuffer]:
         """Return what a request for several calls brings."""
-        scatter = Scatter(request, self._memory)
-        info, _ = await self.fetch_alone(request.range, scatter, company=company)
-        return info, scatter
+        split = SplitBuffer(request, self._memory)
+        info, _ = await self.fetch_alone(request.range, split, group=group)
+        return info, split
 
     async def fetch_alone(
-        self, wanted: ByteRange, buffer: Target | None = None, *, company: Company = ALONE
+        self, wanted: ByteRange, buffer: Target | None = None, *, group: RequestGroup = ALONE
     ) -> tuple[ObjectInfo, memoryview]:
         """A range that isn't empty, by requests of its own: several where that is sooner."""
         if wanted.stop is not None:
             length = wanted.stop - wanted.start
-            part_bytes = self._parts.choose(wanted.url, length, company)
+            part_bytes = self._parts.choose(wanted.url, length, group)
             info = await self._divisible(wanted) if length > part_bytes else None
             if info is not None:
                 try:

@@ -24,7 +24,7 @@ from asyncfetch.errors import (
     redact_text,
     redact_url,
 )
-from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, cause_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -217,16 +217,16 @@ def connect_failure(
                 f"the certificate of {host} isn't trusted ({error}): if it is the right host, set"
                 " FetchConfig(ca_file=...) to the PEM file of its authority"
             )
-            return AttemptFailed(ConnectionFailed, message, Verdict.FATAL)
+            return AttemptFailed(ConnectionFailed, message, RetryVerdict.FATAL)
         case ssl.SSLError():
             message = f"no TLS session with {host} ({error}): does it speak https on this port?"
             message += " For plain http, write http:// in the url"
-            return AttemptFailed(ConnectionFailed, message, Verdict.ONCE)
+            return AttemptFailed(ConnectionFailed, message, RetryVerdict.ONCE)
     if is_name:
         unknown = getattr(error, "errno", None) in _UNKNOWN_NAME
         # A proxy resolves the names of the hosts behind it.
         message = f"the name of {proxy or host} can't be resolved ({error}): check the url and the network"
-        return AttemptFailed(ConnectionFailed, message, Verdict.ONCE if unknown else Verdict.AGAIN)
+        return AttemptFailed(ConnectionFailed, message, RetryVerdict.ONCE if unknown else RetryVerdict.AGAIN)
     # Nothing is said of a connection that the other end closed in the handshake.
     said = str(error or "") or "closed in the handshake of TLS"
     if proxy is not None:
@@ -262,7 +262,7 @@ def session_failure(error: Exception, host: str, proxy: str | None = None) -> At
             asked = ", ".join(challenges(error.headers or {}, "Proxy-Authenticate"))
             message = f"the proxy {proxy} wants credentials, or others: put them into its url in the environment"
             message += f"; asked for: {asked}, and Basic is all that is spoken with proxies" if asked else ""
-            return AttemptFailed(AccessDenied, message, Verdict.FATAL, 407)
+            return AttemptFailed(AccessDenied, message, RetryVerdict.FATAL, 407)
         case aiohttp.ClientHttpProxyError():
             message = f"the proxy {proxy} gives no tunnel to {host} ({error.status} {error.message})"
             return AttemptFailed(ConnectionFailed, message, status=error.status)
@@ -275,9 +275,11 @@ def session_failure(error: Exception, host: str, proxy: str | None = None) -> At
         case aiohttp.ClientPayloadError():
             return AttemptFailed(ConnectionFailed, f"the body from {host} broke off ({error})")
         case aiohttp.ClientResponseError() if _ALERT in error.message:
-            return AttemptFailed(InvalidResponse, f"{host} answers in TLS: write https:// in the url", Verdict.ONCE)
+            return AttemptFailed(
+                InvalidResponse, f"{host} answers in TLS: write https:// in the url", RetryVerdict.ONCE
+            )
         case aiohttp.ClientResponseError():
             message = f"{host} doesn't answer in HTTP ({' '.join(error.message.split())})"
-            return AttemptFailed(InvalidResponse, message, Verdict.ONCE)
+            return AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE)
         case _:
             return AttemptFailed(ConnectionFailed, broken(host, str(error) or type(error).__name__))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from asyncfetch.fetch.addresses import Found, FoundOnce
+from asyncfetch.fetch.url_resolution import AsyncCache, Found
 from asyncfetch.runtime.exits import in_daemon
 from asyncfetch.runtime.failures import copied, kept
 
@@ -67,7 +67,7 @@ class Resolver(AbstractResolver):
     def __init__(self, resolver: AbstractResolver | None = None, *, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
         self._resolver = resolver or SystemResolver()
-        self._names: FoundOnce[tuple[str, int, int], _Answer] = FoundOnce(now, MAX_NAMES)
+        self._names: AsyncCache[tuple[str, int, int], _Answer] = AsyncCache(now, MAX_NAMES)
         self._aside: dict[Peer, float] = {}
 
     async def resolve(

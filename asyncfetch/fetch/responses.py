@@ -23,7 +23,7 @@ from asyncfetch.errors import (
 )
 from asyncfetch.fetch.objects import difference
 from asyncfetch.fetch.refusals import PLAIN_TO_TLS, is_page, may_be_page
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.ranges import ObjectInfo
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ __all__ = [
     "MISDIRECTED",
     "NO_REASON",
     "TOKEN_CODES",
-    "Delivery",
+    "AcceptedBody",
     "ExpectedAnswer",
     "Wanted",
     "check_response",
@@ -58,26 +58,26 @@ _REMARKABLE = re.compile(
 _NOTHING = "bytes 0--1/0"
 """Content-Range with which Go's file server, and so Caddy and rclone, sends the last bytes of an empty object."""
 
-_REFUSALS: Mapping[int, tuple[type[FetchError], Verdict, str]] = {
-    401: (AccessDenied, Verdict.FATAL, "the server wants credentials: set FetchConfig(tokens=...) or headers"),
-    403: (AccessDenied, Verdict.FATAL, "the server refuses these credentials, or the signed url has expired"),
-    404: (NotFound, Verdict.FATAL, "the server has no such object: check the url"),
-    407: (AccessDenied, Verdict.FATAL, "the proxy wants credentials: put them into its url"),
-    408: (FetchTimeout, Verdict.AGAIN, "the server gave up waiting for our request"),
-    410: (NotFound, Verdict.FATAL, "the object was removed for good"),
+_REFUSALS: Mapping[int, tuple[type[FetchError], RetryVerdict, str]] = {
+    401: (AccessDenied, RetryVerdict.FATAL, "the server wants credentials: set FetchConfig(tokens=...) or headers"),
+    403: (AccessDenied, RetryVerdict.FATAL, "the server refuses these credentials, or the signed url has expired"),
+    404: (NotFound, RetryVerdict.FATAL, "the server has no such object: check the url"),
+    407: (AccessDenied, RetryVerdict.FATAL, "the proxy wants credentials: put them into its url"),
+    408: (FetchTimeout, RetryVerdict.AGAIN, "the server gave up waiting for our request"),
+    410: (NotFound, RetryVerdict.FATAL, "the object was removed for good"),
     412: (
         ObjectChanged,
-        Verdict.FATAL,
+        RetryVerdict.FATAL,
         "the object was replaced since it was first read: read it again from its start",
     ),
-    MISDIRECTED: (FetchError, Verdict.ONCE, "the server behind this connection isn't the host's: check the url"),
-    425: (FetchError, Verdict.AGAIN, "a gateway passed the request on before its connection was established"),
-    429: (Throttled, Verdict.AGAIN, "too many requests: lower max_requests_per_host, or send a token"),
-    500: (FetchError, Verdict.AGAIN, "the server failed"),
-    502: (FetchError, Verdict.AGAIN, "a gateway got no good answer from the server behind it"),
-    503: (Throttled, Verdict.AGAIN, "the server is overloaded: lower max_requests_per_host"),
-    504: (FetchError, Verdict.AGAIN, "a gateway got no answer in time from the server behind it"),
-    511: (AccessDenied, Verdict.FATAL, "this network wants a login first: open a web page from this machine"),
+    MISDIRECTED: (FetchError, RetryVerdict.ONCE, "the server behind this connection isn't the host's: check the url"),
+    425: (FetchError, RetryVerdict.AGAIN, "a gateway passed the request on before its connection was established"),
+    429: (Throttled, RetryVerdict.AGAIN, "too many requests: lower max_requests_per_host, or send a token"),
+    500: (FetchError, RetryVerdict.AGAIN, "the server failed"),
+    502: (FetchError, RetryVerdict.AGAIN, "a gateway got no good answer from the server behind it"),
+    503: (Throttled, RetryVerdict.AGAIN, "the server is overloaded: lower max_requests_per_host"),
+    504: (FetchError, RetryVerdict.AGAIN, "a gateway got no answer in time from the server behind it"),
+    511: (AccessDenied, RetryVerdict.FATAL, "this network wants a login first: open a web page from this machine"),
 }
 
 
@@ -120,7 +120,7 @@ class Wanted:
         stop = size if self.stop is None else min(self.stop, size) if self.clamp else self.stop
         if max(self.start, stop) > size:
             message = f"the object has {size} bytes: ask for a range within [0, {size})"
-            raise AttemptFailed(RangeNotSatisfiable, message, Verdict.FATAL, fields={"size": size})
+            raise AttemptFailed(RangeNotSatisfiable, message, RetryVerdict.FATAL, fields={"size": size})
         return self.start, stop
 
 
@@ -152,7 +152,7 @@ class ExpectedAnswer:
 
 
 @dataclass(slots=True)  # not frozen: that takes a call for each field, and a request makes one of these
-class Delivery:
+class AcceptedBody:
     """An answer that passed: which bytes of which object its body holds."""
 
     info: ObjectInfo
@@ -170,7 +170,7 @@ class Delivery:
 
 def check_response(
     wanted: Wanted, status: int, headers: Mapping[str, str], *, url: str, known: ObjectInfo | None
-) -> Delivery:
+) -> AcceptedBody:
     """The delivery that an answer to ``wanted`` makes, or AttemptFailed.
 
     Args:
@@ -196,15 +196,19 @@ def refusal(status: int, headers: Mapping[str, str]) -> AttemptFailed:
     word = headers.get("X-Error-Code") if status == 400 else None
     if word in TOKEN_CODES:
         message = "the session token has expired: get new credentials"
-        return AttemptFailed(AccessDenied, message, Verdict.FATAL, status)
+        return AttemptFailed(AccessDenied, message, RetryVerdict.FATAL, status)
     if word == PLAIN_TO_TLS:
-        return AttemptFailed(FetchError, "the port speaks TLS: write https:// in the url", Verdict.FATAL, status)
-    otherwise = FetchError, Verdict.ONCE if word == NO_REASON else Verdict.FATAL, "the server refuses the request"
+        return AttemptFailed(FetchError, "the port speaks TLS: write https:// in the url", RetryVerdict.FATAL, status)
+    otherwise = (
+        FetchError,
+        RetryVerdict.ONCE if word == NO_REASON else RetryVerdict.FATAL,
+        "the server refuses the request",
+    )
     kind, verdict, message = _REFUSALS.get(status, otherwise)
     return AttemptFailed(kind, message, verdict, status)
 
 
-def _partial(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> Delivery:
+def _partial(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> AcceptedBody:
     _check_encoding(206, headers)
     if headers.get("Content-Type", "").lower().startswith("multipart/byteranges"):
         raise _lie(206, "one range was asked for, several were sent (multipart/byteranges)")
@@ -217,18 +221,18 @@ def _partial(wanted: Wanted, headers: Mapping[str, str], url: str, known: Object
     if (first, last + 1) != (start, stop):
         raise _lie(206, f"asked for {wanted.header()}, got Content-Range {headers['Content-Range']!r}")
     _check_length(206, headers, stop - start)
-    return Delivery(info, start, stop)
+    return AcceptedBody(info, start, stop)
 
 
-def _whole(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> Delivery:
+def _whole(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> AcceptedBody:
     """A server that ignores Range sends everything: fine where that was asked, or where the wanted part comes early."""
     _check_encoding(200, headers)
     size = _content_length(200, headers)
     if may_be_page(url, headers) and (size is None or size <= SLICE_LIMIT_BYTES):
-        return Delivery(_info(url, 0, headers), 0, 0, is_counted=True)
+        return AcceptedBody(_info(url, 0, headers), 0, 0, is_counted=True)
     if size is None:
         _check_countable(wanted, headers)
-        return Delivery(_info(url, 0, headers), 0, 0, is_counted=True)
+        return AcceptedBody(_info(url, 0, headers), 0, 0, is_counted=True)
     info = _info(url, size, headers)
     _check_version(known, info, 200)
     start, stop = wanted.span_in(size)
@@ -236,20 +240,22 @@ def _whole(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectIn
     if (start, stop) != (0, size) and start < stop and stop > SLICE_LIMIT_BYTES:
         if not wanted.is_closed:
             message = "the server sends everything for this range, and may do so for this one only"
-            raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, 200, fields={"ignores_range": True}, told=info)
+            raise AttemptFailed(
+                InvalidResponse, message, RetryVerdict.ONCE, 200, fields={"ignores_range": True}, told=info
+            )
         message = (
             f"the server ignores Range and sends all {size} bytes; only ranges that end within the first"
             f" {SLICE_LIMIT_BYTES} are cut out of that: use a server that supports ranges"
         )
-        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, 200, fields={"ignores_range": True})
-    return Delivery(info, start, stop, skip_bytes=start, cut=stop < size)
+        raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE, 200, fields={"ignores_range": True})
+    return AcceptedBody(info, start, stop, skip_bytes=start, cut=stop < size)
 
 
-def _unsatisfiable(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> Delivery:
+def _unsatisfiable(wanted: Wanted, headers: Mapping[str, str], url: str, known: ObjectInfo | None) -> AcceptedBody:
     """416 is right where nothing of the range exists: an error, or the empty rest of an object read to its end."""
     if "Content-Range" not in headers:
         message = "the server says that the range isn't within the object, and not how long that is"
-        raise AttemptFailed(RangeNotSatisfiable, message, Verdict.FATAL, 416, told=known)
+        raise AttemptFailed(RangeNotSatisfiable, message, RetryVerdict.FATAL, 416, told=known)
     _, _, size = _content_range(416, headers)
     # The tag of an error answer may be the error's own, so only the size counts.
     info = ObjectInfo(url, size)
@@ -257,13 +263,13 @@ def _unsatisfiable(wanted: Wanted, headers: Mapping[str, str], url: str, known: 
     start, stop = wanted.span_in(size)
     if start < stop:
         message = f"the server refuses {wanted.header()}, which is within the {size} bytes that it says there are"
-        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, 416, told=info)
-    return Delivery(info, start, stop)
+        raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE, 416, told=info)
+    return AcceptedBody(info, start, stop)
 
 
 def counted(
     wanted: Wanted, headers: Mapping[str, str], body: bytes | bytearray, *, url: str, known: ObjectInfo | None
-) -> Delivery:
+) -> AcceptedBody:
     """The delivery that an answer of 200 makes whose whole body is there, or AttemptFailed; as ``check_response``."""
     if may_be_page(url, headers) and is_page(body):
         message = (
@@ -277,7 +283,7 @@ def counted(
     _check_version(known, info, 200)
     start, stop = wanted.span_in(len(body))
     _check_refusal_was_right(wanted, start, stop)
-    return Delivery(info, start, stop)
+    return AcceptedBody(info, start, stop)
 
 
 def _check_refusal_was_right(wanted: Wanted, start: int, stop: int) -> None:
@@ -337,7 +343,7 @@ def _check_version(known: ObjectInfo | None, seen: ObjectInfo, status: int) -> N
     changed = difference(known, seen) if known is not None else None
     if changed is not None:
         message = f"the object was replaced since it was first read, {changed}: read it again from its start"
-        raise AttemptFailed(ObjectChanged, message, Verdict.FATAL, status)
+        raise AttemptFailed(ObjectChanged, message, RetryVerdict.FATAL, status)
 
 
 def _info(url: str, size: int, headers: Mapping[str, str]) -> ObjectInfo:
@@ -345,4 +351,4 @@ def _info(url: str, size: int, headers: Mapping[str, str]) -> ObjectInfo:
 
 
 def _lie(status: int, message: str) -> AttemptFailed:
-    return AttemptFailed(InvalidResponse, message, Verdict.ONCE, status)
+    return AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE, status)

@@ -37,7 +37,7 @@ __all__ = [
     "FailureWatch",
     "Retries",
     "RetryBudget",
-    "Verdict",
+    "RetryVerdict",
     "cause_of",
     "pause_seconds",
     "quotas",
@@ -146,7 +146,7 @@ class Clock:
     """A number in [0, 1)."""
 
 
-class Verdict(Enum):
+class RetryVerdict(Enum):
     """The meaning of a failed attempt for the next one."""
 
     FATAL = "fatal"
@@ -164,7 +164,7 @@ class AttemptFailed(Exception):
     kind: type[FetchError]
     message: str
     """The cause and the remedy, without url and range, which ``error`` adds."""
-    verdict: Verdict = Verdict.AGAIN
+    verdict: RetryVerdict = RetryVerdict.AGAIN
     status: int | None = None
     retry_after: float | None = None
     """Seconds that the server asked us to wait; None where it didn't."""
@@ -267,7 +267,7 @@ class FailureWatch:
             now: Seconds since some point.
             ended: Attempts at this host that were over before, well or not.
         """
-        if failure.verdict is Verdict.FATAL:
+        if failure.verdict is RetryVerdict.FATAL:
             return None
         failures = self._failures
         failures.append((now, ended, (failure.kind, failure.status), failure.message))
@@ -323,8 +323,8 @@ class Retries:
         if progressed:
             self._failures = 0
         self._failures += 1
-        self._lies += failure.verdict is Verdict.ONCE
-        if failure.verdict is Verdict.FATAL or self._lies > 1 or self._failures >= config.attempts:
+        self._lies += failure.verdict is RetryVerdict.ONCE
+        if failure.verdict is RetryVerdict.FATAL or self._lies > 1 or self._failures >= config.attempts:
             return None
         if failure.retry_after is not None and failure.retry_after > config.retry_after_maximum_seconds:
             return None
@@ -349,13 +349,13 @@ def giving_up(failure: AttemptFailed, config: RetryConfig) -> AttemptFailed:
             " spent: it fails most of what it is asked, so find out why, or raise RetryConfig(budget=...)"
         )
         return replace(failure, message=failure.message + reason)
-    if failure.verdict is Verdict.FATAL or (failure.retry_after or 0.0) <= config.retry_after_maximum_seconds:
+    if failure.verdict is RetryVerdict.FATAL or (failure.retry_after or 0.0) <= config.retry_after_maximum_seconds:
         return failure
     message = (
         f"the server asks to wait {failure.retry_after:.0f} s, more than"
         f" retry_after_maximum_seconds={config.retry_after_maximum_seconds:g}: come back later, ask less, or raise it"
     )
-    return AttemptFailed(Throttled, message, Verdict.FATAL, failure.status, failure.retry_after, failure.host)
+    return AttemptFailed(Throttled, message, RetryVerdict.FATAL, failure.status, failure.retry_after, failure.host)
 
 
 def retry_after_seconds(value: str | None, *, wall_now: float) -> float | None:
@@ -389,7 +389,7 @@ class Resumable(Protocol):
     """Memory that several attempts fill, each going on from where the one before it ended, or starting over."""
 
     @property
-    def asked(self) -> Span:
+    def asked(self) -> BodySpan:
         """The caller's range, which errors name."""
         ...
 
@@ -398,7 +398,7 @@ class Resumable(Protocol):
         ...
 
 
-class Span(Protocol):
+class BodySpan(Protocol):
     """A range of bytes as its caller asked for it."""
 
     @property

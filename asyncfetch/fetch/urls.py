@@ -20,7 +20,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from asyncfetch.errors import ConfigError, InvalidResponse, redact_text, redact_url
-from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, cause_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,19 +127,21 @@ def parse_url(text: str) -> URL:
 def next_url(url: URL, location: str | None) -> URL:
     """The target of a redirect, without any userinfo: a server has no say in which credentials we send."""
     if not location:
-        raise AttemptFailed(InvalidResponse, "the server redirects without saying where (no Location)", Verdict.ONCE)
+        raise AttemptFailed(
+            InvalidResponse, "the server redirects without saying where (no Location)", RetryVerdict.ONCE
+        )
     try:
         target = url.join(_url(location)).with_fragment(None)
         valid = target.scheme in {"http", "https"} and bool(target.host) and bool(target.port)
     except ValueError as error:
         message = f"Location can't be parsed: {redact_text(str(error))}"
-        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE) from cause_of(error)
+        raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE) from cause_of(error)
     if not valid:
         message = f"the server redirects to {redact_url(location)!r}, which is no http url"
-        raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
+        raise AttemptFailed(InvalidResponse, message, RetryVerdict.FATAL)
     if url.scheme == "https" and target.scheme == "http":
         message = f"the server redirects from https to plain http at {host_name(target)}: not followed"
-        raise AttemptFailed(InvalidResponse, message, Verdict.FATAL)
+        raise AttemptFailed(InvalidResponse, message, RetryVerdict.FATAL)
     return target if userinfo(target) is None else target.with_user(None)
 
 

@@ -17,17 +17,17 @@ from __future__ import annotations
 
 from asyncfetch.lerobot.dataset import DatasetStatistics, LeRobotDataset, chosen_features, open_dataset
 from asyncfetch.lerobot.depth import DepthUnit
-from asyncfetch.lerobot.engine import Engine, pool_bytes
+from asyncfetch.lerobot.engine import DatasetEngine, pool_bytes
 from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
 from asyncfetch.lerobot.samples import Asked, DoesNotFit, Field, ImageDtype, Row, Sample, SampleBuilder
 from asyncfetch.lerobot.windows import Windows, check_windows, frames
 
 __all__ = [
     "Asked",
+    "DatasetEngine",
     "DatasetStatistics",
     "DepthUnit",
     "DoesNotFit",
-    "Engine",
     "EpisodeCacheStatistics",
     "Field",
     "HeldEpisode",

@@ -25,7 +25,7 @@ from asyncfetch.errors import (
     redact_url,
 )
 from asyncfetch.lerobot.depth import depth_stats
-from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE, Engine
+from asyncfetch.lerobot.engine import DECODERS_SHARE, TABLES_SHARE, DatasetEngine
 from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.prefetches import Prefetches
@@ -98,7 +98,7 @@ class LeRobotDataset(AsyncOnly):
         image_dtype: ImageDtype,
         depth_unit: DepthUnit,
         config: StreamConfig,
-        engine: Engine | None = None,
+        engine: DatasetEngine | None = None,
     ) -> None:
         """``engine`` is one that it shares with other datasets, and doesn't close."""
         self.url = url
@@ -129,7 +129,7 @@ class LeRobotDataset(AsyncOnly):
 
     async def _open(self, stack: AsyncExitStack) -> None:
         if self._given_engine is None:
-            self._engine = await stack.enter_async_context(Engine(self.config))
+            self._engine = await stack.enter_async_context(DatasetEngine(self.config))
         else:
             self._engine = self._given_engine
         engine = self._engine
@@ -384,9 +384,9 @@ class LeRobotDataset(AsyncOnly):
         with self._prefetches.told(wanted):
             return await self._episodes.hold_common(wanted)
 
-    def hurry(self, episode: int) -> None:
+    def raise_priority(self, episode: int) -> None:
         """Somebody waits now for an episode that was read ahead; for a pass."""
-        self._episodes.hurry(self._episode(episode))
+        self._episodes.raise_priority(self._episode(episode))
 
     async def clip_bytes(self, episode: int) -> int:
         """Memory that the clips of an episode take; fetches its videos' indexes where needed."""

@@ -17,13 +17,13 @@ import anyio.to_thread
 
 from asyncfetch.cache import ByteCache, DiskTier
 from asyncfetch.cache.disk import DiskReader
-from asyncfetch.cache.memory import SpaceQueue
+from asyncfetch.cache.memory import ReservationQueue
 from asyncfetch.cache.rank_reader import RankReader
 from asyncfetch.config import WorkerConfig, rank_config, usable_cpus
 from asyncfetch.decode import DecodePool, DecoderCache, FrameDecoder
 from asyncfetch.decode.cache import SIZE_VARIABLE
 from asyncfetch.fetch import Fetcher
-from asyncfetch.fetch.gate import Gate
+from asyncfetch.fetch.limiter import Limiter
 from asyncfetch.lerobot.rows import RowCache
 from asyncfetch.runtime.budget import Budget
 from asyncfetch.runtime.cancellation import end_tasks
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import RangeReader
     from asyncfetch.lerobot.video_index import VideoFile
 
-__all__ = ["DECODERS_SHARE", "TABLES_SHARE", "Engine", "pool_bytes"]
+__all__ = ["DECODERS_SHARE", "TABLES_SHARE", "DatasetEngine", "pool_bytes"]
 
 DECODERS_SHARE, TABLES_SHARE = 4, 8
 """Parts of ``max_bytes``: a quarter is for decoders and an eighth for rows and indexes; clips have the rest. A decoder
@@ -60,7 +60,7 @@ SMALL_SHARE = 8
 of no use before their rows."""
 
 
-class Engine:
+class DatasetEngine:
     """Entered with ``async with``; loop-bound. Leaving it ends what is under way and closes everything.
 
     Args:
@@ -89,10 +89,10 @@ class Engine:
         self.run = partial(anyio.to_thread.run_sync, limiter=anyio.CapacityLimiter(PARSER_THREADS))
         """Runs parsers off the loop."""
         self.decode = DecodePool(config.decode_threads or usable_cpus())
-        self.planning, self.locating = Gate(PLANNED_AT_ONCE), Gate(PLANNED_AT_ONCE)
-        """Gates for indexes of videos, and for footers of tables."""
+        self.planning, self.locating = Limiter(PLANNED_AT_ONCE), Limiter(PLANNED_AT_ONCE)
+        """Limiters for indexes of videos, and for footers of tables."""
         requests = config.fetch.max_requests_per_host
-        self.fetching_clips = Gate(max(1, requests - requests // SMALL_SHARE))
+        self.fetching_clips = Limiter(max(1, requests - requests // SMALL_SHARE))
         self.plans: SharedLRU[tuple[int, int], Any] = SharedLRU(small_bytes // 2)
         """Places of the clips of episodes, by the numbers of the dataset and the episode."""
         self.tables: SharedLRU[tuple[int, int], Any] = SharedLRU(small_bytes // 2)
@@ -126,7 +126,7 @@ class Engine:
         self.clips = await stack.enter_async_context(ByteCache(self.reader, max_bytes=self._clips_bytes))
         self.clip_budget = Budget(self.clips.max_bytes)
         """What passes have paid for clips."""
-        self.room: SpaceQueue[None, None] = SpaceQueue(LeasedLRU(self.clips.max_bytes))
+        self.room: ReservationQueue[None, None] = ReservationQueue(LeasedLRU(self.clips.max_bytes))
         """In the byte cache: for all clips of an episode, before the first is asked for."""
         self.decoders = _decoder_cache(config, self._decoder_bytes)
         self.decoder_keys: dict[CacheKey, set[tuple[object, ...]]] = {}

@@ -12,8 +12,9 @@ Four things could go wrong where many ask at once, and don't:
 
 - Episodes that each hold one camera's clip could wait for ever for the room of the other one. So room for all clips of
   an episode is set aside before the first is asked for.
-- What somebody waits for could come after all that was prefetched. So an episode has one caller at all gates, however
-  many want it, which is promoted as soon as one of them doesn't only read ahead.
+- What somebody waits for could come after all that was prefetched. So an episode has one caller at all limiters,
+however
+  many want it, whose priority is raised as soon as one of them doesn't only read ahead.
 - Plans and rows, which are small but for pictures, could come after clips. So they are urgent at the host, even
   where they are read ahead, and clips never take all requests.
 - A video may be replaced. A plan made from the index of the old one cuts the new one at the wrong places. So once
@@ -39,7 +40,7 @@ from asyncfetch.errors import (
     ObjectChanged,
     redact_url,
 )
-from asyncfetch.fetch.gate import Caller, calling, current_caller
+from asyncfetch.fetch.limiter import Caller, calling, current_caller
 from asyncfetch.lerobot.depth import DepthUnit, depth_scale
 from asyncfetch.lerobot.rows import RowReader
 from asyncfetch.lerobot.video_index import VideoIndexes
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from asyncfetch.cache import Lease
     from asyncfetch.config import DecoderBackend
     from asyncfetch.decode import Clip, FrameDecoder
-    from asyncfetch.lerobot.engine import Engine
+    from asyncfetch.lerobot.engine import DatasetEngine
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.lerobot.metadata import Metadata
@@ -222,7 +223,7 @@ class EpisodeCache:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DatasetEngine,
         number: int,
         *,
         metadata: Metadata,
@@ -275,15 +276,15 @@ class EpisodeCache:
         """Fetches the footer of the episode's table where needed: beside ``clip_bytes``, so that ``hold`` needn't."""
         if self._tables.get_nowait(episode.index) is not None:
             return
-        async with self._locating.place():
+        async with self._locating.permit():
             with calling(self._small_reads):
                 await self._watch(self._rows.locate(episode))
 
-    def hurry(self, episode: Episode) -> None:
+    def raise_priority(self, episode: Episode) -> None:
         """Somebody waits for the episode now, if it is on its way: what it still has to ask for goes first."""
         caller = self._callers.get(episode.index)
         if caller is not None:
-            caller.promote()
+            caller.raise_priority()
 
     def hold_nowait(self, episode: Episode, *, paid: bool = False) -> HeldEpisode | None:
         """The episode, if every byte of it is in memory."""
@@ -368,11 +369,11 @@ class EpisodeCache:
         entry.leases, entry.clips = {}, {}
 
     def _caller(self, episode: Episode) -> Caller:
-        """Return who asks for the episode at all gates: the first who did, as long as that one is about."""
+        """Return who asks for the episode at all limiters: the first who did, as long as that one is about."""
         asking = current_caller()
         caller = self._callers.setdefault(episode.index, asking)
         if asking.urgent:
-            caller.promote()
+            caller.raise_priority()
         return caller
 
     def _revive(self, episode: Episode) -> EpisodeEntry | None:
@@ -423,7 +424,7 @@ class EpisodeCache:
         async def lease(camera: str, clip: PlannedClip) -> None:
             plan = clip.plan
             since = time.perf_counter()
-            async with self._fetching_clips.place():
+            async with self._fetching_clips.permit():
                 if meter is not None:
                     meter.add(Cause.LIMIT, time.perf_counter() - since)
                 leases[camera] = await self._watch(
@@ -499,7 +500,7 @@ class EpisodeCache:
             _check_size(self._features[camera], clip)
             planned[camera] = clip
 
-        async with self._planning.place():
+        async with self._planning.permit():
             with calling(self._small_reads):
                 await gather(*(partial(plan_clip, camera) for camera in episode.videos))
         in_order = {camera: planned[camera] for camera in episode.videos}

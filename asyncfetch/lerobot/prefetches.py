@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from asyncfetch.errors import AsyncFetchError, CacheError
-from asyncfetch.fetch.gate import Caller, calling
+from asyncfetch.fetch.limiter import Caller, calling
 from asyncfetch.runtime.failures import copied, kept
 
 if TYPE_CHECKING:

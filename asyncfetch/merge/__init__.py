@@ -5,17 +5,17 @@
     sources       what is read of each dataset beforehand
     plan          what datasets must have in common; which file, frame and task everything gets; its tables
     job           a merge that is planned and can be carried out: its pieces, what waits for what, what is reduced
-    units         the pieces that write: each file
+    tasks         the pieces that write: each file
     summaries     statistics, and the pieces that read back what they need of the rows
     quantiles     how quantiles are found without all rows in memory
-    kernel        each piece as soon as what it needs is there; where it runs is an executor's to say
-    here          the executor of this machine
-    children      processes of its own, when they pay, and what runs in one
+    scheduler     each piece as soon as what it needs is there; where it runs is an executor's to say
+    local_executor   the executor of this machine
+    worker_process   processes of its own, when they pay, and what runs in one
     destination   what a destination has to do
     local_folder  one of them: built beside, gone on with after an interruption
     s3_prefix     the other: put file by file, likewise
     videos        where a video can be cut, and one video of many segments, times in whole ticks
-    finish        the metadata, at the end
+    metadata_writer   the metadata, at the end
     info          what info.json says
     arrow_types   types that differ in nulls only
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, redact_url
 from asyncfetch.fetch.transports.file import local_path
-from asyncfetch.merge.here import OnThisMachine
 from asyncfetch.merge.info import differences
-from asyncfetch.merge.job import Progress, carry_out, plan_job
+from asyncfetch.merge.job import ProgressCounter, carry_out, plan_job
+from asyncfetch.merge.local_executor import OnThisMachine
 from asyncfetch.merge.local_folder import LocalFolder
 from asyncfetch.merge.plan import Limits
 from asyncfetch.merge.s3_prefix import S3Prefix
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.merge.destination import Destination
     from asyncfetch.merge.job import MergeJob, MergeProgress
-    from asyncfetch.merge.kernel import Executor
+    from asyncfetch.merge.scheduler import Executor
 
 __all__ = [
     "MergeReport",
@@ -226,7 +226,8 @@ class Options:
 
 
 async def merge_several(
-    merges: Sequence[tuple[Sequence[str | os.PathLike[str] | Selection], str | os.PathLike[str]]], options: Options
+    merges: Sequence[tuple[Sequence[str | os.PathLike[str] | Selection], str | os.PathLike[str]]],
+    options: Options,
 ) -> list[MergeReport]:
     """Sources and a destination each: all are planned, then all are written, then all take their places.
 
@@ -234,7 +235,7 @@ async def merge_several(
     """
     running_loop("a merge")
     named = [(selections_of(sources), destination_of(destination)) for sources, destination in merges]
-    told = Progress(options.progress)
+    told = ProgressCounter(options.progress)
     executor, fetch = options.executor or OnThisMachine(), options.fetch or FetchConfig()
     started = time.monotonic()
     async with executor.open(fetch, options.workers, told.wrote) as pool:

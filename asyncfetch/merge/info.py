@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.plan import MergePlan
-    from asyncfetch.merge.sources import Source
+    from asyncfetch.merge.sources import MergeSource
     from asyncfetch.merge.videos import Pictures
 
 __all__ = ["DATA_PATH", "INFO_PATH", "VIDEO_PATH", "differences", "merged_info"]
@@ -93,7 +93,7 @@ def differences(plan: MergePlan) -> list[str]:
 
 
 def _difference(
-    what: str, sources: Sequence[Source], blocks: Sequence[Mapping[str, Any]], key: str | None = None
+    what: str, sources: Sequence[MergeSource], blocks: Sequence[Mapping[str, Any]], key: str | None = None
 ) -> str:
     key = what if key is None else key
     (first, one) = next((source.url, block[key]) for source, block in zip(sources, blocks, strict=True) if key in block)
@@ -105,7 +105,7 @@ def _difference(
     return f"{what} is {one!r:.200} in {redact_url(first)}, but {says} in {redact_url(other)}"
 
 
-def _feature(sources: Sequence[Source], feature: Feature) -> dict[str, Any]:
+def _feature(sources: Sequence[MergeSource], feature: Feature) -> dict[str, Any]:
     blocks = [source.raw_info["features"][feature.key] for source in sources]
     merged = {"dtype": feature.dtype, "shape": list(feature.shape), "names": feature.names}
     infos = _infos(sources, feature)
@@ -121,7 +121,7 @@ def _feature(sources: Sequence[Source], feature: Feature) -> dict[str, Any]:
     return merged | {key: value for key, value in agreed.items() if key not in {*merged, "info", "video_info"}}
 
 
-def _infos(sources: Sequence[Source], feature: Feature) -> list[Mapping[str, Any]]:
+def _infos(sources: Sequence[MergeSource], feature: Feature) -> list[Mapping[str, Any]]:
     """Return what each says of the feature; of a camera without its sound, since only the pictures are merged."""
     infos = [source.metadata.features[feature.key].info for source in sources]
     if not feature.is_camera:

@@ -1,8 +1,8 @@
 """A merge that is planned and can be carried out, by whom, and in how many attempts, is open; and carrying it out.
 
 Every file is written once, and what is known of the rows reduced. What is reduced in a tree is what grows with the
-rows: statistics, and the tasks of each episode. Two passes aren't, the plan and ``finish``: in which file an episode
-lies depends on all before it. They take 0.1 ms an episode (one camera).
+rows: statistics, and the tasks of each episode. Two passes aren't, the plan and ``metadata_writer``: in which file an
+episode lies depends on all before it. They take 0.1 ms an episode (one camera).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import anyio.to_thread
 
 from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.merge.destination import Needed, system_errors
-from asyncfetch.merge.finish import write_metadata
-from asyncfetch.merge.kernel import Schedule
+from asyncfetch.merge.metadata_writer import write_metadata
 from asyncfetch.merge.plan import disagreements, plan_merge, refuse
-from asyncfetch.merge.quantiles import Search
-from asyncfetch.merge.sources import Source, load_source
-from asyncfetch.merge.summaries import Summary, add, quantile_ranks, summarise, tally_again
-from asyncfetch.merge.units import RowsUnit, file_units, write
+from asyncfetch.merge.quantiles import QuantileSearch
+from asyncfetch.merge.scheduler import Schedule
+from asyncfetch.merge.sources import MergeSource, load_source
+from asyncfetch.merge.summaries import Summary, add, count_prefixes_again, quantile_ranks, summarise
+from asyncfetch.merge.tasks import RowsTask, file_units, write
 from asyncfetch.runtime.concurrently import gather, ungrouped
 
 if TYPE_CHECKING:
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from asyncfetch.merge.destination import Build, Destination, WrittenFile
-    from asyncfetch.merge.kernel import Pending, Pool, Workplace
     from asyncfetch.merge.plan import Limits, MergePlan
+    from asyncfetch.merge.scheduler import PendingTask, TaskPool, WorkerSetup
     from asyncfetch.merge.sources import Selection
-    from asyncfetch.merge.summaries import PartUnit, Statistics
-    from asyncfetch.merge.units import FileUnit
+    from asyncfetch.merge.summaries import Statistics, SummaryTask
+    from asyncfetch.merge.tasks import FileUnit
 
 __all__ = [
     "MergeJob",
     "MergeProgress",
-    "Progress",
+    "ProgressCounter",
     "carry_out",
     "carry_out_share",
     "plan_job",
@@ -60,7 +60,7 @@ class MergeProgress:
     files_total: int
 
 
-class Progress:
+class ProgressCounter:
     """Adds up what was written, and tells.
 
     Args:
@@ -90,7 +90,7 @@ class Progress:
         self.wrote(url, nbytes)
 
 
-async def write_files(pool: Pool, units: Sequence[FileUnit], build: Build) -> None:
+async def write_files(pool: TaskPool, units: Sequence[FileUnit], build: Build) -> None:
     """Write some of a plan's files, and nothing else. What is finished stays.
 
     Raises:
@@ -105,7 +105,7 @@ async def write_files(pool: Pool, units: Sequence[FileUnit], build: Build) -> No
 
 
 async def write_and_summarise(
-    pool: Pool, units: Sequence[FileUnit], build: Build, progress: Progress
+    pool: TaskPool, units: Sequence[FileUnit], build: Build, progress: ProgressCounter
 ) -> tuple[list[WrittenFile], Summary, dict[str, Statistics]]:
     """Write all of a plan's files. What is finished stays.
 
@@ -132,24 +132,24 @@ async def write_and_summarise(
     with ungrouped():
         async with anyio.create_task_group() as tasks:
             schedule = Schedule(tasks, pool)
-            parts: list[tuple[Pending, PartUnit]] = []
+            parts: list[tuple[PendingTask, SummaryTask]] = []
             for unit in units:
                 written = schedule.submit(write, build, unit)
                 schedule.then(written, finished)
-                if isinstance(unit, RowsUnit):
+                if isinstance(unit, RowsTask):
                     parts += [(written, part) for part in unit.parts()]
             summary, numbers = await _summarise(schedule, build, parts)
     return files, summary, numbers
 
 
 async def _summarise(
-    schedule: Schedule, build: Build, parts: Sequence[tuple[Pending, PartUnit]]
+    schedule: Schedule, build: Build, parts: Sequence[tuple[PendingTask, SummaryTask]]
 ) -> tuple[Summary, dict[str, Statistics]]:
     """Return what is known of the rows of all parts, and their statistics."""
     count = sum(sum(part.lengths) for _, part in parts)
     if not count:
         return Summary(), {}
-    search = Search(count, quantile_ranks(count))
+    search = QuantileSearch(count, quantile_ranks(count))
     leaves = [schedule.submit(summarise, build, written, part, search.shift) for written, part in parts]
     root = schedule.reduce(add, leaves)
     leaves.clear()  # who still needs one has it
@@ -157,7 +157,8 @@ async def _summarise(
     search.learn(summary.counted)
     while search.wanted:
         leaves += [
-            schedule.submit(tally_again, build, written, part, search.wanted, search.shift) for written, part in parts
+            schedule.submit(count_prefixes_again, build, written, part, search.wanted, search.shift)
+            for written, part in parts
         ]
         root = schedule.reduce(add, leaves)
         leaves.clear()
@@ -211,7 +212,7 @@ class MergeJob:
 
 
 async def plan_job(
-    pool: Pool, selections: Sequence[Selection], destination: Destination, limits: Limits, *, overwrite: bool
+    pool: TaskPool, selections: Sequence[Selection], destination: Destination, limits: Limits, *, overwrite: bool
 ) -> MergeJob:
     """Look whether the destination is free, read and check the sources, and plan.
 
@@ -226,11 +227,11 @@ async def plan_job(
         async with anyio.create_task_group() as tasks:
             schedule = Schedule(tasks, pool)
             pending = [schedule.submit(load_sources, share) for share in shares]
-            loaded: dict[Selection, Source | DatasetError | FetchError] = {}
+            loaded: dict[Selection, MergeSource | DatasetError | FetchError] = {}
             for share, one in zip(shares, pending, strict=True):
                 loaded |= zip(share, await schedule.get(one), strict=True)
-    sources = [source for one in selections if isinstance(source := loaded[one], Source)]
-    if errors := [error for one in different if not isinstance(error := loaded[one], Source)]:
+    sources = [source for one in selections if isinstance(source := loaded[one], MergeSource)]
+    if errors := [error for one in different if not isinstance(error := loaded[one], MergeSource)]:
         others = await anyio.to_thread.run_sync(disagreements, sources) if sources else []
         refuse([*map(str, errors), *others], errors[0])
     plan = await anyio.to_thread.run_sync(plan_merge, sources, limits)
@@ -239,18 +240,20 @@ async def plan_job(
 
 
 async def check_free(
-    pool: Pool, destination: Destination, sources: Sequence[Selection | Source], *, overwrite: bool
+    pool: TaskPool, destination: Destination, sources: Sequence[Selection | MergeSource], *, overwrite: bool
 ) -> None:
     """MergeError unless a dataset of these can be written there."""
     with system_errors([destination.name]):
         await destination.check(pool.fetcher, [source.url for source in sources], overwrite=overwrite)
 
 
-async def load_sources(place: Workplace, selections: Sequence[Selection]) -> list[Source | DatasetError | FetchError]:
+async def load_sources(
+    place: WorkerSetup, selections: Sequence[Selection]
+) -> list[MergeSource | DatasetError | FetchError]:
     """Each, or why it can't be read."""
     limiter = anyio.CapacityLimiter(_SOURCES_AT_ONCE)
 
-    async def load(selection: Selection) -> Source | DatasetError | FetchError:
+    async def load(selection: Selection) -> MergeSource | DatasetError | FetchError:
         async with limiter:
             try:
                 return await load_source(place.fetcher, selection, run=anyio.to_thread.run_sync)
@@ -260,7 +263,7 @@ async def load_sources(place: Workplace, selections: Sequence[Selection]) -> lis
     return await gather(*(partial(load, selection) for selection in selections))
 
 
-async def carry_out(jobs: Sequence[MergeJob], pool: Pool, progress: Progress) -> list[tuple[int, int]]:
+async def carry_out(jobs: Sequence[MergeJob], pool: TaskPool, progress: ProgressCounter) -> list[tuple[int, int]]:
     """Write what isn't written yet: number of files and their bytes, by job.
 
     When all of it is written, the datasets take their places one right after the other: what ends earlier leaves none,
@@ -277,7 +280,7 @@ async def carry_out(jobs: Sequence[MergeJob], pool: Pool, progress: Progress) ->
         return await _carry_out(jobs, pool, progress)
 
 
-async def _carry_out(jobs: Sequence[MergeJob], pool: Pool, progress: Progress) -> list[tuple[int, int]]:
+async def _carry_out(jobs: Sequence[MergeJob], pool: TaskPool, progress: ProgressCounter) -> list[tuple[int, int]]:
     finished = [await job.build.finished(pool.fetcher) for job in jobs]
     async with AsyncExitStack() as stack:
         for job, files in zip(jobs, finished, strict=True):
@@ -307,14 +310,14 @@ async def _carry_out(jobs: Sequence[MergeJob], pool: Pool, progress: Progress) -
     return written
 
 
-def _tell_of(job: MergeJob, files: Sequence[WrittenFile], progress: Progress) -> None:
+def _tell_of(job: MergeJob, files: Sequence[WrittenFile], progress: ProgressCounter) -> None:
     paths = {unit.path for unit in job.units}
     for file in files:
         if file.path in paths:
             progress.finished(job.build.url(file.path), file.nbytes)
 
 
-async def carry_out_share(job: MergeJob, pool: Pool, rank: int, world_size: int) -> None:
+async def carry_out_share(job: MergeJob, pool: TaskPool, rank: int, world_size: int) -> None:
     """Write every ``world_size``-th file, from the one numbered ``rank`` on, for somebody's ``carry_out`` to find.
 
     Raises:
@@ -328,7 +331,7 @@ async def carry_out_share(job: MergeJob, pool: Pool, rank: int, world_size: int)
             await write_files(pool, job.units[rank::world_size], job.build)
 
 
-def _are_anywhere(sources: Sequence[Source | Selection]) -> bool:
+def _are_anywhere(sources: Sequence[MergeSource | Selection]) -> bool:
     schemes = (source.url.partition("://") for source in sources)
     return all(not separator or scheme.lower() in _ANYWHERE for scheme, separator, _ in schemes)
 

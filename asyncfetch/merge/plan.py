@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot.episode_table import Episode
     from asyncfetch.lerobot.info import Feature
-    from asyncfetch.merge.sources import Source
+    from asyncfetch.merge.sources import MergeSource
     from asyncfetch.merge.videos import Segment
     from asyncfetch.ranges import ObjectInfo
 
@@ -239,7 +239,7 @@ _DEPTH_KEYS = ("depth_unit", "video.depth_min", "video.depth_max", "video.shift"
 file."""
 
 
-def disagreements(sources: Sequence[Source]) -> list[str]:
+def disagreements(sources: Sequence[MergeSource]) -> list[str]:
     """Return what sources, at least one, disagree in that a dataset has one of, each against the first that has it.
 
     Encoder settings, per-feature ``fps`` and the probed numbers of ``info`` may differ: the files themselves are
@@ -261,7 +261,7 @@ def refuse(problems: Sequence[str], cause: BaseException | None = None) -> None:
         raise MergeError(f"can't merge, for {count}:\n" + "\n".join(f"- {problem}" for problem in problems)) from cause
 
 
-def _differences(first: Source, other: Source) -> Iterator[str]:
+def _differences(first: MergeSource, other: MergeSource) -> Iterator[str]:
     def compare(what: str, one: object, another: object) -> Iterator[str]:
         if one != another:
             yield (
@@ -284,7 +284,7 @@ def _meaning(feature: Feature) -> dict[str, Any]:
     return own | settings
 
 
-def _different_columns(sources: Sequence[Source]) -> Iterator[str]:
+def _different_columns(sources: Sequence[MergeSource]) -> Iterator[str]:
     """Yield, of every file of rows, what it lacks, and what it stores otherwise, but for what may be null."""
     types: dict[str, tuple[Any, str]] = {}
     for source in sources:
@@ -306,7 +306,7 @@ def _different_columns(sources: Sequence[Source]) -> Iterator[str]:
                     types[feature.key] = (first if common is None else common, first_where)
 
 
-def _different_pictures(sources: Sequence[Source], camera: str) -> Iterator[str]:
+def _different_pictures(sources: Sequence[MergeSource], camera: str) -> Iterator[str]:
     files = [file for source in sources for file in source.pictures.get(camera, {}).items()]
     for url, pictures in files[1:]:
         first_url, first = files[0]
@@ -315,7 +315,7 @@ def _different_pictures(sources: Sequence[Source], camera: str) -> Iterator[str]
                 yield f"{name} of {camera} is {one!r} in {redact_url(first_url)}, but {another!r} in {redact_url(url)}"
 
 
-def _different_statistics(sources: Sequence[Source]) -> Iterator[str]:
+def _different_statistics(sources: Sequence[MergeSource]) -> Iterator[str]:
     """Yield the differences of pictures: they become a column. Those of numbers are taken anew."""
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}
     for source in sources:
@@ -327,7 +327,7 @@ def _different_statistics(sources: Sequence[Source]) -> Iterator[str]:
                     yield (f"the shape of stats/{key}/{name} is {first_shape} in {first_where}, but {shape} in {where}")
 
 
-def _different_versions(sources: Sequence[Source]) -> Iterator[str]:
+def _different_versions(sources: Sequence[MergeSource]) -> Iterator[str]:
     """Yield the differences of a file that several have, read at different times."""
     objects: dict[str, ObjectInfo] = {}
     for source in sources:
@@ -406,7 +406,7 @@ class VideoPlan:
 class MergePlan:
     """All that will be written."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[MergeSource, ...]
     limits: Limits
     tasks: tuple[str, ...]
     """Tasks by task_index."""
@@ -438,7 +438,7 @@ class MergePlan:
         return files
 
 
-def plan_merge(sources: Sequence[Source], limits: Limits) -> MergePlan:
+def plan_merge(sources: Sequence[MergeSource], limits: Limits) -> MergePlan:
     """Return where everything goes.
 
     Args:
@@ -464,7 +464,7 @@ def plan_merge(sources: Sequence[Source], limits: Limits) -> MergePlan:
 
 
 def _pack_videos(
-    sources: Sequence[Source], camera: str, max_bytes: int
+    sources: Sequence[MergeSource], camera: str, max_bytes: int
 ) -> tuple[list[list[Segment]], dict[tuple[int, int], FilePlace]]:
     """The segments of each file, and where (source, episode) begins."""
     files: list[list[Segment]] = []
@@ -486,7 +486,7 @@ def _pack_videos(
 
 
 def _place_episodes(
-    sources: Sequence[Source], max_bytes: int, places: Mapping[str, Mapping[tuple[int, int], FilePlace]]
+    sources: Sequence[MergeSource], max_bytes: int, places: Mapping[str, Mapping[tuple[int, int], FilePlace]]
 ) -> list[PlannedEpisode]:
     planned: list[PlannedEpisode] = []
     data_file = from_index = 0

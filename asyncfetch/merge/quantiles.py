@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Place", "Search", "Tally", "TallySet", "keys_of", "tally"]
+__all__ = ["CountersByFeature", "KnownValues", "PrefixCounters", "QuantileSearch", "count_prefixes", "keys_of"]
 
 _SHIFTS = (42, 29, 14, 0)
 """Bits on the right that a round leaves out. 10 bits of a float64's fraction, all that a float32 has, then the rest."""
@@ -31,7 +31,7 @@ _SIGN = np.int64(-(2**63))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class KnownValues:
     """All that is known of the values at some places of one component's order."""
 
     shift: int
@@ -49,7 +49,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tally:
+class PrefixCounters:
     """One component's rows, counted by their first bits."""
 
     bins: NDArray[np.int64]
@@ -58,19 +58,19 @@ class Tally:
     used_bits: int
     """Bits that any key has, whole."""
 
-    def __add__(self, other: Tally) -> Tally:
+    def __add__(self, other: PrefixCounters) -> PrefixCounters:
         bins, places = np.unique(np.concatenate((self.bins, other.bins)), return_inverse=True)
         counts = np.zeros(len(bins), np.int64)
         np.add.at(counts, places, np.concatenate((self.counts, other.counts)))
-        return Tally(bins, counts, self.used_bits | other.used_bits)
+        return PrefixCounters(bins, counts, self.used_bits | other.used_bits)
 
-    def find(self, ranks: NDArray[np.int64], shift: int) -> Place:
+    def find(self, ranks: NDArray[np.int64], shift: int) -> KnownValues:
         """The places with so many of the counted rows before them."""
         behind = np.cumsum(self.counts)
         at = np.searchsorted(behind, ranks, "right")
-        return Place(shift, self.bins[at], ranks - (behind[at] - self.counts[at]))
+        return KnownValues(shift, self.bins[at], ranks - (behind[at] - self.counts[at]))
 
-    def narrow(self, place: Place, shift: int) -> Place:
+    def narrow(self, place: KnownValues, shift: int) -> KnownValues:
         """The same places, by the bits that were counted of the rows that ``place`` asks for."""
         first = np.searchsorted(self.bins >> (place.shift - shift), place.bins)
         before = np.concatenate(([0], np.cumsum(self.counts)))
@@ -78,19 +78,19 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TallySet:
+class CountersByFeature:
     """Tallies of several features, by key: one for each component."""
 
-    tallies: Mapping[str, Sequence[Tally]]
+    tallies: Mapping[str, Sequence[PrefixCounters]]
 
-    def __add__(self, other: TallySet) -> TallySet:
-        return TallySet({
+    def __add__(self, other: CountersByFeature) -> CountersByFeature:
+        return CountersByFeature({
             key: [one + another for one, another in zip(own, other.tallies[key], strict=True)]
             for key, own in self.tallies.items()
         })
 
 
-class Search:
+class QuantileSearch:
     """The same places in the order of each component of each feature, looked for in rounds.
 
     Args:
@@ -101,14 +101,14 @@ class Search:
     def __init__(self, num_rows: int, ranks: NDArray[np.int64]) -> None:
         self.shift = 0 if num_rows <= _FEW_ROWS else _SHIFTS[0]
         """The next round's."""
-        self.wanted: dict[str, list[Place]] = {}
+        self.wanted: dict[str, list[KnownValues]] = {}
         """Places that the next round is to ask for, by feature; none where all is known."""
         self._ranks = ranks
-        self._found: dict[str, list[Place]] = {}
+        self._found: dict[str, list[KnownValues]] = {}
 
-    def learn(self, counted: TallySet) -> None:
+    def learn(self, counted: CountersByFeature) -> None:
         """Learn from what a round has counted: the first one of all features, the others of what is wanted."""
-        found: dict[str, list[Place]] = {}
+        found: dict[str, list[KnownValues]] = {}
         is_known = {}
         for key, tallies in counted.tallies.items():
             before = self.wanted.get(key, [None] * len(tallies))
@@ -135,9 +135,9 @@ def keys_of(values: NDArray[Any]) -> NDArray[np.int64]:
     return np.where(bits < 0, -(bits & ~_SIGN), bits)
 
 
-def tally(keys: NDArray[np.int64], shift: int, place: Place | None = None) -> Tally:
+def count_prefixes(keys: NDArray[np.int64], shift: int, place: KnownValues | None = None) -> PrefixCounters:
     """Counts of one component's keys: of all, or those that ``place`` asks for."""
     if place is not None:
         keys = keys[np.isin(keys >> place.shift, place.bins)]
     bins, counts = np.unique(keys >> shift, return_counts=True)
-    return Tally(bins, counts, int(np.bitwise_or.reduce(keys)) if len(keys) else 0)
+    return PrefixCounters(bins, counts, int(np.bitwise_or.reduce(keys)) if len(keys) else 0)

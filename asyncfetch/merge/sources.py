@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataFile",
+    "MergeSource",
     "Selection",
-    "Source",
     "has_pictures",
     "load_source",
     "pack_schema",
@@ -137,7 +137,7 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MergeSource:
     """A dataset to be merged, checked by itself."""
 
     url: str
@@ -169,7 +169,7 @@ def has_pictures(feature: Feature) -> bool:
     return feature.is_camera or feature.kind == "image"
 
 
-async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) -> Source:
+async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) -> MergeSource:
     """Read what a merge has to know of a dataset.
 
     Raises:
@@ -245,7 +245,7 @@ async def load_source(reader: Fetcher, selection: Selection, *, run: RunSync) ->
         for camera, of_file in videos.items()
     }
     versions = sorted((one, (info.size, info.version)) for one, info in objects.items())
-    return Source(
+    return MergeSource(
         url=url,
         raw_info=raw,
         metadata=metadata,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.merge.apply import MergeReport
     from asyncfetch.merge.job import MergeProgress
-    from asyncfetch.merge.kernel import Executor
+    from asyncfetch.merge.scheduler import Executor
 
 __all__ = ["Share", "convert_dataset", "select_episodes", "split_dataset", "split_episodes"]
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from asyncfetch.lerobot.columns import to_column
 from asyncfetch.lerobot.parquet import open_table, read_columns
-from asyncfetch.merge.quantiles import TallySet, keys_of, tally
+from asyncfetch.merge.quantiles import CountersByFeature, count_prefixes, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.destination import Build, WrittenFile
-    from asyncfetch.merge.kernel import Workplace
-    from asyncfetch.merge.quantiles import Place
+    from asyncfetch.merge.quantiles import KnownValues
+    from asyncfetch.merge.scheduler import WorkerSetup
 
 __all__ = [
     "QUANTILES",
     "STATISTICS",
     "EpisodeColumn",
     "Moments",
-    "PartUnit",
     "Statistics",
     "Summary",
+    "SummaryTask",
     "add",
     "combine",
     "components_of",
+    "count_prefixes_again",
     "cut_parts",
     "describe",
     "quantile_ranks",
     "summarise",
-    "tally_again",
 ]
 
 Statistics = dict[str, "NDArray[Any]"]
@@ -182,7 +182,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class PartUnit:
+class SummaryTask:
     """Episodes in a written file of rows that are summarised together."""
 
     first_group: int
@@ -201,51 +201,51 @@ class Summary:
     episodes: tuple[Mapping[str, Statistics], ...] = ()
     """Statistics by feature, the first axis over some of the episodes."""
     moments: Mapping[str, Moments] = field(default_factory=dict)
-    counted: TallySet = field(default_factory=lambda: TallySet({}))
+    counted: CountersByFeature = field(default_factory=lambda: CountersByFeature({}))
 
     def __add__(self, other: Summary) -> Summary:
         moments = {key: own + other.moments[key] for key, own in self.moments.items()}
         return Summary(self.tasks + other.tasks, self.episodes + other.episodes, moments, self.counted + other.counted)
 
 
-def cut_parts(lengths: Sequence[int], features: tuple[Feature, ...]) -> list[PartUnit]:
+def cut_parts(lengths: Sequence[int], features: tuple[Feature, ...]) -> list[SummaryTask]:
     """A file's row groups, of these lengths, some at a time."""
     parts = []
     first = rows = 0
     for at, length in enumerate(lengths):
         if rows and rows + length > _PART_ROWS:
-            parts.append(PartUnit(first, tuple(lengths[first:at]), features))
+            parts.append(SummaryTask(first, tuple(lengths[first:at]), features))
             first, rows = at, 0
         rows += length
-    return [*parts, PartUnit(first, tuple(lengths[first:]), features)] if rows else parts
+    return [*parts, SummaryTask(first, tuple(lengths[first:]), features)] if rows else parts
 
 
-async def summarise(place: Workplace, build: Build, written: WrittenFile, part: PartUnit, shift: int) -> Summary:
+async def summarise(place: WorkerSetup, build: Build, written: WrittenFile, part: SummaryTask, shift: int) -> Summary:
     """Return what is known of some row groups of a written file, its quantiles as a first round of their search."""
     url, table = await _read_part(place, build, written, part, [feature.key for feature in part.features])
     return await anyio.to_thread.run_sync(_summarise, table, part, url, shift)
 
 
-async def tally_again(
-    place: Workplace,
+async def count_prefixes_again(
+    place: WorkerSetup,
     build: Build,
     written: WrittenFile,
-    part: PartUnit,
-    wanted: Mapping[str, Sequence[Place]],
+    part: SummaryTask,
+    wanted: Mapping[str, Sequence[KnownValues]],
     shift: int,
-) -> TallySet:
+) -> CountersByFeature:
     """A further round of the search for quantiles."""
     url, table = await _read_part(place, build, written, part, list(wanted))
-    return await anyio.to_thread.run_sync(_tally_again, table, part, url, wanted, shift)
+    return await anyio.to_thread.run_sync(_count_prefixes_again, table, part, url, wanted, shift)
 
 
-async def add(place: Workplace, left: T, right: T) -> T:
+async def add(place: WorkerSetup, left: T, right: T) -> T:
     """Two summaries or counts, the left one's episodes first."""
     return await anyio.to_thread.run_sync(operator.add, left, right)
 
 
 async def _read_part(
-    place: Workplace, build: Build, written: WrittenFile, part: PartUnit, columns: Sequence[str]
+    place: WorkerSetup, build: Build, written: WrittenFile, part: SummaryTask, columns: Sequence[str]
 ) -> tuple[str, pa.Table]:
     url = build.url(written.path)
     file = await open_table(place.fetcher, url, run=anyio.to_thread.run_sync)
@@ -253,7 +253,7 @@ async def _read_part(
     return url, await read_columns(place.fetcher, file, groups, columns, run=anyio.to_thread.run_sync)
 
 
-def _summarise(table: pa.Table, part: PartUnit, url: str, shift: int) -> Summary:
+def _summarise(table: pa.Table, part: SummaryTask, url: str, shift: int) -> Summary:
     moments, episodes, counted = {}, {}, {}
     tasks: tuple[tuple[int, ...], ...] = ()
     cuts = np.cumsum(part.lengths)[:-1]
@@ -265,19 +265,19 @@ def _summarise(table: pa.Table, part: PartUnit, url: str, shift: int) -> Summary
         moments[feature.key] = Moments.of_rows(components)
         described = [describe(own) for own in np.split(components, cuts, axis=-1)]
         episodes[feature.key] = {name: np.stack([one[name] for one in described]) for name in described[0]}
-        counted[feature.key] = [tally(keys, shift) for keys in _keys_by_component(components)]
-    return Summary(tasks, (episodes,), moments, TallySet(counted))
+        counted[feature.key] = [count_prefixes(keys, shift) for keys in _keys_by_component(components)]
+    return Summary(tasks, (episodes,), moments, CountersByFeature(counted))
 
 
-def _tally_again(
-    table: pa.Table, part: PartUnit, url: str, wanted: Mapping[str, Sequence[Place]], shift: int
-) -> TallySet:
+def _count_prefixes_again(
+    table: pa.Table, part: SummaryTask, url: str, wanted: Mapping[str, Sequence[KnownValues]], shift: int
+) -> CountersByFeature:
     counted = {}
     for feature in part.features:
         if places := wanted.get(feature.key):
             keys = _keys_by_component(components_of(to_column(table[feature.key], feature, url)))
-            counted[feature.key] = [tally(own, shift, place) for own, place in zip(keys, places, strict=True)]
-    return TallySet(counted)
+            counted[feature.key] = [count_prefixes(own, shift, place) for own, place in zip(keys, places, strict=True)]
+    return CountersByFeature(counted)
 
 
 def _keys_by_component(components: NDArray[Any]) -> NDArray[np.int64]:

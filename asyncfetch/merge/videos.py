@@ -38,7 +38,7 @@ __all__ = [
     "EpisodeSpan",
     "Pictures",
     "Segment",
-    "VideoFile",
+    "SourceVideo",
     "build_video",
     "cut_file",
     "describe_pictures",
@@ -245,7 +245,7 @@ def _h264_format(box: Box) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class VideoFile:
+class SourceVideo:
     """A video to be written: its first bytes, then ranges of other files."""
 
     header: bytes
@@ -258,14 +258,14 @@ class VideoFile:
         return len(self.header) + sum(stop - start for _, start, stop in self.ranges)
 
 
-def build_video(segments: Sequence[Segment], *, fps: float) -> VideoFile:
+def build_video(segments: Sequence[Segment], *, fps: float) -> SourceVideo:
     """The file with these segments, at least one and all of one configuration and time scale."""
     track = segments[0].index.track
     track = dataclasses.replace(track, stsd=plain_description(track.stsd))
     sizes = np.concatenate([segment.index.samples.sizes[segment.first : segment.stop] for segment in segments])
     tables = ClipTables(sizes=sizes, timing=_timing(segments, fps), sync=_sync(segments), runs=_runs(segments))
     header = build_header(track, tables, start=0, stop=int(sizes.sum(dtype=np.int64)))
-    return VideoFile(header, tuple(_source_ranges(segments)))
+    return SourceVideo(header, tuple(_source_ranges(segments)))
 
 
 def _timing(segments: Sequence[Segment], fps: float) -> Timing:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import StreamConfig
 
-__all__ = ["Report", "Verdict"]
+__all__ = ["Diagnosis", "Report"]
 
 MIB = 1024 * 1024
 TRAINER_SHARE = 0.9
@@ -42,7 +42,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Diagnosis:
     """The one thing that binds."""
 
     binds: str
@@ -63,7 +63,7 @@ class Report:
 
     waits: Waits
     """The consumer's time, by what it went to."""
-    verdict: Verdict
+    verdict: Diagnosis
     statistics: Any = None
     """DatasetStatistics at that moment; None where nothing is known."""
     num_workers: int = 0
@@ -178,14 +178,14 @@ class _Judge:
     def _share(self, seconds: float) -> float:
         return seconds / self._wall_seconds if self._wall_seconds else 0.0
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Diagnosis:
         waits = self._waits
         if not waits.consumers:
-            return Verdict(binds="nothing", evidence="no pass has begun in this process")
+            return Diagnosis(binds="nothing", evidence="no pass has begun in this process")
         own = self._share(_own_seconds(waits, self._workers))
         if own >= (IDLE_SHARE if self._workers else TRAINER_SHARE):
             who = "the workers stood still" if self._workers else "the consumer was busy with its own"
-            return Verdict(binds="trainer", evidence=f"{who} for {own:.0%} {self._when}; nothing to do here")
+            return Diagnosis(binds="trainer", evidence=f"{who} for {own:.0%} {self._when}; nothing to do here")
         seconds = self._seconds
         if self._workers:  # which put batches together between two samples
             seconds[Cause.HAND_OVER] = seconds.get(Cause.HAND_OVER, 0.0) + waits.busy_cpu_seconds
@@ -202,12 +202,12 @@ class _Judge:
         own = self._share(_own_seconds(self._waits, self._workers))
         return 1 / max(own, 1 - share * (1 - 1 / times), 1e-3)
 
-    def _of_network(self, seconds: Mapping[Cause, float], network: float) -> Verdict:
+    def _of_network(self, seconds: Mapping[Cause, float], network: float) -> Diagnosis:
         waits, config, seen = self._waits, self._config, self._seen
         told = f"{self._share(network):.0%} {self._when} went into waiting for hosts"
         if seen is None:
             cause = max(_NETWORK, key=lambda one: seconds.get(one, 0.0))
-            return Verdict(binds=cause.key, evidence=told)
+            return Diagnosis(binds=cause.key, evidence=told)
         fetch = seen.fetch
         origin, host = max(fetch.hosts.items(), key=lambda item: item[1].bytes, default=("", None))
         rate = fetch.bytes * max(1, waits.consumers) / max(waits.wall_seconds, 1e-9)
@@ -217,14 +217,14 @@ class _Judge:
         if huge is not None:
             return huge
         if seen.disk is not None and seen.disk.misses > seen.disk.hits:
-            return Verdict(
+            return Diagnosis(
                 binds=Cause.DISK.key,
                 evidence=f"{told}, for the disk cache is cold: {seen.disk.misses} reads weren't there, "
                 f"{seen.disk.hits} were",
                 advice="the next epoch reads from it; to have it full before, copy it or read the dataset once",
             )
         if loop >= LOOP_SHARE:
-            return Verdict(
+            return Diagnosis(
                 binds="loop",
                 evidence=f"{told}; the loop's thread took {loop:.0%} of a core, for TLS and requests",
                 setting={"num_workers": max(2, min(4, self._cores))} if not self._workers else {},
@@ -233,14 +233,14 @@ class _Judge:
             )
         limit_share = seconds.get(Cause.LIMIT, 0.0) / network
         if config.fetch.max_bytes_per_second is not None and rate >= 0.8 * config.fetch.max_bytes_per_second:
-            return Verdict(
+            return Diagnosis(
                 binds=Cause.LIMIT.key,
                 evidence=f"{told}; max_bytes_per_second is {config.fetch.max_bytes_per_second / MIB:.1f} MiB/s",
                 advice="raise FetchConfig(max_bytes_per_second=...) if the link is yours",
             )
         if limit_share >= 0.5 and host is not None:
             if fetch.throttled:
-                return Verdict(
+                return Diagnosis(
                     binds=Cause.LIMIT.key,
                     evidence=f"{told}; {origin} has a quota: {fetch.throttled} of {fetch.requests} requests were "
                     f"throttled, {self._share(seconds.get(Cause.LIMIT, 0.0)):.0%} of the time was waiting for it",
@@ -248,7 +248,7 @@ class _Judge:
                     "(features=), a smaller pool",
                 )
             if host.wait.count and host.limit >= config.fetch.max_requests_per_host // max(1, self._workers):
-                return Verdict(
+                return Diagnosis(
                     binds=Cause.LIMIT.key,
                     evidence=f"{told}; {host.limit} requests at a time is all that max_requests_per_host allows, and "
                     f"half of them waited {host.wait.p50_seconds * 1e3:.0f} ms for their turn",
@@ -267,21 +267,21 @@ class _Judge:
             evidence = f"{told}; first bytes took {fetch.first_byte.p50_seconds * 1e3:.0f} ms, "
             evidence += f"{fetch.first_byte.p99_seconds * 1e3:.0f} for one of a hundred"
         if host is None or host.peak_in_flight * 2 >= host.limit or config.prefetch_episodes >= 64:
-            return Verdict(binds=cause.key, evidence=evidence, advice="nothing to set: more at a time isn't faster")
+            return Diagnosis(binds=cause.key, evidence=evidence, advice="nothing to set: more at a time isn't faster")
         more = max(2, 2 * config.prefetch_episodes)
-        return Verdict(
+        return Diagnosis(
             binds=cause.key,
             evidence=f"{evidence}; {host.peak_in_flight} requests at most, of {host.limit} that might be",
             setting={"prefetch_episodes": more},
             gain=self._gain(network, 2),
         )
 
-    def _huge(self, network: float) -> Verdict | None:
+    def _huge(self, network: float) -> Diagnosis | None:
         waits = self._waits
         is_huge = waits.largest_bytes >= HUGE_TIMES * waits.other_bytes > 0
         if not is_huge or waits.longest_wait_seconds < HUGE_WAIT_SHARE * max(waits.waited_seconds, network):
             return None
-        return Verdict(
+        return Diagnosis(
             binds="episode",
             evidence=f"{self._share(waits.longest_wait_seconds):.0%} of the time was waiting for episode "
             f"{waits.longest_wait_episode}, of {waits.largest_bytes / MIB:.0f} MiB where others have "
@@ -289,32 +289,34 @@ class _Judge:
             advice="cut it in several, or leave it out by episodes=; more prefetch_episodes begin it earlier",
         )
 
-    def _of(self, cause: Cause, seconds: float) -> Verdict:
+    def _of(self, cause: Cause, seconds: float) -> Diagnosis:
         share = f"{self._share(seconds):.0%} {self._when} went into {_WORDS[cause]}"
         return getattr(self, f"_of_{cause.key}")(cause, seconds, share)  # type: ignore[no-any-return]
 
-    def _of_opening(self, cause: Cause, seconds: float, share: str) -> Verdict:
-        return Verdict(
+    def _of_opening(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
+        return Diagnosis(
             binds=cause.key,
             evidence=share,
             advice="it is paid once: keep the stream, and a loader's workers by persistent_workers=True, from epoch to"
             " epoch",
         )
 
-    def _of_retries(self, cause: Cause, seconds: float, share: str) -> Verdict:
+    def _of_retries(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
         fetch = None if self._seen is None else self._seen.fetch
         if fetch is not None:
             share += (
                 f": {fetch.errors} of {fetch.requests} requests failed, {fetch.throttled} of them refused (503, 429)"
             )
-        return Verdict(binds=cause.key, evidence=share, advice="ask less at a time of a host that refuses, or mend it")
+        return Diagnosis(
+            binds=cause.key, evidence=share, advice="ask less at a time of a host that refuses, or mend it"
+        )
 
-    def _of_room(self, cause: Cause, seconds: float, share: str) -> Verdict:
+    def _of_room(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
         config, waits = self._config, self._waits
         most_bytes = config.max_bytes
         needed = waits.mean_bytes * (config.pool_episodes + config.prefetch_episodes) * 1.25 + waits.largest_bytes
         value = max(2 * most_bytes, ceil(needed * 8 / 5))  # clips have five eighths of it
-        return Verdict(
+        return Diagnosis(
             binds=cause.key,
             evidence=f"{share}: the clips of {config.pool_episodes} episodes of the pool and "
             f"{config.prefetch_episodes} ahead, of {waits.mean_bytes / MIB:.1f} MiB each, don't fit "
@@ -323,35 +325,35 @@ class _Judge:
             gain=self._gain(seconds, 1e6),
         )
 
-    def _of_disk(self, cause: Cause, seconds: float, share: str) -> Verdict:
+    def _of_disk(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
         disk = None if self._seen is None else self._seen.disk
         if disk is not None:
             share += f": {disk.hits} reads of the disk cache were there, {disk.misses} weren't"
-        return Verdict(binds=cause.key, evidence=share, advice="a faster disk, or more memory (max_bytes) before it")
+        return Diagnosis(binds=cause.key, evidence=share, advice="a faster disk, or more memory (max_bytes) before it")
 
-    def _of_decoding(self, cause: Cause, seconds: float, share: str) -> Verdict:
+    def _of_decoding(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
         decode = None if self._seen is None else self._seen.decode
         threads = 0 if decode is None else decode.threads
         if decode is not None:
             share += f"; {threads} threads took {decode.call.p50_seconds * 1e3:.0f} ms for a call"
         if 0 < threads < self._cores:
-            return Verdict(
+            return Diagnosis(
                 binds=cause.key,
                 evidence=f"{share}, where there are {self._cores} cores",
                 setting={"decode_threads": self._cores},
                 gain=self._gain(seconds, self._cores / threads),
             )
-        return Verdict(
+        return Diagnosis(
             binds=cause.key,
             evidence=f"{share}, on {self._cores} cores",
             advice="fewer cameras (features=), smaller pictures in the dataset, or more cores",
         )
 
-    def _of_transform(self, cause: Cause, seconds: float, share: str) -> Verdict:
+    def _of_transform(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
         workers = max(2, min(8, self._cores))
         if self._workers:
-            return Verdict(binds=cause.key, evidence=share, advice="make it faster, or give the machine more cores")
-        return Verdict(
+            return Diagnosis(binds=cause.key, evidence=share, advice="make it faster, or give the machine more cores")
+        return Diagnosis(
             binds=cause.key,
             evidence=share,
             setting={"num_workers": workers},
@@ -359,8 +361,8 @@ class _Judge:
             advice="Python code runs one thread at a time; each loader worker has an interpreter of its own",
         )
 
-    def _of_hand_over(self, cause: Cause, seconds: float, share: str) -> Verdict:
-        return Verdict(
+    def _of_hand_over(self, cause: Cause, seconds: float, share: str) -> Diagnosis:
+        return Diagnosis(
             binds=cause.key,
             evidence=share,
             advice="let StreamDataset(batch_size=...) make the batches, without a transform: it copies nothing",

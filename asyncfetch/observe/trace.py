@@ -24,7 +24,7 @@ from asyncfetch.observe.waits import Cause
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from asyncfetch.observe.waits import Step
+    from asyncfetch.observe.waits import WaitStep
 
 __all__ = ["Tracer", "running", "trace"]
 
@@ -104,7 +104,7 @@ class Tracer:
             event = {"name": "episode", "ph": phase, "id": f"{self._pid}.{episode}", "ts": at * 1e6, "args": told}
             self.add(event | {"args": {"episode": episode, **told}}, LOOP, "loop")
 
-    def waits(self, since: float, until: float, path: Iterable[Step]) -> None:
+    def waits(self, since: float, until: float, path: Iterable[WaitStep]) -> None:
         """Add a consumer's wait, cut where what it waited for came along, each piece called by its largest cause."""
         for step in path:
             end = min(step.until, until)

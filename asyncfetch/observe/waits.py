@@ -20,7 +20,7 @@ from asyncfetch.observe.figures import Figures
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["FIGURES", "Cause", "Meter", "Step", "WaitAccount", "Waits", "metered", "running_meter"]
+__all__ = ["FIGURES", "Cause", "Meter", "WaitAccount", "WaitStep", "Waits", "metered", "running_meter"]
 
 
 class Cause(IntEnum):
@@ -99,7 +99,7 @@ def metered(meter: Meter) -> Iterator[None]:
         _meter.reset(token)
 
 
-class Step(NamedTuple):
+class WaitStep(NamedTuple):
     """Something that somebody waited for until some moment."""
 
     until: float
@@ -206,7 +206,7 @@ class WaitAccount:
         if figures[_STATE] != _WAITING:
             figures[_AT], figures[_SINCE], figures[_STATE] = -1, now, _WAITING
 
-    def give(self, now: float, path: Iterable[Step] = (), samples: int = 0) -> None:
+    def give(self, now: float, path: Iterable[WaitStep] = (), samples: int = 0) -> None:
         """The consumer has it. ``path`` is what it waited for, one after the other; the rest was handing over."""
         figures = self.figures
         self.end(now, path)
@@ -215,7 +215,7 @@ class WaitAccount:
         figures[_SAMPLES] += samples
         figures[_SINCE], figures[_STATE] = now, _BUSY
 
-    def end(self, now: float, path: Iterable[Step] = ()) -> None:
+    def end(self, now: float, path: Iterable[WaitStep] = ()) -> None:
         """The consumer won't ask any more."""
         figures = self.figures
         if figures[_STATE] == _WAITING:
@@ -237,12 +237,12 @@ class WaitAccount:
         if self.figures[_STATE] == _BUSY:
             self.figures[_CPU_SO_FAR] = cpu
 
-    def note_cause(self, path: Sequence[Step]) -> None:
+    def note_cause(self, path: Sequence[WaitStep]) -> None:
         """Note what a consumer that waits is waiting for, for readers in other processes."""
         if path and path[-1].weights:
             self.figures[_AT] = max(path[-1].weights, key=path[-1].weights.__getitem__)
 
-    def _charge(self, since: float, now: float, path: Iterable[Step]) -> None:
+    def _charge(self, since: float, now: float, path: Iterable[WaitStep]) -> None:
         figures = self.figures
         for until, weights, episode in path:
             seconds = min(until, now) - since
@@ -265,13 +265,13 @@ class WaitAccount:
         if len(by_episode) > MAX_EPISODES:
             del by_episode[min(by_episode, key=by_episode.__getitem__)]
 
-    def snapshot(self, now: float, path: Iterable[Step] = ()) -> Waits:
+    def snapshot(self, now: float, path: Iterable[WaitStep] = ()) -> Waits:
         """Return what was counted, and what is under way; ``path`` says what a consumer that waits is waiting for."""
         copy = WaitAccount(array("d", bytes(8 * FIGURES)))
         copy.figures[:] = array("d", self.figures)
         figures = copy.figures
         if figures[_STATE] == _WAITING and not path and figures[_AT] >= 0:
-            path = [Step(now, {Cause(int(figures[_AT])): 1.0})]
+            path = [WaitStep(now, {Cause(int(figures[_AT])): 1.0})]
         is_used = figures[_STATE] != _IDLE or any(figures[_SAMPLES:])
         copy.end(max(now, figures[_SINCE]), path)
         waited, start = figures[_CAUSES:_START], figures[_START:FIGURES]

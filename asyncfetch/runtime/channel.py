@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from asyncfetch.observe import Histogram
     from asyncfetch.runtime.loop_thread import LoopThread
 
-__all__ = ["HandOver", "iterate"]
+__all__ = ["ThreadChannel", "iterate"]
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class _End:
         self.error = error
 
 
-class _Batch(Generic[T]):
+class _ItemBatch(Generic[T]):
     """Items in a queue, and when they were put there."""
 
     __slots__ = ("items", "put_at")
@@ -48,7 +48,7 @@ class _Batch(Generic[T]):
         self.put_at = put_at
 
 
-class HandOver(Generic[T]):
+class ThreadChannel(Generic[T]):
     """A bounded channel: ``put`` on one loop, iteration in one thread.
 
     Batches come out in the order they went in, none is lost, and after them the end or the error.
@@ -75,7 +75,7 @@ class HandOver(Generic[T]):
         if max_batches < 1:
             raise ConfigError(f"max_batches must be at least 1, not {max_batches}")
         self._guard = ForkGuard("this iterator")
-        self._queue: SimpleQueue[_Batch[T] | _End] = SimpleQueue()
+        self._queue: SimpleQueue[_ItemBatch[T] | _End] = SimpleQueue()
         self._max_batches = max_batches
         self._times = times
         self._on_ask, self._on_given = on_ask, on_given
@@ -110,7 +110,7 @@ class HandOver(Generic[T]):
         items = deque(batch)
         if items:
             self._put += 1
-            self._queue.put(_Batch(items, time.perf_counter()))
+            self._queue.put(_ItemBatch(items, time.perf_counter()))
 
     def finish(self) -> None:
         """Tell the consumer that no more items come; iteration ends after those on the way."""
@@ -199,7 +199,7 @@ def iterate(
         WrongLoop: Iterated on the loop's own thread or in a forked child.
     """
     guard = ForkGuard("this iterator")
-    hand_over: HandOver[T] = HandOver(max_batches, times=times, on_ask=on_ask, on_given=on_given)
+    hand_over: ThreadChannel[T] = ThreadChannel(max_batches, times=times, on_ask=on_ask, on_given=on_given)
     call = loop_thread.call(_produce, factory, hand_over)
     call.add_done_callback(lambda error: hand_over.finish() if error is None else hand_over.fail(error))
     try:
@@ -218,7 +218,7 @@ def iterate(
 
 
 async def _produce(
-    factory: Callable[[], AbstractAsyncContextManager[AsyncIterable[Iterable[T]]]], hand_over: HandOver[T]
+    factory: Callable[[], AbstractAsyncContextManager[AsyncIterable[Iterable[T]]]], hand_over: ThreadChannel[T]
 ) -> None:
     async with factory() as batches:
         await hand_over.room()  # before a batch is asked for, so that none waits here

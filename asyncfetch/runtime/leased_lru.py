@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-__all__ = ["EntryLease", "LRUStatistics", "LeasedLRU", "Reservation"]
+__all__ = ["EntryLease", "LRUStatistics", "LeasedLRU", "RoomReservation"]
 
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
@@ -76,7 +76,7 @@ class EntryLease(Generic[K, V]):
             self._lru._give_back(self._entry)
 
 
-class Reservation(Generic[K, V]):
+class RoomReservation(Generic[K, V]):
     """Room for one value: turned into an entry by ``commit``, or given back by ``release`` or by leaving the context.
 
     Whichever comes first counts; a ``release`` after it does nothing.
@@ -157,7 +157,7 @@ class LeasedLRU(Generic[K, V]):
         self._hits += 1
         return EntryLease(self, entry)
 
-    def reserve(self, size_bytes: int) -> Reservation[K, V] | None:
+    def reserve(self, size_bytes: int) -> RoomReservation[K, V] | None:
         """Room for ``size_bytes``, or None where leases and reservations leave less than that."""
         if self._leased_bytes + self._reserved_bytes + size_bytes > self._max_bytes:
             return None
@@ -168,7 +168,7 @@ class LeasedLRU(Generic[K, V]):
             victims.append(entry)
         self._evictions += len(victims)
         self._reserved_bytes += size_bytes
-        reservation = Reservation(self, size_bytes)
+        reservation = RoomReservation(self, size_bytes)
         try:
             self._tell(victims)
         except BaseException:

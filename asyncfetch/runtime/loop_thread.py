@@ -4,7 +4,7 @@ Why not anyio's blocking portal: it has no answer to an interrupted caller (the 
 off), a loop that ends between a call and its start (the caller must not wait for ever), a fork, collection without
 ``close`` and interpreter exit.
 
-The thread holds an ``_Engine``, never the ``LoopThread`` itself, so that a forgotten LoopThread is collected, and
+The thread holds an ``_LoopEngine``, never the ``LoopThread`` itself, so that a forgotten LoopThread is collected, and
 collecting it ends the thread.
 """
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ["KeptOpen", "LoopCall", "LoopThread"]
+__all__ = ["BackgroundContext", "LoopCall", "LoopThread"]
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class LoopCall(Generic[T]):
     Whoever has one before it starts can end it whenever Ctrl-C strikes; see ``LoopThread.call``.
     """
 
-    def __init__(self, engine: _Engine, work: Callable[[], Awaitable[T]]) -> None:
+    def __init__(self, engine: _LoopEngine, work: Callable[[], Awaitable[T]]) -> None:
         self._engine = engine
         self._work = work
         self._future: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -164,7 +164,7 @@ class LoopCall(Generic[T]):
             self._engine.calls.discard(self)
 
 
-class _Engine:
+class _LoopEngine:
     """The thread, its loop and the calls on it."""
 
     _group: TaskGroup
@@ -298,7 +298,7 @@ async def _see_off(ended: asyncio.Event) -> None:
             await ended.wait()  # a scope shields from scopes; a second ``Task.cancel()`` comes through
 
 
-_engines: weakref.WeakSet[_Engine] = weakref.WeakSet()
+_engines: weakref.WeakSet[_LoopEngine] = weakref.WeakSet()
 
 
 def _stop_at_exit() -> None:
@@ -342,7 +342,7 @@ class LoopThread:
     """
 
     def __init__(self, *, name: str = "asyncfetch loop") -> None:
-        self._engine = _Engine(name)
+        self._engine = _LoopEngine(name)
         self._closed = False
         # It may run in the middle of anything, even on the loop's own thread, so it doesn't wait. At exit our hook is
         # earlier. From before the start on, because Ctrl-C may strike there: then nobody gets this.
@@ -426,7 +426,7 @@ class LoopThread:
         return f"<LoopThread {state}>"
 
 
-class KeptOpen(Generic[T]):
+class BackgroundContext(Generic[T]):
     """Enters it on a loop thread, and leaves it there in the very task that entered it, as task groups insist on.
 
     Closing the thread leaves it as well.

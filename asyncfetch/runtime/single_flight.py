@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-__all__ = ["LRUPart", "Relay", "SharedLRU", "SingleFlight", "Weighed"]
+__all__ = ["LRUPart", "SharedCall", "SharedLRU", "SingleFlight", "Weighed"]
 
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
@@ -137,7 +137,7 @@ class SingleFlight(Generic[K, V]):
 T = TypeVar("T")
 
 
-class Relay(Generic[T]):
+class SharedCall(Generic[T]):
     """A call whose outcome several tasks want, made in the task of one of them.
 
     Who asks first makes it. When that task is cancelled, so is the call, and the next of those who wait makes it anew.

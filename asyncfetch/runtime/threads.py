@@ -13,7 +13,7 @@ from anyio import to_thread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ThreadCall", "call_on", "off_loop", "run_to_its_end"]
+__all__ = ["ThreadCall", "call_on", "run_in_thread", "run_to_its_end"]
 
 ResultT = TypeVar("ResultT")
 
@@ -99,7 +99,7 @@ OFF_LOOP_BYTES = 2 * 1024 * 1024
 """Checksums and copies of more than this go to a thread. Going there takes as long as a checksum of them, 0.1 ms."""
 
 
-async def off_loop(nbytes: int, work: Callable[[], T], *, blocks: bool = False) -> T:
+async def run_in_thread(nbytes: int, work: Callable[[], T], *, blocks: bool = False) -> T:
     """Return what ``work()`` does, which reads or writes so much, or may block; a cancelled caller waits for it."""
     if not blocks and nbytes <= OFF_LOOP_BYTES:
         return work()

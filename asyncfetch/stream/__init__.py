@@ -1,18 +1,18 @@
 """Samples in order: what comes when, what is fetched ahead, who takes which part.
 
 order.py        the order of an epoch, a pure function
-cursor.py       what is left of it, and who takes which part; state.py: the same as JSON
+remaining.py    what is left of it, and who takes which part; state.py: the same as JSON
 traffic.py      what an epoch fetches over all ranks, told before it is read
-plan.py, jobs.py  what one pass reads, and what of it is decoded together
+plan.py, decode_jobs.py  what one pass reads, and what of it is decoded together
 placement.py    which part of it this process takes
 epochs.py       which epoch comes next
-window.py       episodes held and fetched ahead, within a bound
-samples.py      one pass: decoded ahead, delivered in order; building.py: what its threads do; batch.py: in batches
+prefetcher.py   episodes held and fetched ahead, within a bound
+samples.py      one pass: decoded ahead, delivered in order; job_builder.py: what its threads do; batch.py: in batches
 figures.py      what a pass counts, also for another process; pool.py: a pool that fits the bound
 quarantine.py   bad data
 passes.py       opening a pass, on a loop of the caller's or in a thread
 session.py      a dataset on a loop in a thread, for synchronous iteration
-readable.py     what a pass reads, and where an episode of it comes from
+protocols.py    what a pass reads, and where an episode of it comes from
 source.py       what streams and mixtures have in common
 stream.py       Stream, which brings them together
 mixing.py       whose turn it is in a mixture, a pure function
@@ -28,11 +28,12 @@ from asyncfetch.stream.passes import Samples, StreamIterator
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.samples import PassStatistics, SamplePass
 from asyncfetch.stream.serving import ServedBatches, serve_samples
-from asyncfetch.stream.session import Session
+from asyncfetch.stream.session import DatasetSession
 from asyncfetch.stream.source import SampleSource
 from asyncfetch.stream.stream import Stream
 
 __all__ = [
+    "DatasetSession",
     "Mixture",
     "PassStatistics",
     "Placement",
@@ -40,7 +41,6 @@ __all__ = [
     "SampleSource",
     "Samples",
     "ServedBatches",
-    "Session",
     "Stream",
     "StreamIterator",
     "serve_samples",

@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import Field, Sample
     from asyncfetch.runtime.memory_pool import MemoryPool
-    from asyncfetch.stream.jobs import Job
+    from asyncfetch.stream.decode_jobs import DecodeJob
     from asyncfetch.stream.order import Step
     from asyncfetch.stream.plan import PassPlan
 
 __all__ = [
-    "Batch",
     "BatchMemory",
     "BatchRow",
     "Layout",
@@ -39,6 +38,7 @@ __all__ = [
     "PinnedMemory",
     "PooledMemory",
     "Room",
+    "RowBatch",
     "Rows",
     "batch_of",
     "samples_of",
@@ -105,7 +105,7 @@ class PinnedMemory:
         return Room([tensor.numpy() for tensor in tensors], tensors=tensors)
 
 
-class Batch:
+class RowBatch:
     """Room for so many samples of one layout. Its memory is taken when the first of them is written."""
 
     def __init__(self, layout: Layout, size: int, memory: BatchMemory) -> None:
@@ -177,7 +177,7 @@ class BatchRow:
 
     def __init__(
         self,
-        batch: Batch,
+        batch: RowBatch,
         number: int,
         names: Mapping[str, str] | None = None,
         without: Mapping[str, Field] | None = None,
@@ -207,7 +207,7 @@ class BatchRow:
         return deepcopy(self.sample())
 
 
-def batch_of(samples: Sequence[Any]) -> tuple[Batch, slice] | None:
+def batch_of(samples: Sequence[Any]) -> tuple[RowBatch, slice] | None:
     """The batch where the samples are rows of one that follow one another, and which ones; else None."""
     first = samples[0]
     if not isinstance(first, BatchRow):
@@ -270,19 +270,19 @@ class Rows:
         self._size = plan.progress.placement.batch_size or 1
         self._layout = layout
         self._memory = memory
-        self._open: WeakValueDictionary[tuple[int, int], Batch] = WeakValueDictionary()
+        self._open: WeakValueDictionary[tuple[int, int], RowBatch] = WeakValueDictionary()
         self._left_out = 0
         self.are_used = False
         """True where the latest job has rows."""
         self._is_stopped = False
 
-    def of(self, job: Job) -> list[BatchRow] | None:
+    def of(self, job: DecodeJob) -> list[BatchRow] | None:
         """A row for each of the job's steps; None where one of them can't have any."""
         rows = [] if self._is_stopped else self._found(job)
         self.are_used = bool(rows)
         return rows or None
 
-    def _found(self, job: Job) -> list[BatchRow]:
+    def _found(self, job: DecodeJob) -> list[BatchRow]:
         rows = []
         for step, number in zip(job.steps, job.numbers, strict=True):
             if self._plan.parts_batches:
@@ -296,7 +296,7 @@ class Rows:
                 if layout is None:
                     return []
                 left = len(self._plan) - (number - row)  # a batch may be larger than what there is
-                room = self._open[key] = Batch(layout, min(self._size, left), self._memory)
+                room = self._open[key] = RowBatch(layout, min(self._size, left), self._memory)
             rows.append(BatchRow(room, row))
         return rows
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.fetch.gate import Gate
-from asyncfetch.lerobot import Engine, EpisodeCacheStatistics, Field, LeRobotDataset
+from asyncfetch.fetch.limiter import Limiter
+from asyncfetch.lerobot import DatasetEngine, EpisodeCacheStatistics, Field, LeRobotDataset
 from asyncfetch.observe.waits import Cause
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.failures import kept
 from asyncfetch.stream.batch import BatchRow, Layout
-from asyncfetch.stream.building import PADDING, Failed, divided, mark_padding, transformed
+from asyncfetch.stream.job_builder import PADDING, FailedSample, divided, mark_padding, transformed
 from asyncfetch.stream.order import Step
 from asyncfetch.stream.placement import Placement
-from asyncfetch.stream.readable import Origin
+from asyncfetch.stream.protocols import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetStatistics, HeldEpisode
     from asyncfetch.observe.report import Report
     from asyncfetch.runtime.budget import Budget
-    from asyncfetch.stream.building import JobBuilder, Transform
-    from asyncfetch.stream.cursor import Slots
-    from asyncfetch.stream.mixing import MixedEpoch, MixedRest, Walk
-    from asyncfetch.stream.order import Order, Seating, SeatSlots, Visits
+    from asyncfetch.stream.job_builder import JobBuilder, Transform
+    from asyncfetch.stream.mixing import MixedEpoch, MixedRemaining, Walk
+    from asyncfetch.stream.order import Affinities, Order, SlotAssignment, Visits
+    from asyncfetch.stream.remaining import AffinityWalk
     from asyncfetch.stream.shapes import Shape
 
 __all__ = ["AsNamed", "MixedBuilder", "MixedOrder", "OpenMixture"]
@@ -74,7 +74,7 @@ class MixedOrder:
 
     def __init__(
         self,
-        epoch: MixedEpoch | MixedRest,
+        epoch: MixedEpoch | MixedRemaining,
         lengths: Sequence[int],
         orders: Sequence[Callable[[int], tuple[Order, Sequence[int]]]],
     ) -> None:
@@ -87,14 +87,14 @@ class MixedOrder:
         return self._epoch.total
 
     @property
-    def seats(self) -> int:
+    def slots(self) -> int:
         """See SharedOrder."""
-        return max((order.seats for order in self._firsts), default=1)
+        return max((order.slots for order in self._firsts), default=1)
 
     @property
-    def slotted(self) -> int:
+    def affinity_stop(self) -> int:
         """See SharedOrder. Behind that, positions may be empty."""
-        return self._epoch.slotted
+        return self._epoch.affinity_stop
 
     def largest_group(self) -> int:
         """See EpisodeOrder."""
@@ -102,38 +102,38 @@ class MixedOrder:
 
     def open_episodes(self, placement: Placement) -> int:
         """Return how many episodes a consumer draws from at a time."""
-        return sum(min(order.seats, len(order.lengths)) for order in self._firsts)
+        return sum(min(order.slots, len(order.lengths)) for order in self._firsts)
 
     def pool(self, placement: Placement) -> tuple[int, int]:
-        """See EpisodeOrder. A consumer may draw from all seats of each member."""
+        """See EpisodeOrder. A consumer may draw from all slots of each member."""
         each = [order.pool(Placement()) for order in self._firsts]
         return sum(episodes for episodes, _ in each), sum(frames for _, frames in each)
 
     def is_far(self, position: int) -> bool:
-        """Return whether its seating there takes long to find."""
+        """Return whether its assignment there takes long to find."""
         return True
 
-    def seating(self, position: int) -> dict[int, tuple[int, Seating]]:
+    def assignment(self, position: int) -> dict[int, tuple[int, SlotAssignment]]:
         """Return for each member which sample of its run comes next, and who sits where then."""
         found = {}
         for member, rest in enumerate(self._epoch.left(position)):
             if length := self._lengths[member]:
                 number = rest.missing[0] if rest.missing else rest.position
                 cycle, place = divmod(number, length)
-                found[member] = (number, self._orders[member](cycle)[0].seating(place))
+                found[member] = (number, self._orders[member](cycle)[0].assignment(place))
         return found
 
-    def slots(self, seating: Mapping[int, tuple[int, Seating]], ranks: int) -> Slots:
+    def affinities(self, assignment: Mapping[int, tuple[int, SlotAssignment]], ranks: int) -> AffinityWalk:
         """See SharedOrder."""
 
-        def enter(member: int, number: int) -> SeatSlots:
-            order, known = self._entered(member, number, seating)
-            return order.slots(known, ranks)
+        def enter(member: int, number: int) -> Affinities:
+            order, known = self._entered(member, number, assignment)
+            return order.affinities(known, ranks)
 
         return _MixedSlots(self._epoch, self._lengths, enter)
 
     def steps(
-        self, positions: Iterable[int], seating: Mapping[int, tuple[int, Seating]] | None = None
+        self, positions: Iterable[int], assignment: Mapping[int, tuple[int, SlotAssignment]] | None = None
     ) -> Iterator[Step]:
         """Yield what comes at these positions, which must ascend and hold something; see ``Order.steps``."""
         walk = members = None
@@ -153,7 +153,7 @@ class MixedOrder:
             opened = open_members.get(member)
             if opened is None or opened.cycle != cycle:
                 finished += [] if opened is None else opened.used()
-                opened = open_members[member] = self._enter(member, number, seating or {})
+                opened = open_members[member] = self._enter(member, number, assignment or {})
             left, episode, frame, reader = opened.visits.at(place)
             finished += map(opened.name, left)
             if step is not None:
@@ -162,41 +162,43 @@ class MixedOrder:
         if step is not None:
             yield step
 
-    def _enter(self, member: int, number: int, seating: Mapping[int, tuple[int, Seating]]) -> _OpenMember:
-        order, known = self._entered(member, number, seating)
+    def _enter(self, member: int, number: int, assignment: Mapping[int, tuple[int, SlotAssignment]]) -> _OpenMember:
+        order, known = self._entered(member, number, assignment)
         cycle = number // self._lengths[member]
         selection, members = self._orders[member](cycle)[1], len(self._orders)
         return _OpenMember(
             cycle, order.visits(known), lambda episode: _name(members, member, cycle, int(selection[episode]))
         )
 
-    def _entered(self, member: int, number: int, seating: Mapping[int, tuple[int, Seating]]) -> tuple[Order, Seating]:
+    def _entered(
+        self, member: int, number: int, assignment: Mapping[int, tuple[int, SlotAssignment]]
+    ) -> tuple[Order, SlotAssignment]:
         """The member's order that this number of its run is in, and who sits where there, or before it."""
         length = self._lengths[member]
         cycle, place = divmod(number, length)
         order, _ = self._orders[member](cycle)
-        next_number, known = seating.get(member, (number + 1, None))
+        next_number, known = assignment.get(member, (number + 1, None))
         is_here = next_number // length == cycle and next_number <= number
-        return order, known if known is not None and is_here else order.seating(place)
+        return order, known if known is not None and is_here else order.assignment(place)
 
 
 class _MixedSlots:
-    """See Slots: those of each member's own order."""
+    """See AffinityWalk: those of each member's own order."""
 
     def __init__(
         self,
-        epoch: MixedEpoch | MixedRest,
+        epoch: MixedEpoch | MixedRemaining,
         lengths: Sequence[int],
-        enter: Callable[[int, int], SeatSlots],
+        enter: Callable[[int, int], Affinities],
     ) -> None:
         self._epoch = epoch
         self._lengths = lengths
         self._enter = enter
         self._walk: Walk | None = None
-        self._open: dict[int, tuple[int, SeatSlots]] = {}  # by member, with its epoch
+        self._open: dict[int, tuple[int, Affinities]] = {}  # by member, with its epoch
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
-        """See Slots."""
+        """See AffinityWalk."""
         if self._walk is None:
             self._walk = self._epoch.walk(int(positions[0]))
         places: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
@@ -239,7 +241,7 @@ class OpenMixture:
         members: Makes each dataset of an engine.
     """
 
-    def __init__(self, config: StreamConfig, members: Sequence[Callable[[Engine], LeRobotDataset]]) -> None:
+    def __init__(self, config: StreamConfig, members: Sequence[Callable[[DatasetEngine], LeRobotDataset]]) -> None:
         self.config = config
         self._members = members
         self._stack = AsyncExitStack()
@@ -248,12 +250,12 @@ class OpenMixture:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            self._engine = await stack.enter_async_context(Engine(self.config))
+            self._engine = await stack.enter_async_context(DatasetEngine(self.config))
             datasets = [make(self._engine) for make in self._members]
-            gate = Gate(OPENED_AT_ONCE)
+            limiter = Limiter(OPENED_AT_ONCE)
 
             async def open_one(dataset: LeRobotDataset) -> None:
-                async with gate.place():
+                async with limiter.permit():
                     await dataset.__aenter__()
 
             await gather(*(partial(open_one, dataset) for dataset in datasets))
@@ -288,10 +290,10 @@ class OpenMixture:
         dataset, number, _ = self.origin(episode)
         dataset.prefetch(number)
 
-    def hurry(self, episode: int) -> None:
+    def raise_priority(self, episode: int) -> None:
         """See Readable."""
         dataset, number, _ = self.origin(episode)
-        dataset.hurry(number)
+        dataset.raise_priority(number)
 
     async def clip_bytes(self, episode: int) -> int:
         """See Readable."""
@@ -416,7 +418,7 @@ class MixedBuilder:
         return results
 
     def _finish(self, member: int, step: Step, result: Any) -> Any:  # noqa: ANN401
-        if isinstance(result, Failed):
+        if isinstance(result, FailedSample):
             return result
         if isinstance(result, BatchRow):
             self._shapes[member].complete(member, result)
@@ -428,5 +430,5 @@ class MixedBuilder:
             if self._marks_padding:
                 mark_padding(sample, step)
         except ConfigError as error:
-            return Failed(kept(error))
+            return FailedSample(kept(error))
         return sample if self._transform is None else transformed(self._transform, sample)

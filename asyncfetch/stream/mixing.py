@@ -30,21 +30,21 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.order import draw_key
+from asyncfetch.stream.remaining import Remaining
 
 if TYPE_CHECKING:
     from collections.abc import KeysView, Sequence
 
-    from asyncfetch.stream.cursor import Ends
+    from asyncfetch.stream.remaining import Ends
 
 __all__ = [
     "Batching",
+    "EpochPlace",
     "Given",
     "MixedEpoch",
-    "MixedRest",
+    "MixedRemaining",
     "Mixing",
-    "Place",
     "Stage",
     "StopOn",
     "Turns",
@@ -175,7 +175,7 @@ class MixedEpoch:
         return sum(self.taken)
 
     @property
-    def slotted(self) -> int:
+    def affinity_stop(self) -> int:
         """Positions below it hold something, and each once."""
         return self.total
 
@@ -196,9 +196,9 @@ class MixedEpoch:
         """Return whether each of its blocks is whole batches."""
         return self.block_samples % batching.round_samples == 0
 
-    def left(self, position: int) -> list[Rest]:
+    def left(self, position: int) -> list[Remaining]:
         """Return what of each member's run comes from this position on, up to the epoch's end."""
-        return [Rest(count) for count in self.counts(position)]
+        return [Remaining(count) for count in self.counts(position)]
 
     def walk(self, position: int = 0) -> Walk:
         """The way through it from this position on."""
@@ -246,7 +246,7 @@ class _EpochWalk:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EpochPlace:
     """An epoch's place in a run."""
 
     epoch: int
@@ -284,7 +284,7 @@ class Mixing:
                 'weight, or stop_on="first" or a number'
             )
 
-    def epoch(self, number: int, known: Place | None = None) -> MixedEpoch:
+    def epoch(self, number: int, known: EpochPlace | None = None) -> MixedEpoch:
         """The number-th epoch of the run, from 0, in blocks of this size.
 
         It is counted on from a known epoch, in blocks of a size of its own, unless that is behind it; else from the
@@ -386,7 +386,7 @@ class Batching:
         return self.batch_size * self.world_size
 
 
-class MixedRest:
+class MixedRemaining:
     """The rest of an epoch, dealt out anew, each member's in blocks of one batch for each rank.
 
     What a member has left beyond whole blocks comes after all of those, the longest first, in a block with empty
@@ -399,7 +399,7 @@ class MixedRest:
         seed: As that of the epoch.
     """
 
-    def __init__(self, epoch: MixedEpoch, rests: Sequence[Rest], batching: Batching, seed: int) -> None:
+    def __init__(self, epoch: MixedEpoch, rests: Sequence[Remaining], batching: Batching, seed: int) -> None:
         self._rests = tuple(rests)
         self._batching = batching
         size = self.block_samples = batching.round_samples
@@ -424,11 +424,11 @@ class MixedRest:
         self.total = self._whole.total + len(self._short) * size
 
     @property
-    def slotted(self) -> int:
+    def affinity_stop(self) -> int:
         """See MixedEpoch."""
         return self._whole.total
 
-    def left(self, position: int) -> list[Rest]:
+    def left(self, position: int) -> list[Remaining]:
         """See MixedEpoch."""
         whole = min(position, self._whole.total)
         given = [rest.position for rest in self._whole.left(whole)] if self._whole.stages else [0] * len(self._rests)
@@ -436,7 +436,7 @@ class MixedRest:
         for number, (member, left) in enumerate(self._short[: blocks + 1]):
             given[member] += left if number < blocks else min(inside, left)
         return [
-            Rest(rest.position + max(0, count - len(rest.missing)), rest.missing[count:], rest.stride)
+            Remaining(rest.position + max(0, count - len(rest.missing)), rest.missing[count:], rest.stride)
             for rest, count in zip(self._rests, given, strict=True)
         ]
 
@@ -466,7 +466,7 @@ class MixedRest:
 class _RestWalk:
     """See Walk."""
 
-    def __init__(self, rest: MixedRest, position: int) -> None:
+    def __init__(self, rest: MixedRemaining, position: int) -> None:
         self._rest = rest
         self._walk = rest._whole.walk(position) if position < rest._whole.total else None
         self.members = {member for member, blocks in enumerate(rest._given) if blocks} | {
@@ -488,7 +488,7 @@ class _RestWalk:
         return Given(member, rest._number(member, index), is_padding=inside >= left)
 
 
-def left_of_members(order: MixedEpoch | MixedRest, rest: Rest) -> list[Rest]:
+def left_of_members(order: MixedEpoch | MixedRemaining, rest: Remaining) -> list[Remaining]:
     """Return what each member has left where ``rest`` is left of the order's positions."""
     behind = order.left(rest.position)
     missing: list[list[int]] = [[] for _ in behind]
@@ -499,9 +499,9 @@ def left_of_members(order: MixedEpoch | MixedRest, rest: Rest) -> list[Rest]:
         if given is not None and not given.is_padding:
             missing[given.member].append(given.number)
     each = zip(missing, behind, strict=True)
-    return [Rest(left.position, (*numbers, *left.missing), rest.stride) for numbers, left in each]
+    return [Remaining(left.position, (*numbers, *left.missing), rest.stride) for numbers, left in each]
 
 
-def _count(rest: Rest, stop: int) -> int:
+def _count(rest: Remaining, stop: int) -> int:
     """Return how many of what is left are before ``stop``."""
     return bisect_left(rest.missing, stop) + max(0, stop - rest.position)

@@ -19,23 +19,23 @@ from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ConfigError
 from asyncfetch.lerobot import LeRobotDataset
 from asyncfetch.ranges import is_whole_number
-from asyncfetch.stream.building import JobBuilder, are_one
-from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.epochs import MAX_EPOCH
+from asyncfetch.stream.job_builder import JobBuilder, are_one
 from asyncfetch.stream.mixed import AsNamed, MixedBuilder, MixedOrder, OpenMixture
-from asyncfetch.stream.mixing import Batching, MixedEpoch, MixedRest, Mixing, StopOn, left_of_members
+from asyncfetch.stream.mixing import Batching, MixedEpoch, MixedRemaining, Mixing, StopOn, left_of_members
 from asyncfetch.stream.plan import PassPlan
+from asyncfetch.stream.remaining import Remaining
 from asyncfetch.stream.shapes import Missing, Shape, shapes
 from asyncfetch.stream.source import SampleSource
 from asyncfetch.stream.state import (
     MIXTURE_VERSION,
-    Progress,
+    EpochProgress,
     State,
-    dealt_anew,
-    dealt_anew_in,
     identity_of,
     is_beginning,
     place_of,
+    resharded,
+    resharded_in,
     run_of,
 )
 from asyncfetch.stream.stream import Stream
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
-    from asyncfetch.lerobot import Engine
-    from asyncfetch.stream.building import Transform
+    from asyncfetch.lerobot import DatasetEngine
+    from asyncfetch.stream.job_builder import Transform
     from asyncfetch.stream.placement import Placement
-    from asyncfetch.stream.readable import Origin
+    from asyncfetch.stream.protocols import Origin
 
 __all__ = ["Mixture"]
 
@@ -171,47 +171,53 @@ class Mixture(SampleSource[OpenMixture]):
                 )
         identity, mixed = self._epoch(opened, placement, epoch)
         batching, ends = self._batching(opened, placement), self.config.uneven_ends
-        progress = Progress(identity, epoch, mixed.total, Rest(), placement, ends)
+        progress = EpochProgress(identity, epoch, mixed.total, Remaining(), placement, ends)
         loaded = self._loaded_of(epoch)
         if loaded is not None:
             progress.check(loaded)
         if loaded is None or is_beginning(loaded):
             return self._plan(opened, mixed, progress, batching)
-        known: MixedEpoch | MixedRest = mixed
-        dealt = dealt_anew_in(loaded, mixed.taken, mixed.ends()[-1])
+        known: MixedEpoch | MixedRemaining = mixed
+        dealt = resharded_in(loaded, mixed.taken, mixed.ends()[-1])
         if dealt is not None:
-            known, identity = self._deal_anew(identity, mixed, *dealt)
+            known, identity = self._reshard(identity, mixed, *dealt)
         order = self._order(opened, known)
-        progress = Progress(identity, epoch, known.total, Rest(), placement, ends).resumed(loaded, order)
+        progress = EpochProgress(identity, epoch, known.total, Remaining(), placement, ends).resumed(loaded, order)
         needed = batching
-        if needed is None and isinstance(known, MixedRest) and progress.is_known_of_all(loaded):
+        if needed is None and isinstance(known, MixedRemaining) and progress.is_known_of_all(loaded):
             # What others left out of it, and the empty positions of their batches, are no matter of single samples.
             needed = Batching(1, placement.world_size, drop_last=False, ends=ends)
         if needed is None or (known.suits(needed) and progress.goes_on_between_batches(loaded)):
             return self._plan(opened, known, progress, batching)
         rests = left_of_members(known, progress.left_of(loaded, order))
-        rest, identity = self._deal_anew(identity, mixed, rests, needed)
-        return self._plan(opened, rest, Progress(identity, epoch, rest.total, Rest(), placement, ends), batching)
+        rest, identity = self._reshard(identity, mixed, rests, needed)
+        return self._plan(
+            opened, rest, EpochProgress(identity, epoch, rest.total, Remaining(), placement, ends), batching
+        )
 
-    def _deal_anew(
-        self, identity: Mapping[str, Any], mixed: MixedEpoch, rests: Sequence[Rest], batching: Batching
-    ) -> tuple[MixedRest, dict[str, Any]]:
+    def _reshard(
+        self, identity: Mapping[str, Any], mixed: MixedEpoch, rests: Sequence[Remaining], batching: Batching
+    ) -> tuple[MixedRemaining, dict[str, Any]]:
         """Return what is left of an epoch in blocks that suit these batches, and its identity."""
-        order = identity["order"] | dealt_anew(rests, batching)
-        return MixedRest(mixed, rests, batching, self.seed), {**identity, "order": order}
+        order = identity["order"] | resharded(rests, batching)
+        return MixedRemaining(mixed, rests, batching, self.seed), {**identity, "order": order}
 
     def _plan(
-        self, opened: OpenMixture, mixed: MixedEpoch | MixedRest, progress: Progress, batching: Batching | None
+        self,
+        opened: OpenMixture,
+        mixed: MixedEpoch | MixedRemaining,
+        progress: EpochProgress,
+        batching: Batching | None,
     ) -> PassPlan:
         return PassPlan(
             self._order(opened, mixed),
             AsNamed(),
             progress,
             parts_batches=batching is not None,
-            empty_at=mixed.empty_at if isinstance(mixed, MixedRest) else None,
+            empty_at=mixed.empty_at if isinstance(mixed, MixedRemaining) else None,
         )
 
-    def _order(self, opened: OpenMixture, mixed: MixedEpoch | MixedRest) -> MixedOrder:
+    def _order(self, opened: OpenMixture, mixed: MixedEpoch | MixedRemaining) -> MixedOrder:
         members = zip(self.streams, opened.datasets, strict=True)
         orders = [partial(stream.order, dataset) for stream, dataset in members]
         return MixedOrder(mixed, self._lengths(opened), orders)
@@ -237,7 +243,7 @@ class Mixture(SampleSource[OpenMixture]):
         return self._epoch(opened, placement, epoch)[1].total
 
     def _epoch(self, opened: OpenMixture, placement: Placement, number: int) -> tuple[dict[str, Any], MixedEpoch]:
-        """An epoch, and its identity: see Progress."""
+        """An epoch, and its identity: see EpochProgress."""
         members = zip(self.streams, opened.datasets, strict=True)
         orders = [[dataset.fingerprint, stream.identity(stream.order(dataset, 0)[0])] for stream, dataset in members]
         mix = {
@@ -292,7 +298,7 @@ class Mixture(SampleSource[OpenMixture]):
         return f"Mixture({len(self.streams)} streams, stop_on={self.stop_on!r}, seed={self.seed}, epoch={self.epoch})"
 
 
-def _dataset(stream: Stream, engine: Engine) -> LeRobotDataset:
+def _dataset(stream: Stream, engine: DatasetEngine) -> LeRobotDataset:
     assert isinstance(stream.source, str)
     return LeRobotDataset(
         stream.source,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from asyncfetch.errors import UsageError
 from asyncfetch.observe.trace import running
-from asyncfetch.observe.waits import Cause, Step
+from asyncfetch.observe.waits import Cause, WaitStep
 from asyncfetch.runtime import iterate
 from asyncfetch.runtime.fork import AsyncOnly, running_loop
 from asyncfetch.stream.batch import Rows
-from asyncfetch.stream.jobs import Sizes
-from asyncfetch.stream.samples import Delivery, PassFigures, SamplePass
+from asyncfetch.stream.decode_jobs import Sizes
+from asyncfetch.stream.samples import DeliveredSample, PassFigures, SamplePass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from asyncfetch.lerobot import Sample
     from asyncfetch.stream.batch import BatchMemory
-    from asyncfetch.stream.building import Builder
     from asyncfetch.stream.epochs import Turn
+    from asyncfetch.stream.job_builder import Builder
     from asyncfetch.stream.placement import Placement
     from asyncfetch.stream.plan import PassPlan
+    from asyncfetch.stream.protocols import Origin, Readable
     from asyncfetch.stream.quarantine import Quarantine
-    from asyncfetch.stream.readable import Origin, Readable
-    from asyncfetch.stream.session import Session
+    from asyncfetch.stream.session import DatasetSession
     from asyncfetch.stream.state import State
 
 WITH_SAMPLES = "`async with stream.samples() as samples:`, and in it `async for sample in samples:`"
@@ -146,7 +146,7 @@ class Samples(AsyncOnly, Generic[R]):
 
     def _end(self) -> None:
         now = time.perf_counter()  # of a pass that has begun it is noted already
-        self._figures.account.end(now, [Step(now, {Cause.OPENING: 1.0})])
+        self._figures.account.end(now, [WaitStep(now, {Cause.OPENING: 1.0})])
 
     def _start(self, opened: R) -> SamplePass:
         stream = self._stream
@@ -201,7 +201,7 @@ class StreamIterator(Generic[R]):
     def __init__(
         self,
         stream: EpochSource[R],
-        session: Session[R],
+        session: DatasetSession[R],
         opened: R,
         placement: Placement,
         begin: Callable[[], Turn],
@@ -213,8 +213,8 @@ class StreamIterator(Generic[R]):
         self._stream, self._opened, self._placement = stream, opened, placement
         self.figures = figures
         self._plans: list[PassPlan] = []  # one, from the first sample on
-        self._latest = Delivery(0, 0, {})
-        self._back: Delivery | None = None
+        self._latest = DeliveredSample(0, 0, {})
+        self._back: DeliveredSample | None = None
         # No method of this object: it must be collected, and the pass with it, as soon as nobody iterates it any more.
         self._deliveries = _deliver(
             stream, session, opened, placement, begin, self._plans, figures, is_followed=is_followed, memory=memory
@@ -266,7 +266,7 @@ class StreamIterator(Generic[R]):
 
 def _deliver(
     stream: EpochSource[R],
-    session: Session[R],
+    session: DatasetSession[R],
     opened: R,
     placement: Placement,
     begin: Callable[[], Turn],
@@ -275,7 +275,7 @@ def _deliver(
     *,
     is_followed: bool,
     memory: BatchMemory | None,
-) -> Generator[Delivery, None, None]:
+) -> Generator[DeliveredSample, None, None]:
     consumer = _Consumer(figures)
     consumer.ask()
     turn = begin()
@@ -288,7 +288,7 @@ def _deliver(
         partial(
             _Parcels,
             partial(make, check=lambda: None, on_end=lambda: None, figures=figures, hands_over=True),
-            consumer.parcels,
+            consumer.micro_batches,
         ),
         max_batches=HANDED_OVER_PARCELS - 1,
         times=session.hand_over,
@@ -310,8 +310,8 @@ class _Consumer:
 
     def __init__(self, figures: PassFigures) -> None:
         self._figures = figures
-        self.parcels: deque[tuple[int, tuple[Step, ...]]] = deque()
-        """Samples of each parcel on its way, and what that was waited for."""
+        self.micro_batches: deque[tuple[int, tuple[WaitStep, ...]]] = deque()
+        """Samples of each micro-batch on its way, and what that was waited for."""
         self._asked_at = self._cpu_seconds = 0.0
         self._clock = (
             time.pthread_getcpuclockid(threading.get_ident()) if hasattr(time, "pthread_getcpuclockid") else None
@@ -331,8 +331,8 @@ class _Consumer:
         self._figures.account.wait(self._asked_at, time.thread_time() - self._cpu_seconds)
 
     def give(self) -> None:
-        """It has a parcel, or came to the end."""
-        samples, path = self.parcels.popleft() if self.parcels else (0, ())
+        """It has a micro-batch, or came to the end."""
+        samples, path = self.micro_batches.popleft() if self.micro_batches else (0, ())
         now = time.perf_counter()
         self._figures.account.give(now, path, samples)
         if (tracer := running()) is not None:
@@ -343,9 +343,9 @@ class _Consumer:
 class _Parcels:
     """A pass as an async iterator of lists, for ``runtime.iterate``."""
 
-    def __init__(self, make: Callable[[], SamplePass], parcels: deque[tuple[int, tuple[Step, ...]]]) -> None:
+    def __init__(self, make: Callable[[], SamplePass], micro_batches: deque[tuple[int, tuple[WaitStep, ...]]]) -> None:
         self._samples = make()
-        self._parcels = parcels
+        self._micro_batches = micro_batches
 
     async def __aenter__(self) -> Self:
         await self._samples.__aenter__()
@@ -359,8 +359,8 @@ class _Parcels:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> list[Delivery]:
-        parcel = await self._samples.next_parcel()
-        if parcel:
-            self._parcels.append((len(parcel), self._samples.latest_path))
-        return parcel
+    async def __anext__(self) -> list[DeliveredSample]:
+        micro_batch = await self._samples.next_micro_batch()
+        if micro_batch:
+            self._micro_batches.append((len(micro_batch), self._samples.latest_path))
+        return micro_batch

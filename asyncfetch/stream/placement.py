@@ -29,7 +29,7 @@ ENVIRONMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One consumer among all that share some samples: see ``cursor``. A rank's workers take its samples in turns."""
+    """One consumer among all that share some samples: see ``remaining``. A rank's workers take its samples in turns."""
 
     rank: int = 0
     world_size: int = 1

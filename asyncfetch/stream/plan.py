@@ -6,16 +6,16 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asyncfetch.stream.cursor import Deal, Rest, SharedOrder
 from asyncfetch.stream.placement import Placement
+from asyncfetch.stream.remaining import Deal, Remaining, SharedOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from asyncfetch.stream.order import Step
-    from asyncfetch.stream.state import Progress
+    from asyncfetch.stream.state import EpochProgress
 
-__all__ = ["EpisodeOrder", "PassPlan", "Selection"]
+__all__ = ["ChosenEpisodes", "EpisodeOrder", "PassPlan"]
 
 STRETCH_STEPS = 500
 """Steps of the order that a look-ahead goes through at a time: about a millisecond."""
@@ -37,15 +37,15 @@ class EpisodeOrder(SharedOrder, Protocol):
         ...
 
     def is_far(self, position: int) -> bool:
-        """Return whether its seating there takes long to find."""
+        """Return whether its assignment there takes long to find."""
         ...
 
-    def steps(self, positions: Iterable[int], seating: Any = None) -> Iterator[Step]:  # noqa: ANN401
+    def steps(self, positions: Iterable[int], assignment: Any = None) -> Iterator[Step]:  # noqa: ANN401
         """Yield what comes at these positions, which ascend."""
         ...
 
 
-class Selection(Protocol):
+class ChosenEpisodes(Protocol):
     """Episode index of each position that an order speaks of."""
 
     def __getitem__(self, position: int, /) -> int: ...
@@ -66,8 +66,8 @@ class PassPlan:
     def __init__(
         self,
         order: EpisodeOrder,
-        selection: Selection,
-        progress: Progress,
+        selection: ChosenEpisodes,
+        progress: EpochProgress,
         *,
         parts_batches: bool = False,
         empty_at: Callable[[int], range] | None = None,
@@ -79,9 +79,9 @@ class PassPlan:
         self._batch_size = progress.placement.batch_size if parts_batches else None
         self.begun = progress.delivered
         """Samples that the consumer was given before."""
-        self.is_resumed = empty_at is not None or self.begun > 0 or progress.rest != Rest()
+        self.is_resumed = empty_at is not None or self.begun > 0 or progress.rest != Remaining()
         """True if something of the epoch was delivered before."""
-        self._seating: Any = None
+        self._assignment: Any = None
         taken, _ = progress.rest.shared(progress.total, progress.placement, progress.ends)
         self.end = max(self.begun, taken)
         """The number that has been delivered after the pass's end."""
@@ -104,11 +104,11 @@ class PassPlan:
     @property
     def is_far(self) -> bool:
         """True if its first step takes long to find: call ``find`` in a thread before."""
-        return self._seating is None and len(self) > 0 and self.order.is_far(self._first())
+        return self._assignment is None and len(self) > 0 and self.order.is_far(self._first())
 
     def find(self) -> None:
         """Find the first step, some microseconds for each episode before it."""
-        self._seating = self.order.seating(self._first())
+        self._assignment = self.order.assignment(self._first())
 
     def pool(self) -> tuple[int, int]:
         """See EpisodeOrder."""
@@ -117,7 +117,7 @@ class PassPlan:
     def steps(self) -> Iterator[Step]:
         """All of them, in order; it may be called again."""
         last: Step | None = None
-        steps = self.order.steps(self._positions(self.begun, self._seating), self._seating)
+        steps = self.order.steps(self._positions(self.begun, self._assignment), self._assignment)
         for step in steps if self._empty_at is None else self._steps_between_empty(self._empty_at):
             last = step
             yield step
@@ -125,7 +125,7 @@ class PassPlan:
         taken, padding = progress.rest.shared(progress.total, progress.placement, progress.ends)
         padding = min(padding, taken - self.begun)
         if padding and last is None:
-            last = next(self.order.steps(self._repeated(), self._seating), None)
+            last = next(self.order.steps(self._repeated(), self._assignment), None)
         if last is not None:
             for _ in range(padding):
                 yield last._replace(finished=(), is_padding=True, empty=0)
@@ -150,7 +150,7 @@ class PassPlan:
             numbers.append(end)
 
         counted = self.begun
-        for step in self.order.steps(filled(), self._seating):
+        for step in self.order.steps(filled(), self._assignment):
             numbers.popleft()
             yield step._replace(empty=numbers[0] - counted - 1)
             counted = numbers[0]
@@ -187,10 +187,10 @@ class PassPlan:
     def _position(self, number: int) -> int:
         return self.progress.rest.position_of(self._deal.index(number))
 
-    def _positions(self, skip: int, seating: Any = None) -> Iterator[int]:  # noqa: ANN401
+    def _positions(self, skip: int, assignment: Any = None) -> Iterator[int]:  # noqa: ANN401
         progress = self.progress
         return progress.rest.positions(
-            progress.total, progress.placement, progress.ends, self.order, seating=seating, skip=skip
+            progress.total, progress.placement, progress.ends, self.order, assignment=assignment, skip=skip
         )
 
     def _repeated(self) -> Iterator[int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from asyncfetch.errors import ConfigError, DatasetError, DecodeError, NotFound, RangeNotSatisfiable, redact_url
 from asyncfetch.runtime.failures import copied
-from asyncfetch.stream.building import Failed
+from asyncfetch.stream.job_builder import FailedSample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import OnError
     from asyncfetch.lerobot import LeRobotDataset
     from asyncfetch.stream.placement import Placement
-    from asyncfetch.stream.readable import Origin
+    from asyncfetch.stream.protocols import Origin
 
 __all__ = ["BAD_DATA", "BOARD_BYTES", "Board", "Quarantine", "Quarantined", "Substitutes", "raise_where_none_is_good"]
 
@@ -219,12 +219,12 @@ class Substitutes:
 
     In a mixture that is one of the same member, but where the member has given none yet.
 
-    So it depends on the order and on the data alone. Where it can't be copied, a ``Failed`` comes that says so.
+    So it depends on the order and on the data alone. Where it can't be copied, a ``FailedSample`` comes that says so.
     """
 
     def __init__(self) -> None:
         self._last: dict[int, Any] = {}
-        """The latest good sample of each member, or why there is no copy; those of the latest parcel after others."""
+        """The latest good sample of each member, or why there is no copy; those of the latest micro-batch last."""
         self._fresh: set[int] = set()
         self._waiting = 0
 
@@ -246,7 +246,7 @@ class Substitutes:
             self._waiting += 1
             return []
         last = self._last[member] if member in self._last else next(reversed(self._last.values()))
-        return [last if isinstance(last, Failed) else _copied(last)]
+        return [last if isinstance(last, FailedSample) else _copied(last)]
 
     def keep(self) -> None:
         """Keep what was given out: it goes to the consumer now, who may change it."""
@@ -255,7 +255,7 @@ class Substitutes:
         self._fresh.clear()
 
 
-def _copied(sample: Any) -> Any | Failed:  # noqa: ANN401
+def _copied(sample: Any) -> Any | FailedSample:  # noqa: ANN401
     """Nobody may ever need it: that there is none is an error only where somebody does."""
     try:
         return copy.deepcopy(sample)
@@ -264,4 +264,4 @@ def _copied(sample: Any) -> Any | Failed:  # noqa: ANN401
             f"no copy of a good sample can stand for bad ones, because of {type(error).__name__}: {error}. Let the "
             'transform return what copy.deepcopy can copy, or choose on_error="skip"'
         )
-        return Failed(ConfigError(message))
+        return FailedSample(ConfigError(message))

@@ -19,14 +19,14 @@ from asyncfetch.errors import CacheError, ClosedError, DatasetError
 from asyncfetch.observe import Figures, Histogram
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.trace import running
-from asyncfetch.observe.waits import Cause, Step, WaitAccount, Waits
+from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.failures import copied, kept
-from asyncfetch.stream.building import Failed
+from asyncfetch.stream.decode_jobs import Sizes, micro_batches
 from asyncfetch.stream.figures import PUBLISH_SECONDS
-from asyncfetch.stream.jobs import Sizes, parcels
+from asyncfetch.stream.job_builder import FailedSample
+from asyncfetch.stream.prefetcher import EpisodePrefetcher
 from asyncfetch.stream.quarantine import BAD_DATA, Quarantine, Substitutes, raise_where_none_is_good
-from asyncfetch.stream.window import EpisodeWindow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import DatasetStatistics, HeldEpisode, Sample
     from asyncfetch.observe import Quantiles
     from asyncfetch.stream.batch import BatchRow, Rows
-    from asyncfetch.stream.building import Builder
+    from asyncfetch.stream.decode_jobs import DecodeJob, MicroBatch
     from asyncfetch.stream.figures import FiguresPage
-    from asyncfetch.stream.jobs import Job, Parcel
-    from asyncfetch.stream.order import Step as OrderStep
+    from asyncfetch.stream.job_builder import Builder
+    from asyncfetch.stream.order import Step
     from asyncfetch.stream.plan import PassPlan
-    from asyncfetch.stream.readable import Origin, Readable
+    from asyncfetch.stream.protocols import Origin, Readable
     from asyncfetch.stream.state import State
 
-__all__ = ["Coming", "Decoding", "Delivery", "PassFigures", "PassStatistics", "SamplePass"]
+__all__ = ["Decoding", "DeliveredSample", "PassFigures", "PassStatistics", "PendingMicroBatch", "SamplePass"]
 
 
 class Decoding:
@@ -53,12 +53,12 @@ class Decoding:
 
     __slots__ = ("is_ready", "path", "ready", "ready_at", "results", "rows", "steps", "waits_for")
 
-    def __init__(self, job: Job, rows: list[BatchRow] | None) -> None:
+    def __init__(self, job: DecodeJob, rows: list[BatchRow] | None) -> None:
         self.steps = job.steps
         self.rows = rows
         """Rows that it goes to, with batches in memory of ours."""
         self.is_ready = False
-        """Asked for each sample of a parcel, for which an Event's two calls are too many."""
+        """Asked for each sample of a micro-batch, for which an Event's two calls are too many."""
         self.ready = anyio.Event()
         """Set then, and when nobody wants it any more."""
         self.ready_at = 0.0
@@ -66,7 +66,7 @@ class Decoding:
         """One result for each step; empty ones once they were delivered."""
         self.waits_for: int | None = None
         """The episode whose arrival it waits for."""
-        self.path: list[Step] = []
+        self.path: list[WaitStep] = []
         """The steps that it waited for."""
 
     def end(self, results: list[Any], weights: Mapping[Cause, float] | None = None) -> None:
@@ -75,18 +75,18 @@ class Decoding:
             self.results, self.rows = results, None
             self.ready_at = time.perf_counter()
             if weights is not None:
-                self.path.append(Step(self.ready_at, weights))
+                self.path.append(WaitStep(self.ready_at, weights))
             self.is_ready = True
             self.ready.set()
 
 
-class Coming:
-    """A parcel that the consumer hasn't been given yet."""
+class PendingMicroBatch:
+    """A micro-batch that the consumer hasn't been given yet."""
 
-    __slots__ = ("decodings", "parcel")
+    __slots__ = ("decodings", "micro_batch")
 
-    def __init__(self, parcel: Parcel, decodings: list[Decoding]) -> None:
-        self.parcel = parcel
+    def __init__(self, micro_batch: MicroBatch, decodings: list[Decoding]) -> None:
+        self.micro_batch = micro_batch
         self.decodings = decodings
         """The decoding of each step."""
 
@@ -96,7 +96,7 @@ class Coming:
         return all(decoding.is_ready for decoding in self.decodings)
 
 
-class Delivery(NamedTuple):
+class DeliveredSample(NamedTuple):
     """A sample that a consumer gets."""
 
     number: int
@@ -142,7 +142,7 @@ class PassFigures:
         """Counts the consumer's time."""
         self._config = config
         self._page = page
-        self.path: Callable[[], Iterable[Step]] = tuple
+        self.path: Callable[[], Iterable[WaitStep]] = tuple
         """Gives what a consumer that waits is waiting for."""
         self.statistics: Callable[[], DatasetStatistics | None] = lambda: None
         self.consumer_cpu: Callable[[], float] = float
@@ -185,7 +185,7 @@ class PassFigures:
         return Report.of(self.waits(), self.statistics(), self._config, num_workers=num_workers)
 
 
-def _traced(build: Callable[..., list[Any]], steps: Sequence[OrderStep], *rest: Any) -> list[Any]:  # noqa: ANN401
+def _traced(build: Callable[..., list[Any]], steps: Sequence[Step], *rest: Any) -> list[Any]:  # noqa: ANN401
     """Build as ``build`` does, in a decode thread, and trace it."""
     since = time.perf_counter()
     try:
@@ -262,7 +262,7 @@ class SamplePass:
         self._check_given = check
         self._on_end = on_end
         self._turn = anyio.Lock(fast_acquire=True)
-        self._queue: deque[Coming] = deque()
+        self._queue: deque[PendingMicroBatch] = deque()
         self._queued = anyio.Event()
         self._undone: dict[Decoding, None] = {}
         self._undelivered = 0  # samples of all jobs that were started
@@ -270,8 +270,8 @@ class SamplePass:
         self._freed = anyio.Event()
         self._is_waiting_for_room = self._produced_all = self._ended = False
         self._failure: BaseException | None = None
-        self._current: deque[Delivery] = deque()
-        self._latest = Delivery(0, 0, {})
+        self._current: deque[DeliveredSample] = deque()
+        self._latest = DeliveredSample(0, 0, {})
         self._left = threading.Event()  # decode threads keep what they are given: they get this, and not the pass
         self._given = plan.progress.delivered  # of the consumer's part of the epoch
         self._delivered = 0  # by this pass
@@ -280,9 +280,9 @@ class SamplePass:
         self._figures = figures
         self._account = WaitAccount() if hands_over else figures.account
         self._asked_at: float | None = None  # while the consumer waits
-        self._awaited: tuple[Coming, float] | None = None  # and since when that was known
+        self._awaited: tuple[PendingMicroBatch, float] | None = None  # and since when that was known
         self._cpu_seconds = 0.0
-        self.latest_path: tuple[Step, ...] = ()
+        self.latest_path: tuple[WaitStep, ...] = ()
         """The steps that it waited for when it had its latest samples."""
 
     async def __aenter__(self) -> Self:
@@ -294,7 +294,7 @@ class SamplePass:
         try:
             if self._plan.is_far:
                 await anyio.to_thread.run_sync(self._plan.find)
-            self._window = EpisodeWindow(
+            self._prefetcher = EpisodePrefetcher(
                 self._dataset,
                 self._origin,
                 self._plan.first_uses(),
@@ -314,7 +314,7 @@ class SamplePass:
         self._figures.path, self._figures.statistics = self.path, self._dataset.statistics
         self._dataset.pass_report = self._figures.report
         now = time.perf_counter()
-        self._account.give(now, [Step(now, {Cause.OPENING: 1.0})])
+        self._account.give(now, [WaitStep(now, {Cause.OPENING: 1.0})])
         return self
 
     async def __aexit__(
@@ -326,10 +326,10 @@ class SamplePass:
         try:
             await end_tasks(self._group)
         finally:
-            self._window.close()
+            self._prefetcher.close()
             self._queued.set()  # for tasks that still wait for a sample
-            for coming in self._queue:
-                for decoding in coming.decodings:
+            for pending in self._queue:
+                for decoding in pending.decodings:
                     decoding.ready.set()
             self._queue.clear()
             self._current.clear()
@@ -341,7 +341,7 @@ class SamplePass:
         if not self._current:
             async with self._turn:
                 while not self._current:
-                    self._current.extend(await self._next_parcel())
+                    self._current.extend(await self._next_micro_batch())
         self._check_given()
         self._latest = self._current.popleft()
         self._plan.progress.delivered = self._latest.delivered
@@ -358,19 +358,19 @@ class SamplePass:
         """The batch that the latest sample is in, and that of the next one; see ``PassPlan.batch_of``."""
         return self._plan.batch_of(self._latest.number), self._plan.batch_of(self._latest.delivered)
 
-    async def next_parcel(self) -> list[Delivery]:
+    async def next_micro_batch(self) -> list[DeliveredSample]:
         """The next few samples, for handing over to another thread, which is to note how many it delivered.
 
         Empty where an error comes next. Raises StopAsyncIteration at the end. Don't mix it with ``async for``.
         """
         async with self._turn:
-            return await self._next_parcel()
+            return await self._next_micro_batch()
 
     def state_dict(self) -> State:
         """Return what was delivered of the epoch, this pass and those before it: for ``Stream.load_state_dict``."""
         return self._plan.progress.state()
 
-    async def _next_parcel(self) -> list[Delivery]:
+    async def _next_micro_batch(self) -> list[DeliveredSample]:
         """The next samples; none of them where an error is next."""
         self._check_open()
         if self._failure is not None:
@@ -383,17 +383,17 @@ class SamplePass:
         self._account.wait(waiting_since)
         self._asked_at = waiting_since
         try:
-            return await self._wait_for_parcel(waiting_since)
+            return await self._wait_for_micro_batch(waiting_since)
         finally:
             self.latest_path, self._asked_at, self._awaited = self.path(), None, None
             cpu_before, self._cpu_seconds = self._cpu_seconds, time.thread_time()
-            self._figures.account.note(self._cpu_seconds - cpu_before, self._window.sizes)
+            self._figures.account.note(self._cpu_seconds - cpu_before, self._prefetcher.sizes)
             now = time.perf_counter()
             self._account.give(now, self.latest_path, self._delivered - before)
             if self._account is self._figures.account and (tracer := running()) is not None:
                 tracer.waits(waiting_since, now, self.latest_path)
 
-    async def _wait_for_parcel(self, waiting_since: float) -> list[Delivery]:
+    async def _wait_for_micro_batch(self, waiting_since: float) -> list[DeliveredSample]:
         while not (self._queue or self._produced_all or self._ended or self._left.is_set()):
             await self._queued.wait()
         self._check_open()
@@ -404,30 +404,32 @@ class SamplePass:
                     raise_where_none_is_good(self._first_bad, self._plan.progress.placement, self._on_error)
                 self._on_end()
             raise StopAsyncIteration
-        coming = self._queue[0]
-        self._awaited = coming, time.perf_counter()
+        pending = self._queue[0]
+        self._awaited = pending, time.perf_counter()
         self._fail_if_stuck()
-        for step, decoding in zip(coming.parcel.steps, coming.decodings, strict=True):
+        for step, decoding in zip(pending.micro_batch.steps, pending.decodings, strict=True):
             if not decoding.is_ready:
-                self._window.hurry(self._selection[step.episode])
-        for decoding in coming.decodings:
+                self._prefetcher.raise_priority(self._selection[step.episode])
+        for decoding in pending.decodings:
             if not decoding.is_ready:
                 await decoding.ready.wait()
         self._check_open()
         self._queue.popleft()
-        samples = self._take(coming)
-        self._count(len(samples), waiting_since, max(decoding.ready_at for decoding in coming.decodings))
+        samples = self._take(pending)
+        self._count(len(samples), waiting_since, max(decoding.ready_at for decoding in pending.decodings))
         return samples
 
-    def _take(self, coming: Coming) -> list[Delivery]:
-        """The parcel's samples up to the first error that isn't left out, which is kept for the next call."""
-        samples: list[Delivery] = []
+    def _take(self, pending: PendingMicroBatch) -> list[DeliveredSample]:
+        """The micro-batch's samples up to the first error that isn't left out, which is kept for the next call."""
+        samples: list[DeliveredSample] = []
         replaces = self._on_error == "replace"
-        for step, (_, place), decoding in zip(coming.parcel.steps, coming.parcel.takes, coming.decodings, strict=True):
+        for step, (_, place), decoding in zip(
+            pending.micro_batch.steps, pending.micro_batch.takes, pending.decodings, strict=True
+        ):
             result, decoding.results[place] = decoding.results[place], {}
             self._undelivered -= 1
             self._taken += 1 + step.empty
-            if not isinstance(result, Failed):
+            if not isinstance(result, FailedSample):
                 given = self._substitutes.good(result, self._origin_of(step).member) if replaces else [result]
             elif self._on_error == "raise" or result.by_transform or not isinstance(result.error, BAD_DATA):
                 self._failure = result.error if result.by_transform else copied(result.error)
@@ -443,10 +445,10 @@ class SamplePass:
                 if self._rows is not None and not is_replaced:
                     self._rows.leave_out()
             for sample in given:
-                if isinstance(sample, Failed):
+                if isinstance(sample, FailedSample):
                     self._failure = copied(sample.error)
                     break
-                samples.append(Delivery(self._given, self._given + 1, sample))
+                samples.append(DeliveredSample(self._given, self._given + 1, sample))
                 self._given += 1
             if self._failure is not None:
                 break
@@ -459,7 +461,7 @@ class SamplePass:
         self._freed.set()
         return samples
 
-    def _origin_of(self, step: OrderStep) -> Origin:
+    def _origin_of(self, step: Step) -> Origin:
         return self._origin(self._selection[step.episode])
 
     def _check_open(self) -> None:
@@ -484,31 +486,31 @@ class SamplePass:
             if episode is None:
                 await anyio.lowlevel.checkpoint()
                 continue
-            await self._window.drained_to(self._max_episodes - prefetched - 1)
+            await self._prefetcher.drained_to(self._max_episodes - prefetched - 1)
             prefetched += 1
-            if episode in self._window:
+            if episode in self._prefetcher:
                 continue  # it will be in memory behind this pass, too
             with suppress(DatasetError, CacheError):  # the next pass will find it, at its place
                 self._dataset.prefetch(episode)
 
     async def _produce(self) -> None:
-        decodings: WeakKeyDictionary[Job, Decoding] = WeakKeyDictionary()
-        for parcel in parcels(self._plan.steps(), self._sizes):
-            for job in parcel.starts:
+        decodings: WeakKeyDictionary[DecodeJob, Decoding] = WeakKeyDictionary()
+        for micro_batch in micro_batches(self._plan.steps(), self._sizes):
+            for job in micro_batch.starts:
                 await self._wait_for_room(job)
                 decodings[job] = self._start(job)
-            self._queue.append(Coming(parcel, [decodings[job] for job, _ in parcel.takes]))
-            for step in parcel.steps:
+            self._queue.append(PendingMicroBatch(micro_batch, [decodings[job] for job, _ in micro_batch.takes]))
+            for step in micro_batch.steps:
                 for episode in step.finished:
-                    self._window.finish(self._selection[episode])
+                    self._prefetcher.finish(self._selection[episode])
             self._queued.set()
             self._queued = anyio.Event()
-        self._window.finish_all()
+        self._prefetcher.finish_all()
         self._produced_all = True
         self._queued.set()
         self._fail_if_stuck()
 
-    async def _wait_for_room(self, job: Job) -> None:
+    async def _wait_for_room(self, job: DecodeJob) -> None:
         await anyio.lowlevel.checkpoint()  # others' turn: there may be room for thousands of samples
         # What the consumer needs next is decoded in any case: then nothing else will give room back.
         while self._queue and self._held_with(job) > self._max_samples:
@@ -518,16 +520,16 @@ class SamplePass:
             await self._freed.wait()
         self._is_waiting_for_room = False
 
-    def _held_with(self, job: Job) -> int:
+    def _held_with(self, job: DecodeJob) -> int:
         """Samples whose memory is taken if the job is started: in batches those between the first and the last one."""
         if self._rows is None or not self._rows.are_used:
             return self._undelivered + len(job.steps)
         return max(job.numbers) + 1 - self._taken
 
-    def _start(self, job: Job) -> Decoding:
+    def _start(self, job: DecodeJob) -> Decoding:
         decoding = Decoding(job, None if self._rows is None else self._rows.of(job))
         for step in job.steps:
-            self._window.use(self._selection[step.episode])
+            self._prefetcher.use(self._selection[step.episode])
         self._undelivered += len(job.steps)
         self._undone[decoding] = None
         self._group.start_soon(self._decode, decoding, name="decode samples")
@@ -544,10 +546,10 @@ class SamplePass:
                 self._rows.stop()
             decoding.end(results, self._builder.weights)
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
-            decoding.end([Failed(kept(error))] * len(decoding.steps))
+            decoding.end([FailedSample(kept(error))] * len(decoding.steps))
         finally:
             for step in decoding.steps:
-                self._window.done(self._selection[step.episode])
+                self._prefetcher.done(self._selection[step.episode])
             self._undone.pop(decoding, None)
         self._fail_if_stuck()
 
@@ -559,10 +561,10 @@ class SamplePass:
                 decoding.waits_for = self._selection[episode]
                 self._fail_if_stuck()
                 try:
-                    is_late = not self._window.has(decoding.waits_for)
-                    episodes[episode] = await self._window.get(decoding.waits_for)
+                    is_late = not self._prefetcher.has(decoding.waits_for)
+                    episodes[episode] = await self._prefetcher.get(decoding.waits_for)
                     if is_late:
-                        decoding.path += self._window.steps(decoding.waits_for, time.perf_counter())
+                        decoding.path += self._prefetcher.steps(decoding.waits_for, time.perf_counter())
                 except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
                     episodes[episode] = kept(error)
         finally:
@@ -572,13 +574,14 @@ class SamplePass:
     def _fail_if_stuck(self) -> None:
         """Fail the pass where it would wait for ever: the consumer for an episode, and that for room nobody returns.
 
-        Room comes back when decoding ends, and decoding goes on while a job can start or the consumer takes a parcel.
+        Room comes back when decoding ends, and decoding goes on while a job can start or the consumer takes a
+        micro-batch.
         """
         if self._left.is_set() or not self._queue or not (self._is_waiting_for_room or self._produced_all):
             return
         first_error: Exception | None = None
         for decoding in self._undone:
-            lacking = None if decoding.waits_for is None else self._window.lacks_room_for(decoding.waits_for)
+            lacking = None if decoding.waits_for is None else self._prefetcher.lacks_room_for(decoding.waits_for)
             if lacking is None:
                 return
             first_error = first_error or lacking
@@ -586,23 +589,23 @@ class SamplePass:
             return
         for decoding in self._queue[0].decodings:
             assert first_error is not None
-            decoding.end([Failed(first_error)] * len(decoding.steps))
+            decoding.end([FailedSample(first_error)] * len(decoding.steps))
 
-    def path(self) -> tuple[Step, ...]:
+    def path(self) -> tuple[WaitStep, ...]:
         """Return what the consumer waits for, and waited for since it asked; it may be called in any thread."""
         since, awaited, now = self._asked_at, self._awaited, time.perf_counter()
         if since is None:
             return ()
         unknown = {Cause.HAND_OVER if self._delivered else Cause.OPENING: 1.0}
         if awaited is None:
-            return (Step(now, unknown),)
-        coming, known_at = awaited
-        steps = [Step(known_at, unknown)]
-        for decoding in dict.fromkeys(coming.decodings):
+            return (WaitStep(now, unknown),)
+        pending, known_at = awaited
+        steps = [WaitStep(known_at, unknown)]
+        for decoding in dict.fromkeys(pending.decodings):
             if not decoding.is_ready:
                 episode = decoding.waits_for
-                late = [] if episode is None else self._window.steps(episode, now)
-                return (*steps, *decoding.path, *late, Step(now, self._builder.weights))
+                late = [] if episode is None else self._prefetcher.steps(episode, now)
+                return (*steps, *decoding.path, *late, WaitStep(now, self._builder.weights))
             if decoding.ready_at > since:
                 steps += decoding.path
         return tuple(steps)
@@ -624,6 +627,6 @@ class SamplePass:
             wait=wait,
             hand_over=self._hand_overs.snapshot(),
             first_sample_seconds=self._first_sample_seconds,
-            open_episodes=self._window.open_episodes,
+            open_episodes=self._prefetcher.open_episodes,
             waits=self._account.snapshot(time.perf_counter(), self.path()),
         )

@@ -9,21 +9,21 @@ from asyncfetch.errors import NotFound
 from asyncfetch.observe import Histogram
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.fork import ForkGuard
-from asyncfetch.runtime.loop_thread import KeptOpen
+from asyncfetch.runtime.loop_thread import BackgroundContext
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
     from asyncfetch.lerobot import DatasetStatistics
-    from asyncfetch.stream.readable import Readable
+    from asyncfetch.stream.protocols import Readable
 
-__all__ = ["Session"]
+__all__ = ["DatasetSession"]
 
 R = TypeVar("R", bound="Readable")
 
 
-class Session(Generic[R]):
+class DatasetSession(Generic[R]):
     """A loop thread with one thing open on it: a dataset, or a mixture of them.
 
     Belongs to the process that made it. Collected or closed, it ends its thread and with it all that is open.
@@ -40,7 +40,7 @@ class Session(Generic[R]):
         self.hand_over = Histogram()
         """Durations of the samples' way from this thread to its consumers."""
         self.thread = LoopThread(name="asyncfetch stream")
-        self._kept = KeptOpen(self.thread, opener, name="the dataset of this stream")
+        self._kept = BackgroundContext(self.thread, opener, name="the dataset of this stream")
 
     @property
     def is_usable(self) -> bool:

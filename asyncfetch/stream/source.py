@@ -14,19 +14,19 @@ from asyncfetch.config import WorkerConfig
 from asyncfetch.config.secrets import goes_to_own_child
 from asyncfetch.errors import ConfigError, NotFound, UsageError
 from asyncfetch.observe.report import Report
-from asyncfetch.observe.waits import Cause, Step, Waits
+from asyncfetch.observe.waits import Cause, Waits, WaitStep
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.stream.batch import MemoryPlan
-from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
 from asyncfetch.stream.passes import WITH_SAMPLES, Samples, StreamIterator
 from asyncfetch.stream.placement import STEP_SAMPLES, Placement, find_rank
+from asyncfetch.stream.protocols import Readable
 from asyncfetch.stream.quarantine import Quarantine
-from asyncfetch.stream.readable import Readable
+from asyncfetch.stream.remaining import Remaining
 from asyncfetch.stream.samples import PassFigures
-from asyncfetch.stream.session import Session
+from asyncfetch.stream.session import DatasetSession
 from asyncfetch.stream.state import (
-    Progress,
+    EpochProgress,
     State,
     beginning,
     check_state,
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DatasetStatistics
     from asyncfetch.stream.batch import BatchMemory
-    from asyncfetch.stream.building import Builder, Transform
     from asyncfetch.stream.figures import FiguresPage
+    from asyncfetch.stream.job_builder import Builder, Transform
     from asyncfetch.stream.plan import PassPlan
-    from asyncfetch.stream.readable import Origin
+    from asyncfetch.stream.protocols import Origin
 
 __all__ = ["SampleSource"]
 
@@ -73,7 +73,7 @@ class SampleSource(ABC, Generic[R]):
         self._epochs: EpochCounter = EpochCounter()
         self._opened: R | None = None
         """The source, if it is open already; else each pass, or the session of all synchronous ones, opens it."""
-        self._session: Session[R] | None = None
+        self._session: DatasetSession[R] | None = None
         self._loaded: dict[int, State] = {}
         """The state that was loaded, by epoch: it tells where it was taken, and of which dataset it is."""
         self._loads: int = 0
@@ -85,8 +85,8 @@ class SampleSource(ABC, Generic[R]):
         self.page: FiguresPage | None = None
         """The page to which figures are written for another process to read, if one does."""
         self.known_identity: Mapping[str, Any] = {}
-        """Identity of what the latest pass has read, here or elsewhere: see Progress. A mixture counts on from it."""
-        self._progress: Progress | None = None
+        """Identity of what the latest pass read, here or elsewhere: see EpochProgress. A mixture counts on from it."""
+        self._progress: EpochProgress | None = None
         """Progress of the latest pass, while it lasts."""
         self._latest: tuple[Turn, PassPlan] | None = None
         """The latest pass of one consumer, until it is counted."""
@@ -263,7 +263,7 @@ class SampleSource(ABC, Generic[R]):
             raise error.with_traceback(None) from None
         finally:
             now = time.perf_counter()
-            figures.account.end(now, [Step(now, {Cause.OPENING: 1.0})])
+            figures.account.end(now, [WaitStep(now, {Cause.OPENING: 1.0})])
         # A loader's worker ends with its first epoch, unless it is seen to go on to a second one.
         is_followed = epoch is None and (loader is None or self._passes > 0)
         iterator = partial(
@@ -322,7 +322,7 @@ class SampleSource(ABC, Generic[R]):
     def count(self, placement: Placement) -> int:
         """Return how many samples a consumer takes of the whole next epoch. Opens what is read where no pass has."""
         total = self._total(self._open_session().opened(), placement, self.epoch)
-        return Rest().shared(total, placement, self.config.uneven_ends)[0]
+        return Remaining().shared(total, placement, self.config.uneven_ends)[0]
 
     def opened(self) -> R:
         """Return what the synchronous iteration reads, to ask for what its metadata says."""
@@ -442,11 +442,11 @@ class SampleSource(ABC, Generic[R]):
         self._loaded = {epoch: beginning(epoch, identity), state["epoch"]: state} if identity else {}
         self._progress = self._waiting = self._latest = self.latest_plan = None
 
-    def _open_session(self) -> Session[R]:
+    def _open_session(self) -> DatasetSession[R]:
         if self.is_open:
             raise ConfigError("an open dataset lives on its own loop: `async with stream.samples()` there")
         if self._session is None or not self._session.is_usable:
-            self._session = Session(self._opener())
+            self._session = DatasetSession(self._opener())
         return self._session
 
     def statistics(self) -> DatasetStatistics | None:

@@ -17,22 +17,20 @@ from typing import Any, get_args
 
 from asyncfetch.errors import StateMismatch
 from asyncfetch.ranges import is_whole_number
-from asyncfetch.stream.cursor import Ends, Rest, SharedOrder, rest_in
 from asyncfetch.stream.epochs import MAX_EPOCH, MAX_WORKERS
-from asyncfetch.stream.mixing import Batching, Place
+from asyncfetch.stream.mixing import Batching, EpochPlace
 from asyncfetch.stream.placement import Placement
+from asyncfetch.stream.remaining import Ends, Remaining, SharedOrder, rest_in
 
 __all__ = [
     "FORMAT",
     "IDENTITY",
     "LAYOUT",
     "MIXTURE_VERSION",
-    "Progress",
+    "EpochProgress",
     "State",
     "beginning",
     "check_state",
-    "dealt_anew",
-    "dealt_anew_in",
     "delivered_in",
     "has_given_all",
     "identity_of",
@@ -41,6 +39,8 @@ __all__ = [
     "merge_shares",
     "merge_states",
     "place_of",
+    "resharded",
+    "resharded_in",
     "run_of",
     "shares_of",
 ]
@@ -54,8 +54,8 @@ MIXTURE_VERSION = 2
 IDENTITY = ("dataset", "order")
 """Keys of a state that say what its order depends on."""
 _PLACE = ("epoch", "block_samples", "taken")
-"""Keys of the place in a mixture's order: see Place."""
-_DEALT_ANEW = "dealt_anew"
+"""Keys of the place in a mixture's order: see EpochPlace."""
+_RESHARDED = "dealt_anew"
 """There, too, where the order is a MixedRest: for whose batches, and of what."""
 _BATCHING = tuple(field.name for field in fields(Batching))
 LAYOUT = ("world_size", "workers", "block_samples", "step_samples")
@@ -69,7 +69,7 @@ State = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Progress:
+class EpochProgress:
     """The progress of one consumer in a pass."""
 
     identity: Mapping[str, Any]
@@ -77,7 +77,7 @@ class Progress:
     epoch: int
     total: int
     """Samples of the epoch."""
-    rest: Rest
+    rest: Remaining
     """The rest of it when this pass began."""
     placement: Placement
     ends: Ends
@@ -96,7 +96,7 @@ class Progress:
             "shares": shares_of({self.placement: self.delivered}),
         }
 
-    def resumed(self, state: Mapping[str, Any], order: SharedOrder) -> Progress:
+    def resumed(self, state: Mapping[str, Any], order: SharedOrder) -> EpochProgress:
         """This pass, yet to begin, from where the state was taken.
 
         Raises:
@@ -112,11 +112,11 @@ class Progress:
         # Who makes batches of another size, too, takes what it would have taken.
         same = replace(self.placement, step_samples=next(iter(delivered)).step_samples)
         if same in delivered:
-            rest = Rest.of_json(state["rest"], self.total)
+            rest = Remaining.of_json(state["rest"], self.total)
             return replace(self, rest=rest, placement=same, delivered=delivered[same])
         return replace(self, rest=self.left_of(state, order))
 
-    def left_of(self, state: Mapping[str, Any], order: SharedOrder) -> Rest:
+    def left_of(self, state: Mapping[str, Any], order: SharedOrder) -> Remaining:
         """Return what is left for all together of the order.
 
         Raises:
@@ -131,7 +131,7 @@ class Progress:
                 f"{known.workers} workers each) that shared the epoch{others}: load "
                 "asyncfetch.torch.merge_states([one state of each rank])"
             )
-        return Rest.of_json(state["rest"], self.total).after(delivered, self.total, order)
+        return Remaining.of_json(state["rest"], self.total).after(delivered, self.total, order)
 
     @staticmethod
     def is_known_of_all(state: Mapping[str, Any]) -> bool:
@@ -184,17 +184,17 @@ def _kind(identity: Mapping[str, Any]) -> str:
 
 def beginning(epoch: int, identity: Mapping[str, Any] | None = None) -> State:
     """The state of an epoch of which nothing was delivered; without an identity of whatever dataset."""
-    return {"format": FORMAT, "version": VERSION, **_without(identity or {}, _DEALT_ANEW), "epoch": epoch}
+    return {"format": FORMAT, "version": VERSION, **_without(identity or {}, _RESHARDED), "epoch": epoch}
 
 
 def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what its order depends on: see Progress. Empty where it doesn't say."""
+    """Return what its order depends on: see EpochProgress. Empty where it doesn't say."""
     return {name: state[name] for name in IDENTITY if name in state}
 
 
 def run_of(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The identity without the place in the run: that of all epochs of a mixture, at any layout."""
-    return _without(identity, *_PLACE, _DEALT_ANEW)
+    return _without(identity, *_PLACE, _RESHARDED)
 
 
 def _without(identity: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -204,38 +204,38 @@ def _without(identity: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {**identity, "order": {name: value for name, value in identity["order"].items() if name not in names}}
 
 
-def place_of(identity: Mapping[str, Any]) -> Place:
+def place_of(identity: Mapping[str, Any]) -> EpochPlace:
     """Return where the epoch lies in the run that a mixture's identity speaks of."""
     epoch, block_samples, taken = (identity["order"][name] for name in _PLACE)
-    return Place(epoch, block_samples, tuple(taken))
+    return EpochPlace(epoch, block_samples, tuple(taken))
 
 
-def dealt_anew(rests: Sequence[Rest], batching: Batching) -> dict[str, Any]:
+def resharded(rests: Sequence[Remaining], batching: Batching) -> dict[str, Any]:
     """Return what a mixture's order says besides where it is a MixedRest."""
-    return {_DEALT_ANEW: asdict(batching) | {"members": [rest.as_json() for rest in rests]}}
+    return {_RESHARDED: asdict(batching) | {"members": [rest.as_json() for rest in rests]}}
 
 
-def dealt_anew_in(
+def resharded_in(
     identity: Mapping[str, Any], starts: Sequence[int], stops: Sequence[int]
-) -> tuple[list[Rest], Batching] | None:
-    """Return what ``dealt_anew`` told, if it did. Each member's run goes from its start up to its stop.
+) -> tuple[list[Remaining], Batching] | None:
+    """Return what ``resharded`` told, if it did. Each member's run goes from its start up to its stop.
 
     Raises:
         StateMismatch: It tells of something else.
     """
-    given = identity.get("order", {}).get(_DEALT_ANEW)
+    given = identity.get("order", {}).get(_RESHARDED)
     if given is None:
         return None
-    rests = [Rest.of_json(rest, stop) for rest, stop in zip(given["members"], stops, strict=True)]
+    rests = [Remaining.of_json(rest, stop) for rest, stop in zip(given["members"], stops, strict=True)]
     for start, rest in zip(starts, rests, strict=True):
         if min((rest.position, *rest.missing)) < start:
             raise StateMismatch(f"{rest.as_json()} is left of samples of a member that come from {start} on")
     return rests, Batching(**{name: given[name] for name in _BATCHING})
 
 
-def _is_dealt_anew(state: Mapping[str, Any]) -> bool:
+def _is_resharded(state: Mapping[str, Any]) -> bool:
     """Return whether some of its positions may be empty, so that ranks of equally many have unequally many samples."""
-    return _is_of_mixture(state) and _DEALT_ANEW in state["order"]
+    return _is_of_mixture(state) and _RESHARDED in state["order"]
 
 
 def is_beginning(state: Mapping[str, Any]) -> bool:
@@ -251,11 +251,15 @@ def is_finished(state: Mapping[str, Any], ends: Ends, least_samples: int = 1) ->
     """
     if is_beginning(state):
         return False
-    total, rest, delivered = state["total"], Rest.of_json(state["rest"], state["total"]), delivered_in(state["shares"])
+    total, rest, delivered = (
+        state["total"],
+        Remaining.of_json(state["rest"], state["total"]),
+        delivered_in(state["shares"]),
+    )
     one = next(iter(delivered))
     if len(delivered) < one.consumers:
         most, least = (rest.shared(total, replace(one, rank=rank), ends)[0] for rank in (0, one.world_size - 1))
-        is_even = most // least_samples == least // least_samples and (ends != "uneven" or not _is_dealt_anew(state))
+        is_even = most // least_samples == least // least_samples and (ends != "uneven" or not _is_resharded(state))
         if not is_even or one.workers > 1:
             return False
     return has_given_all(state, ends, least_samples)
@@ -263,7 +267,7 @@ def is_finished(state: Mapping[str, Any], ends: Ends, least_samples: int = 1) ->
 
 def has_given_all(state: Mapping[str, Any], ends: Ends, least_samples: int) -> bool:
     """Return whether those consumers that it tells of are given nothing more of its epoch: see ``is_finished``."""
-    total, rest = state["total"], Rest.of_json(state["rest"], state["total"])
+    total, rest = state["total"], Remaining.of_json(state["rest"], state["total"])
     return all(
         rest.shared(total, placement, ends)[0] - count < least_samples
         for placement, count in delivered_in(state["shares"]).items()
@@ -292,7 +296,7 @@ def check_state(state: object) -> State:
         total = state["total"]
         if not is_whole_number(total):
             raise StateMismatch(f"the state's total must be a whole number, not {total!r}")
-        rest = Rest.of_json(state["rest"], total)
+        rest = Remaining.of_json(state["rest"], total)
         for placement, count in delivered_in(state["shares"]).items():
             share = rest.shared(total, placement, "pad")[0]
             if count > share:
@@ -313,13 +317,13 @@ def _check_place(state: Mapping[str, Any]) -> None:
     is_place = isinstance(taken, list) and all(is_whole_number(each) and each >= 0 for each in (*numbers, *taken))
     if not is_place or max(numbers + taken) > MAX_EPOCH or len(taken) != order["members"] or not order["block_samples"]:
         raise StateMismatch(f"the state's order must say of its members what was taken before an epoch, not {order}")
-    _check_dealt_anew(order)
+    _check_resharded(order)
     if not is_beginning(state) and order["epoch"] != state["epoch"]:
         raise StateMismatch(f"the state is of epoch {state['epoch']}, and its order of epoch {order['epoch']}")
 
 
-def _check_dealt_anew(order: Mapping[str, Any]) -> None:
-    given = order.get(_DEALT_ANEW)
+def _check_resharded(order: Mapping[str, Any]) -> None:
+    given = order.get(_RESHARDED)
     if given is None:
         return
     is_whole = isinstance(given, Mapping) and {*_BATCHING, "members"} <= given.keys()
@@ -424,7 +428,7 @@ def merge_states(states: Sequence[Any]) -> State:
                 f"{len(ended)} of the states are of the beginning of epoch {epochs[1]} and {unbegun} of that of "
                 f"{epochs[0]}, and which ranks' they are isn't known: take them where each was given something"
             )
-        total, rest = merged["total"], Rest.of_json(merged["rest"], merged["total"])
+        total, rest = merged["total"], Remaining.of_json(merged["rest"], merged["total"])
         delivered |= {placement: rest.shared(total, placement, "uneven")[0] for placement in others}
     else:
         delivered |= dict.fromkeys(others, 0)

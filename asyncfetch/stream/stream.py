@@ -14,15 +14,15 @@ from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ConfigError, UsageError
 from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, open_dataset
 from asyncfetch.ranges import index_of
-from asyncfetch.stream.building import JobBuilder
-from asyncfetch.stream.cursor import Rest
+from asyncfetch.stream.job_builder import JobBuilder
 from asyncfetch.stream.order import Order
 from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.plan import PassPlan
 from asyncfetch.stream.pool import Fitted, Pool
-from asyncfetch.stream.readable import Origin
+from asyncfetch.stream.protocols import Origin
+from asyncfetch.stream.remaining import Remaining
 from asyncfetch.stream.source import SampleSource
-from asyncfetch.stream.state import Progress
+from asyncfetch.stream.state import EpochProgress
 from asyncfetch.stream.traffic import TrafficPlan, traffic, weigh
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DepthUnit, ImageDtype, Windows
     from asyncfetch.lerobot.info import Feature
-    from asyncfetch.stream.building import Transform
+    from asyncfetch.stream.job_builder import Transform
 
 __all__ = ["Stream", "distinct_episodes"]
 
@@ -108,7 +108,7 @@ class Stream(SampleSource[LeRobotDataset]):
         """See SampleSource."""
         order, selection = self.order(opened, epoch)
         identity = {"dataset": opened.fingerprint, "order": self.identity(order)}
-        progress = Progress(identity, epoch, len(order), Rest(), placement, self.config.uneven_ends)
+        progress = EpochProgress(identity, epoch, len(order), Remaining(), placement, self.config.uneven_ends)
         loaded = self._loaded_of(epoch)
         if loaded is not None:
             progress = progress.resumed(loaded, order)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.stream.cursor import Deal, Rest
+from asyncfetch.stream.remaining import Deal, Remaining
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,15 +62,15 @@ def readers(order: Order, layout: Placement) -> Readers:
         order: Of the epoch.
         layout: That all ranks have, whichever of them it is.
     """
-    deal = Deal(Rest(), len(order), layout, order)
-    slots = order.slots(order.seating(), layout.world_size)
+    deal = Deal(Remaining(), len(order), layout, order)
+    affinities = order.affinities(order.assignment(), layout.world_size)
     step_samples = deal.step_samples * layout.world_size
     found = [np.zeros(0, np.int64)]
     together: list[NDArray[np.int64]] = []
     for step in range(-(-len(order) // step_samples)):
         ranks, _ = deal.shares(step)
         start = step * step_samples
-        episodes = slots.episodes(np.arange(start, start + len(ranks)))
+        episodes = affinities.episodes(np.arange(start, start + len(ranks)))
         together.append(episodes * layout.world_size + ranks)
         if len(together) * step_samples >= _AT_ONCE:
             found.append(np.unique(np.concatenate(together)))

@@ -28,10 +28,19 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from numpy.typing import NDArray
 
-    from asyncfetch.runtime.leased_lru import Reservation
+    from asyncfetch.runtime.leased_lru import RoomReservation
     from asyncfetch.tensors.remote import RemoteTensor
 
-__all__ = ["BufferStatistics", "FetchBuffer", "Fetched", "Flights", "Shard", "ShardStore", "Ticket", "plan_batches"]
+__all__ = [
+    "BufferStatistics",
+    "FetchBuffer",
+    "FetchedShards",
+    "Flights",
+    "Shard",
+    "ShardStore",
+    "Ticket",
+    "plan_batches",
+]
 
 MAX_BATCH_SHARDS = 128
 """Shards in one request; what the server takes."""
@@ -87,7 +96,7 @@ def plan_batches(remotes: Sequence[RemoteTensor]) -> list[list[RemoteTensor]]:
     return batches
 
 
-class Fetched(NamedTuple):
+class FetchedShards(NamedTuple):
     """The shards that came, by id."""
 
     shards: dict[str, Shard]
@@ -95,7 +104,7 @@ class Fetched(NamedTuple):
     """Copies of the bytes of some of them, for one caller each."""
 
 
-class _Flight:
+class _ShardFlight:
     """One request under way and those who wait for it."""
 
     def __init__(self, tickets: list[Ticket]) -> None:
@@ -103,7 +112,7 @@ class _Flight:
         self.waiters = 0
         self.scope = anyio.CancelScope()
         self.landed = anyio.Event()
-        self.fetched = Fetched({}, {})
+        self.fetched = FetchedShards({}, {})
         self.error: Exception | None = ClosedError("this TensorClient was closed before the shards came")
         """None when they have come."""
 
@@ -126,14 +135,14 @@ class Flights:
         self,
         task_group: TaskGroup,
         buffer: FetchBuffer,
-        fetch: Callable[[Sequence[RemoteTensor]], Awaitable[Fetched]],
+        fetch: Callable[[Sequence[RemoteTensor]], Awaitable[FetchedShards]],
     ) -> None:
         self._task_group = task_group
         self._buffer = buffer
         self._fetch = fetch
-        self._flights: dict[str, tuple[_Flight, Ticket]] = {}
+        self._flights: dict[str, tuple[_ShardFlight, Ticket]] = {}
 
-    async def bring(self, remotes: Sequence[RemoteTensor]) -> tuple[Fetched, list[Exception]]:
+    async def bring(self, remotes: Sequence[RemoteTensor]) -> tuple[FetchedShards, list[Exception]]:
         """Distinct shards, those copies that nobody has taken yet, and the errors of the requests that failed.
 
         All requests are waited for, whatever becomes of the others. A shard that is in no answer and for which no
@@ -152,7 +161,7 @@ class Flights:
         except BaseException:
             await self._leave(list(flights))
             raise
-        brought = Fetched({}, {})
+        brought = FetchedShards({}, {})
         for shard_id, one in awaited.items():
             if one is not None and shard_id in one.fetched.shards:
                 brought.shards[shard_id] = one.fetched.shards[shard_id]
@@ -160,12 +169,12 @@ class Flights:
                     brought.copies[shard_id] = one.fetched.copies.pop(shard_id)
         return brought, [flight.error for flight in flights if flight.error is not None]
 
-    def _joinable(self, remote: RemoteTensor) -> _Flight | None:
+    def _joinable(self, remote: RemoteTensor) -> _ShardFlight | None:
         flight, ticket = self._flights.get(remote.shard_id, (None, None))
         return None if ticket is None or ticket.void else flight
 
-    def _launch(self, batch: list[RemoteTensor]) -> _Flight:
-        flight = _Flight([self._buffer.expect(remote.shard_id, remote.nbytes) for remote in batch])
+    def _launch(self, batch: list[RemoteTensor]) -> _ShardFlight:
+        flight = _ShardFlight([self._buffer.expect(remote.shard_id, remote.nbytes) for remote in batch])
         for ticket in flight.tickets:
             self._flights[ticket.shard_id] = flight, ticket
         try:
@@ -175,7 +184,7 @@ class Flights:
             raise ClosedError("this TensorClient is closed") from error
         return flight
 
-    async def _fly(self, flight: _Flight, batch: list[RemoteTensor]) -> None:
+    async def _fly(self, flight: _ShardFlight, batch: list[RemoteTensor]) -> None:
         try:
             with flight.scope:
                 flight.fetched = await self._fetch(batch)
@@ -190,7 +199,7 @@ class Flights:
             self._forget(flight)
             flight.landed.set()
 
-    async def _leave(self, flights: list[_Flight]) -> None:
+    async def _leave(self, flights: list[_ShardFlight]) -> None:
         """A caller gives up: cancel the requests that nobody else waits for, and see them off."""
         abandoned = []
         for flight in flights:
@@ -203,7 +212,7 @@ class Flights:
             for flight in abandoned:
                 await flight.landed.wait()
 
-    def _forget(self, flight: _Flight) -> None:
+    def _forget(self, flight: _ShardFlight) -> None:
         """Nobody joins it any more. What it brought is kept, tickets are given back."""
         for ticket in flight.tickets:
             if self._flights.get(ticket.shard_id, (None, None))[1] is ticket:
@@ -280,7 +289,7 @@ class Ticket:
 
     __slots__ = ("room", "shard_id", "void")
 
-    def __init__(self, shard_id: str, room: Reservation[str, Shard] | None) -> None:
+    def __init__(self, shard_id: str, room: RoomReservation[str, Shard] | None) -> None:
         self.shard_id = shard_id
         self.room = room
         """None where the buffer has no room for it."""

@@ -26,12 +26,12 @@ from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.exits import in_thread
 from asyncfetch.runtime.failures import copied
 from asyncfetch.runtime.fork import ForkGuard, running_loop
-from asyncfetch.runtime.loop_thread import KeptOpen
+from asyncfetch.runtime.loop_thread import BackgroundContext
 from asyncfetch.runtime.memory_pool import MemoryPool
-from asyncfetch.runtime.threads import off_loop
+from asyncfetch.runtime.threads import run_in_thread
 from asyncfetch.tensors.ahead import MAX_BYTES as AHEAD_BYTES
 from asyncfetch.tensors.ahead import Ahead
-from asyncfetch.tensors.buffer import MAX_BATCH_SHARDS, BufferStatistics, FetchBuffer, Fetched, Flights, Shard
+from asyncfetch.tensors.buffer import MAX_BATCH_SHARDS, BufferStatistics, FetchBuffer, FetchedShards, Flights, Shard
 from asyncfetch.tensors.http_store import HttpStore, mismatch
 from asyncfetch.tensors.ray_store import RAY, RayStore, ray_runs
 from asyncfetch.tensors.remote import (
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from asyncfetch.tensors.server import TensorServer
     from asyncfetch.tensors.storage import ShardStorage
 
-__all__ = ["BlockingTensorClient", "Cleared", "ClientStatistics", "Session", "TensorClient"]
+__all__ = ["BlockingTensorClient", "Cleared", "ClientStatistics", "TensorClient", "TensorSession"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ SHOWN_IDS = 16
 """Ids in a message; an error has all of them."""
 
 
-class Session:
+class TensorSession:
     """Entered and used on one loop. The verbs are those of ``TensorClient``.
 
     Args:
@@ -167,7 +167,7 @@ class Session:
         to_copy = (wanted if self._copies else own).keys() - brought.copies.keys()
         copied_bytes = sum(wanted[shard_id].nbytes for shard_id in to_copy)
         deliver = partial(self._deliver, wanted, shards, brought.copies, to_copy)
-        tensors = await off_loop(copied_bytes, deliver)
+        tensors = await run_in_thread(copied_bytes, deliver)
         return replace_leaves(obj, lambda leaf: tensors[leaf.shard_id] if isinstance(leaf, RemoteTensor) else leaf)
 
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
@@ -214,18 +214,18 @@ class Session:
             self._ray = RayStore(self._memory)
         return self._ray
 
-    async def _fetch(self, batch: Sequence[RemoteTensor]) -> Fetched:
+    async def _fetch(self, batch: Sequence[RemoteTensor]) -> FetchedShards:
         """A batch; with copies of large ones for who asked first: the bytes are still in the processor's caches."""
         shards = await self._store_of(batch[0].server).fetch(batch)
         self.fetched += len(shards)
         self.fetched_bytes += sum(len(shard.array) for shard in shards.values())
         if not self._copies:
-            return Fetched(shards, {})
+            return FetchedShards(shards, {})
         large = {shard_id: shard for shard_id, shard in shards.items() if len(shard.array) >= COPIED_EARLY_BYTES}
         nbytes = sum(len(shard.array) for shard in large.values())
-        return Fetched(shards, await off_loop(nbytes, partial(self._copied, large)))
+        return FetchedShards(shards, await run_in_thread(nbytes, partial(self._copied, large)))
 
-    async def _bring(self, remotes: Sequence[RemoteTensor]) -> Fetched:
+    async def _bring(self, remotes: Sequence[RemoteTensor]) -> FetchedShards:
         """The shards that are kept or can be fetched; an error where a request for some failed."""
         found = self._buffer.find([remote.shard_id for remote in remotes])
         for shard_id in [shard_id for shard_id, shard in found.items() if shard.is_spoilt]:
@@ -234,11 +234,11 @@ class Session:
             del found[shard_id]
         missing = [remote for remote in remotes if remote.shard_id not in found]
         if not missing:
-            return Fetched(found, {})
+            return FetchedShards(found, {})
         fetched, errors = await self._flights.bring(missing)
         if errors:
             raise copied(errors[0])  # its own: all who wait for the request have the same
-        return Fetched(found | fetched.shards, fetched.copies)
+        return FetchedShards(found | fetched.shards, fetched.copies)
 
     def _read_own(self, remotes: dict[str, RemoteTensor]) -> dict[str, Shard]:
         """Return those of this process's server that are there, on its memory."""
@@ -274,11 +274,11 @@ class Session:
         return new
 
     async def _store(self, tensor: torch.Tensor, server: str, shard_id: str) -> RemoteTensor:
-        dtype, data = await off_loop(_bytes_to_move(tensor), partial(bytes_of, tensor))
+        dtype, data = await run_in_thread(_bytes_to_move(tensor), partial(bytes_of, tensor))
         shape = tuple(tensor.shape)
         if self._is_own(server):
             store = partial(self._store_own, shard_id, dtype, shape, data)
-            await off_loop(len(data), store, blocks=self._storage.shares(header_bytes(len(shape)) + len(data)))
+            await run_in_thread(len(data), store, blocks=self._storage.shares(header_bytes(len(shape)) + len(data)))
         else:
             await self._store_of(server).store(server, shard_id, dtype, shape, data)
         self.stored += 1
@@ -409,14 +409,14 @@ class TensorClient:
         self._backend = backend
         self._buffer = FetchBuffer(max_bytes)
         self._make = partial(
-            Session,
+            TensorSession,
             config,
             self._buffer,
             own=own,
             shared_memory=shared_memory,
             copies=delivery == "copy",
         )
-        self._session: Session | None = None
+        self._session: TensorSession | None = None
         self._thread: LoopThread | None = None
         self._closing = ExitStack()
 
@@ -549,7 +549,7 @@ class TensorClient:
             raise ClosedError("a TensorClient can be entered once: make another one")
         with ExitStack() as stack:
             self._thread = stack.enter_context(LoopThread(name="asyncfetch tensors"))
-            kept = KeptOpen(self._thread, self._make, name="this TensorClient")
+            kept = BackgroundContext(self._thread, self._make, name="this TensorClient")
             self._session = kept.value()
             stack.callback(kept.leave)
             stack.callback(self._buffer.clear)
@@ -559,7 +559,7 @@ class TensorClient:
         if not self._guard.in_child:  # where the buffer's lock may be held for ever
             self._closing.close()
 
-    def _opened(self) -> tuple[LoopThread, Session]:
+    def _opened(self) -> tuple[LoopThread, TensorSession]:
         self._guard.check()  # before anything that locks: the lock may have been held when the process forked
         if self._thread is None or self._session is None:
             raise ClosedError("this TensorClient isn't open: use it within its with block")

@@ -12,9 +12,9 @@ import anyio.to_thread
 import numpy as np
 
 from asyncfetch.errors import FetchError, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable, TensorError
-from asyncfetch.fetch.addresses import Found, FoundOnce
+from asyncfetch.fetch.url_resolution import AsyncCache, Found
 from asyncfetch.ranges import is_whole_number
-from asyncfetch.runtime.threads import off_loop
+from asyncfetch.runtime.threads import run_in_thread
 from asyncfetch.tensors.buffer import Shard
 from asyncfetch.tensors.server import PIECE_BYTES, etag_of, shards_url
 from asyncfetch.tensors.storage import SHARED_FROM_BYTES, find_shared, read_shared
@@ -61,7 +61,7 @@ class HttpStore:
         self._fetcher = fetcher
         self._memory = memory
         self._looks_for_shared = shared_memory
-        self._shared: FoundOnce[str, Path | None] = FoundOnce(time.monotonic)
+        self._shared: AsyncCache[str, Path | None] = AsyncCache(time.monotonic)
         # One thread: side by side they would take the interpreter from each other at every system call.
         self._shared_reader = anyio.CapacityLimiter(1)
         self.shared_reads = 0
@@ -71,14 +71,14 @@ class HttpStore:
         self, server: str, shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np.uint8]
     ) -> None:
         """Sends a frame. Repeating it does no harm: the id is its own."""
-        header = await off_loop(len(data), partial(describe, shard_id, dtype, shape, data))
+        header = await run_in_thread(len(data), partial(describe, shard_id, dtype, shape, data))
         head = header.encode()
         headers = {"Content-Length": str(header.frame_bytes), "Content-Type": "application/octet-stream"}
         if header.frame_bytes >= EXPECT_FROM_BYTES:
             headers["Expect"] = "100-continue"
         url = shards_url(server, [shard_id])
         try:
-            reply = await self._fetcher.ask("PUT", url, headers=headers, body=partial(_pieces, head, data))
+            response = await self._fetcher.ask("PUT", url, headers=headers, body=partial(_pieces, head, data))
         except FetchError as error:
             if error.status in _OURS:
                 raise TensorError(
@@ -87,9 +87,9 @@ class HttpStore:
                     shard_ids=[shard_id],
                 ) from error
             raise
-        if reply.headers.get("ETag") != etag_of(shard_id):
+        if response.headers.get("ETag") != etag_of(shard_id):
             what = "it doesn't say that the tensor is stored: no tensor server's answer, or one's of an older version"
-            raise InvalidResponse(what, url=server, status=reply.status)
+            raise InvalidResponse(what, url=server, status=response.status)
 
     async def fetch(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
         """Take from shared memory what can be had there, and fetch the rest by one request."""
@@ -102,8 +102,8 @@ class HttpStore:
 
     async def delete(self, server: str, shard_ids: Sequence[str]) -> int:
         """Asks the server to forget them. Repeated after an answer that got lost, it counts fewer than it did."""
-        reply = await self._fetcher.ask("DELETE", shards_url(server, shard_ids))
-        deleted = _whole_number(reply.body, "deleted", server)
+        response = await self._fetcher.ask("DELETE", shards_url(server, shard_ids))
+        deleted = _whole_number(response.body, "deleted", server)
         path = self._shared.peek(server)
         if deleted < len(shard_ids) and path is not None:  # it may be what a killed server left: this one lacks them
             self._shared.forget(server, path)
@@ -118,7 +118,7 @@ class HttpStore:
         except RangeNotSatisfiable as error:
             raise mismatch(remote, f"{error.size} bytes") from error
         open_frame = partial(_open_frame, remote, np.frombuffer(frame, np.uint8))
-        return {remote.shard_id: await off_loop(len(frame), open_frame)}
+        return {remote.shard_id: await run_in_thread(len(frame), open_frame)}
 
     async def _fetch_several(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
         url = shards_url(batch[0].server, [remote.shard_id for remote in batch])
@@ -129,9 +129,9 @@ class HttpStore:
             info, body = await self._fetcher.fetch_head(url, expected)
         if info.size > expected:
             raise TensorError(
-                f"{len(batch)} shards of {expected} bytes were asked for, {info.size} bytes are the reply"
+                f"{len(batch)} shards of {expected} bytes were asked for, {info.size} bytes are the response"
             )
-        return await off_loop(len(body), partial(_open_batch, batch, body, self._memory))
+        return await run_in_thread(len(body), partial(_open_batch, batch, body, self._memory))
 
     async def _read_shared(self, batch: Sequence[RemoteTensor]) -> dict[str, Shard]:
         larger = [remote for remote in batch if remote.frame_bytes >= SHARED_FROM_BYTES]
@@ -180,7 +180,7 @@ def _open_frame(remote: RemoteTensor, frame: NDArray[np.uint8]) -> Shard:
 
 
 def _open_batch(batch: Sequence[RemoteTensor], body: memoryview, memory: MemoryPool) -> dict[str, Shard]:
-    """The shards in a reply, each in memory of its own: on the body's, one would keep all the others'."""
+    """The shards in a response, each in memory of its own: on the body's, one would keep all the others'."""
     shards = {}
     frames = split_frames(body, [remote.shard_id for remote in batch])
     for remote, (header, payload) in zip(batch, frames, strict=True):

@@ -41,7 +41,7 @@ ANSWER_SECONDS = 60.0
 some seconds."""
 
 
-class Directory:
+class ShardDirectory:
     """The actor: what is stored, by id. References come in lists, because Ray would pass the object itself."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class RayStore:
         # Detached: it must not die with the worker that happened to be the first.
         options = {"name": NAME, "namespace": NAMESPACE, "lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
         options["enable_task_events"] = False  # Ray's control store keeps 4 KB of each of the last 100,000 calls
-        return self._ray.remote(Directory).options(**options).remote()
+        return self._ray.remote(ShardDirectory).options(**options).remote()
 
     async def _object(self, reference: Any) -> Any:  # noqa: ANN401
         try:

@@ -28,9 +28,9 @@ from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.cancellation import end_tasks, outlast
 from asyncfetch.runtime.exits import in_thread
 from asyncfetch.runtime.fork import running_loop
-from asyncfetch.runtime.loop_thread import KeptOpen
+from asyncfetch.runtime.loop_thread import BackgroundContext
 from asyncfetch.runtime.sockets import Sockets, abort
-from asyncfetch.runtime.threads import off_loop
+from asyncfetch.runtime.threads import run_in_thread
 from asyncfetch.tensors.storage import ShardStorage, SharedDirectory, StorageStatistics
 from asyncfetch.tensors.wire import MAX_HEADER_BYTES, MIN_HEADER_BYTES, Header, is_shard_id, missing, parse_header
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-    from asyncfetch.tensors.storage import Upload
+    from asyncfetch.tensors.storage import ShardUpload
 
 __all__ = [
     "MAX_IDS",
@@ -143,7 +143,7 @@ class ShardHandlers:
                 return await self._receive(request, upload, header, head)
             finally:
                 if upload.is_open:
-                    close = partial(off_loop, 0, upload.close, blocks=upload.shared)
+                    close = partial(run_in_thread, 0, upload.close, blocks=upload.shared)
                     await outlast(close, seconds=UNDO_SECONDS)
         except TensorError as error:
             return refuse(507 if str(error).startswith("max_bytes") else 409 if error.shard_ids else 400, str(error))
@@ -179,9 +179,9 @@ class ShardHandlers:
             return web.json_response({})
         return web.json_response({"name": self._shared.path.name, "proof": self._shared.proof})
 
-    async def _receive(self, request: web.Request, upload: Upload, header: Header, head: bytes) -> web.Response:
+    async def _receive(self, request: web.Request, upload: ShardUpload, header: Header, head: bytes) -> web.Response:
         shared = self._storage.shares(upload.nbytes)
-        memory = await off_loop(upload.nbytes, upload.take_memory, blocks=shared)
+        memory = await run_in_thread(upload.nbytes, upload.take_memory, blocks=shared)
         memory[: len(head)] = head
         filled = len(head)
         while filled < len(memory):
@@ -191,7 +191,7 @@ class ShardHandlers:
             memory[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
         del memory
-        is_new = await off_loop(upload.nbytes, partial(upload.commit, header), blocks=shared)
+        is_new = await run_in_thread(upload.nbytes, partial(upload.commit, header), blocks=shared)
         return web.Response(status=201 if is_new else 200, headers={"ETag": etag_of(upload.shard_id)})
 
 
@@ -397,7 +397,7 @@ class TensorServer:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             thread = stack.enter_context(LoopThread(name="asyncfetch tensor server"))
-            kept = KeptOpen(thread, lambda: self, name="this TensorServer")
+            kept = BackgroundContext(thread, lambda: self, name="this TensorServer")
             kept.value()
             stack.callback(kept.leave)
             self._thread = stack.pop_all()

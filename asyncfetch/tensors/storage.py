@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 __all__ = [
     "SHARED_FROM_BYTES",
     "ShardStorage",
+    "ShardUpload",
     "SharedDirectory",
     "StorageStatistics",
-    "Stored",
-    "Upload",
+    "StoredShard",
     "find_shared",
     "read_shared",
 ]
@@ -245,7 +245,7 @@ class StorageStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredShard:
     """A shard."""
 
     header: Header
@@ -259,13 +259,13 @@ class Stored:
 
 
 @dataclass(slots=True)
-class _Entry:
-    stored: Stored
+class _ShardEntry:
+    stored: StoredShard
     shared: bool
     expires_at: float
 
 
-class Upload:
+class ShardUpload:
     """Room for one frame, to be written to and committed; closing it, as leaving its context does, gives back the rest.
 
     All of it may block where ``shared``, or where the storage will share it.
@@ -308,7 +308,7 @@ class Upload:
         """
         assert self._memory is not None
         check_payload(header, self._memory[header.header_bytes :])
-        kept = self._storage._keep(self, Stored(header, self._memory.data.toreadonly()))
+        kept = self._storage._keep(self, StoredShard(header, self._memory.data.toreadonly()))
         self.is_open = not kept
         if kept and self.shared:
             self._storage._publish(self.shard_id)
@@ -340,12 +340,12 @@ class ShardStorage:
         self._now = now
         self._pool = MemoryPool(min(MAX_IDLE_BYTES, max_bytes))
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the one that expires first comes first
-        self._uploads: set[Upload] = set()
+        self._entries: OrderedDict[str, _ShardEntry] = OrderedDict()  # the one that expires first comes first
+        self._uploads: set[ShardUpload] = set()
         self._bytes = self._reserved_bytes = 0
         self._stored = self._read = self._deleted = self._expired = self._refused = 0
 
-    def reserve(self, shard_id: str, nbytes: int) -> Upload:
+    def reserve(self, shard_id: str, nbytes: int) -> ShardUpload:
         """Room for a frame of this size; TensorError where there is none now."""
         with self._lock:
             if self._bytes + self._reserved_bytes + nbytes > self.max_bytes:
@@ -353,7 +353,7 @@ class ShardStorage:
                 held = self._bytes + self._reserved_bytes
                 raise TensorError(f"max_bytes={self.max_bytes} are full: {held} held, {nbytes} asked")
             self._reserved_bytes += nbytes
-            upload = Upload(self, shard_id, nbytes)
+            upload = ShardUpload(self, shard_id, nbytes)
             self._uploads.add(upload)
             return upload
 
@@ -361,7 +361,7 @@ class ShardStorage:
         """Return whether a frame of this size goes to shared memory, which takes calls that may block."""
         return self._shared_directory is not None and nbytes >= SHARED_FROM_BYTES
 
-    def get(self, shard_id: str) -> Stored | None:
+    def get(self, shard_id: str) -> StoredShard | None:
         """The shard, if it is there; its time begins afresh."""
         now = self._now()
         with self._lock:
@@ -424,7 +424,7 @@ class ShardStorage:
                 refused=self._refused,
             )
 
-    def _memory_for(self, upload: Upload) -> NDArray[np.uint8]:
+    def _memory_for(self, upload: ShardUpload) -> NDArray[np.uint8]:
         if self._shared_directory is not None and self.shares(upload.nbytes):
             array = self._shared_directory.create(upload.shard_id, upload.nbytes)
             if array is not None:
@@ -432,7 +432,7 @@ class ShardStorage:
                 return array
         return self._pool.take(upload.nbytes)
 
-    def _keep(self, upload: Upload, stored: Stored) -> bool:
+    def _keep(self, upload: ShardUpload, stored: StoredShard) -> bool:
         """Make the reserved room an entry, unless the shard is there."""
         header, now = stored.header, self._now()
         with self._lock:
@@ -446,7 +446,7 @@ class ShardStorage:
                     raise TensorError(f"another tensor is stored as {header.shard_id}", shard_ids=[header.shard_id])
                 self._renew(header.shard_id, there, now)
                 return False
-            entry = self._entries[header.shard_id] = _Entry(stored, upload.shared, 0.0)
+            entry = self._entries[header.shard_id] = _ShardEntry(stored, upload.shared, 0.0)
             self._renew(header.shard_id, entry, now)
             self._uploads.discard(upload)
             self._reserved_bytes -= len(stored.frame)
@@ -460,14 +460,14 @@ class ShardStorage:
         if shard_id not in self._entries:  # deleted meanwhile, when there was no file yet
             self._unlink([shard_id])
 
-    def _give_back(self, upload: Upload) -> None:
+    def _give_back(self, upload: ShardUpload) -> None:
         with self._lock:
             self._uploads.discard(upload)
             self._reserved_bytes -= upload.nbytes
         if upload.shared and self._shared_directory is not None:
             self._shared_directory.discard_unpublished(upload.shard_id)
 
-    def _renew(self, shard_id: str, entry: _Entry, now: float) -> None:
+    def _renew(self, shard_id: str, entry: _ShardEntry, now: float) -> None:
         entry.expires_at = math.inf if self.ttl_seconds is None else now + self.ttl_seconds
         self._entries.move_to_end(shard_id)
 

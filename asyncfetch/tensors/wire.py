@@ -169,7 +169,7 @@ def describe(shard_id: str, dtype: str, shape: tuple[int, ...], data: NDArray[np
 
 
 def missing(shard_id: str) -> bytes:
-    """Return what stands in a reply in the place of a shard that isn't there."""
+    """Return what stands in a response in the place of a shard that isn't there."""
     return Header(shard_id, "", (), 0, 0, "little", missing=True).encode()
 
 
@@ -206,7 +206,7 @@ def parse_header(data: bytes | memoryview, *, max_bytes: int) -> Header:
 
 
 def split_frames(body: memoryview, shard_ids: Sequence[str]) -> list[tuple[Header, memoryview]]:
-    """The frames of a reply to a question for these shards, in its order: header and the tensor's bytes.
+    """The frames of a response to a question for these shards, in its order: header and the tensor's bytes.
 
     Raises:
         TensorError: It holds too few or too many, or another one's.
@@ -218,12 +218,12 @@ def split_frames(body: memoryview, shard_ids: Sequence[str]) -> list[tuple[Heade
         if header.shard_id != shard_ids[len(frames)]:
             raise TensorError(f"shard {header.shard_id} came in the place of {shard_ids[len(frames)]}")
         if at + header.frame_bytes > len(body):
-            raise TensorError(f"the reply ends within shard {header.shard_id}")
+            raise TensorError(f"the response ends within shard {header.shard_id}")
         frames.append((header, body[at + header.header_bytes : at + header.frame_bytes]))
         at += header.frame_bytes
     if len(frames) < len(shard_ids) or at < len(body):
         surplus = f" and {len(body) - at} bytes more" if at < len(body) else ""
-        raise TensorError(f"{len(shard_ids)} shards were asked for, the reply holds {len(frames)}{surplus}")
+        raise TensorError(f"{len(shard_ids)} shards were asked for, the response holds {len(frames)}{surplus}")
     return frames
 
 

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote
 import anyio
 
 from asyncfetch.testing.server import RangeServer
-from asyncfetch.testing.server.contents import Answer, answer_status
+from asyncfetch.testing.server.contents import ContentAnswer, answer_status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +81,7 @@ class HubServer:
         self._blobs: dict[str, bytes] = {}
         self._secret = secrets.token_bytes(16)
         self.cdn: RangeServer = _Cdn(self, tls=tls, fault=cdn_fault)
-        self.hub: RangeServer = _Hub(self, tls=tls, fault=fault)
+        self.hub: RangeServer = _HubHandlers(self, tls=tls, fault=fault)
         self._thread = ExitStack()
         self._tasks = AsyncExitStack()
 
@@ -156,7 +156,7 @@ class _Cdn(RangeServer):
 
     async def _answer(
         self, record: ServedRequest, fault: Fault, receive: Receive
-    ) -> tuple[Answer, StoredObject | None]:
+    ) -> tuple[ContentAnswer, StoredObject | None]:
         query = {name: values[0] for name, values in parse_qs(record.target.partition("?")[2]).items()}
         expires = int(query.get("Expires", "0"))
         signed = hmac.compare_digest(query.get("Signature", ""), self._owner.signature(record.path, expires))
@@ -167,7 +167,7 @@ class _Cdn(RangeServer):
         return await super()._answer(record, fault, receive)
 
 
-class _Hub(RangeServer):
+class _HubHandlers(RangeServer):
     def __init__(self, owner: HubServer, **options: Any) -> None:  # noqa: ANN401 - RangeServer's
         self._served: dict[str, bytes] = {}
         super().__init__(self._served, **options)
@@ -175,7 +175,7 @@ class _Hub(RangeServer):
 
     async def _answer(
         self, record: ServedRequest, fault: Fault, receive: Receive
-    ) -> tuple[Answer, StoredObject | None]:
+    ) -> tuple[ContentAnswer, StoredObject | None]:
         if fault.answer_status is not None:
             return await super()._answer(record, fault, receive)
         wanted = None if self._owner.token is None else f"Bearer {self._owner.token}"
@@ -194,7 +194,7 @@ class _Hub(RangeServer):
 
     async def _resolve(
         self, record: ServedRequest, fault: Fault, receive: Receive, repository: str, revision: str, path: str
-    ) -> tuple[Answer, StoredObject | None]:
+    ) -> tuple[ContentAnswer, StoredObject | None]:
         found = self._owner.files(repository, revision)
         if found is None:
             return answer_status(404, record.method, {"X-Error-Code": "RevisionNotFound"}), None
@@ -210,7 +210,7 @@ class _Hub(RangeServer):
             described["X-Xet-Hash"] = _content_hash(files[path])
         if len(files[path]) >= self._owner.lfs_bytes or "X-Xet-Hash" in described:
             described["X-Linked-Size"] = str(len(files[path]))
-            return Answer(302, {**described, "Location": self._signed(files[path]), "Content-Length": "0"}), None
+            return ContentAnswer(302, {**described, "Location": self._signed(files[path]), "Content-Length": "0"}), None
         self._served[record.path] = files[path]
         answer, stored = await super()._answer(record, fault, receive)
         return replace(answer, headers={**answer.headers, **described}), stored
@@ -220,7 +220,7 @@ class _Hub(RangeServer):
         signature = self._owner.signature(path, expires)
         return f"{self._owner.cdn.url}{path}?Expires={expires}&Signature={signature}&Key-Pair-Id=K1"
 
-    def _api(self, record: ServedRequest, *parts: str) -> Answer:
+    def _api(self, record: ServedRequest, *parts: str) -> ContentAnswer:
         """``KIND/org/name/revision/REVISION``, ``.../tree/REVISION[/path]``; of a bucket ``.../tree[/path]``."""
         if parts[0] == "buckets":
             parts = (*parts[:4], "main", *parts[4:])
@@ -282,9 +282,9 @@ def _bucket_entries(files: Mapping[str, bytes], prefix: str) -> list[dict[str, A
     return list(entries.values())
 
 
-def _json(value: object, headers: Mapping[str, str] | None = None) -> Answer:
+def _json(value: object, headers: Mapping[str, str] | None = None) -> ContentAnswer:
     body = json.dumps(value).encode()
-    return Answer(
+    return ContentAnswer(
         200,
         {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})},
         text=body,

@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET
 from xml.sax.saxutils import escape
 
 from asyncfetch.testing.server import RangeServer
-from asyncfetch.testing.server.contents import Answer, InMemory
+from asyncfetch.testing.server.contents import ContentAnswer, InMemory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from asyncfetch.testing.server.contents import Contents, StoredObject
     from asyncfetch.testing.server.server import Receive
 
-__all__ = ["Keys", "Refusal", "S3Quirks", "S3Server", "Upload", "Writing", "check_presigned", "tag_of", "xml"]
+__all__ = ["Keys", "MultipartUpload", "Refusal", "S3Quirks", "S3Server", "Writing", "check_presigned", "tag_of", "xml"]
 
 
 @dataclass(slots=True)
-class Upload:
+class MultipartUpload:
     """A multipart upload that was neither completed nor aborted."""
 
     path: str
@@ -64,10 +64,12 @@ class Writing:
         self._takes_any_digest = takes_any_digest
         self._min_part_bytes = min_part_bytes
         self._numbers = itertools.count(1)
-        self.uploads: dict[str, Upload] = {}
+        self.uploads: dict[str, MultipartUpload] = {}
         """Uploads by their id."""
 
-    def answer(self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes) -> Answer | Refusal:
+    def answer(
+        self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes
+    ) -> ContentAnswer | Refusal:
         """Return what becomes of a request that writes to ``path``, "bucket/key"."""
         asked = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
         digest = headers.get("Content-MD5", "")
@@ -75,7 +77,7 @@ class Writing:
             return Refusal(400, "BadDigest", "The Content-MD5 you specified did not match what we received.")
         if method == "POST" and "uploads" in asked:
             upload_id = f"upload/{next(self._numbers)}+"
-            self.uploads[upload_id] = Upload(path)
+            self.uploads[upload_id] = MultipartUpload(path)
             return xml(
                 200, f"<InitiateMultipartUploadResult><UploadId>{upload_id}</UploadId></InitiateMultipartUploadResult>"
             )
@@ -85,20 +87,20 @@ class Writing:
                 return Refusal(404, "NoSuchUpload", "The specified multipart upload does not exist.")
             if method == "PUT":
                 upload.parts[int(asked["partNumber"])] = body
-                return Answer(200, {"ETag": tag_of(body), "Content-Length": "0"})
+                return ContentAnswer(200, {"ETag": tag_of(body), "Content-Length": "0"})
             if method == "POST":
                 return self._complete(asked["uploadId"], upload, body)
             del self.uploads[asked["uploadId"]]
-            return Answer(204)
+            return ContentAnswer(204)
         if method == "PUT":
             self._objects[path] = body
-            return Answer(200, {"ETag": tag_of(body), "Content-Length": "0"})
+            return ContentAnswer(200, {"ETag": tag_of(body), "Content-Length": "0"})
         if method == "DELETE":
             self._objects.pop(path, None)
-            return Answer(204)
+            return ContentAnswer(204)
         return Refusal(405, "MethodNotAllowed", "The specified method is not allowed against this resource.")
 
-    def _complete(self, upload_id: str, upload: Upload, body: bytes) -> Answer | Refusal:
+    def _complete(self, upload_id: str, upload: MultipartUpload, body: bytes) -> ContentAnswer | Refusal:
         named = {
             int(part.findtext("{*}PartNumber", "")): part.findtext("{*}ETag", "")
             for part in ET.fromstring(body).iterfind("{*}Part")
@@ -119,10 +121,10 @@ class Writing:
         )
 
 
-def xml(status: int, text: str) -> Answer:
+def xml(status: int, text: str) -> ContentAnswer:
     """An answer with a body of XML."""
     body = f'<?xml version="1.0" encoding="UTF-8"?>\n{text}'.encode()
-    return Answer(status, {"Content-Type": "application/xml", "Content-Length": str(len(body))}, text=body)
+    return ContentAnswer(status, {"Content-Type": "application/xml", "Content-Length": str(len(body))}, text=body)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -324,7 +326,7 @@ class S3Server(RangeServer):
         self._allowance, self._allowed_at = quirks.requests_per_second or 0.0, time.monotonic()
 
     @property
-    def uploads(self) -> Mapping[str, Upload]:
+    def uploads(self) -> Mapping[str, MultipartUpload]:
         """Multipart uploads that were begun and neither completed nor aborted, by id."""
         return self._writing.uploads
 
@@ -333,14 +335,14 @@ class S3Server(RangeServer):
 
     async def _answer(
         self, record: ServedRequest, fault: Fault, receive: Receive
-    ) -> tuple[Answer, StoredObject | None]:
+    ) -> tuple[ContentAnswer, StoredObject | None]:
         answer, stored = await self._answer_as_s3(record, fault, receive)
         date = formatdate(time.time() + self.clock_seconds, usegmt=True)
         return replace(answer, headers={**answer.headers, "Date": date}), stored
 
     async def _answer_as_s3(
         self, record: ServedRequest, fault: Fault, receive: Receive
-    ) -> tuple[Answer, StoredObject | None]:
+    ) -> tuple[ContentAnswer, StoredObject | None]:
         if fault.answer_status is not None:
             return await super()._answer(record, fault, receive)
         if self._is_too_fast():
@@ -404,7 +406,7 @@ class S3Server(RangeServer):
             now=time.time() + self.clock_seconds,
         )
 
-    def _list(self, bucket: str, query: str) -> Answer:
+    def _list(self, bucket: str, query: str) -> ContentAnswer:
         asked = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
         prefix, delimiter, after = (asked.get(name, "") for name in ("prefix", "delimiter", "continuation-token"))
         keys = [
@@ -437,7 +439,7 @@ def _rolled_up(key: str, prefix: str, delimiter: str) -> tuple[str, bool]:
     return (f"{prefix}{below}{found}", True) if found else (key, False)
 
 
-def _error(refusal: Refusal, more: str = "") -> Answer:
+def _error(refusal: Refusal, more: str = "") -> ContentAnswer:
     region = f"<Region>{refusal.region}</Region>" if refusal.region else ""
     text = f"<Error><Code>{refusal.code}</Code><Message>{escape(refusal.message)}</Message>{region}{more}</Error>"
     return xml(refusal.status, text)

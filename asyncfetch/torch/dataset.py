@@ -26,11 +26,11 @@ from asyncfetch.observe.waits import Waits
 from asyncfetch.ranges import is_whole_number
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.memory_pool import MemoryPool
-from asyncfetch.stream import Placement, SampleSource, Session
+from asyncfetch.stream import DatasetSession, Placement, SampleSource
 from asyncfetch.stream.batch import PinnedMemory, PooledMemory, batch_of, samples_of
 from asyncfetch.stream.epochs import MAX_WORKERS
 from asyncfetch.stream.quarantine import Quarantine
-from asyncfetch.stream.serving.memory import SlotMemory, Slots
+from asyncfetch.stream.serving.memory import MemorySlots, SlotMemory
 from asyncfetch.stream.state import State, check_state, merge_shares
 from asyncfetch.stream.stream import distinct_episodes
 from asyncfetch.torch.collate import collate
@@ -162,7 +162,7 @@ class StreamDataset(IterableDataset[Any]):
     def _memory_of_batches(self) -> BatchMemory | None:
         if self.batch_size is not None and self._batches_memory is None:
             if get_worker_info() is not None and can_hand_over():
-                self._batches_memory = SlotMemory(Slots())
+                self._batches_memory = SlotMemory(MemorySlots())
             elif self.pin_memory and get_worker_info() is None and torch.cuda.is_available():
                 self._batches_memory = PinnedMemory()
             else:
@@ -433,7 +433,7 @@ class FrameDataset(Dataset["Sample"]):
             image_dtype=image_dtype,
             depth_unit=depth_unit,
         )
-        self._session: Session[LeRobotDataset] | None = None
+        self._session: DatasetSession[LeRobotDataset] | None = None
         self._chosen: Sequence[int] = ()
         self._ends: np.ndarray[Any, np.dtype[np.int64]] | None = None
 
@@ -467,11 +467,11 @@ class FrameDataset(Dataset["Sample"]):
             self._ends = np.cumsum(table.lengths[table.positions(self._chosen)], dtype=np.int64)
         return self._ends
 
-    def _opened(self) -> Session[LeRobotDataset]:
+    def _opened(self) -> DatasetSession[LeRobotDataset]:
         if self._session is None or not self._session.is_usable:
             worker = get_worker_info()
             config = self.config if worker is None else self.config.shared_by(worker.num_workers)
-            self._session = Session(partial(self._open, config=config))
+            self._session = DatasetSession(partial(self._open, config=config))
         return self._session
 
     def close(self) -> None:

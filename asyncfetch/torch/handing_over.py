@@ -22,13 +22,13 @@ import torch
 
 from asyncfetch.errors import WorkerError
 from asyncfetch.stream.serving.memory import TOKEN_AT
-from asyncfetch.stream.serving.packing import Place, place_of, tensor_at
+from asyncfetch.stream.serving.packing import TensorPlace, place_of, tensor_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from asyncfetch.stream.batch import Batch
-    from asyncfetch.stream.serving.memory import Slot, SlotMemory, Slots
+    from asyncfetch.stream.batch import RowBatch
+    from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, SlotMemory
 
 __all__ = ["HandedOver", "can_hand_over", "handed_over"]
 
@@ -41,8 +41,8 @@ MAX_COPIED_BYTES = 64 * 1024
 class HandedOver(dict[str, Any]):
     """A batch in a slot: a dict in the worker, and a plain one in the trainer."""
 
-    slots: Slots
-    slot: Slot
+    slots: MemorySlots
+    slot: MemorySlot
 
     def __copy__(self) -> HandedOver:
         twin = HandedOver(self)
@@ -58,7 +58,7 @@ def can_hand_over() -> bool:
     return hasattr(os, "memfd_create") and os.access(f"/proc/{os.getppid()}/fd", os.R_OK | os.X_OK)
 
 
-def handed_over(batch: Batch, rows: slice, memory: SlotMemory) -> dict[str, Any]:
+def handed_over(batch: RowBatch, rows: slice, memory: SlotMemory) -> dict[str, Any]:
     """The batch, as what a loader's queue takes."""
     given = HandedOver(batch.rows(rows))
     given.slots, given.slot = memory.slots, batch.slot
@@ -102,7 +102,7 @@ _Key = tuple[int, bytes, int]
 
 
 class _Mappings:
-    """Slots that this process has mapped. They stay mapped as long as it has a batch in any of them.
+    """MemorySlots that this process has mapped. They stay mapped as long as it has a batch in any of them.
 
     To map and unmap 56 MiB for each batch took 2 ms where a copy of it took 3.
     """
@@ -151,7 +151,7 @@ def _mappings() -> _Mappings:
     return found
 
 
-class _Lease:
+class _BlockLease:
     """The owner of a batch's memory in the trainer, which every view refers to in the end."""
 
     __slots__ = ("__array_interface__", "_key", "_mappings", "_memory")
@@ -179,7 +179,7 @@ class _Lease:
 def _take(name: _Name, values: dict[str, Any], places: list[str]) -> dict[str, Any]:
     """The batch in the trainer."""
     try:
-        lease = _Lease(name)
+        lease = _BlockLease(name)
     except OSError as error:
         raise WorkerError(
             f"the loader's worker (pid {name.pid}) has ended, and with it the memory of a batch that it had made: "
@@ -189,6 +189,6 @@ def _take(name: _Name, values: dict[str, Any], places: list[str]) -> dict[str, A
     if lease.is_one_too_many:
         memory = memory.copy()
     for key in places:
-        tensor = tensor_at(memory, Place(*values[key]))
+        tensor = tensor_at(memory, TensorPlace(*values[key]))
         values[key] = tensor.clone() if tensor.nbytes <= MAX_COPIED_BYTES else tensor
     return values

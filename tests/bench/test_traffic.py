@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.timeout(180)  # its processes import torch
 def test_the_order_says_what_a_server_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    served = traffic.measure_served(tmp_path, [(2, 0, 8), (1, 3, 8)], episodes=24, length=30, seats=4)
+    served = traffic.measure_served(tmp_path, [(2, 0, 8), (1, 3, 8)], episodes=24, length=30, slots=4)
     for each in served:
         assert 0.99 * each.counted < each.fetched < 1.01 * each.counted
         assert each.all_bytes > each.fetched or each.ranks == 1

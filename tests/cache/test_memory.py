@@ -24,7 +24,7 @@ from asyncfetch.errors import (
     WrongLoop,
 )
 from asyncfetch.fetch import Fetcher
-from asyncfetch.fetch.gate import Caller, calling, current_caller
+from asyncfetch.fetch.limiter import Caller, calling, current_caller
 from asyncfetch.ranges import ByteRange, ObjectInfo
 from asyncfetch.testing import Fault, RangeServer
 
@@ -617,8 +617,8 @@ async def test_equal_questions_are_one_request_as_long_as_anybody_waits(verb: st
 
 
 @pytest.mark.parametrize("verb", ["fetch_tail", "fetch", "acquire"])
-@pytest.mark.parametrize("promoted", [True, False])
-async def test_what_is_read_ahead_is_urgent_once_somebody_waits_for_it(verb: str, *, promoted: bool) -> None:
+@pytest.mark.parametrize("raised", [True, False])
+async def test_what_is_read_ahead_is_urgent_once_somebody_waits_for_it(verb: str, *, raised: bool) -> None:
     arguments = (10,) if verb == "fetch_tail" else (0, 10)
     reader = HeldQuestions()
     ahead, joining = Caller(urgent=False), Caller(urgent=False)
@@ -632,8 +632,8 @@ async def test_what_is_read_ahead_is_urgent_once_somebody_waits_for_it(verb: str
             askers.start_soon(ask, caller)
             await settle()
         assert [caller.urgent for caller in reader.callers] == [False]
-        if promoted:
-            joining.promote()
+        if raised:
+            joining.raise_priority()
         else:
             askers.start_soon(ask, Caller())
             await settle()

@@ -15,7 +15,7 @@ from asyncfetch.cache.rank_reader import RankReader
 from asyncfetch.cache.regions import MappedRegions
 from asyncfetch.errors import NotFound, ObjectChanged, RangeNotSatisfiable
 from asyncfetch.fetch import Fetcher
-from asyncfetch.fetch.gate import Caller, calling
+from asyncfetch.fetch.limiter import Caller, calling
 from asyncfetch.ranges import ByteRange
 from asyncfetch.testing import RangeServer
 

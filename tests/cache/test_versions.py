@@ -32,7 +32,7 @@ class VersionedObjects(PinningReader):
         super().__init__(SIZE)
         self.versions: dict[str, int] = {}
         self.log: list[tuple[str, int, int]] = []
-        self.gate: anyio.Event | None = None
+        self.limiter: anyio.Event | None = None
 
     def info(self, url: str) -> ObjectInfo:
         return ObjectInfo(url, SIZE, f'"{self.versions.get(url.partition("?")[0], 0)}"')
@@ -44,7 +44,7 @@ class VersionedObjects(PinningReader):
         info = self.info(url)
         known = version or self.known(url)
         buffer[:] = bytes([self.versions.get(url.partition("?")[0], 0)]) * (stop - start)
-        await (self.gate.wait() if self.gate is not None else anyio.lowlevel.checkpoint())
+        await (self.limiter.wait() if self.limiter is not None else anyio.lowlevel.checkpoint())
         return self.pin(info, known)
 
 
@@ -109,7 +109,7 @@ async def test_a_change_that_the_reader_forgot_is_noticed_when_the_new_version_l
 @pytest.mark.parametrize("bypassing", [False, True])
 async def test_an_older_version_that_lands_late_is_handed_out_and_not_kept(*, bypassing: bool) -> None:
     reader = VersionedObjects()
-    reader.gate = anyio.Event()
+    reader.limiter = anyio.Event()
     late: list[memoryview] = []
 
     async def read_late() -> None:
@@ -118,12 +118,12 @@ async def test_an_older_version_that_lands_late_is_handed_out_and_not_kept(*, by
     async with ByteCache(reader, max_bytes=5 if bypassing else 1000) as cache, anyio.create_task_group() as group:
         group.start_soon(read_late)
         await all_others_wait()
-        gate, reader.gate = reader.gate, None
+        limiter, reader.limiter = reader.limiter, None
         await cache.fetch(URL, 20, 23)
         reader.pinned.clear()
         reader.versions[URL] = 1
         assert set(await cache.fetch(URL, 30, 33)) == {1}
-        gate.set()
+        limiter.set()
         await all_others_wait()
         assert set(late[0]) == {0}
         assert set(await cache.fetch(URL, 30, 33)) == {1}

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from asyncfetch.__main__ import main
 from asyncfetch.cache.disk import DiskStore, DiskTier
-from asyncfetch.cache.disk.layout import Version
+from asyncfetch.cache.disk.layout import VersionFile
 from asyncfetch.cli.app import app
-from asyncfetch.cli.terminal import Tenths, format_bytes, parse_bytes
+from asyncfetch.cli.terminal import LineProgress, format_bytes, parse_bytes
 from asyncfetch.errors import ConfigError
 from asyncfetch.ranges import ObjectInfo
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MIB = 1024 * 1024
 BLOCK = MIB + 4096
-VERSION = Version.of(ObjectInfo("https://data.example.org/a", 9 * MIB, '"tag"'))
+VERSION = VersionFile.of(ObjectInfo("https://data.example.org/a", 9 * MIB, '"tag"'))
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_shares_are_said_to_nobody_where_there_is_no_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stderr", None)
-    Tenths().say("written", 0.5)
+    LineProgress().say("written", 0.5)
     assert capsys.readouterr().out == ""
 
 

@@ -26,7 +26,7 @@ from tests.merge.test_safety import names
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from asyncfetch.merge.kernel import Workplace
+    from asyncfetch.merge.scheduler import WorkerSetup
     from tests.lerobot.serving import Library
 
 pytestmark = [pytest.mark.timeout(90)]  # Ray's workers import
@@ -106,7 +106,7 @@ async def test_a_workers_error_is_ours(library: Library, tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("ray_cluster")
 async def test_what_a_workers_system_refuses_is_what_it_would_be_here() -> None:
-    async def refused(_: Workplace) -> None:
+    async def refused(_: WorkerSetup) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/there")
 
     async with RayExecutor().open(FetchConfig(), 1, lambda _path, _nbytes: None) as pool:

@@ -91,7 +91,7 @@ class LyingServer:
         self.in_flight = 0
         self.peak_in_flight = 0
         self.connections = 0
-        self.gate: Callable[[], asyncio.Future[None] | None] = lambda: None
+        self.limiter: Callable[[], asyncio.Future[None] | None] = lambda: None
         self.speaks_tls = tls is not None
         self._tls = tls
         self._host = host
@@ -145,7 +145,7 @@ class LyingServer:
             self.in_flight += 1
             self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
             try:
-                wait = self.gate()
+                wait = self.limiter()
                 if wait is not None:
                     await wait
                 step = self.steps.pop(0) if self.steps else self.every(request) or Step()

@@ -12,7 +12,7 @@ import pytest
 
 from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.fetch import Fetcher
-from asyncfetch.fetch.gate import Caller, calling
+from asyncfetch.fetch.limiter import Caller, calling
 from asyncfetch.ranges import ByteRange
 from asyncfetch.testing import Fault, HubServer, RangeServer, S3Server
 
@@ -65,7 +65,7 @@ async def store(kind: str) -> AsyncIterator[tuple[str, Weather, dict[str, object
 
 
 class Reader:
-    """Makes random calls, of every verb and urgency, some of which are promoted or cancelled, and checks the bytes."""
+    """Makes random calls, of every verb and urgency, some of which are raised or cancelled, and checks the bytes."""
 
     def __init__(self, fetcher: Fetcher, url: str) -> None:
         self._fetcher = fetcher
@@ -87,7 +87,7 @@ class Reader:
                     case 0:
                         scope.cancel()
                     case 1:
-                        caller.promote()
+                        caller.raise_priority()
 
     async def _call(self, caller: Caller, scope: anyio.CancelScope) -> None:
         with scope, calling(caller):

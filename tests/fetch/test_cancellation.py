@@ -358,7 +358,7 @@ async def test_closing_waits_for_no_server(
         if len(any_server.requests) == 5:
             all_arrived.set()
 
-    any_server.gate = arrived
+    any_server.limiter = arrived
     async with anyio.create_task_group() as group:
         async with fetcher_with(ca_file=ca_file, timeouts=PATIENT, max_span_bytes=0) as fetcher:
             for _ in range(5):

@@ -452,7 +452,7 @@ async def test_right_bytes_or_an_error_of_ours(
             if served == changes_at:
                 server.put("/x", new, etag)
 
-        server.gate = change
+        server.limiter = change
         try:
             got = bytes(await fetcher.fetch(url, start, stop))
         except AsyncFetchError:

@@ -13,7 +13,7 @@ import pytest
 
 from asyncfetch.config import FetchConfig, HedgeConfig, RetryConfig, S3Config, TimeoutConfig
 from asyncfetch.errors import AccessDenied, ConfigError, FetchTimeout, NotFound
-from asyncfetch.fetch import Fetcher, connector, scatter
+from asyncfetch.fetch import Fetcher, buffers, connector
 from asyncfetch.fetch.connection import Connection
 from asyncfetch.fetch.hedge import BURST, REFRESH, SHORTEST_PATIENCE_SECONDS, Hedging
 from asyncfetch.fetch.hosts import Permit
@@ -77,13 +77,13 @@ def hold(server: LyingServer, *, first_seconds: float, second_seconds: float = 0
     loop = asyncio.get_running_loop()
     answers = [loop.create_future(), loop.create_future()]
 
-    def gate() -> asyncio.Future[None] | None:
+    def limiter() -> asyncio.Future[None] | None:
         if len(server.requests) == 2:
             loop.call_later(first_seconds, answers[0].set_result, None)
             loop.call_later(second_seconds, answers[1].set_result, None)
         return answers[len(server.requests) - 1] if len(server.requests) <= 2 else None
 
-    server.gate = gate
+    server.limiter = limiter
 
 
 def hedges(fetcher: Fetcher) -> tuple[int, int]:
@@ -227,7 +227,7 @@ async def test_an_overtaken_request_gives_its_place_away_before_the_winners_body
     async with acquainted(fetcher_with, server, max_requests_per_host=2) as (fetcher, url):
         server.will(step(silent="stall"), step(cut=100, end="stall"))
         both_sent = anyio.Event()
-        server.gate = lambda: both_sent.set() if len(server.requests) == 2 else None
+        server.limiter = lambda: both_sent.set() if len(server.requests) == 2 else None
         with anyio.fail_after(2):
             async with anyio.create_task_group() as group:
                 group.start_soon(fetcher.fetch, url)
@@ -261,7 +261,7 @@ async def test_a_body_that_breaks_after_it_won_is_resumed(
         assert hedges(fetcher) == (1, 1)
 
 
-async def test_a_full_gate_makes_no_second_request(
+async def test_a_full_limiter_makes_no_second_request(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     timeouts = TimeoutConfig(first_byte_seconds=0.3)
@@ -394,7 +394,7 @@ async def test_ranges_of_one_request_are_of_one_answer(
     step: type[StepType],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scatter, "LONG_BYTES", 1000)
+    monkeypatch.setattr(buffers, "LONG_BYTES", 1000)
     monkeypatch.setattr(connector, "SCRATCH_BYTES", 1024)
     spans = [(0, 20_000), (20_000, 20_100), (20_200, 60_000)]
     async with acquainted(fetcher_with, server) as (fetcher, url):

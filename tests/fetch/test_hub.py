@@ -20,7 +20,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import pause_seconds
 from asyncfetch.fetch.transports.hub import HubFile, signed_seconds
 from asyncfetch.testing import Fault, FaultEvery, FaultOnce, HubServer
-from asyncfetch.testing.server.contents import Answer
+from asyncfetch.testing.server.contents import ContentAnswer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -353,8 +353,8 @@ async def test_an_answer_that_is_no_json_is_asked_for_once_more(
     async with filled() as hub, fetcher_for(hub, time, max_span_bytes=0) as fetcher:
         api, asked = hub.hub._api, count(1)  # type: ignore[attr-defined]
 
-        def answer(record: ServedRequest, *parts: str) -> Answer:
-            sent = Answer(200, {"Content-Length": "6"}, text=b"<html>")
+        def answer(record: ServedRequest, *parts: str) -> ContentAnswer:
+            sent = ContentAnswer(200, {"Content-Length": "6"}, text=b"<html>")
             return sent if next(asked) <= times or times > 1 else api(record, *parts)
 
         monkeypatch.setattr(hub.hub, "_api", answer)
@@ -595,7 +595,7 @@ def test_a_bucket_has_no_revisions() -> None:
 async def test_a_buckets_listing_without_hashes_is_none(entry: dict[str, object]) -> None:
     async with bucket() as hub, fetcher_for(hub, retry=RetryConfig(attempts=1)) as fetcher:
         body = json.dumps([entry]).encode()
-        hub.hub._api = lambda *_: Answer(200, {"Content-Length": str(len(body))}, text=body)  # type: ignore[attr-defined]
+        hub.hub._api = lambda *_: ContentAnswer(200, {"Content-Length": str(len(body))}, text=body)  # type: ignore[attr-defined]
         with pytest.raises(InvalidResponse, match="listing"):
             await fetcher.listdir("hf://buckets/org/name")
 

@@ -31,8 +31,8 @@ from asyncfetch.errors import (
 )
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.batch import plan_batch
-from asyncfetch.fetch.gate import Caller, calling
-from asyncfetch.fetch.range_reader import MAX_PLANNED, MAX_SHARED_BYTES, Ask, Company, Joining
+from asyncfetch.fetch.limiter import Caller, calling
+from asyncfetch.fetch.range_reader import MAX_PLANNED, MAX_SHARED_BYTES, Coalescer, RangeRequest, RequestGroup
 from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.testing import RangeServer
@@ -71,9 +71,9 @@ class Held:
     def __init__(self, server: LyingServer) -> None:
         self.is_asked = anyio.Event()
         self.answer = asyncio.get_running_loop().create_future()
-        server.gate = self._gate
+        server.limiter = self._limiter
 
-    def _gate(self) -> asyncio.Future[None]:
+    def _limiter(self) -> asyncio.Future[None]:
         self.is_asked.set()
         return self.answer
 
@@ -225,9 +225,9 @@ async def test_read_ahead_and_what_somebody_waits_for_share_nothing(fetcher: Fet
     assert sorted(asked(server)) == ["0-19", "20-39"]
 
 
-@pytest.mark.parametrize("promoted", [0, 1, None])
+@pytest.mark.parametrize("raised", [0, 1, None])
 async def test_shared_read_ahead_is_urgent_once_somebody_waits_for_any_of_it(
-    fetcher_with: Callable[..., Fetcher], server: LyingServer, promoted: int | None
+    fetcher_with: Callable[..., Fetcher], server: LyingServer, raised: int | None
 ) -> None:
     url = server.put("/x", CONTENT)
     other, shared = Caller(urgent=False), [Caller(urgent=False), Caller(urgent=False)]
@@ -248,10 +248,10 @@ async def test_shared_read_ahead_is_urgent_once_somebody_waits_for_any_of_it(
             for number, caller in enumerate(shared):
                 group.start_soon(read, caller, 10 * number)
             await all_others_wait()
-            if promoted is not None:
-                shared[promoted].promote()
+            if raised is not None:
+                shared[raised].raise_priority()
             held.answer.set_result(None)
-    overtakes = promoted is not None
+    overtakes = raised is not None
     assert asked(server)[1:] == (["0-19", "150000-150009"] if overtakes else ["150000-150009", "0-19"])
 
 
@@ -374,7 +374,7 @@ async def test_an_argument_that_cannot_be_meant_is_its_own_callers_error(fetcher
     assert isinstance(refused, ConfigError)
 
 
-async def _unread(request: Request, company: Company) -> NoReturn:
+async def _unread(request: Request, group: RequestGroup) -> NoReturn:
     raise NotImplementedError
 
 
@@ -385,8 +385,8 @@ async def test_where_planning_fails_one_caller_hears_of_it_and_the_others_have_r
     def plan(_: Sequence[ByteRange]) -> NoReturn:
         raise MemoryError
 
-    joining = Joining(plan, _unread)
-    answers: list[Ask | None] = []
+    joining = Coalescer(plan, _unread)
+    answers: list[RangeRequest | None] = []
 
     async def ask(at: int) -> None:
         try:
@@ -396,28 +396,28 @@ async def test_where_planning_fails_one_caller_hears_of_it_and_the_others_have_r
 
     await gather(*(partial(ask, at) for at in range(number)))
     planned = min(number, MAX_PLANNED)
-    places = [(None, Company(planned, ahead)) for ahead in range(planned)]
-    assert [(answer.shared, answer.company) for answer in answers if answer is not None] == places[-(number - 1) :]
+    places = [(None, RequestGroup(planned, ahead)) for ahead in range(planned)]
+    assert [(answer.shared, answer.group) for answer in answers if answer is not None] == places[-(number - 1) :]
     assert answers.count(None) == 1
 
 
 async def test_each_range_of_a_turn_knows_the_requests_that_go_before_its_own() -> None:
-    joining = Joining(partial(plan_batch, config=FetchConfig(max_gap_bytes=10)), _unread)
+    joining = Coalescer(partial(plan_batch, config=FetchConfig(max_gap_bytes=10)), _unread)
     read_ahead = Caller(urgent=False)
-    companies: dict[int, Company] = {}
+    companies: dict[int, RequestGroup] = {}
 
     async def ask(start: int, caller: Caller) -> None:
         with calling(caller):
-            companies[start] = (await joining.ask(ByteRange("http://h/x", start, start + 10))).company
+            companies[start] = (await joining.ask(ByteRange("http://h/x", start, start + 10))).group
 
     asks = [(5_000, read_ahead), (100, Caller()), (300, Caller()), (115, Caller()), (7_000, read_ahead)]
     await gather(*(partial(ask, start, caller) for start, caller in asks))
     assert companies == {
-        100: Company(4, 0),
-        115: Company(4, 0),  # by the same request
-        300: Company(4, 1),
-        5_000: Company(4, 2),
-        7_000: Company(4, 3),
+        100: RequestGroup(4, 0),
+        115: RequestGroup(4, 0),  # by the same request
+        300: RequestGroup(4, 1),
+        5_000: RequestGroup(4, 2),
+        7_000: RequestGroup(4, 3),
     }
 
 

@@ -23,7 +23,7 @@ from asyncfetch.config import FetchConfig, RetryConfig
 from asyncfetch.errors import FetchError, FetchTimeout
 from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.retry import AttemptFailed
-from asyncfetch.fetch.transports.back_end_threads import BackEndThreads, Job
+from asyncfetch.fetch.transports.fsspec_threads import FsspecThreads, ThreadJob
 from tests.fetch.conftest import fork
 from tests.fetch.odd_files import CONTENT, hanging
 
@@ -134,11 +134,11 @@ async def test_who_is_cancelled_in_the_turn_in_which_it_gets_a_place_passes_it_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With anyio 4.9 nobody got that place any more."""
-    threads, release = BackEndThreads(1, 30), threading.Event()
+    threads, release = FsspecThreads(1, 30), threading.Event()
     waiters: list[asyncio.Task[None]] = []
     has_ended = threads.has_ended
 
-    def end_and_cancel(job: Job) -> None:
+    def end_and_cancel(job: ThreadJob) -> None:
         has_ended(job)
         while waiters:
             waiters.pop().cancel()
@@ -198,14 +198,14 @@ async def test_a_thread_that_came_back_is_used_again(odd: type[OddFileSystem], u
 
     odd.read = hang
     async with Fetcher() as fetcher:
-        has_ended = BackEndThreads.has_ended
+        has_ended = FsspecThreads.has_ended
 
-        def noted(threads: BackEndThreads, job: Job) -> None:
+        def noted(threads: FsspecThreads, job: ThreadJob) -> None:
             has_ended(threads, job)
             back.set()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(BackEndThreads, "has_ended", noted)
+            patch.setattr(FsspecThreads, "has_ended", noted)
             async with anyio.create_task_group() as group:
                 group.start_soon(fetcher.fetch, "odd://x", 0, 10)
                 await to_thread.run_sync(began.wait)
@@ -220,18 +220,18 @@ async def test_a_thread_that_came_back_is_used_again(odd: type[OddFileSystem], u
 async def test_each_call_of_a_job_has_the_whole_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr("asyncfetch.fetch.transports.back_end_threads.time", clock)
-    jobs: list[Job] = []
+    monkeypatch.setattr("asyncfetch.fetch.transports.fsspec_threads.time", clock)
+    jobs: list[ThreadJob] = []
     called, go_on = threading.Semaphore(0), threading.Semaphore(0)
 
-    def three_calls(job: Job) -> None:
+    def three_calls(job: ThreadJob) -> None:
         jobs.append(job)
         for _ in range(3):
             job.next_call()
             called.release()
             go_on.acquire()
 
-    threads = BackEndThreads(1, 1000)
+    threads = FsspecThreads(1, 1000)
     try:
         async with anyio.create_task_group() as group:
 
@@ -264,17 +264,17 @@ async def test_each_call_of_a_job_has_the_whole_limit(monkeypatch: pytest.Monkey
 async def test_what_comes_in_the_turn_of_a_cancellation_is_told_to_nobody(
     monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
-    work, worked = Job.work, threading.Event()
-    jobs: list[Job] = []
+    work, worked = ThreadJob.work, threading.Event()
+    jobs: list[ThreadJob] = []
     errors: list[object] = []
 
-    def work_noted(job: Job) -> None:
+    def work_noted(job: ThreadJob) -> None:
         work(job)
         worked.set()
 
-    monkeypatch.setattr(Job, "work", work_noted)
+    monkeypatch.setattr(ThreadJob, "work", work_noted)
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
-    threads = BackEndThreads(1, 60)
+    threads = FsspecThreads(1, 60)
     task = asyncio.create_task(threads.run(jobs.append, "odd"))
     await anyio.lowlevel.checkpoint()
     assert worked.wait(5)  # and its end waits for the loop's next turn
@@ -282,7 +282,7 @@ async def test_what_comes_in_the_turn_of_a_cancellation_is_told_to_nobody(
     if is_late:
         with monkeypatch.context() as patch:
             clock = SimpleNamespace(monotonic=lambda: math.inf)
-            patch.setattr("asyncfetch.fetch.transports.back_end_threads.time", clock)
+            patch.setattr("asyncfetch.fetch.transports.fsspec_threads.time", clock)
             jobs[0].is_due(0.0)
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -306,7 +306,7 @@ async def test_where_no_thread_can_be_started(odd: type[OddFileSystem], monkeypa
 
 
 async def test_threads_end_where_their_owner_was_forgotten() -> None:
-    threads = BackEndThreads(1, 60)
+    threads = FsspecThreads(1, 60)
     thread = await threads.run(lambda _: threading.current_thread(), "odd")
     del threads
     gc.collect()
@@ -318,14 +318,14 @@ class Buffer(bytearray):
 
 
 async def test_a_thread_keeps_nothing_of_what_it_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    work, looked = Job.work, threading.Event()
+    work, looked = ThreadJob.work, threading.Event()
 
-    def work_slowly(job: Job) -> None:
+    def work_slowly(job: ThreadJob) -> None:
         work(job)
         looked.wait(5)
 
-    monkeypatch.setattr(Job, "work", work_slowly)
-    threads, buffer = BackEndThreads(1, 60), Buffer(10)
+    monkeypatch.setattr(ThreadJob, "work", work_slowly)
+    threads, buffer = FsspecThreads(1, 60), Buffer(10)
     held = weakref.ref(buffer)
     await threads.run(partial(land, buffer), "odd")
     del buffer
@@ -334,7 +334,7 @@ async def test_a_thread_keeps_nothing_of_what_it_read(monkeypatch: pytest.Monkey
     threads.close()
 
 
-def land(buffer: bytearray, job: Job) -> None:
+def land(buffer: bytearray, job: ThreadJob) -> None:
     with job.landing():
         buffer[:] = bytes(10)
 

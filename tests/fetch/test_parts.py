@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import ConfigError, InvalidResponse
 from asyncfetch.fetch import Fetcher
-from asyncfetch.fetch.gate import Caller, calling
 from asyncfetch.fetch.hosts import MIN_TELLING_BYTES, REMEMBERED_BODIES, Host, Hosts, StreamRate
-from asyncfetch.fetch.range_reader import AHEAD_FACTOR, ALONE, MAX_SERVERS, SOON_FACTOR, Company, PartSizes
+from asyncfetch.fetch.limiter import Caller, calling
+from asyncfetch.fetch.range_reader import AHEAD_FACTOR, ALONE, MAX_SERVERS, SOON_FACTOR, PartSizes, RequestGroup
 from asyncfetch.fetch.urls import Route
 from asyncfetch.ranges import (
     LOOP_BYTES_PER_SECOND,
@@ -159,7 +159,7 @@ def test_requests_that_are_about_to_be_made_share_what_is_free() -> None:
     sizes = PartSizes(FetchConfig())
     sizes.came_from(URL, make_host(limit=64), MIB)
     counts = [
-        count_of(4 * MIB, sizes.choose("http://h/another", 4 * MIB, Company(all_of_them)))
+        count_of(4 * MIB, sizes.choose("http://h/another", 4 * MIB, RequestGroup(all_of_them)))
         for all_of_them in (1, 16, 64)
     ]
     assert counts == [11, 4, 1]
@@ -170,7 +170,7 @@ def test_what_is_read_ahead_comes_in_fewer_parts_until_somebody_waits() -> None:
     sizes.came_from(URL, make_host(limit=64), MIB)
     with calling(caller):
         ahead = sizes.choose(URL, 4 * MIB, ALONE)
-        caller.promote()
+        caller.raise_priority()
         assert [count_of(4 * MIB, size) for size in (ahead, sizes.choose(URL, 4 * MIB, ALONE))] == [3, 11]
 
 
@@ -201,7 +201,10 @@ async def test_ranges_of_a_far_host_whose_rate_is_unknown_come_in_two_the_first_
         MIB // 4,
         8 * MIB,
     ]
-    assert [sizes.choose(URL, MIB + 1, Company(9, ahead)) for ahead in (0, 6, 7)] == [*[MIB // 2 + 1] * 2, MIB + 1]
+    assert [sizes.choose(URL, MIB + 1, RequestGroup(9, ahead)) for ahead in (0, 6, 7)] == [
+        *[MIB // 2 + 1] * 2,
+        MIB + 1,
+    ]
     assert sizes.choose(URL, 64 * MIB, ALONE) == 8 * MIB
     for _ in range(8):
         assert host.enter_nowait() is not None

@@ -18,8 +18,8 @@ from asyncfetch.config import RetryConfig
 from asyncfetch.errors import FetchTimeout, InvalidResponse, NotFound, ObjectChanged, RangeNotSatisfiable
 from asyncfetch.fetch import Fetcher, engine
 from asyncfetch.fetch.batch import RANGES_ON_THE_LOOP, plan_batch
+from asyncfetch.fetch.buffers import SplitBuffer
 from asyncfetch.fetch.range_reader import PIECES_A_TURN
-from asyncfetch.fetch.scatter import Scatter
 from asyncfetch.ranges import ByteRange
 
 if TYPE_CHECKING:
@@ -108,13 +108,13 @@ async def test_ranges_of_a_refused_request_are_asked_for_side_by_side(
     url = server.put("/x", CONTENT)
     all_here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def gate() -> asyncio.Future[None] | None:
+    def limiter() -> asyncio.Future[None] | None:
         """Holds up all behind the shared request until as many have come as may."""
         if server.in_flight == peak and not all_here.done():
             all_here.set_result(None)
         return None if len(server.requests) == 1 else asyncio.shield(all_here)
 
-    server.gate = gate
+    server.limiter = limiter
     ranges = [ByteRange(url, start, start + 100) for start in range(99_501, 100_000, 100)]
     async with fetcher_with(max_requests_per_host=limit, retry=RetryConfig(attempts=1)) as fetcher:
         read = fetcher.fetch_many if verb == "fetch_many" else partial(streamed, fetcher)
@@ -186,7 +186,7 @@ async def test_parts_are_asked_for_side_by_side_and_within_the_limit(
                 all_are_there.set_result(None)
             return all_are_there
 
-        server.gate = wait_for_three
+        server.limiter = wait_for_three
         await fetcher.fetch(url, 0, 20 * PART)
     assert server.peak_in_flight == 3
 
@@ -314,9 +314,9 @@ async def test_many_ranges_of_a_request_are_cut_out_of_it_in_many_turns(
     path.write_bytes(bytes(5_000))
     turns = 0
     cut: Counter[int] = Counter()
-    piece = Scatter.piece
+    piece = SplitBuffer.piece
 
-    def count(self: Scatter, one: ByteRange) -> memoryview:
+    def count(self: SplitBuffer, one: ByteRange) -> memoryview:
         cut[turns] += 1
         return piece(self, one)
 
@@ -326,7 +326,7 @@ async def test_many_ranges_of_a_request_are_cut_out_of_it_in_many_turns(
             turns += 1
             await anyio.lowlevel.checkpoint()
 
-    monkeypatch.setattr(Scatter, "piece", count)
+    monkeypatch.setattr(SplitBuffer, "piece", count)
     async with Fetcher() as fetcher, anyio.create_task_group() as group:
         group.start_soon(turn)
         views = await fetcher.fetch_many([ByteRange(str(path), start, start + 1) for start in range(5_000)])

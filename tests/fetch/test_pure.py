@@ -24,8 +24,8 @@ from asyncfetch.errors import (
     Throttled,
 )
 from asyncfetch.fetch.objects import ObjectMemory, difference, strong_etag
-from asyncfetch.fetch.responses import SLICE_LIMIT_BYTES, Delivery, Wanted, check_response
-from asyncfetch.fetch.retry import AttemptFailed, Retries, RetryBudget, Verdict, giving_up, retry_after_seconds
+from asyncfetch.fetch.responses import SLICE_LIMIT_BYTES, AcceptedBody, Wanted, check_response
+from asyncfetch.fetch.retry import AttemptFailed, Retries, RetryBudget, RetryVerdict, giving_up, retry_after_seconds
 from asyncfetch.fetch.transports.file import local_path
 from asyncfetch.fetch.urls import join_url, next_url, origin_of, parse_url, static_headers
 from asyncfetch.ranges import ObjectInfo
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 URL_TEXT = "http://h/x"
 
 
-def check(wanted: Wanted, status: int, known: ObjectInfo | None = None, /, **headers: str) -> Delivery:
+def check(wanted: Wanted, status: int, known: ObjectInfo | None = None, /, **headers: str) -> AcceptedBody:
     named = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
     return check_response(wanted, status, named, url=URL_TEXT, known=known)
 
@@ -88,7 +88,7 @@ def test_wrong_206_is_refused(headers: dict[str, str]) -> None:
     with pytest.raises(AttemptFailed) as caught:
         check(Wanted(3, 10), 206, None, **headers)
     assert caught.value.kind is InvalidResponse
-    assert caught.value.verdict is Verdict.ONCE
+    assert caught.value.verdict is RetryVerdict.ONCE
 
 
 @pytest.mark.parametrize("known", [None, ObjectInfo(URL_TEXT, 100, '"a"')])
@@ -103,7 +103,7 @@ def test_an_encoding_beside_identity_is_refused(known: ObjectInfo | None, encodi
 
 
 def test_200_with_the_whole_object_is_taken() -> None:
-    assert check(Wanted(0, None), 200, Content_Length="9") == Delivery(ObjectInfo(URL_TEXT, 9), 0, 9)
+    assert check(Wanted(0, None), 200, Content_Length="9") == AcceptedBody(ObjectInfo(URL_TEXT, 9), 0, 9)
 
 
 def test_200_with_an_early_range_is_cut() -> None:
@@ -186,7 +186,7 @@ def test_memory_keeps_the_first_version() -> None:
 # --- retry
 
 
-def failed(verdict: Verdict = Verdict.AGAIN, retry_after: float | None = None) -> AttemptFailed:
+def failed(verdict: RetryVerdict = RetryVerdict.AGAIN, retry_after: float | None = None) -> AttemptFailed:
     return AttemptFailed(ConnectionFailed, "broke", verdict, retry_after=retry_after)
 
 
@@ -217,8 +217,8 @@ def test_progress_starts_the_count_afresh_but_not_the_total() -> None:
 
 def test_no_attempt_after_a_fatal_failure_and_one_after_a_lie() -> None:
     config = RetryConfig(initial_seconds=1.0)
-    assert delays(config, failed(Verdict.FATAL)) == [None]
-    assert delays(config, failed(Verdict.ONCE), failed(Verdict.ONCE)) == [1.0, None]
+    assert delays(config, failed(RetryVerdict.FATAL)) == [None]
+    assert delays(config, failed(RetryVerdict.ONCE), failed(RetryVerdict.ONCE)) == [1.0, None]
 
 
 def test_retry_after_is_waited_out_in_full_with_jitter_on_top() -> None:
@@ -234,7 +234,7 @@ def test_retry_after_beyond_the_maximum_is_throttling() -> None:
 
 
 def test_what_no_wait_would_change_stays_what_it_is() -> None:
-    missing = AttemptFailed(NotFound, "no", Verdict.FATAL, 404, retry_after=3600.0)
+    missing = AttemptFailed(NotFound, "no", RetryVerdict.FATAL, 404, retry_after=3600.0)
     assert giving_up(missing, RetryConfig()) is missing
 
 
@@ -276,7 +276,7 @@ def test_a_repeat_that_the_server_gave_a_time_for_is_free() -> None:
 
 def test_a_failure_that_is_final_anyway_costs_nothing() -> None:
     budget = RetryBudget(1)
-    failure = AttemptFailed(ConnectionFailed, "reset", Verdict.FATAL, budget=budget)
+    failure = AttemptFailed(ConnectionFailed, "reset", RetryVerdict.FATAL, budget=budget)
     assert Retries(RetryConfig(), now=0.0, uniform=lambda: 0.0).delay_after(failure, progressed=False, now=0.0) is None
     assert not failure.is_over_budget
     assert budget.left == 1

@@ -31,10 +31,10 @@ from asyncfetch.errors import (
     Throttled,
 )
 from asyncfetch.fetch import Fetcher
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
-from asyncfetch.fetch.sources import open_source
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.fetch.transports.http import Response
 from asyncfetch.fetch.transports.s3_upload import MAX_ANSWER_BYTES, _checked_tag, _text_of
+from asyncfetch.fetch.upload_sources import open_source
 from asyncfetch.runtime.memory_pool import MemoryPool
 from asyncfetch.testing import Fault, FaultOnce, Keys, S3Quirks, S3Server
 from tests.conftest import all_others_wait
@@ -584,16 +584,16 @@ def test_tags_that_are_no_md5_are_taken_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("body", "verdict"),
     [
-        (b"<Error><Code>InternalError</Code></Error>", Verdict.AGAIN),
-        (b"<Error><Code>NoSuchUpload</Code></Error>", Verdict.FATAL),
-        (b"  ", Verdict.ONCE),
-        (b"<Result><ETag>x</ETag>%s</Result>" % (b" " * MAX_ANSWER_BYTES), Verdict.ONCE),
-        (b'<?xml version="1.0" encoding="none"?><x/>', Verdict.ONCE),
-        (b'<?xml version="1.0" encoding="utf-7"?><x/>', Verdict.ONCE),
-        (b"<Result/>", Verdict.ONCE),
+        (b"<Error><Code>InternalError</Code></Error>", RetryVerdict.AGAIN),
+        (b"<Error><Code>NoSuchUpload</Code></Error>", RetryVerdict.FATAL),
+        (b"  ", RetryVerdict.ONCE),
+        (b"<Result><ETag>x</ETag>%s</Result>" % (b" " * MAX_ANSWER_BYTES), RetryVerdict.ONCE),
+        (b'<?xml version="1.0" encoding="none"?><x/>', RetryVerdict.ONCE),
+        (b'<?xml version="1.0" encoding="utf-7"?><x/>', RetryVerdict.ONCE),
+        (b"<Result/>", RetryVerdict.ONCE),
     ],
 )
-def test_an_answer_of_200_may_be_an_error(body: bytes, verdict: Verdict) -> None:
+def test_an_answer_of_200_may_be_an_error(body: bytes, verdict: RetryVerdict) -> None:
     with pytest.raises(AttemptFailed) as caught:
         _text_of("ETag", reply({}, body))
     assert caught.value.verdict is verdict

@@ -161,7 +161,7 @@ async def test_userinfo_stays_with_its_origin_and_out_of_messages(
         assert caught.value.host == f"127.0.0.2:{other.port}"
 
 
-async def test_each_hop_passes_the_gate_of_its_own_host(
+async def test_each_hop_passes_the_limiter_of_its_own_host(
     fetcher: Fetcher, server: LyingServer, lying_server: type[LyingServer], step: type[StepType]
 ) -> None:
     async with lying_server(host="127.0.0.2") as other:

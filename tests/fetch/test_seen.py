@@ -13,7 +13,14 @@ import asyncfetch as af
 from asyncfetch.config import HedgeConfig, RetryConfig
 from asyncfetch.errors import ConnectionFailed, FetchError, NotFound, Throttled
 from asyncfetch.fetch import Fetcher, retry
-from asyncfetch.fetch.retry import LEAST_FAILURES, MOST_FAILURES, WATCH_SECONDS, AttemptFailed, FailureWatch, Verdict
+from asyncfetch.fetch.retry import (
+    LEAST_FAILURES,
+    MOST_FAILURES,
+    WATCH_SECONDS,
+    AttemptFailed,
+    FailureWatch,
+    RetryVerdict,
+)
 from asyncfetch.testing import Fault, FaultOnce, S3Server
 from tests.fetch.test_hedging import acquainted, hold
 from tests.fetch.test_throttling import refuse, web_host
@@ -43,7 +50,7 @@ def records(caplog: pytest.LogCaptureFixture) -> Callable[[int], list[str]]:
 
 def fails(status: int = 500) -> AttemptFailed:
     kind = Throttled if status == 503 else FetchError
-    return AttemptFailed(kind, "no", Verdict.FATAL if status == 404 else Verdict.AGAIN, status)
+    return AttemptFailed(kind, "no", RetryVerdict.FATAL if status == 404 else RetryVerdict.AGAIN, status)
 
 
 async def test_each_attempt_that_is_made_again_has_one_record(

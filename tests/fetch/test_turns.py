@@ -1,4 +1,4 @@
-"""Whose turn it is at a gate."""
+"""Whose turn it is at a limiter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncfetch.fetch.gate import EVERY, Caller, Gate, calling, current_caller, one_caller
+from asyncfetch.fetch.limiter import EVERY, Caller, Limiter, calling, current_caller, one_caller
 from asyncfetch.ranges import ByteRange
 from tests.conftest import all_others_wait
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Visits:
-    """Tasks that enter a gate and stay until they are told to leave."""
+    """Tasks that enter a limiter and stay until they are told to leave."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
+    def __init__(self, limiter: Limiter) -> None:
+        self.limiter = limiter
         self.entered: list[str] = []
         self._inside: list[bool] = []
 
@@ -40,12 +40,12 @@ class Visits:
         await self._group.__aexit__(None, None, None)
 
     async def visit(self, name: str, caller: Caller | None = None) -> anyio.CancelScope:
-        """Comes to the gate, and waits there or is let in; cancelling the scope sends it away."""
+        """Comes to the limiter, and waits there or is let in; cancelling the scope sends it away."""
         scope = anyio.CancelScope()
 
         async def enter() -> None:
             with scope, calling(caller or Caller()):
-                self._inside.append(await self.gate.enter())
+                self._inside.append(await self.limiter.enter())
                 self.entered.append(name)
 
         self._group.start_soon(enter)
@@ -55,12 +55,12 @@ class Visits:
     async def leave(self, count: int = 1) -> None:
         """So many leave, first in, first out."""
         for _ in range(count):
-            self.gate.leave(urgent=self._inside.pop(0))
+            self.limiter.leave(urgent=self._inside.pop(0))
             await all_others_wait()
 
 
 async def test_a_caller_s_own_come_in_their_order() -> None:
-    async with Visits(Gate(1)) as visits:
+    async with Visits(Limiter(1)) as visits:
         caller = Caller()
         for number in range(5):
             await visits.visit(str(number), caller)
@@ -69,7 +69,7 @@ async def test_a_caller_s_own_come_in_their_order() -> None:
 
 
 async def test_callers_take_turns() -> None:
-    async with Visits(Gate(1)) as visits:
+    async with Visits(Limiter(1)) as visits:
         a, b, c = Caller(), Caller(), Caller()
         for name, caller in [("a0", a), ("a1", a), ("a2", a), ("a3", a), ("b0", b), ("b1", b), ("c0", c)]:
             await visits.visit(name, caller)
@@ -78,7 +78,7 @@ async def test_callers_take_turns() -> None:
 
 
 async def test_those_behind_another_share_its_line() -> None:
-    async with Visits(Gate(1)) as visits:
+    async with Visits(Limiter(1)) as visits:
         a, b = Caller(), Caller()
         for name, caller in [("in", b), ("a0", a), ("a1", Caller(behind=a)), ("b0", b), ("a2", Caller(behind=a))]:
             await visits.visit(name, caller)
@@ -87,7 +87,7 @@ async def test_those_behind_another_share_its_line() -> None:
 
 
 async def test_what_is_waited_for_goes_before_read_ahead() -> None:
-    async with Visits(Gate(1)) as visits:
+    async with Visits(Limiter(1)) as visits:
         for name, urgent in [("in", True), ("ahead 0", False), ("ahead 1", False), ("urgent", True)]:
             await visits.visit(name, Caller(urgent=urgent))
         await visits.leave(3)
@@ -95,7 +95,7 @@ async def test_what_is_waited_for_goes_before_read_ahead() -> None:
 
 
 async def test_read_ahead_gets_one_turn_of_eight() -> None:
-    async with Visits(Gate(1)) as visits:
+    async with Visits(Limiter(1)) as visits:
         urgent, ahead = Caller(), Caller(urgent=False)
         for number in range(40):
             await visits.visit("urgent", urgent)
@@ -107,72 +107,72 @@ async def test_read_ahead_gets_one_turn_of_eight() -> None:
 
 
 async def test_an_eighth_is_reserved_for_what_is_waited_for() -> None:
-    gate = Gate(16, reserves=True)
-    async with Visits(gate) as visits:
+    limiter = Limiter(16, reserves=True)
+    async with Visits(limiter) as visits:
         for _ in range(20):
             await visits.visit("ahead", Caller(urgent=False))
-        assert gate.in_use == 14
-        assert gate.waiting == 6
+        assert limiter.in_use == 14
+        assert limiter.waiting == 6
         await visits.visit("urgent")
         assert visits.entered[-1] == "urgent"
         await visits.leave(15)
-        assert gate.in_use == 6
+        assert limiter.in_use == 6
 
 
-async def test_a_caller_that_is_promoted_overtakes_read_ahead() -> None:
-    async with Visits(Gate(1)) as visits:
+async def test_a_caller_that_is_raised_overtakes_read_ahead() -> None:
+    async with Visits(Limiter(1)) as visits:
         others, late = Caller(urgent=False), Caller(urgent=False)
         for name, caller in [("in", Caller()), ("other", others), ("other", others), ("0", late), ("1", late)]:
             await visits.visit(name, caller)
-        late.promote()
+        late.raise_priority()
         await visits.visit("2", late)
         await visits.leave(5)
         assert visits.entered == ["in", "0", "1", "2", "other", "other"]
 
 
 async def test_a_promotion_opens_what_was_reserved() -> None:
-    gate = Gate(8, reserves=True)
-    async with Visits(gate) as visits:
+    limiter = Limiter(8, reserves=True)
+    async with Visits(limiter) as visits:
         ahead = Caller(urgent=False)
         for number in range(8):
             await visits.visit(str(number), ahead)
-        assert gate.in_use == 7
-        ahead.promote()
+        assert limiter.in_use == 7
+        ahead.raise_priority()
         await all_others_wait()
-        assert gate.in_use == 8
+        assert limiter.in_use == 8
 
 
 async def test_what_is_reserved_is_free_for_what_is_urgent_alone() -> None:
-    gate = Gate(16, reserves=True)
+    limiter = Limiter(16, reserves=True)
     ahead = Caller(urgent=False)
-    async with Visits(gate) as visits:
+    async with Visits(limiter) as visits:
         for entered, free_ahead, free_urgent in [(0, 14, 16), (10, 4, 6), (14, 0, 2), (16, 0, 2)]:
-            while len(visits.entered) + gate.waiting < entered:
+            while len(visits.entered) + limiter.waiting < entered:
                 await visits.visit("ahead", ahead)
             with calling(ahead):
-                assert gate.free == free_ahead
-            assert gate.free == free_urgent
-        gate.limit = 8
-        assert gate.free == 0
+                assert limiter.free == free_ahead
+            assert limiter.free == free_urgent
+        limiter.limit = 8
+        assert limiter.free == 0
 
 
 async def test_a_limit_that_is_raised_lets_more_in_and_one_that_is_lowered_throws_nobody_out() -> None:
-    gate = Gate(2)
-    async with Visits(gate) as visits:
+    limiter = Limiter(2)
+    async with Visits(limiter) as visits:
         for _ in range(6):
             await visits.visit("x")
-        gate.limit = 4
-        assert gate.in_use == 4
-        gate.limit = 1
-        assert gate.in_use == 4
+        limiter.limit = 4
+        assert limiter.in_use == 4
+        limiter.limit = 1
+        assert limiter.in_use == 4
         await visits.leave(3)
-        assert (gate.in_use, gate.waiting) == (1, 2)
+        assert (limiter.in_use, limiter.waiting) == (1, 2)
         await visits.leave()
-        assert (gate.in_use, gate.waiting) == (1, 1)
+        assert (limiter.in_use, limiter.waiting) == (1, 1)
 
 
 async def test_one_that_goes_away_changes_nobody_s_turn() -> None:
-    async with Visits(Gate(1)) as visits:
+    async with Visits(Limiter(1)) as visits:
         a, b = Caller(), Caller()
         await visits.visit("in")
         await visits.visit("a0", a)
@@ -182,32 +182,32 @@ async def test_one_that_goes_away_changes_nobody_s_turn() -> None:
         for scope in gone:
             scope.cancel()
         await all_others_wait()
-        assert visits.gate.waiting == 3
+        assert visits.limiter.waiting == 3
         await visits.leave(3)
         assert visits.entered == ["in", "a0", "b0", "a1"]
 
 
 async def test_a_place_given_to_one_that_is_cancelled_at_that_moment_goes_to_the_next() -> None:
-    async with Visits(Gate(1)) as visits:
+    async with Visits(Limiter(1)) as visits:
         await visits.visit("in")
-        cancelled = asyncio.create_task(visits.gate.enter())
+        cancelled = asyncio.create_task(visits.limiter.enter())
         await all_others_wait()
         await visits.visit("next")
-        visits.gate.leave(urgent=True)
+        visits.limiter.leave(urgent=True)
         cancelled.cancel()
         await asyncio.wait([cancelled])
         await all_others_wait()
         assert cancelled.cancelled()
         assert visits.entered == ["in", "next"]
-        assert visits.gate.in_use == 1
+        assert visits.limiter.in_use == 1
 
 
 async def test_however_many_wait_another_caller_s_turn_is_the_next() -> None:
-    gate = Gate(4)
+    limiter = Limiter(4)
     order: list[str] = []
 
     async def pass_through(name: str) -> None:
-        async with gate.place():
+        async with limiter.permit():
             order.append(name)
             await anyio.lowlevel.checkpoint()
 
@@ -218,17 +218,17 @@ async def test_however_many_wait_another_caller_s_turn_is_the_next() -> None:
         group.start_soon(pass_through, "single")
     assert order.index("single") <= 8
     assert len(order) == 20_001
-    assert (gate.in_use, gate.waiting) == (0, 0)
+    assert (limiter.in_use, limiter.waiting) == (0, 0)
 
 
 async def test_waiters_that_give_up_leave_nothing_behind() -> None:
-    gate = Gate(1)
-    async with gate.place():
+    limiter = Limiter(1)
+    async with limiter.permit():
         for _ in range(100):
             with anyio.move_on_after(0):
-                await gate.enter()
-    assert not gate._urgent._lines
-    assert gate.waiting == gate.in_use == 0
+                await limiter.enter()
+    assert not limiter._urgent._queues
+    assert limiter.waiting == limiter.in_use == 0
 
 
 async def test_a_task_inherits_its_caller() -> None:
@@ -262,7 +262,7 @@ async def test_a_batch_does_not_delay_a_single_fetch_by_more_than_what_is_in_fli
             single_came.set()
         return held[-1]
 
-    server.gate = hold
+    server.limiter = hold
     async with fetcher_with(max_requests_per_host=4, max_span_bytes=0) as fetcher, anyio.create_task_group() as group:
         group.start_soon(fetcher.fetch_many, [ByteRange(url, at, at + 1) for at in range(5_000)])
         await all_busy.wait()
@@ -277,12 +277,12 @@ async def test_a_batch_does_not_delay_a_single_fetch_by_more_than_what_is_in_fli
 
 
 class GateMachine(RuleBasedStateMachine):
-    """Any order of entering, leaving, giving up, being promoted and moving the limit: no place is lost or invented."""
+    """Any order of entering, leaving, giving up, being raised and moving the limit: no place is lost or invented."""
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.gate = Gate(2, reserves=True)
+        self.limiter = Limiter(2, reserves=True)
         self.callers = [Caller(), Caller(), Caller(urgent=False), Caller(urgent=False)]
         self.inside: list[bool] = []
         self.waiting: dict[int, asyncio.Task[None]] = {}
@@ -294,8 +294,8 @@ class GateMachine(RuleBasedStateMachine):
             task.cancel()
         self.settle()
         while self.inside:
-            self.gate.leave(urgent=self.inside.pop())
-        assert (self.gate.in_use, self.gate._ahead_in_use, self.gate.waiting) == (0, 0, 0)
+            self.limiter.leave(urgent=self.inside.pop())
+        assert (self.limiter.in_use, self.limiter._ahead_in_use, self.limiter.waiting) == (0, 0, 0)
         assert not any(caller._waiting for caller in self.callers)
         self.runner.close()
 
@@ -314,7 +314,7 @@ class GateMachine(RuleBasedStateMachine):
         async def visit() -> None:
             try:
                 with calling(self.callers[caller]):
-                    self.inside.append(await self.gate.enter())
+                    self.inside.append(await self.limiter.enter())
                 line = self.order[caller]
                 assert line.pop(0) == number
             finally:
@@ -333,7 +333,7 @@ class GateMachine(RuleBasedStateMachine):
     @rule(data=st.data(), at_once=st.booleans())
     def leave(self, data: st.DataObject, at_once: bool) -> None:
         place = data.draw(st.integers(0, len(self.inside) - 1))
-        self.gate.leave(urgent=self.inside.pop(place))
+        self.limiter.leave(urgent=self.inside.pop(place))
         if not at_once:
             self.settle()
 
@@ -345,24 +345,24 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 20))
     def move_limit(self, limit: int) -> None:
-        self.gate.limit = limit
+        self.limiter.limit = limit
         self.settle()
 
     @rule(caller=st.integers(0, 3))
-    def promote(self, caller: int) -> None:
-        self.callers[caller].promote()
+    def raise_priority(self, caller: int) -> None:
+        self.callers[caller].raise_priority()
         self.settle()
 
     @invariant()
     def nobody_waits_beside_a_free_place(self) -> None:
         self.settle()
-        gate = self.gate
-        assert gate.in_use == len(self.inside)
-        assert gate.waiting == len(self.waiting)
-        assert gate._ahead_in_use == self.inside.count(False)
-        if gate.in_use < gate.limit:
-            assert not gate._urgent.count
-            assert not gate._ahead.count or gate._ahead_in_use >= gate.limit - gate.limit // EVERY
+        limiter = self.limiter
+        assert limiter.in_use == len(self.inside)
+        assert limiter.waiting == len(self.waiting)
+        assert limiter._ahead_in_use == self.inside.count(False)
+        if limiter.in_use < limiter.limit:
+            assert not limiter._urgent.count
+            assert not limiter._ahead.count or limiter._ahead_in_use >= limiter.limit - limiter.limit // EVERY
 
 
 TestGateMachine = GateMachine.TestCase

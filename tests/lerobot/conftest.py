@@ -34,7 +34,7 @@ class LocalReader:
 
     log: list[tuple[str, int, int]] = field(default_factory=list)
     """(path, start, stop) of every range that was read, and of every file that wasn't there (path, 0, 0)."""
-    gate: anyio.Event | None = None
+    limiter: anyio.Event | None = None
     """Where set, every read waits for it."""
 
     @property
@@ -50,8 +50,8 @@ class LocalReader:
 
     async def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
         await anyio.lowlevel.checkpoint()
-        if self.gate is not None:
-            await self.gate.wait()
+        if self.limiter is not None:
+            await self.limiter.wait()
         data = self._path(url).read_bytes()
         size = len(data)
         begin, end = (max(0, size + start) if start < 0 else start), (size if stop is None else stop)

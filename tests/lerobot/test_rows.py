@@ -476,7 +476,7 @@ async def test_what_is_kept_is_bounded(reader: LocalReader, tables: Tables, tmp_
 
 async def test_a_cancelled_reader_hands_over(reader: LocalReader, tables: Tables, tmp_path: Path) -> None:
     rows = await open_rows(reader, tables.write(tmp_path, group_rows=12))
-    reader.gate = anyio.Event()
+    reader.limiter = anyio.Event()
     results: list[EpisodeRows] = []
 
     async def read(index: int) -> None:
@@ -490,7 +490,7 @@ async def test_a_cancelled_reader_hands_over(reader: LocalReader, tables: Tables
                 tasks.start_soon(read, 1)
                 await all_others_wait()
                 leader.cancel()
-        reader.gate.set()
+        reader.limiter.set()
     assert [result["episode_index"].tolist() for result in results] == [[1] * 4]
 
 

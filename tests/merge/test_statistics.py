@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from asyncfetch.merge import quantiles
-from asyncfetch.merge.quantiles import Search, TallySet, keys_of, tally
+from asyncfetch.merge.quantiles import CountersByFeature, QuantileSearch, count_prefixes, keys_of
 from asyncfetch.merge.summaries import QUANTILES, Moments, components_of, describe, quantile_ranks
 
 if TYPE_CHECKING:
@@ -34,12 +34,19 @@ CASES = {
 
 def search(parts: list[NDArray[Any]], count: int) -> tuple[NDArray[np.float64], int]:
     """The values that the quantiles lie between, and in how many rounds they were found. Parts: (components, rows)."""
-    found, rounds = Search(count, quantile_ranks(count)), 1
-    found.learn(reduce(add, [TallySet({"x": [tally(own, found.shift) for own in keys_of(part)]}) for part in parts]))
+    found, rounds = QuantileSearch(count, quantile_ranks(count)), 1
+    found.learn(
+        reduce(
+            add,
+            [CountersByFeature({"x": [count_prefixes(own, found.shift) for own in keys_of(part)]}) for part in parts],
+        )
+    )
     while found.wanted:
         wanted, rounds = found.wanted["x"], rounds + 1
         counted = [
-            TallySet({"x": [tally(own, found.shift, place) for own, place in zip(keys_of(part), wanted, strict=True)]})
+            CountersByFeature({
+                "x": [count_prefixes(own, found.shift, place) for own, place in zip(keys_of(part), wanted, strict=True)]
+            })
             for part in parts
         ]
         found.learn(reduce(add, counted))
@@ -93,10 +100,10 @@ def test_counts_do_not_grow_with_the_rows() -> None:
     """A million different values: no round counts more than some thousand bins of them."""
     values = np.random.default_rng(0).normal(size=(1, 1_000_000)).astype(np.float32)
     keys = keys_of(values)[0]
-    found = Search(keys.size, quantile_ranks(keys.size))
-    first = tally(keys, found.shift)
-    found.learn(TallySet({"x": [first]}))
-    second = tally(keys, found.shift, found.wanted["x"][0])
+    found = QuantileSearch(keys.size, quantile_ranks(keys.size))
+    first = count_prefixes(keys, found.shift)
+    found.learn(CountersByFeature({"x": [first]}))
+    second = count_prefixes(keys, found.shift, found.wanted["x"][0])
     assert len(np.unique(values)) > 900_000
     assert len(first.bins) < 50_000
     assert len(second.bins) < 5_000

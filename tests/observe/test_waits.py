@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from asyncfetch.config import StreamConfig
 from asyncfetch.observe import Histogram
 from asyncfetch.observe.report import Report
-from asyncfetch.observe.waits import FIGURES, Cause, Meter, Step, WaitAccount, Waits, metered, running_meter
+from asyncfetch.observe.waits import FIGURES, Cause, Meter, WaitAccount, Waits, WaitStep, metered, running_meter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 seconds = st.floats(0, 100, allow_nan=False)
 weights = st.dictionaries(st.sampled_from(Cause), seconds, max_size=3)
-steps = st.builds(Step, st.floats(-10, 1000), weights, st.none() | st.integers(0, 200))
+steps = st.builds(WaitStep, st.floats(-10, 1000), weights, st.none() | st.integers(0, 200))
 events = st.tuples(st.sampled_from(["wait", "give", "end", "snapshot"]), seconds, st.lists(steps, max_size=4))
 
 
 @given(st.lists(events, max_size=30))
 def test_every_second_is_counted_once_whatever_comes_in_whatever_order(
-    given_events: list[tuple[str, float, list[Step]]],
+    given_events: list[tuple[str, float, list[WaitStep]]],
 ) -> None:
     account, now, started, idle = WaitAccount(), 5.0, None, 0.0
     for name, passed, path in given_events:
@@ -52,13 +52,13 @@ def test_a_wait_is_cut_where_what_it_waited_for_came_along_and_the_rest_was_hand
     account = WaitAccount()
     account.wait(10.0)
     path = [
-        Step(9.0, {Cause.ROOM: 1.0}),
-        Step(14.0, {Cause.FIRST_BYTE: 3.0, Cause.BODIES: 1.0}, 7),
-        Step(15.0, DECODED),
+        WaitStep(9.0, {Cause.ROOM: 1.0}),
+        WaitStep(14.0, {Cause.FIRST_BYTE: 3.0, Cause.BODIES: 1.0}, 7),
+        WaitStep(15.0, DECODED),
     ]
     account.give(15.5, path, samples=3)
     account.wait(17.5)
-    account.end(18.5, [Step(99.0, DECODED)])
+    account.end(18.5, [WaitStep(99.0, DECODED)])
     waits = account.snapshot(50.0)
     assert {cause: part for cause, part in waits.by_cause.items() if part} == {
         Cause.FIRST_BYTE: 3.0,
@@ -76,7 +76,7 @@ DECODED: Mapping[Cause, float] = {Cause.DECODING: 1.0}
 def test_a_long_wait_is_known_while_it_lasts_here_and_in_another_process() -> None:
     account = WaitAccount()
     account.wait(1.0)
-    under_way = [Step(31.0, {Cause.LIMIT: 1.0})]
+    under_way = [WaitStep(31.0, {Cause.LIMIT: 1.0})]
     assert account.snapshot(31.0, under_way).by_cause[Cause.LIMIT] == 30.0
     account.note_cause(under_way)
     seen = WaitAccount.read(array("d", account.figures), 41.0)
@@ -88,7 +88,7 @@ def test_waits_of_a_million_episodes_take_no_memory() -> None:
     account = WaitAccount()
     for episode in range(10_000):
         account.wait(episode)
-        account.give(episode + 0.5, [Step(episode + (0.5 if episode != 77 else 0.9), DECODED, episode)])
+        account.give(episode + 0.5, [WaitStep(episode + (0.5 if episode != 77 else 0.9), DECODED, episode)])
     assert len(account.figures) == FIGURES
     assert len(account._by_episode) <= 65
 
@@ -175,7 +175,7 @@ def test_a_gain_is_no_more_than_the_consumer_could_take() -> None:
 
 def test_keeping_the_account_costs_little() -> None:
     account, begun = WaitAccount(), time.thread_time()
-    path = [Step(0.0, DECODED), Step(1e12, {Cause.FIRST_BYTE: 1.0, Cause.BODIES: 2.0}, 5)]
+    path = [WaitStep(0.0, DECODED), WaitStep(1e12, {Cause.FIRST_BYTE: 1.0, Cause.BODIES: 2.0}, 5)]
     for now in range(2_000):
         account.wait(now)
         account.give(now + 0.5, path)
@@ -185,12 +185,12 @@ def test_keeping_the_account_costs_little() -> None:
 def test_what_it_took_to_the_first_sample_counts_in_a_short_run_alone() -> None:
     account = WaitAccount()
     account.wait(0.0)
-    account.give(3.0, [Step(3.0, {Cause.OPENING: 1.0})], samples=1)
+    account.give(3.0, [WaitStep(3.0, {Cause.OPENING: 1.0})], samples=1)
     account.wait(3.1)
-    account.give(4.0, [Step(4.0, DECODED)], samples=1)
+    account.give(4.0, [WaitStep(4.0, DECODED)], samples=1)
     assert Report.of(account.snapshot(4.0), None, StreamConfig()).verdict.binds == "opening"
     account.wait(4.1)
-    account.give(7.0, [Step(7.0, DECODED)], samples=1)
+    account.give(7.0, [WaitStep(7.0, DECODED)], samples=1)
     assert Report.of(account.snapshot(7.0), None, StreamConfig()).verdict.binds == "decoding"
 
 

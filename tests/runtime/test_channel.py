@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.observe import Histogram
-from asyncfetch.runtime.channel import HandOver
+from asyncfetch.runtime.channel import ThreadChannel
 from asyncfetch.runtime.loop_thread import LoopThread
 from tests.conftest import all_others_wait
 
@@ -28,7 +28,7 @@ def loop_thread() -> Generator[LoopThread, None, None]:
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(batches=st.lists(st.lists(st.integers(), max_size=5), max_size=12), max_batches=st.integers(1, 3))
 def test_every_batch_arrives_in_order(loop_thread: LoopThread, batches: list[list[int]], max_batches: int) -> None:
-    hand_over: HandOver[int] = HandOver(max_batches)
+    hand_over: ThreadChannel[int] = ThreadChannel(max_batches)
 
     async def produce() -> None:
         for batch in batches:
@@ -46,7 +46,7 @@ def test_every_batch_arrives_in_order(loop_thread: LoopThread, batches: list[lis
 def test_the_producer_is_woken_when_it_is_no_longer_half_the_way_ahead(
     loop_thread: LoopThread, max_batches: int, taken: int
 ) -> None:
-    hand_over: HandOver[int] = HandOver(max_batches)
+    hand_over: ThreadChannel[int] = ThreadChannel(max_batches)
     put: list[int] = []
 
     async def produce() -> None:
@@ -70,7 +70,7 @@ def test_the_producer_is_woken_when_it_is_no_longer_half_the_way_ahead(
 
 def test_the_way_of_a_batch_is_timed_from_when_it_was_there_and_asked_for(loop_thread: LoopThread) -> None:
     times = Histogram()
-    hand_over: HandOver[int] = HandOver(2, times=times)
+    hand_over: ThreadChannel[int] = ThreadChannel(2, times=times)
     waited_seconds = 0.1
 
     async def produce(*items: int) -> None:
@@ -96,7 +96,7 @@ def test_the_way_of_a_batch_is_timed_from_when_it_was_there_and_asked_for(loop_t
     "error", [ValueError("x"), KeyboardInterrupt(), SystemExit(3), GeneratorExit(), StopAsyncIteration()]
 )
 def test_a_failure_is_raised_after_the_items_and_is_not_an_end(loop_thread: LoopThread, error: BaseException) -> None:
-    hand_over: HandOver[int] = HandOver()
+    hand_over: ThreadChannel[int] = ThreadChannel()
 
     async def produce() -> None:
         hand_over.put([1, 2])
@@ -111,14 +111,14 @@ def test_a_failure_is_raised_after_the_items_and_is_not_an_end(loop_thread: Loop
 
 
 def test_a_stop_iteration_does_not_end_the_iteration_silently() -> None:
-    hand_over: HandOver[int] = HandOver()
+    hand_over: ThreadChannel[int] = ThreadChannel()
     hand_over.fail(StopIteration(5))
     with pytest.raises(RuntimeError, match="StopIteration"):
         next(hand_over)
 
 
 def test_close_wakes_a_waiting_producer_and_refuses_further_items(loop_thread: LoopThread) -> None:
-    hand_over: HandOver[int] = HandOver(1)
+    hand_over: ThreadChannel[int] = ThreadChannel(1)
 
     async def produce() -> str:
         hand_over.put([1])
@@ -136,7 +136,7 @@ def test_close_wakes_a_waiting_producer_and_refuses_further_items(loop_thread: L
 
 
 def test_close_ends_an_iteration_that_waits_in_another_thread() -> None:
-    hand_over: HandOver[int] = HandOver()
+    hand_over: ThreadChannel[int] = ThreadChannel()
     got: list[object] = []
     consumer = threading.Thread(target=lambda: got.append(list(hand_over)))
     consumer.start()
@@ -146,7 +146,7 @@ def test_close_ends_an_iteration_that_waits_in_another_thread() -> None:
 
 
 def test_who_is_cancelled_while_waiting_for_room_may_ask_again(loop_thread: LoopThread) -> None:
-    hand_over: HandOver[int] = HandOver(1)
+    hand_over: ThreadChannel[int] = ThreadChannel(1)
 
     async def produce() -> None:
         hand_over.put([1])
@@ -165,4 +165,4 @@ def test_who_is_cancelled_while_waiting_for_room_may_ask_again(loop_thread: Loop
 
 def test_a_channel_without_room_is_refused() -> None:
     with pytest.raises(ConfigError):
-        HandOver(0)
+        ThreadChannel(0)

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from asyncfetch.cache import ByteCache
-from asyncfetch.cache.range_stream import RangeStream
+from asyncfetch.cache.range_stream import CachedRangeStream
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import AsyncFetchError, FetchTimeout, NotFound, RangeNotSatisfiable
 from asyncfetch.fetch import Fetcher
@@ -19,7 +19,7 @@ from asyncfetch.ranges import ByteRange
 from asyncfetch.runtime import LoopThread
 from asyncfetch.runtime.concurrently import Eventual, gather
 from asyncfetch.runtime.failures import copied, kept
-from asyncfetch.runtime.loop_thread import KeptOpen
+from asyncfetch.runtime.loop_thread import BackgroundContext
 from asyncfetch.runtime.single_flight import SharedLRU, SingleFlight
 from asyncfetch.testing import RangeServer
 
@@ -250,14 +250,14 @@ def test_what_could_not_be_opened_keeps_no_frames(without_collector: None, error
 
         async def __aexit__(self, *_: object) -> None: ...
 
-    def ask(kept_open: KeptOpen[None]) -> None:
+    def ask(kept_open: BackgroundContext[None]) -> None:
         block = frames.block()
         with pytest.raises(type(error), match=str(error)):
             kept_open.value()
         del block
 
     with LoopThread() as thread:
-        kept_open: KeptOpen[None] = KeptOpen(thread, Opening, name="this")
+        kept_open: BackgroundContext[None] = BackgroundContext(thread, Opening, name="this")
         for _ in range(3):
             ask(kept_open)
         assert kept_open.has_failed
@@ -268,7 +268,7 @@ async def test_a_stream_of_ranges_leaves_no_frames(without_collector: None) -> N
     frames = Frames(NotFound("not there"))
 
     async def read() -> None:
-        async with RangeStream([ByteRange("https://host/a", 0, 9)], frames.fail) as stream:
+        async with CachedRangeStream([ByteRange("https://host/a", 0, 9)], frames.fail) as stream:
             await frames.ask(lambda: anext(stream))
 
     await read()

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from asyncfetch.runtime.leased_lru import EntryLease, LeasedLRU, Reservation
+from asyncfetch.runtime.leased_lru import EntryLease, LeasedLRU, RoomReservation
 
 MAX_BYTES = 10
 KEYS = st.sampled_from("abcde")
@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
         self.order: list[int] = []  # of listed, idle values; least recently used first
         self.gone: list[int] = []
         self.leases: list[tuple[EntryLease[str, int], int]] = []
-        self.reservations: list[Reservation[str, int]] = []
+        self.reservations: list[RoomReservation[str, int]] = []
 
     def leased(self) -> set[int]:
         return {value for _, value in self.leases}

@@ -19,7 +19,7 @@ import pytest
 
 from asyncfetch.errors import ClosedError, WrongLoop
 from asyncfetch.runtime.channel import iterate
-from asyncfetch.runtime.loop_thread import KeptOpen, LoopThread
+from asyncfetch.runtime.loop_thread import BackgroundContext, LoopThread
 from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
@@ -525,7 +525,7 @@ def test_whoever_waits_when_the_loop_dies_is_told_why() -> None:
         lambda loop_thread: loop_thread.run(stop),
         lambda loop_thread: (loop_thread.start(stop), next(iterate(loop_thread, opened))),
         lambda loop_thread: asyncio.run(loop_thread.acall(stop)),
-        lambda loop_thread: KeptOpen(loop_thread, partial(_NeverOpen, stop), name="it").value(),
+        lambda loop_thread: BackgroundContext(loop_thread, partial(_NeverOpen, stop), name="it").value(),
     ]
     for way in ways:
         with LoopThread() as loop_thread, pytest.raises(ClosedError, match="stopped it"):

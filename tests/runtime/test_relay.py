@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from asyncfetch.runtime.single_flight import Relay
+from asyncfetch.runtime.single_flight import SharedCall
 
 
 class Work:
@@ -40,7 +40,7 @@ async def settle() -> None:
 @pytest.mark.parametrize("error", [None, ValueError("no")])
 async def test_all_have_the_outcome_of_one_call(error: Exception | None) -> None:
     work, outcomes = Work(error), []
-    relay = Relay(work)
+    relay = SharedCall(work)
 
     async def ask() -> None:
         outcomes.append(await relay.outcome())
@@ -56,7 +56,7 @@ async def test_all_have_the_outcome_of_one_call(error: Exception | None) -> None
 
 async def test_a_cancelled_runner_hands_over_to_one_of_the_others() -> None:
     work, outcomes = Work(), []
-    relay = Relay(work)
+    relay = SharedCall(work)
     scopes = [anyio.CancelScope() for _ in range(4)]
 
     async def ask(scope: anyio.CancelScope) -> None:
@@ -77,7 +77,7 @@ async def test_a_cancelled_runner_hands_over_to_one_of_the_others() -> None:
 
 async def test_a_cancelled_bystander_changes_nothing() -> None:
     work, outcomes = Work(), []
-    relay = Relay(work)
+    relay = SharedCall(work)
     bystander = anyio.CancelScope()
 
     async def ask() -> None:
@@ -95,7 +95,7 @@ async def test_a_cancelled_bystander_changes_nothing() -> None:
 
 async def test_with_the_last_one_the_call_ends() -> None:
     work = Work()
-    relay = Relay(work)
+    relay = SharedCall(work)
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
             for _ in range(3):
@@ -109,7 +109,7 @@ async def test_an_error_keeps_nothing_alive() -> None:
     class Told(Exception):
         pass
 
-    relay = Relay(Work(Told()))
+    relay = SharedCall(Work(Told()))
     relay._work.go.set()  # type: ignore[attr-defined]
     error = weakref.ref(await relay.outcome())
     gc.disable()

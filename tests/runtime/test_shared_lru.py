@@ -20,12 +20,12 @@ class Loader:
     def __init__(self) -> None:
         self.calls = 0
         self.error: Exception | None = None
-        self.gate: anyio.Event | None = None
+        self.limiter: anyio.Event | None = None
 
     async def __call__(self) -> Block:
         self.calls += 1
-        if self.gate is not None:
-            await self.gate.wait()
+        if self.limiter is not None:
+            await self.limiter.wait()
         if self.error is not None:
             raise self.error
         return Block(10)
@@ -51,7 +51,7 @@ async def test_too_heavy_is_not_kept() -> None:
 async def test_many_askers_one_load() -> None:
     shared: SharedLRU[int, Block] = SharedLRU(100)
     load = Loader()
-    load.gate = anyio.Event()
+    load.limiter = anyio.Event()
     blocks: list[Block] = []
 
     async def ask() -> None:
@@ -61,7 +61,7 @@ async def test_many_askers_one_load() -> None:
         for _ in range(50):
             tasks.start_soon(ask)
         await all_others_wait()
-        load.gate.set()
+        load.limiter.set()
     assert len(blocks) == 50
     assert len(set(map(id, blocks))) == 1
     assert load.calls == 1
@@ -70,7 +70,7 @@ async def test_many_askers_one_load() -> None:
 async def test_an_error_reaches_all_and_is_not_kept() -> None:
     shared: SharedLRU[int, Block] = SharedLRU(100)
     load = Loader()
-    load.gate, load.error = anyio.Event(), FormatError("broken")
+    load.limiter, load.error = anyio.Event(), FormatError("broken")
     errors: list[FormatError] = []
 
     async def ask() -> None:
@@ -82,7 +82,7 @@ async def test_an_error_reaches_all_and_is_not_kept() -> None:
         for _ in range(3):
             tasks.start_soon(ask)
         await all_others_wait()
-        load.gate.set()
+        load.limiter.set()
     assert len(set(map(id, errors))) == 3
     assert load.calls == 1
     load.error = None
@@ -92,10 +92,10 @@ async def test_an_error_reaches_all_and_is_not_kept() -> None:
 async def test_a_cancelled_loader_leaves_nothing_behind() -> None:
     shared: SharedLRU[int, Block] = SharedLRU(100)
     load = Loader()
-    load.gate = anyio.Event()
+    load.limiter = anyio.Event()
     with anyio.move_on_after(0.01):
         await shared.get(0, load)
-    load.gate.set()
+    load.limiter.set()
     assert (await shared.get(0, load)).nbytes == 10
     assert repr(shared) == "<SharedLRU 1 kept, 10 of 100 bytes>"
 
@@ -104,7 +104,7 @@ async def test_what_loads_during_a_clear_is_handed_out_and_not_kept() -> None:
     shared: SharedLRU[int, Block] = SharedLRU(100)
     load = Loader()
     await shared.get(0, load)
-    load.gate = anyio.Event()
+    load.limiter = anyio.Event()
     blocks: list[Block] = []
 
     async def ask() -> None:
@@ -116,7 +116,7 @@ async def test_what_loads_during_a_clear_is_handed_out_and_not_kept() -> None:
         shared.clear()
         tasks.start_soon(ask)  # not content with what began before the clear
         await all_others_wait()
-        load.gate.set()
+        load.limiter.set()
     assert (load.calls, shared.nbytes) == (3, 10)
     assert await shared.get(1, load) is blocks[1]
 
@@ -165,12 +165,12 @@ async def test_parts_share_the_bound_and_nothing_else() -> None:
     await two.get(1, load)
     await two.get(2, load)  # drops what was used longest ago, of whichever part
     assert (len(one), len(two)) == (1, 2)
-    load.gate = anyio.Event()
+    load.limiter = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(one.get, 5, load)
         await all_others_wait()
         one.clear()
-        load.gate.set()
+        load.limiter.set()
     assert (len(one), len(two), shared.nbytes) == (0, 2, 20)
     assert one.get_nowait(0) is None
 
@@ -178,7 +178,7 @@ async def test_parts_share_the_bound_and_nothing_else() -> None:
 async def test_a_failure_is_none_of_those_who_ask_after_a_clear() -> None:
     shared: SharedLRU[int, Block] = SharedLRU(100)
     old, new = Loader(), Loader()
-    old.gate, old.error = anyio.Event(), FormatError("of the first attempt")
+    old.limiter, old.error = anyio.Event(), FormatError("of the first attempt")
 
     async def ask_first() -> None:
         with pytest.raises(FormatError):
@@ -189,6 +189,6 @@ async def test_a_failure_is_none_of_those_who_ask_after_a_clear() -> None:
         await all_others_wait()
         shared.clear()
         value = await shared.get(0, new)
-        old.gate.set()
+        old.limiter.set()
     assert await shared.get(0, old) is value
     assert (old.calls, new.calls) == (1, 1)

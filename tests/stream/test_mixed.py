@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncfetch.stream.cursor import Rest
 from asyncfetch.stream.mixed import MixedOrder
 from asyncfetch.stream.mixing import Mixing
 from asyncfetch.stream.order import Order
 from asyncfetch.stream.placement import Placement
+from asyncfetch.stream.remaining import Remaining
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,8 +44,8 @@ def test_found_anywhere_and_every_episode_finished_once(
     whole = [(step.episode, step.frame) for step in order.steps(range(len(order)))]
     assert len(set(whole)) == len(whole) == 70  # an episode has another name in each epoch of its member
     start = data.draw(st.integers(0, 69))
-    for seating in (None, order.seating(start)):
-        steps = list(order.steps(range(start, 70, stride), seating))
+    for assignment in (None, order.assignment(start)):
+        steps = list(order.steps(range(start, 70, stride), assignment))
         assert [(step.episode, step.frame) for step in steps] == whole[start::stride]
     used: set[int] = set()
     for place, step in enumerate(steps):
@@ -64,11 +64,11 @@ def test_the_episodes_of_a_member_that_has_no_more_turns_are_let_go_of() -> None
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), epoch=st.integers(0, 3), block=st.integers(1, 4), step=st.integers(1, 9))
-def test_ranks_share_it_by_slot_and_others_go_on_with_just_what_is_left(
+def test_ranks_share_it_by_affinity_and_others_go_on_with_just_what_is_left(
     data: st.DataObject, epoch: int, block: int, step: int
 ) -> None:
     order = mixed(((0, (1, 2, 0)), (150, (0, 1, 3))), epoch, block)
-    rest, left = Rest(), set(range(70))
+    rest, left = Remaining(), set(range(70))
     for ranks in data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)):
         delivered = {}
         for placement in [Placement(rank, ranks, step_samples=step) for rank in range(ranks)]:
@@ -96,7 +96,7 @@ def test_each_rank_draws_from_every_member_and_stays_with_its_episodes() -> None
     ranks = 4
     for rank in range(ranks):
         placement = Placement(rank, ranks).in_batches(32, drop_last=False)
-        steps = list(order.steps(Rest().positions(len(order), placement, "uneven", order)))
+        steps = list(order.steps(Remaining().positions(len(order), placement, "uneven", order)))
         assert abs(sum(step.episode >> 63 & 1 for step in steps) / len(steps) - 1 / 3) < 0.02
         read += {step.episode for step in steps}
     assert len(read) / len(set(read)) < 1.6  # it was 4

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from asyncfetch.errors import StateMismatch
 from asyncfetch.stream import Placement
-from asyncfetch.stream.cursor import Ends, Rest
-from asyncfetch.stream.mixing import Batching, Given, MixedEpoch, MixedRest, Mixing, left_of_members
-from asyncfetch.stream.state import check_state, dealt_anew, dealt_anew_in
+from asyncfetch.stream.mixing import Batching, Given, MixedEpoch, MixedRemaining, Mixing, left_of_members
+from asyncfetch.stream.remaining import Ends, Remaining
+from asyncfetch.stream.state import check_state, resharded, resharded_in
 from tests.stream.test_mixing import mixings
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ batchings = st.builds(
 
 
 @st.composite
-def rests(draw: st.DrawFn, total: int) -> Rest:
+def rests(draw: st.DrawFn, total: int) -> Remaining:
     """As slow consumers leave it."""
     position = draw(st.integers(0, total))
     missing = draw(st.sets(st.integers(0, position - 1), max_size=12)) if position else ()
-    return Rest(position, tuple(sorted(missing)), draw(st.integers(1, 4)))
+    return Remaining(position, tuple(sorted(missing)), draw(st.integers(1, 4)))
 
 
-def given_at(order: MixedEpoch | MixedRest, positions: list[int]) -> list[Given | None]:
+def given_at(order: MixedEpoch | MixedRemaining, positions: list[int]) -> list[Given | None]:
     walk: Walk | None = None
     found = []
     for position in positions:
@@ -47,13 +47,13 @@ def given_at(order: MixedEpoch | MixedRest, positions: list[int]) -> list[Given 
     return found
 
 
-def counted(order: MixedEpoch | MixedRest, rest: Rest) -> Counter[tuple[int, int]]:
+def counted(order: MixedEpoch | MixedRemaining, rest: Remaining) -> Counter[tuple[int, int]]:
     """(member, which sample of its run) of what is left of the order, without repetitions."""
     found = given_at(order, [*rest.missing, *range(rest.position, order.total)])
     return Counter((each.member, each.number) for each in found if each is not None and not each.is_padding)
 
 
-def numbers_of(epoch: MixedEpoch, rests: list[Rest]) -> Counter[tuple[int, int]]:
+def numbers_of(epoch: MixedEpoch, rests: list[Remaining]) -> Counter[tuple[int, int]]:
     stops = epoch.ends()[-1]
     return Counter(
         (member, number)
@@ -67,7 +67,7 @@ def numbers_of(epoch: MixedEpoch, rests: list[Rest]) -> Counter[tuple[int, int]]
 def test_what_is_left_is_dealt_out_anew_again_and_again(mixing: Mixing, data: st.DataObject) -> None:
     """A chain of stops anywhere, gone on with by other ranks and batches: each sample once, or left out by rule."""
     epoch = mixing.epoch(data.draw(st.integers(0, 2)))
-    order: MixedEpoch | MixedRest = epoch
+    order: MixedEpoch | MixedRemaining = epoch
     left_out: Counter[tuple[int, int]] = Counter()
     for batching in data.draw(st.lists(batchings, min_size=1, max_size=3)):
         rest = data.draw(rests(order.total))
@@ -76,16 +76,16 @@ def test_what_is_left_is_dealt_out_anew_again_and_again(mixing: Mixing, data: st
         if not order.total or rest.position < order.total:  # else what was left out lies behind
             assert numbers_of(epoch, members) == expected
         expected = numbers_of(epoch, members)
-        told = json.loads(json.dumps(dealt_anew(members, batching)))
-        assert dealt_anew_in({"order": told}, epoch.taken, epoch.ends()[-1]) == (members, batching)
-        order = MixedRest(epoch, members, batching, mixing.seed)
-        dealt = counted(order, Rest())
+        told = json.loads(json.dumps(resharded(members, batching)))
+        assert resharded_in({"order": told}, epoch.taken, epoch.ends()[-1]) == (members, batching)
+        order = MixedRemaining(epoch, members, batching, mixing.seed)
+        dealt = counted(order, Remaining())
         left_out = expected - dealt
         assert dealt == expected - left_out
         check_batches(order, batching, left_out)
 
 
-def check_batches(order: MixedRest, batching: Batching, left_out: Counter[tuple[int, int]]) -> None:
+def check_batches(order: MixedRemaining, batching: Batching, left_out: Counter[tuple[int, int]]) -> None:
     lost = Counter(member for member, _ in left_out)
     most = batching.round_samples if batching.drop_last else batching.world_size if batching.ends == "drop" else 1
     assert all(count < most for count in lost.values())
@@ -119,12 +119,12 @@ def check_batches(order: MixedRest, batching: Batching, left_out: Counter[tuple[
 @given(mixing=mixings(), batching=batchings, data=st.data())
 def test_it_is_gone_on_with_at_any_position(mixing: Mixing, batching: Batching, data: st.DataObject) -> None:
     epoch = mixing.epoch(0)
-    order = MixedRest(epoch, left_of_members(epoch, data.draw(rests(epoch.total))), batching, mixing.seed)
+    order = MixedRemaining(epoch, left_of_members(epoch, data.draw(rests(epoch.total))), batching, mixing.seed)
     whole = given_at(order, list(range(order.total)))
     position = data.draw(st.integers(0, order.total))
     assert given_at(order, list(range(position, order.total))) == whole[position:]
     placement = Placement(data.draw(st.integers(0, batching.world_size - 1)), batching.world_size)
-    own = list(Rest().positions(order.total, placement, batching.ends))
+    own = list(Remaining().positions(order.total, placement, batching.ends))
     assert given_at(order, own) == whole[placement.rank :: batching.world_size]
 
 
@@ -132,7 +132,9 @@ def test_the_weights_change_where_the_schedule_says() -> None:
     """In what is left, too: to a block, and the members are spread as evenly as in an epoch."""
     mixing = Mixing((1000, 1000), ((0, (1.0, 0.0)), (200, (1.0, 3.0))), 600, 8, 0)
     epoch = mixing.epoch(0)
-    order = MixedRest(epoch, left_of_members(epoch, Rest(50)), Batching(5, 2, drop_last=False, ends="uneven"), 0)
+    order = MixedRemaining(
+        epoch, left_of_members(epoch, Remaining(50)), Batching(5, 2, drop_last=False, ends="uneven"), 0
+    )
     members = [each.member for each in given_at(order, list(range(550))) if each is not None]
     assert set(members[:140]) == {0}
     later = members[150:530]
@@ -162,6 +164,6 @@ def test_a_damaged_rest_is_refused(damage: dict[str, object]) -> None:
     }
     order = {"version": 2, "members": 2, "stop_on": "all", "epoch": 0, "block_samples": 1, "taken": [0, 0]}
     state = {"format": "asyncfetch stream state", "version": 1, "epoch": 0, "dataset": "", "order": order}
-    check_state(state | {"order": order | {"dealt_anew": whole}})
+    check_state(state | {"order": order | {"resharded": whole}})
     with pytest.raises(StateMismatch):
-        check_state(state | {"order": order | {"dealt_anew": whole | damage}})
+        check_state(state | {"order": order | {"resharded": whole | damage}})

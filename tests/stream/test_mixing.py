@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError
-from asyncfetch.stream.mixing import Given, Mixing, Place
+from asyncfetch.stream.mixing import EpochPlace, Given, Mixing
 
 if TYPE_CHECKING:
     from asyncfetch.stream.mixing import MixedEpoch
@@ -114,9 +114,9 @@ def test_a_run_is_counted_on_in_other_blocks_again_and_again(mixing: Mixing, dat
             assert [walk.at(each) for each in range(position, epoch.total)] == [
                 Given(*each) for each in expected[position:]
             ]
-            place = Place(number, epoch.block_samples, epoch.taken)
+            place = EpochPlace(number, epoch.block_samples, epoch.taken)
             later = place.epoch + data.draw(st.integers(1, 3))
-            between = Place(number + 1, block, mixing.epoch(number + 1, place).taken)
+            between = EpochPlace(number + 1, block, mixing.epoch(number + 1, place).taken)
             assert mixing.epoch(later, place) == mixing.epoch(later, between)
             number, position = number + 1, 0
         if data.draw(st.booleans()):  # stopped within the last of these epochs
@@ -125,7 +125,7 @@ def test_a_run_is_counted_on_in_other_blocks_again_and_again(mixing: Mixing, dat
 
 def test_an_epoch_in_front_of_the_known_one_is_counted_from_the_runs_beginning() -> None:
     mixing = Mixing((9, 7), ((0, (2, 1)),), "first", 4, 0)
-    known = Place(3, 1, (40, 2))
+    known = EpochPlace(3, 1, (40, 2))
     assert [mixing.epoch(number, known) for number in range(3)] == [mixing.epoch(number) for number in range(3)]
     assert mixing.epoch(3, known).taken == (40, 2)
     assert mixing.epoch(3, known).block_samples == 4

@@ -18,7 +18,7 @@ from asyncfetch.stream.placement import Placement
 if TYPE_CHECKING:
     from types import FrameType
 
-    from asyncfetch.stream.order import Seating
+    from asyncfetch.stream.order import SlotAssignment
 
 lengths_strategy = st.lists(st.integers(0, 40), max_size=24)
 lanes_strategy = st.sampled_from([1, 2, 4, 8])
@@ -70,15 +70,15 @@ def mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def plain_turns(whole: Order, seating: Seating, cycle: int) -> list[int]:
-    """All seats, of which those are left that are taken."""
-    per_lane = whole.seats // whole.lanes
+def plain_turns(whole: Order, assignment: SlotAssignment, cycle: int) -> list[int]:
+    """All slots, of which those are left that are taken."""
+    per_lane = whole.slots // whole.lanes
     key = draw_key("cycle", whole.seed, whole.epoch, cycle)
     begin = [mixed(lane + key) % per_lane for lane in range(whole.lanes)]
-    seats = [
+    slots = [
         (turn + begin[lane]) % per_lane * whole.lanes + lane for turn in range(per_lane) for lane in range(whole.lanes)
     ]
-    return [seat for seat in seats if seat in seating.episodes]
+    return [slot for slot in slots if slot in assignment.episodes]
 
 
 def plain_frames(whole: Order, episode: int) -> list[int]:
@@ -130,10 +130,10 @@ def test_any_part_of_the_order_is_found_without_what_is_in_front_of_it(whole: Or
 
 
 @given(whole=orders(), start=st.integers(0, 100))
-def test_a_seating_serves_several_and_stays_as_it_is(whole: Order, start: int) -> None:
-    seating = whole.seating(start)
+def test_a_assignment_serves_several_and_stays_as_it_is(whole: Order, start: int) -> None:
+    assignment = whole.assignment(start)
     for _ in range(2):
-        steps = whole.steps(range(start, len(whole)), seating)
+        steps = whole.steps(range(start, len(whole)), assignment)
         assert [(one.episode, one.frame) for one in steps] == drawn(whole)[start:]
 
 
@@ -152,9 +152,9 @@ def test_no_more_episodes_are_open_than_the_pool_holds(whole: Order) -> None:
     open_now: set[int] = set()
     for step in whole.steps(range(len(whole))):
         open_now.add(step.episode)
-        assert len(open_now) <= whole.seats
+        assert len(open_now) <= whole.slots
         open_now.difference_update(step.finished)
-    assert len(open_now) <= whole.seats
+    assert len(open_now) <= whole.slots
 
 
 @pytest.mark.parametrize(("lanes", "pool"), [(8, 8), (8, 24)])
@@ -165,8 +165,8 @@ def test_whole_lanes_go_to_one_consumer_while_consumers_divide_the_lanes(lanes: 
     for consumer in range(consumers):
         for episode, _ in drawn(whole, consumer, consumers)[: 600 // consumers]:
             owners[episode].add(consumer)
-    # Of those that begin on several seats, these may be other consumers' where they don't lie a round of them apart.
-    pairs, lent = whole.seats // 2, whole.seats // 4
+    # Of those that begin on several slots, these may be other consumers' where they don't lie a round of them apart.
+    pairs, lent = whole.slots // 2, whole.slots // 4
     several = pairs if pairs % consumers else lent if lent % consumers else 0
     assert sum(len(owning) > 1 for owning in owners.values()) <= several
     assert whole.open_episodes(Placement(0, consumers)) == pool // consumers
@@ -266,14 +266,14 @@ def test_the_order_of_a_pool_larger_than_the_dataset_is_frozen_too(
     per_lane=st.integers(1, 40),
     group=st.integers(1, 100),
 )
-def test_turns_and_frames_are_those_of_all_seats_and_of_whole_groups(
+def test_turns_and_frames_are_those_of_all_slots_and_of_whole_groups(
     lengths: list[int], seed: int, lanes: int, per_lane: int, group: int
 ) -> None:
     whole = order(lengths, seed=seed, lanes=lanes, pool=lanes * per_lane, group=group)
-    seating = whole.seating()
-    while seating.episodes:
-        assert list(whole.turns(seating, seating.cycle)) == plain_turns(whole, seating, seating.cycle)
-        seating.advance()
+    assignment = whole.assignment()
+    while assignment.episodes:
+        assert list(whole.turns(assignment, assignment.cycle)) == plain_turns(whole, assignment, assignment.cycle)
+        assignment.advance()
     for episode in range(len(lengths)):
         assert whole.frames(episode).tolist() == plain_frames(whole, episode)
 
@@ -290,7 +290,7 @@ def test_a_setting_above_what_there_is_costs_no_more(lanes: int, pool: int, grou
 
 
 @pytest.mark.parametrize(("lanes", "position", "is_far"), [(64, 0, False), (64, 1, True), (2000, 0, True)])
-def test_a_seating_that_takes_long_to_find_is_known_beforehand(lanes: int, position: int, *, is_far: bool) -> None:
+def test_a_assignment_that_takes_long_to_find_is_known_beforehand(lanes: int, position: int, *, is_far: bool) -> None:
     assert order([5] * 2000, lanes=lanes, pool=lanes).is_far(position) is is_far
     assert not order([5] * 64, lanes=lanes, pool=lanes).is_far(0)
 
@@ -319,12 +319,12 @@ def test_neighbours_come_from_many_groups_to_the_last_one(group: int, fewest: in
 
 @pytest.mark.parametrize(("consumers", "most"), [(8, 1.3), (64, 1.6)])
 def test_consumers_that_divide_the_lanes_read_few_episodes_of_others(consumers: int, most: float) -> None:
-    """In an epoch of 300 of them; they share its first and its last. With seats that drop out it was 2.4 and 9.8."""
+    """In an epoch of 300 of them; they share its first and its last. With slots that drop out it was 2.4 and 9.8."""
     steps = enumerate(drawn(order([150] * 300, lanes=64, pool=64, group=2)))
     assert len({(number % consumers, episode) for number, (episode, _) in steps}) / 300 < most
 
 
-def test_an_episode_that_begins_on_two_seats_comes_in_two_parts() -> None:
+def test_an_episode_that_begins_on_two_slots_comes_in_two_parts() -> None:
     steps = drawn(order([40] * 5, lanes=2, pool=2, group=4))
     frames = [frame for episode, frame in steps if episode == steps[0][0]]
     assert sorted(frames) == list(range(40))
@@ -345,7 +345,7 @@ def test_episodes_of_one_length_are_needed_one_by_one(lanes: int, pool: int) -> 
     for number, (episode, _) in enumerate(steps):
         first_uses.setdefault(episode, number)
     uses = list(first_uses.values())
-    assert uses[pool // 4 - 1] < pool <= uses[pool // 4]  # four seats have one together
+    assert uses[pool // 4 - 1] < pool <= uses[pool // 4]  # four slots have one together
 
     def apart(first: int) -> int:
         return min(later - number for number, later in zip(uses[first:], uses[first + 8 :], strict=False))
@@ -355,7 +355,7 @@ def test_episodes_of_one_length_are_needed_one_by_one(lanes: int, pool: int) -> 
     assert apart(pool // 4) > 8 * length / 4  # until the pool is whole
 
 
-def test_an_episode_on_two_seats_is_finished_by_the_later_one() -> None:
+def test_an_episode_on_two_slots_is_finished_by_the_later_one() -> None:
     whole = order([40] * 5, lanes=2, pool=2)
     steps = list(whole.steps(range(len(whole))))
     first = steps[0].episode
@@ -368,10 +368,10 @@ def test_lanes_stay_level_to_the_end(per_lane: int) -> None:
     lanes, longest = 8, 50
     lengths = [int(length) for length in np.random.default_rng(0).integers(10, longest, 100)]
     whole = order(lengths, lanes=lanes, pool=lanes * per_lane)
-    seating = whole.seating()
-    while len(seating.episodes) == whole.seats:
-        seating.advance()
-    assert len(whole) - seating.start < whole.seats  # a frame each, at most
+    assignment = whole.assignment()
+    while len(assignment.episodes) == whole.slots:
+        assignment.advance()
+    assert len(whole) - assignment.start < whole.slots  # a frame each, at most
 
 
 def test_a_lane_gives_its_episodes_in_a_changing_order() -> None:
@@ -387,8 +387,8 @@ def test_ten_million_episodes_take_no_memory_of_their_own() -> None:
     try:
         whole = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=64, pool_episodes=64, group_frames=2)
         seen = set()
-        for start, seating in ((0, None), (far, whole.seating(far))):
-            for step in itertools.islice(whole.steps(range(start, len(whole)), seating), 1000):
+        for start, assignment in ((0, None), (far, whole.assignment(far))):
+            for step in itertools.islice(whole.steps(range(start, len(whole)), assignment), 1000):
                 seen.add((step.episode, step.frame))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:

@@ -55,7 +55,7 @@ def broken(truth: DatasetTruth, tmp_path: Path) -> DatasetTruth:
 
 async def test_an_epoch_opens_each_decoder_once(tmp_path: Path) -> None:
     """Though as many are used in turns as there are clips in the pool, and each that was read through stays a while."""
-    episodes, cameras, seats = 96, 2, 64
+    episodes, cameras, slots = 96, 2, 64
     truth = write_dataset(
         tmp_path / "data",
         episodes=episodes,
@@ -67,7 +67,7 @@ async def test_an_epoch_opens_each_decoder_once(tmp_path: Path) -> None:
         codec="h264",
         episodes_per_video_file=32,
     )
-    config = af.StreamConfig(lanes=seats, pool_episodes=seats, decoded_max_bytes=4 << 20)
+    config = af.StreamConfig(lanes=slots, pool_episodes=slots, decoded_max_bytes=4 << 20)
     async with af.open_dataset(str(truth.root), config=config) as dataset:
         stream = af.Stream(dataset)
         steps = stream.plan(dataset, Placement(), epoch=0).steps()
@@ -94,14 +94,14 @@ async def test_the_order_is_one_where_decoded_frames_have_room_and_where_they_ha
     assert first + rest == whole
 
 
-async def test_the_episodes_that_the_consumer_waits_for_are_hurried(
+async def test_the_episodes_that_the_consumer_waits_for_are_raised(
     truth: DatasetTruth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hurried: list[int] = []
-    monkeypatch.setattr(LeRobotDataset, "hurry", lambda _, episode: hurried.append(episode))
+    raised: list[int] = []
+    monkeypatch.setattr(LeRobotDataset, "raise_priority", lambda _, episode: raised.append(episode))
     async with stream_of(truth).samples() as samples:
         await anext(samples)
-    assert hurried[0] == 0
+    assert raised[0] == 0
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -14,7 +14,7 @@ import pytest
 import asyncfetch as af
 from asyncfetch.observe import trace
 from asyncfetch.observe.report import Report
-from asyncfetch.observe.waits import Cause, Step, WaitAccount, Waits
+from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
 from asyncfetch.stream import serve_samples
 from asyncfetch.stream.figures import BOARD_BYTES, FiguresBoard
 from asyncfetch.testing import Fault, FaultOnce, RangeServer
@@ -212,7 +212,7 @@ def test_64_workers_add_up_and_those_of_an_earlier_loader_do_not() -> None:
                 page.begin(loader, 64)
                 account, now = WaitAccount(page.numbers), time.perf_counter()
                 account.wait(now - 1.0)
-                account.give(now, [Step(now, {Cause.BODIES: 1.0})], samples=loader)
+                account.give(now, [WaitStep(now, {Cause.BODIES: 1.0})], samples=loader)
                 account.end(now)
     pages = board.latest()
     assert len(pages) == 63  # the last one hasn't begun again

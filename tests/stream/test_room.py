@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asyncfetch as af
-import asyncfetch.stream.window
-from asyncfetch.stream.readable import Origin
-from asyncfetch.stream.window import EpisodeWindow
+import asyncfetch.stream.prefetcher
+from asyncfetch.stream.prefetcher import EpisodePrefetcher
+from asyncfetch.stream.protocols import Origin
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ async def test_an_episode_that_fails_while_it_waits_for_room_takes_none(
         locate = dataset.locate_rows
         monkeypatch.setattr(dataset, "locate_rows", lambda episode: (locate if episode == largest else fail)(episode))
         async with anyio.create_task_group() as group:
-            window = EpisodeWindow(
+            window = EpisodePrefetcher(
                 dataset,
                 lambda episode: Origin(dataset, episode),
                 [largest, other],
@@ -263,7 +263,7 @@ async def test_the_first_episode_is_asked_for_alone(
 ) -> None:
     """On a link that all of a pool fill, it would come last. Where it takes long, the others don't wait for it."""
     episodes = [episode for episode, length in enumerate(truth.lengths) if length][:4]
-    monkeypatch.setattr(asyncfetch.stream.window, "HEAD_START_SECONDS", head_start_seconds)
+    monkeypatch.setattr(asyncfetch.stream.prefetcher, "HEAD_START_SECONDS", head_start_seconds)
     asked: set[int] = set()
     all_asked, may_come = anyio.Event(), anyio.Event()
     async with af.open_dataset(str(truth.root)) as dataset:
@@ -279,7 +279,7 @@ async def test_the_first_episode_is_asked_for_alone(
 
         monkeypatch.setattr(dataset, "clip_bytes", clip_bytes)
         async with anyio.create_task_group() as group:
-            window = EpisodeWindow(
+            window = EpisodePrefetcher(
                 dataset,
                 lambda episode: Origin(dataset, episode),
                 episodes,

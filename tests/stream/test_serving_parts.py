@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import asyncfetch as af
-from asyncfetch.stream.serving.memory import Returned, Slot, Slots, lease
+from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, Returned, lease
 from asyncfetch.stream.serving.messages import Channel, failure
 from asyncfetch.stream.serving.packing import Packed, collate, unpack
 
@@ -113,7 +113,7 @@ def test_a_single_sample_comes_back_as_it_is() -> None:
 
 
 def test_tensors_are_views_of_the_memory_and_keep_it() -> None:
-    slot = Slots().take(1000)[0]
+    slot = MemorySlots().take(1000)[0]
     returned: deque[Returned] = deque()
     packed = Packed(collate([{"x": torch.tensor([1.0])}, {"x": torch.tensor([2.0])}]))
     start, stop = packed.write(slot.memory)
@@ -129,7 +129,7 @@ def test_tensors_are_views_of_the_memory_and_keep_it() -> None:
 
 
 def test_a_batch_without_tensors_frees_its_memory_at_once() -> None:
-    slot, returned = Slots().take(1000)[0], deque[Returned]()
+    slot, returned = MemorySlots().take(1000)[0], deque[Returned]()
     start, stop = Packed(["a", "b"]).write(slot.memory)
     assert unpack(lease(slot, returned), start, stop) == ["a", "b"]
     assert [one.number for one in returned] == [slot.number]
@@ -150,7 +150,7 @@ def test_a_value_that_can_not_be_handed_over_is_refused() -> None:
 
 
 def test_a_slot_is_used_again_and_a_larger_batch_replaces_the_free_ones() -> None:
-    slots = Slots()
+    slots = MemorySlots()
     first, second = slots.take(100_000)[0], slots.take(100_000)[0]
     assert first.number != second.number
     slots.give_back([first.number, second.number])
@@ -166,8 +166,8 @@ def test_a_slot_is_used_again_and_a_larger_batch_replaces_the_free_ones() -> Non
 @pytest.mark.alone
 def test_a_slot_has_no_name_and_its_memory_is_shared() -> None:
     before = set(os.listdir("/dev/shm"))
-    slot = Slots().take(5000)[0]
-    other = Slot(slot.number, os.dup(slot.descriptor), slot.nbytes)
+    slot = MemorySlots().take(5000)[0]
+    other = MemorySlot(slot.number, os.dup(slot.descriptor), slot.nbytes)
     slot.memory[7] = 42
     assert other.memory[7] == 42
     assert set(os.listdir("/dev/shm")) == before
@@ -183,7 +183,7 @@ def test_no_memory_is_an_error_that_says_so_and_leaves_no_descriptor(monkeypatch
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(af.WorkerError, match=r"no 1\d\d,\d* bytes .* lower batch_size or max_ahead"):
-        Slots().take(100_000)
+        MemorySlots().take(100_000)
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -213,13 +213,13 @@ def channels() -> Iterator[tuple[Channel, Channel]]:
 def test_messages_and_descriptors_arrive_in_order(channels: tuple[Channel, Channel]) -> None:
     here, there = channels
     here.send("one")
-    slot = Slots().take(10)[0]
+    slot = MemorySlots().take(10)[0]
     here.send("two", slot.descriptor)
     here.send("three")
     assert there.receive() == ("one", None)
     message, descriptor = there.receive()
     assert descriptor is not None
-    other = Slot(1, descriptor, slot.nbytes)
+    other = MemorySlot(1, descriptor, slot.nbytes)
     slot.memory[3] = 9
     assert (message, other.memory[3]) == ("two", 9)
     assert there.receive() == ("three", None)

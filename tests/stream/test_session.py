@@ -11,7 +11,7 @@ import pytest
 
 import asyncfetch as af
 from asyncfetch.runtime import loop_thread
-from asyncfetch.stream.session import Session
+from asyncfetch.stream.session import DatasetSession
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ def test_statistics_asked_for_while_it_is_being_opened_wait_for_that_and_do_not_
 
     waited_for, may_open = threading.Event(), anyio.Event()
     monkeypatch.setattr(loop_thread, "Future", Opened)
-    session = Session(opener)
+    session = DatasetSession(opener)
     taken: list[Any] = []
     scrape = threading.Thread(target=lambda: taken.append(session.statistics()), daemon=True)
     scrape.start()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from asyncfetch.errors import ConfigError, ShardNotFound, TensorError
-from asyncfetch.tensors.client import COPIED_EARLY_BYTES, Session
+from asyncfetch.tensors.client import COPIED_EARLY_BYTES, TensorSession
 from asyncfetch.tensors.remote import bytes_of
 from asyncfetch.tensors.wire import DTYPES
 from tests.tensors.conftest import MIB
@@ -42,14 +42,14 @@ class Held:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """For clients that are entered afterwards."""
-    held, fetch = Held(), Session._fetch
+    held, fetch = Held(), TensorSession._fetch
 
-    async def wait_and_fetch(session: Session, batch: Sequence[RemoteTensor]) -> Any:  # noqa: ANN401
+    async def wait_and_fetch(session: TensorSession, batch: Sequence[RemoteTensor]) -> Any:  # noqa: ANN401
         held.asked.set()
         await anyio.to_thread.run_sync(held.go.wait, 10)
         return await fetch(session, batch)
 
-    monkeypatch.setattr(Session, "_fetch", wait_and_fetch)
+    monkeypatch.setattr(TensorSession, "_fetch", wait_and_fetch)
     return held
 
 

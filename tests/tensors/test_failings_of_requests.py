@@ -21,7 +21,7 @@ from asyncfetch.tensors.buffer import (
     MAX_BATCH_BYTES,
     MAX_BATCH_SHARDS,
     FetchBuffer,
-    Fetched,
+    FetchedShards,
     Flights,
     Shard,
     plan_batches,
@@ -308,9 +308,9 @@ async def test_a_failure_of_an_abandoned_request_is_none_of_those_who_ask_after_
     remote = RemoteTensor("https://host", "0" * 32, (3,), "uint8")
     begun, unwinds, first = anyio.Event(), anyio.Event(), anyio.CancelScope()
 
-    async def fetch(_: Sequence[RemoteTensor]) -> Fetched:
+    async def fetch(_: Sequence[RemoteTensor]) -> FetchedShards:
         if begun.is_set():
-            return Fetched({remote.shard_id: Shard(np.ones(3, np.uint8), "uint8", (3,))}, {})
+            return FetchedShards({remote.shard_id: Shard(np.ones(3, np.uint8), "uint8", (3,))}, {})
         begun.set()
         try:
             await anyio.sleep_forever()
@@ -344,7 +344,7 @@ async def test_the_error_of_a_request_keeps_no_frames() -> None:
 
     blocks: list[weakref.ref[Block]] = []
 
-    async def fetch(_: Sequence[RemoteTensor]) -> Fetched:
+    async def fetch(_: Sequence[RemoteTensor]) -> FetchedShards:
         block = Block()
         blocks.append(weakref.ref(block))
         raise TensorError("no")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.testing.server.contents import Version, answer_object, answer_status, asked_range
+from asyncfetch.testing.server.contents import ObjectVersion, answer_object, answer_status, asked_range
 from asyncfetch.testing.server.server import CATCH_UP_SECONDS, Pace
 
 SIZES = st.integers(0, 300)
@@ -16,7 +16,7 @@ PLACES = st.integers(0, 400)
 
 
 def answered(header: str, size: int) -> Any:  # noqa: ANN401 -- an Answer; its fields are compared below
-    return answer_object("GET", {"Range": header}, Version(size, '"x"', "then"))
+    return answer_object("GET", {"Range": header}, ObjectVersion(size, '"x"', "then"))
 
 
 @given(SIZES, PLACES, PLACES)

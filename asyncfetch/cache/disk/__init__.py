@@ -3,8 +3,8 @@
 reader      DiskReader: a reader over another one that keeps what it read
 store       DiskStore: ranges of objects, read and written
 folder      Folder: the directory; room, eviction, sweeping
-shelves     Shelves: the files that are whole, and their last uses
-account     how many bytes all processes together hold
+subdirectories   Subdirectories: the files that are whole, and their last uses
+shared_counter   how many bytes all processes together hold
 layout      what lies where, and what a file holds; pure
 mounts      which file systems will do
 tier        DiskTier: where, and how much
@@ -15,8 +15,8 @@ from __future__ import annotations
 from asyncfetch.cache.disk.folder import Folder, Survey
 from asyncfetch.cache.disk.layout import DIRECTORY_VARIABLE, DiskTier, default_directory
 from asyncfetch.cache.disk.reader import DiskReader
-from asyncfetch.cache.disk.shelves import BlockFile, Removed
 from asyncfetch.cache.disk.store import DiskStatistics, DiskStore, verify
+from asyncfetch.cache.disk.subdirectories import BlockFile, Removed
 
 __all__ = [
     "DIRECTORY_VARIABLE",

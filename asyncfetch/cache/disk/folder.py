@@ -2,7 +2,7 @@
 
 Readers take no lock. What they opened stays readable when it is deleted, and what they find is whole, because a file is
 written elsewhere and renamed into its place. So only those who make files have to agree, on how many bytes there may be
-(`account`), and those who delete some, of whom there is one at a time.
+(`counter`), and those who delete some, of whom there is one at a time.
 
 Choosing the longest unused means to look at all files, which takes 10 us of a processor for each, and longer where the
 disk is asked. So a twentieth of the bound goes at a time. Who wants to write meanwhile goes without.
@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from asyncfetch.cache.disk.account import Account
 from asyncfetch.cache.disk.layout import cost_bytes
-from asyncfetch.cache.disk.shelves import Shelves, entries, unwatched
+from asyncfetch.cache.disk.shared_counter import SharedCounter
+from asyncfetch.cache.disk.subdirectories import Subdirectories, entries, unwatched
 from asyncfetch.errors import CacheError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from asyncfetch.cache.disk.layout import Piece, Version
-    from asyncfetch.cache.disk.shelves import Progress, Removed
+    from asyncfetch.cache.disk.layout import BlockSpan, VersionFile
+    from asyncfetch.cache.disk.subdirectories import Progress, Removed
 
 __all__ = ["Folder", "Mount", "NewFile", "Survey", "mount_of", "require_locks", "why_unfit"]
 
@@ -163,7 +163,7 @@ class Folder:
 
     Attributes:
         directory: As given.
-        shelves: The files that are whole.
+        subdirectories: The files that are whole.
 
     Raises:
         CacheError: It isn't there, can't be used by this user, or lies on a file system without proper locks.
@@ -173,21 +173,21 @@ class Folder:
         self.directory = directory
         self._root = directory / "v1"
         self._objects, self._new, self._evicting = self._root / "objects", self._root / "new", self._root / "evicting"
-        self.shelves = Shelves(self._objects, wall_ns=wall_ns)
+        self.subdirectories = Subdirectories(self._objects, wall_ns=wall_ns)
         try:
             if not create and not (self._objects.is_dir() and (self._root / "used").is_file()):
                 raise CacheError(
                     f"there is no disk tier at {directory}: it has no {self._root.name}/used beside objects"
                 )
             self._prepare()
-            self._account = Account(self._root / "used")
+            self._counter = SharedCounter(self._root / "used")
             try:
-                if self._account.used_bytes() is None:
+                if self._counter.used_bytes() is None:
                     self.count()
                 else:
                     self.sweep()
             except BaseException:
-                self._account.close()
+                self._counter.close()
                 raise
         except OSError as error:
             raise _unusable(directory, error) from error
@@ -204,11 +204,11 @@ class Folder:
 
     def close(self) -> None:
         """Once nobody is at it; the files stay. Twice is once."""
-        self._account.close()
+        self._counter.close()
 
     def used_bytes(self) -> int:
         """Return what all files together take of the disk, at most."""
-        return self._account.used_bytes() or 0
+        return self._counter.used_bytes() or 0
 
     def free_bytes(self) -> int:
         """Return the free bytes of the disk, for this user."""
@@ -223,7 +223,7 @@ class Folder:
             limit_bytes: From the bytes in use, how many may be.
         """
         cost = cost_bytes(file_bytes)
-        return self._account.take(cost, limit_bytes, partial(self._make_file, file_bytes, cost))
+        return self._counter.take(cost, limit_bytes, partial(self._make_file, file_bytes, cost))
 
     def make_room(self, file_bytes: int, limit_bytes: Callable[[int], int]) -> bool:
         """Delete the longest unused, so that a file of this length and a few more fit; whether it does now.
@@ -256,21 +256,23 @@ class Folder:
             raise
         return NewFile(descriptor, path, cost)
 
-    def publish(self, new: NewFile, version: Version, piece: Piece) -> None:
+    def publish(self, new: NewFile, version: VersionFile, piece: BlockSpan) -> None:
         """Let others find what was written. It takes the place of an equal one. Close the descriptor afterwards."""
-        self.shelves.put(new.path, version, piece)
+        self.subdirectories.put(new.path, version, piece)
 
     def discard(self, new: NewFile) -> None:
         """Give up a file that isn't published. Close the descriptor afterwards."""
-        self._account.give_back(partial(_delete, new.path, new.cost_bytes))
+        self._counter.give_back(partial(_delete, new.path, new.cost_bytes))
 
-    def remove(self, version: Version, piece: Piece) -> None:
+    def remove(self, version: VersionFile, piece: BlockSpan) -> None:
         """Delete the file of a piece, which may have gone already."""
-        self._account.give_back(partial(_delete, self.shelves.path(version, piece), cost_bytes(piece.file_bytes)))
+        self._counter.give_back(
+            partial(_delete, self.subdirectories.path(version, piece), cost_bytes(piece.file_bytes))
+        )
 
     def survey(self, progress: Progress = unwatched) -> Survey:
-        """Look at everything; see Shelves.look."""
-        found = self.shelves.look(progress)
+        """Look at everything; see Subdirectories.look."""
+        found = self.subdirectories.look(progress)
         times = found.used_at_ns
         return Survey(
             objects=len(np.unique(found.object_ids)),
@@ -282,7 +284,7 @@ class Folder:
         )
 
     def count(self) -> int:
-        """Return what there is, counted; sets the account right. Waits for those who evict."""
+        """Return what there is, counted; sets the counter right. Waits for those who evict."""
         self._evict(lambda used: used, wait=True, progress=unwatched)
         return self.used_bytes()
 
@@ -297,21 +299,21 @@ class Folder:
 
     def sweep(self) -> int:
         """Delete what dead writers left, and return how many bytes that was."""
-        return self._account.give_back(lambda: sum(_delete_if_abandoned(entry.path) for entry in entries(self._new)))
+        return self._counter.give_back(lambda: sum(_delete_if_abandoned(entry.path) for entry in entries(self._new)))
 
     def _evict(self, goal_bytes: Callable[[int], int], *, wait: bool, progress: Progress) -> Removed | None:
         """Delete the longest unused until ``goal_bytes`` of what there is are left; None while another does that."""
         with self._sole_evictor(wait=wait) as sole:
             if not sole:
                 return None
-            taken_before = self._account.taken_bytes()
+            taken_before = self._counter.taken_bytes()
             self.sweep()
             # First those that are being written: they may be published meanwhile, and then count twice, not never.
             unfinished_bytes = self._unfinished_bytes()
-            found = self.shelves.look(progress)
+            found = self.subdirectories.look(progress)
             total = unfinished_bytes + int(found.cost_bytes.sum())
-            removed = self.shelves.delete_oldest(found, total - goal_bytes(total), progress)
-            self._account.recount(total - removed.cost_bytes, taken_before)
+            removed = self.subdirectories.delete_oldest(found, total - goal_bytes(total), progress)
+            self._counter.recount(total - removed.cost_bytes, taken_before)
             return removed
 
     def _unfinished_bytes(self) -> int:

@@ -1,10 +1,10 @@
 """A disk tier's directory and bounds, what lies where in it, and what a file holds. Nothing here touches the disk.
 
     CACHEDIR.TAG                       backups and archivers leave such a directory out
-    v1/used                            how many bytes there are, see `account`
+    v1/used                            how many bytes there are, see `counter`
     v1/evicting                        locked by the process that evicts
     v1/new/*                           files that are being written, each locked by its writer
-    v1/objects/<shelf>/<object>-<version>-<start>-<stop>
+    v1/objects/<subdirectory>/<object>-<version>-<start>-<stop>
 
 An object is a url without its signature, and the store that is asked where the url doesn't say that; a version is an
 ETag and a size. The names are hashes. A file holds bytes [start, stop) of the version, within one block of
@@ -43,9 +43,9 @@ __all__ = [
     "DIRECTORY_VARIABLE",
     "HEADER_BYTES",
     "PAGE_BYTES",
+    "BlockSpan",
     "DiskTier",
-    "Piece",
-    "Version",
+    "VersionFile",
     "cost_bytes",
     "default_directory",
     "file_path",
@@ -55,8 +55,8 @@ __all__ = [
     "load_checksum",
     "object_id",
     "parse_file_name",
-    "shelves",
     "split",
+    "subdirectories",
 ]
 
 DIRECTORY_VARIABLE = "ASYNCFETCH_DISK_CACHE_DIR"
@@ -148,7 +148,7 @@ def object_id(url: str, endpoint: str = "") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class VersionFile:
     """One content of one object."""
 
     object: str
@@ -157,7 +157,7 @@ class Version:
     """Hexadecimal hash of the ETag and the size."""
 
     @classmethod
-    def of(cls, info: ObjectInfo, endpoint: str = "") -> Version:
+    def of(cls, info: ObjectInfo, endpoint: str = "") -> VersionFile:
         """The version that a server told, with its strong ETag: nothing else promises equal bytes."""
         return cls(object_id(info.url, endpoint), _digest(f"{info.size}:{info.etag}", _VERSION_DIGEST))
 
@@ -173,7 +173,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BlockSpan:
     """Bytes [start, stop) of a version, within one block."""
 
     start: int
@@ -194,56 +194,56 @@ class Piece:
         """Length of its file."""
         return HEADER_BYTES + self.stop - self.start
 
-    def header(self, version: Version, checksum: int) -> bytes:
+    def header(self, version: VersionFile, checksum: int) -> bytes:
         """The first bytes of its file; the content follows."""
         return _HEADER.pack(_MAGIC, version.digest, self.start, self.stop, checksum)
 
 
-def shelves(object_id: str, start: int, stop: int) -> set[str]:
+def subdirectories(object_id: str, start: int, stop: int) -> set[str]:
     """Names of the folders with the files of the blocks of an object that bytes [start, stop) are in."""
     blocks = range(start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES + 1)[:SHELVES]
-    return {_shelf(object_id, block) for block in blocks}
+    return {_subdirectory(object_id, block) for block in blocks}
 
 
-def file_path(version: Version, piece: Piece) -> str:
+def file_path(version: VersionFile, piece: BlockSpan) -> str:
     """Return the path of a piece's file, below the objects."""
-    return f"{_shelf(version.object, piece.start // BLOCK_BYTES)}/{version.name}-{piece.name}"
+    return f"{_subdirectory(version.object, piece.start // BLOCK_BYTES)}/{version.name}-{piece.name}"
 
 
-def _shelf(object_id: str, block: int) -> str:
+def _subdirectory(object_id: str, block: int) -> str:
     """Neighbours lie apart."""
     return f"{(int(object_id[:8], 16) + block) % SHELVES:03x}"
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a file on a shelf is ours."""
+    """Return whether a file on a subdirectory is ours."""
     return _FILE_NAME.fullmatch(name) is not None
 
 
-def parse_file_name(name: str) -> tuple[Version, Piece]:
+def parse_file_name(name: str) -> tuple[VersionFile, BlockSpan]:
     """Return what a file of ours holds."""
     object_id, version, start, stop = name.split("-")
-    return Version(object_id, version), Piece(int(start, 16), int(stop, 16))
+    return VersionFile(object_id, version), BlockSpan(int(start, 16), int(stop, 16))
 
 
-def find_larger(names: Iterable[str], version: Version, piece: Piece) -> Piece | None:
+def find_larger(names: Iterable[str], version: VersionFile, piece: BlockSpan) -> BlockSpan | None:
     """Return, of the files of these names, one that holds all of a piece and more."""
     beginning = f"{version.name}-"
     for name in names:
         if name.startswith(beginning) and is_file_name(name):
             start, stop = (int(number, 16) for number in name[len(beginning) :].split("-"))
             if start <= piece.start and piece.stop <= stop and stop - start > piece.size_bytes:
-                return Piece(start, stop)
+                return BlockSpan(start, stop)
     return None
 
 
-def split(start: int, stop: int) -> list[Piece]:
+def split(start: int, stop: int) -> list[BlockSpan]:
     """A range cut where blocks meet."""
     cuts = [start, *range(start - start % BLOCK_BYTES + BLOCK_BYTES, stop, BLOCK_BYTES), stop]
-    return [Piece(low, high) for low, high in pairwise(cuts) if low < high]
+    return [BlockSpan(low, high) for low, high in pairwise(cuts) if low < high]
 
 
-def join(pieces: Iterable[Piece]) -> list[tuple[int, int]]:
+def join(pieces: Iterable[BlockSpan]) -> list[tuple[int, int]]:
     """The half-open ranges that ascending pieces make up, as few as possible."""
     spans: list[tuple[int, int]] = []
     for piece in pieces:

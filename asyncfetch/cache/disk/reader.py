@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 from anyio import to_thread
 
-from asyncfetch.cache.disk.layout import Version, join, object_id
+from asyncfetch.cache.disk.layout import VersionFile, join, object_id
 from asyncfetch.cache.disk.store import DiskStore
-from asyncfetch.cache.range_stream import RangeStream
+from asyncfetch.cache.range_stream import CachedRangeStream
 from asyncfetch.errors import ClosedError, ConfigError
 from asyncfetch.fetch.arguments import byte_count, byte_ranges, closed_range
 from asyncfetch.fetch.objects import strong_etag
@@ -190,10 +190,10 @@ class DiskReader:
             views = {index: view async for index, view in stream}
         return [views[index] for index in range(len(ranges))]
 
-    def fetch_stream(self, ranges: Iterable[ByteRange]) -> RangeStream:
+    def fetch_stream(self, ranges: Iterable[ByteRange]) -> CachedRangeStream:
         """(index in ``ranges``, whole range) pairs as they arrive. Leaving the context cancels what is under way."""
         self._check()
-        return RangeStream(ranges, self._fetch_range)
+        return CachedRangeStream(ranges, self._fetch_range)
 
     def _check(self) -> DiskStore:
         if self._store is None or self._closed:
@@ -225,7 +225,7 @@ class DiskReader:
 
     async def _fill(self, store: DiskStore, info: ObjectInfo, start: int, view: memoryview) -> None:
         """The bytes from ``start`` on into ``view``: from the disk, and what isn't there from the fetcher."""
-        version = Version.of(info, await self._endpoint(info.url))
+        version = VersionFile.of(info, await self._endpoint(info.url))
         missing = []
         for low in range(0, len(view), STEP_BYTES):
             step = view[low : low + STEP_BYTES]
@@ -259,7 +259,7 @@ class DiskReader:
         """Write what was fetched, if it may be kept. Before it is handed out: its owner might write to it then."""
         if not self._is_kept(info.url) or strong_etag(info) is None:
             return
-        version = Version.of(info, await self._endpoint(info.url))
+        version = VersionFile.of(info, await self._endpoint(info.url))
         for low in range(0, len(view), STEP_BYTES):
             lacking = await self._in_thread(partial(store.write, version, start + low, view[low : low + STEP_BYTES]))
             if lacking and not self._makes_room:

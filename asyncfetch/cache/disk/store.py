@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from asyncfetch.cache.disk.folder import Folder
-from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version, load_checksum, split
+from asyncfetch.cache.disk.layout import HEADER_BYTES, BlockSpan, VersionFile, load_checksum, split
 from asyncfetch.errors import ClosedError
 from asyncfetch.observe import Figures
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.cache.disk.folder import NewFile
     from asyncfetch.cache.disk.layout import DiskTier
-    from asyncfetch.cache.disk.shelves import BlockFile
+    from asyncfetch.cache.disk.subdirectories import BlockFile
 
 __all__ = ["DiskStatistics", "DiskStore", "verify"]
 
@@ -65,7 +65,7 @@ class DiskStatistics(Figures):
 
 
 @dataclass(slots=True)
-class _Counts:
+class _DiskCounts:
     hits: int = 0
     hit_bytes: int = 0
     misses: int = 0
@@ -103,7 +103,7 @@ class DiskStore:
         self._clock = clock
         self._checksum = load_checksum()
         self.folder = Folder(tier.path, create=True, wall_ns=wall_ns)
-        self._counts = _Counts()
+        self._counts = _DiskCounts()
         self._lock = threading.Lock()
         self._paused_until = -math.inf
         self._warned = False
@@ -121,17 +121,17 @@ class DiskStore:
     def may_have(self, object_id: str, start: int, stop: int) -> bool:
         """Return whether there may be something of bytes [start, stop) of an object, or near them."""
         try:
-            return self.folder.shelves.may_have(object_id, start, stop)
+            return self.folder.subdirectories.may_have(object_id, start, stop)
         except OSError as error:
             self._failed("read", error)
             return False
 
-    def read(self, version: Version, start: int, view: memoryview) -> list[Piece]:
+    def read(self, version: VersionFile, start: int, view: memoryview) -> list[BlockSpan]:
         """Fill ``view``, which is for the bytes from ``start`` on, and return the pieces that aren't there, ascending.
 
         What a missing piece's place in ``view`` holds is undefined.
         """
-        missing: list[Piece] = []
+        missing: list[BlockSpan] = []
         pieces = split(start, start + len(view))
         descriptors = [self._open(version, piece) for piece in pieces]
         try:
@@ -153,7 +153,7 @@ class DiskStore:
         )
         return missing
 
-    def write(self, version: Version, start: int, view: memoryview) -> int:
+    def write(self, version: VersionFile, start: int, view: memoryview) -> int:
         """Keep the bytes from ``start`` on, as far as there is room.
 
         Returns:
@@ -187,9 +187,9 @@ class DiskStore:
 
     def stop(self) -> None:
         """End ``make_room`` soon, in whatever thread it runs."""
-        self.folder.shelves.stop()
+        self.folder.subdirectories.stop()
 
-    def _read_part(self, version: Version, larger: Piece, piece: Piece, place: memoryview) -> bool:
+    def _read_part(self, version: VersionFile, larger: BlockSpan, piece: BlockSpan, place: memoryview) -> bool:
         """Read a piece out of a larger one, which only as a whole is known to be right."""
         descriptor = self._open(version, larger)
         if descriptor is None:
@@ -203,16 +203,18 @@ class DiskStore:
         place[:] = whole[piece.start - larger.start : piece.stop - larger.start]
         return True
 
-    def _open(self, version: Version, piece: Piece) -> int | None:
+    def _open(self, version: VersionFile, piece: BlockSpan) -> int | None:
         try:
-            return os.open(self.folder.shelves.path(version, piece), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self.folder.subdirectories.path(version, piece), os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             self._failed("read", error)
             return None
 
-    def _read_file(self, version: Version, piece: Piece, place: memoryview, descriptors: list[int | None]) -> bool:
+    def _read_file(
+        self, version: VersionFile, piece: BlockSpan, place: memoryview, descriptors: list[int | None]
+    ) -> bool:
         """Read a piece from the first of the descriptors; the others will be read after it."""
         descriptor, *following = descriptors
         if descriptor is None:
@@ -222,22 +224,22 @@ class DiskStore:
                 self._count(damaged=1)
                 self.folder.remove(version, piece)
                 return False
-            self.folder.shelves.touch(descriptor)
+            self.folder.subdirectories.touch(descriptor)
         except OSError as error:
             self._failed("read", error)
             return False
         return True
 
-    def _larger(self, version: Version, piece: Piece) -> Piece | None:
+    def _larger(self, version: VersionFile, piece: BlockSpan) -> BlockSpan | None:
         try:
-            return self.folder.shelves.larger(version, piece)
+            return self.folder.subdirectories.larger(version, piece)
         except OSError as error:
             self._failed("read", error)
             return None
 
-    def _write_file(self, version: Version, piece: Piece, content: memoryview) -> bool:
+    def _write_file(self, version: VersionFile, piece: BlockSpan, content: memoryview) -> bool:
         """Return whether there was room."""
-        if os.path.exists(self.folder.shelves.path(version, piece)):
+        if os.path.exists(self.folder.subdirectories.path(version, piece)):
             return True  # another process was faster
         new = self.folder.new_file(piece.file_bytes, self._limit_bytes)
         if new is None:
@@ -246,7 +248,7 @@ class DiskStore:
             return False
         try:
             _write_all(new, [piece.header(version, self._checksum(content)), content])
-            self.folder.shelves.touch(new.descriptor)
+            self.folder.subdirectories.touch(new.descriptor)
             self.folder.publish(new, version, piece)
         except BaseException:
             self.folder.discard(new)
@@ -287,7 +289,7 @@ def verify(folder: Folder) -> Iterator[tuple[BlockFile, bool]]:
         Each file that could be read, and whether it was right.
     """
     checksum = load_checksum()
-    for file in folder.shelves.files():
+    for file in folder.subdirectories.files():
         try:
             is_right = _check(file, checksum)
         except OSError:  # it is another user's, or has been evicted meanwhile
@@ -310,8 +312,8 @@ def _check(file: BlockFile, checksum: Callable[[memoryview], int]) -> bool:
 
 def _is_right(
     descriptor: int,
-    version: Version,
-    piece: Piece,
+    version: VersionFile,
+    piece: BlockSpan,
     place: memoryview,
     checksum: Callable[[memoryview], int],
     following: Sequence[int | None] = (),

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from asyncfetch.runtime.fork import ForkGuard
 
 if TYPE_CHECKING:
-    from asyncfetch.cache.staging.stores import SourceInfo, Stored
+    from asyncfetch.cache.staging.stores import SourceInfo, StoredFile
 
 __all__ = ["StagedFile", "StagingDirectory"]
 
@@ -90,7 +90,7 @@ class StagingDirectory:
         if (util := sys.modules.get("multiprocessing.util")) is not None:
             self._finalizer = util.Finalize(None, self.close, exitpriority=10)  # its children leave without atexit
 
-    def write(self, stored: Stored) -> StagedFile:
+    def write(self, stored: StoredFile) -> StagedFile:
         """A new file, whole or not at all, under a name that is never used again; OSError where it can't be."""
         owned = self._open()
         path = f"{owned.path}/{next(self._names):x}"

@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from asyncfetch.cache.staging.directory import StagedFile, StagingDirectory
-    from asyncfetch.cache.staging.stores import Binding, Stored, ValueBinding
-    from asyncfetch.cache.staging.table import Claim, Entry, Flight, Leftover, Quota
+    from asyncfetch.cache.staging.stores import Binding, StoredFile, ValueBinding
+    from asyncfetch.cache.staging.table import Leftover, Quota, StagedEntry, StagingClaim, StagingFlight
 
     Step = Callable[[], "Step | None"]
 
-__all__ = ["Engine", "Reading"]
+__all__ = ["StagingEngine", "StagingRead"]
 
 
-class Reading:
+class StagingRead:
     """Size, read, write. Each step does its I/O and then tells the table, which decides on the next.
 
     Everything that another thread can do happens between two steps. So tests can take the steps one by one, in every
     order, in one thread.
     """
 
-    def __init__(self, engine: Engine, entry: Entry) -> None:
+    def __init__(self, engine: StagingEngine, entry: StagedEntry) -> None:
         self._engine = engine
         self._entry = entry
         assert entry.flight is not None
         self._flight = entry.flight
-        self._stored: Stored | None = None
+        self._stored: StoredFile | None = None
 
     def run(self) -> None:
         """All steps."""
@@ -106,7 +106,7 @@ PAUSE_SECONDS = 10.0
 read."""
 
 
-class Engine:
+class StagingEngine:
     """Table, directory and threads.
 
     Args:
@@ -127,7 +127,7 @@ class Engine:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.directory = directory
-        self.dropped: SimpleQueue[Claim | None] = SimpleQueue()
+        self.dropped: SimpleQueue[StagingClaim | None] = SimpleQueue()
         self.write_failures = 0
         self.damaged = 0
         self._table = Table(quota)
@@ -155,13 +155,13 @@ class Engine:
 
     # What handles do.
 
-    def request(self, binding: Binding) -> Claim:
+    def request(self, binding: Binding) -> StagingClaim:
         """A reference to the binding's file, which is staged in the background."""
         self._open()
         with self.table() as table:
             return table.request(binding)
 
-    def adopt(self, binding: ValueBinding, stored: Stored) -> Claim:
+    def adopt(self, binding: ValueBinding, stored: StoredFile) -> StagingClaim:
         """Write a user's value, here and now; where there is no room for it, the binding keeps it."""
         self._open()
         with self.table() as table:
@@ -182,12 +182,12 @@ class Engine:
         self.discard(leftover)  # closed meanwhile
         return claim
 
-    def join(self, claim: Claim) -> Flight | StagedFile | None:
+    def join(self, claim: StagingClaim) -> StagingFlight | StagedFile | None:
         """Do as Table.join; a read that is begun has a thread at once."""
         with self.table() as table:
             return table.join(claim)
 
-    def distrust(self, claim: Claim, file: StagedFile) -> Flight | StagedFile | None:
+    def distrust(self, claim: StagingClaim, file: StagedFile) -> StagingFlight | StagedFile | None:
         """Do as Table.distrust."""
         with self.table() as table:
             self.damaged += 1
@@ -195,7 +195,7 @@ class Engine:
         self.discard(leftover)
         return found
 
-    def release(self, claim: Claim) -> None:
+    def release(self, claim: StagingClaim) -> None:
         """The claim's end; a file without references is removed here and now."""
         with self.table() as table:
             leftover = table.release(claim)
@@ -217,7 +217,7 @@ class Engine:
 
     # What threads do.
 
-    def write(self, stored: Stored) -> StagedFile | None:
+    def write(self, stored: StoredFile) -> StagedFile | None:
         """A new file, or None where it can't be written; then nothing is staged for a while."""
         try:
             return self.directory.write(stored)
@@ -292,16 +292,16 @@ class Engine:
 
     def _work(self) -> None:
         while (entry := self._next(helps=False)) is not None:
-            Reading(self, entry).run()
+            StagingRead(self, entry).run()
             del entry
 
     def _help(self) -> None:
         """Reads what somebody waits for, as long as there is any."""
         while (entry := self._next(helps=True)) is not None:
-            Reading(self, entry).run()
+            StagingRead(self, entry).run()
             del entry
 
-    def _next(self, *, helps: bool) -> Entry | None:
+    def _next(self, *, helps: bool) -> StagedEntry | None:
         """Return what this thread is to read next, or None for its end."""
         with self._lock:
             while (entry := self._take(urgent_only=helps)) is None:
@@ -321,7 +321,7 @@ class Engine:
         if self._table.paused and self._now() >= self._resume_at:
             self._table.paused = False
 
-    def _take(self, *, urgent_only: bool) -> Entry | None:
+    def _take(self, *, urgent_only: bool) -> StagedEntry | None:
         self._resume()
         return None if urgent_only and not self._table.has_urgent else self._table.take()
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import anyio
 import anyio.to_thread
 
-from asyncfetch.cache.staging.stores import Stored, add_source_info
-from asyncfetch.cache.staging.table import Flight
+from asyncfetch.cache.staging.stores import StoredFile, add_source_info
+from asyncfetch.cache.staging.table import StagingFlight
 from asyncfetch.errors import CacheError, ConfigError, FetchTimeout
 from asyncfetch.runtime.fork import running_loop
 from asyncfetch.runtime.threads import call_on
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Self
 
-    from asyncfetch.cache.staging.engine import Engine
+    from asyncfetch.cache.staging.engine import StagingEngine
     from asyncfetch.cache.staging.stores import Binding, FileStore, SourceInfo
-    from asyncfetch.cache.staging.table import Claim
+    from asyncfetch.cache.staging.table import StagingClaim
 
 __all__ = ["DirectLazy", "Lazy", "StagedLazy", "require_seconds"]
 
@@ -104,7 +104,7 @@ class Lazy(ABC, Generic[T]):
         return self.aget().__await__()
 
     @abstractmethod
-    def _advance(self) -> Flight | None:
+    def _advance(self) -> StagingFlight | None:
         """Hold the value when this returns None, else what to wait for before the next call. In a thread: does I/O."""
 
     def _deadline(self, timeout_seconds: float | None) -> float | None:
@@ -189,49 +189,49 @@ class StagedLazy(Lazy[T]):
         name: str,
         *,
         binding: Binding,
-        engine_here: Callable[[], Engine],
-        claim: Claim,
+        engine_here: Callable[[], StagingEngine],
+        claim: StagingClaim,
         timeout_seconds: float | None,
     ) -> None:
         super().__init__(pool, store, name)
         self._binding = binding
         self._engine_here = engine_here
         self._engine = engine_here()
-        self._claim: Claim | None = claim
+        self._claim: StagingClaim | None = claim
         self._timeout_seconds = timeout_seconds
 
     def __del__(self) -> None:
         # It may run anywhere, even where this thread has the engine's lock.
-        claim: Claim | None = getattr(self, "_claim", None)
+        claim: StagingClaim | None = getattr(self, "_claim", None)
         if claim is not None and claim.held and not self._engine.is_closed:
             self._engine.dropped.put(claim)
 
     def _deadline(self, timeout_seconds: float | None) -> float | None:
         return super()._deadline(self._timeout_seconds if timeout_seconds is None else timeout_seconds)
 
-    def _advance(self) -> Flight | None:
+    def _advance(self) -> StagingFlight | None:
         engine, claim = self._at_home()
         found = None if claim is None else engine.join(claim)
         while self._value is _ABSENT:  # a thread that gets the same handle may be quicker
-            if isinstance(found, Flight):
+            if isinstance(found, StagingFlight):
                 if not found.done():
                     return found
                 self._finish(found.stored())
             elif found is None or claim is None:
                 self._finish(self._binding.read())  # the pool was closed
             elif (data := found.read()) is not None:
-                self._finish(Stored(data, found.source, found.pickled))
+                self._finish(StoredFile(data, found.source, found.pickled))
             elif self._value is _ABSENT:
                 found = engine.distrust(claim, found)
         return None
 
-    def _finish(self, stored: Stored) -> None:
+    def _finish(self, stored: StoredFile) -> None:
         self._keep(self._binding.value(stored), stored.source)
         claim, self._claim = self._claim, None
         if claim is not None:
             self._engine.release(claim)
 
-    def _at_home(self) -> tuple[Engine, Claim | None]:
+    def _at_home(self) -> tuple[StagingEngine, StagingClaim | None]:
         """The engine and the claim to use; in a forked child, new ones."""
         engine = self._engine_here()
         if engine is not self._engine:
@@ -250,7 +250,7 @@ def require_seconds(name: str, seconds: Any) -> None:  # noqa: ANN401 - what a u
         raise ConfigError(f"{name} must be a number of seconds, at most {MAX_SECONDS}, or None, not {seconds!r}")
 
 
-async def _ended(flight: Flight) -> None:
+async def _ended(flight: StagingFlight) -> None:
     """Wait for a future of threads. Cancelled, it leaves the future alone."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()

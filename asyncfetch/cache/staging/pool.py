@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_args
 
 from asyncfetch.cache.staging.directory import StagingDirectory
-from asyncfetch.cache.staging.engine import Engine
+from asyncfetch.cache.staging.engine import StagingEngine
 from asyncfetch.cache.staging.lazy import DirectLazy, Lazy, StagedLazy, require_seconds
-from asyncfetch.cache.staging.stores import Method, StoreBinding, Stored, ValueBinding, add_source_info, dumps
+from asyncfetch.cache.staging.stores import Method, StoreBinding, StoredFile, ValueBinding, add_source_info, dumps
 from asyncfetch.cache.staging.table import Quota
 from asyncfetch.config.checks import absolute_directory
 from asyncfetch.errors import CacheError, ConfigError
@@ -154,7 +154,7 @@ class CachePool:
         self._closed = False
         # By process, so that a child finds nothing of its parent's, a lock held at the fork included; adding to a
         # dictionary is atomic.
-        self._engines: dict[int, Engine] = {}
+        self._engines: dict[int, StagingEngine] = {}
 
     def get(self, store: FileStore[T], name: str, sample: object = None) -> T:
         """The file's value, read here and now, past the cache.
@@ -199,7 +199,7 @@ class CachePool:
             CacheError: The pool is closed, or the value can't be pickled.
         """
         self._check_open()
-        stored = Stored(dumps(value, name), None, pickled=True)
+        stored = StoredFile(dumps(value, name), None, pickled=True)
         binding = ValueBinding(stored.data, name)
         return StagedLazy(
             self,
@@ -258,12 +258,12 @@ class CachePool:
         engine = self._engines.get(os.getpid())
         return None if engine is None else engine.directory.path
 
-    def _engine(self) -> Engine:
+    def _engine(self) -> StagingEngine:
         process = os.getpid()
         engine = self._engines.get(process)
         if engine is None:
             quota = Quota(self._max_bytes, self._max_count)
-            fresh = Engine(StagingDirectory(self._parent), quota, self._workers, is_closed=self._closed)
+            fresh = StagingEngine(StagingDirectory(self._parent), quota, self._workers, is_closed=self._closed)
             engine = self._engines.setdefault(process, fresh)
             if engine is fresh:
                 weakref.finalize(self, engine.abandon).atexit = False

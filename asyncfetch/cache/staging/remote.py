@@ -14,7 +14,7 @@ from asyncfetch.fetch import Fetcher
 from asyncfetch.fetch.objects import difference, strong_etag
 from asyncfetch.fetch.urls import join_url
 from asyncfetch.runtime.failures import copied, kept
-from asyncfetch.runtime.loop_thread import KeptOpen, LoopThread
+from asyncfetch.runtime.loop_thread import BackgroundContext, LoopThread
 from asyncfetch.runtime.memory_pool import allocate
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ThreadFetcher:
         self.config = config or FetchConfig()
         self._closed = False
         # By process: what a child finds of its parent's is a loop without its thread. Adding is atomic.
-        self._sessions: dict[int, Future[_Session]] = {}
+        self._sessions: dict[int, Future[_RemoteSession]] = {}
 
     def fetch(self, url: str, start: int = 0, stop: int | None = None) -> memoryview:
         """Do as RangeReader.fetch."""
@@ -63,11 +63,11 @@ class ThreadFetcher:
         if session is not None:
             session.result().thread.close()
 
-    def _session(self) -> _Session:
+    def _session(self) -> _RemoteSession:
         if self._closed:
             raise ClosedError("this store is closed: make a new one")
         process = os.getpid()
-        mine: Future[_Session] = Future()
+        mine: Future[_RemoteSession] = Future()
         session = self._sessions.setdefault(process, mine)
         if session is mine:  # the first of the threads starts it
             self._start(process, mine)
@@ -76,9 +76,9 @@ class ThreadFetcher:
             raise copied(error)
         return session.result()
 
-    def _start(self, process: int, session: Future[_Session]) -> None:
+    def _start(self, process: int, session: Future[_RemoteSession]) -> None:
         try:
-            session.set_result(_Session(self.config))
+            session.set_result(_RemoteSession(self.config))
         except BaseException as error:  # noqa: BLE001 - it is raised to everybody who waits for it, the caller too
             self._sessions.pop(process, None)
             session.set_exception(kept(error))
@@ -87,13 +87,15 @@ class ThreadFetcher:
         return type(self), (self.config,)
 
 
-class _Session:
+class _RemoteSession:
     """A loop and an entered fetcher on it. The fetcher is left in order when the loop ends, whatever ends it."""
 
     def __init__(self, config: FetchConfig) -> None:
         self.thread = LoopThread(name="asyncfetch files")
         try:
-            self.fetcher = KeptOpen(self.thread, partial(Fetcher, config), name="the fetcher of these files").value()
+            self.fetcher = BackgroundContext(
+                self.thread, partial(Fetcher, config), name="the fetcher of these files"
+            ).value()
         except BaseException:
             self.thread.close()
             raise

@@ -27,7 +27,7 @@ __all__ = [
     "SourceInfo",
     "SplitStore",
     "StoreBinding",
-    "Stored",
+    "StoredFile",
     "ValueBinding",
     "add_source_info",
     "check_name",
@@ -43,7 +43,7 @@ Method = Literal["raw", "pickle"]
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
-class Stored:
+class StoredFile:
     """The bytes that a read brought, in the form that is staged."""
 
     data: bytes
@@ -64,11 +64,11 @@ class Binding(Protocol):
         """Length of what ``read`` will bring, where it is known without reading. May do I/O."""
         ...
 
-    def read(self) -> Stored:
+    def read(self) -> StoredFile:
         """Read the file."""
         ...
 
-    def value(self, stored: Stored) -> Any:  # noqa: ANN401
+    def value(self, stored: StoredFile) -> Any:  # noqa: ANN401
         """The handle's own value of what any handle of this key read."""
         ...
 
@@ -89,18 +89,18 @@ class StoreBinding:
         """The store's word for it; a pickle's size isn't known."""
         return size_of(self.store, self.name) if self._method == "raw" else None
 
-    def read(self) -> Stored:
+    def read(self) -> StoredFile:
         """Read raw bytes, or the value and pickle it."""
         if self._method == "pickle":
             value, source = self.store[self.name]
-            return Stored(dumps(value, self.name), source, pickled=True)
+            return StoredFile(dumps(value, self.name), source, pickled=True)
         raw: Any  # of a store that doesn't split, its values
         raw, source = split(self.store).read_raw(self.name)
         if isinstance(raw, bytes | bytearray | memoryview):
-            return Stored(bytes(raw), source, pickled=False)
-        return Stored(dumps(raw, self.name), source, pickled=True)
+            return StoredFile(bytes(raw), source, pickled=False)
+        return StoredFile(dumps(raw, self.name), source, pickled=True)
 
-    def value(self, stored: Stored) -> Any:  # noqa: ANN401
+    def value(self, stored: StoredFile) -> Any:  # noqa: ANN401
         """Decoded by this binding's own store."""
         data = pickle.loads(stored.data) if stored.pickled else stored.data
         return data if self._method == "pickle" else split(self.store).decode(data, self.name)
@@ -124,16 +124,16 @@ class ValueBinding:
         """Length of the pickle, where it is here."""
         return None if self.data is None else len(self.data)
 
-    def read(self) -> Stored:
+    def read(self) -> StoredFile:
         """The pickle, where it is here; CacheError where it was on disk alone and isn't any more."""
         if self.data is None:
             raise CacheError(
                 f"the value {self.name!r} given to to_cache is gone: its pool was closed, its file was deleted, or it "
                 "was staged by the process that this one was forked from. Get it before that."
             )
-        return Stored(self.data, None, pickled=True)
+        return StoredFile(self.data, None, pickled=True)
 
-    def value(self, stored: Stored) -> Any:  # noqa: ANN401
+    def value(self, stored: StoredFile) -> Any:  # noqa: ANN401
         """A copy of what was given."""
         return pickle.loads(stored.data)
 

@@ -38,9 +38,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from asyncfetch.cache.staging.directory import StagedFile
-    from asyncfetch.cache.staging.stores import Binding, Stored
+    from asyncfetch.cache.staging.stores import Binding, StoredFile
 
-__all__ = ["Claim", "Entry", "Flight", "Leftover", "Phase", "Quota", "Reservation", "Table"]
+__all__ = [
+    "Leftover",
+    "Quota",
+    "StagedEntry",
+    "StagingClaim",
+    "StagingFlight",
+    "StagingPhase",
+    "StagingReservation",
+    "Table",
+]
 
 
 class Quota:
@@ -66,12 +75,12 @@ class Quota:
         """Return whether a reservation of so much can be made now."""
         return self.count < self.max_count and size_bytes <= self.free_bytes
 
-    def reserve(self, size_bytes: int) -> Reservation | None:
+    def reserve(self, size_bytes: int) -> StagingReservation | None:
         """Reserve so much for one file, or return None where it doesn't fit."""
-        return Reservation(self, size_bytes) if self.fits(size_bytes) else None
+        return StagingReservation(self, size_bytes) if self.fits(size_bytes) else None
 
 
-class Reservation:
+class StagingReservation:
     """Room for one file. Made by ``Quota.reserve``; comes back once, however often it is released."""
 
     __slots__ = ("_held", "_quota", "size_bytes")
@@ -99,7 +108,7 @@ class Reservation:
             self._quota.count -= 1
 
 
-class Phase(Enum):
+class StagingPhase(Enum):
     """The place of an entry on its way."""
 
     QUEUED = "queued"
@@ -114,14 +123,14 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class Flight(Future["Stored"]):
+class StagingFlight(Future["StoredFile"]):
     """A read under way, and then what it brought, for as long as a handle may ask for it again."""
 
     def fail(self, error: BaseException) -> None:
         """End it by an error, which is kept as long as a handle may ask for it: so no frame may hang on it."""
         self.set_exception(kept(error))
 
-    def stored(self) -> Stored:
+    def stored(self) -> StoredFile:
         """Return what it brought, or raises its error, to each one of its own; once it is done."""
         error = self.exception()
         if error is not None:
@@ -129,7 +138,7 @@ class Flight(Future["Stored"]):
         return self.result()
 
 
-class Entry:
+class StagedEntry:
     """One generation of one file.
 
     Attributes:
@@ -148,17 +157,17 @@ class Entry:
 
     def __init__(self, binding: Binding) -> None:
         self.binding = binding
-        self.phase = Phase.QUEUED
+        self.phase = StagingPhase.QUEUED
         self.references = 0
-        self.joined: set[Claim] = set()
-        self.flight: Flight | None = None
-        self.in_hand: Callable[[], Stored | None] = _nothing
+        self.joined: set[StagingClaim] = set()
+        self.flight: StagingFlight | None = None
+        self.in_hand: Callable[[], StoredFile | None] = _nothing
         self.size_bytes: int | None = None
-        self.reservation: Reservation | None = None
+        self.reservation: StagingReservation | None = None
         self.file: StagedFile | None = None
 
 
-class Claim:
+class StagingClaim:
     """A handle's reference to an entry. It counts once, however often it is released.
 
     Attributes:
@@ -169,10 +178,10 @@ class Claim:
 
     __slots__ = ("entry", "flight", "held")
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: StagedEntry) -> None:
         self.entry = entry
         self.held = True
-        self.flight: Flight | None = None
+        self.flight: StagingFlight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +189,7 @@ class Leftover:
     """A file that nobody refers to: to be removed, and its room released after that."""
 
     file: StagedFile
-    reservation: Reservation
+    reservation: StagingReservation
 
 
 def _nothing() -> None:
@@ -202,11 +211,11 @@ class Table:
         self.reads = 0
         self.direct_reads = 0
         """Number of those that went ahead without room on disk, because somebody waited."""
-        self._entries: dict[Hashable, Entry] = {}
+        self._entries: dict[Hashable, StagedEntry] = {}
         # Dictionaries for the sake of their order, and because an entry must be taken out of their middle.
-        self._urgent: dict[Entry, None] = {}
-        self._waiting: dict[Entry, None] = {}
-        self._queue: dict[Entry, None] = {}
+        self._urgent: dict[StagedEntry, None] = {}
+        self._waiting: dict[StagedEntry, None] = {}
+        self._queue: dict[StagedEntry, None] = {}
         self._usual_bytes: int | None = None
 
     @property
@@ -224,24 +233,24 @@ class Table:
 
     # What handles do.
 
-    def request(self, binding: Binding) -> Claim:
+    def request(self, binding: Binding) -> StagingClaim:
         """A new reference to the file, which is queued if it isn't there."""
         entry = self._entries.get(binding.key)
         if entry is None:
-            entry = self._entries[binding.key] = Entry(binding)
+            entry = self._entries[binding.key] = StagedEntry(binding)
             self._queue[entry] = None
         entry.references += 1
-        return Claim(entry)
+        return StagingClaim(entry)
 
-    def adopt(self, binding: Binding, file: StagedFile | None, reservation: Reservation | None) -> Claim:
+    def adopt(self, binding: Binding, file: StagedFile | None, reservation: StagingReservation | None) -> StagingClaim:
         """A reference to a value that came from the user: it lies in ``file``, or the binding holds it."""
-        entry = self._entries[binding.key] = Entry(binding)
+        entry = self._entries[binding.key] = StagedEntry(binding)
         entry.references = 1
         entry.file, entry.reservation = file, reservation
-        entry.phase = Phase.BYPASSED if file is None else Phase.STAGED
-        return Claim(entry)
+        entry.phase = StagingPhase.BYPASSED if file is None else StagingPhase.STAGED
+        return StagingClaim(entry)
 
-    def join(self, claim: Claim) -> Flight | StagedFile | None:
+    def join(self, claim: StagingClaim) -> StagingFlight | StagedFile | None:
         """Return where the claim's bytes are: in a file, or in a read to wait for, which is begun where there is none.
 
         None: nowhere any more, because the claim was released or the table closed.
@@ -250,18 +259,18 @@ class Table:
         if claim.flight is not None or not claim.held:
             return claim.flight
         match entry.phase:
-            case Phase.STAGED:
+            case StagingPhase.STAGED:
                 return entry.file
-            case Phase.FAILED if not self.closed:
+            case StagingPhase.FAILED if not self.closed:
                 claim.flight = entry.flight
                 self.release(claim)
-            case Phase.READING:
+            case StagingPhase.READING:
                 claim.flight = entry.flight
                 entry.joined.add(claim)
-            case Phase.WRITING:
+            case StagingPhase.WRITING:
                 claim.flight = entry.flight
                 self._serve(claim)
-            case Phase.QUEUED | Phase.WAITING | Phase.BYPASSED:
+            case StagingPhase.QUEUED | StagingPhase.WAITING | StagingPhase.BYPASSED:
                 self._queue.pop(entry, None)
                 self._waiting.pop(entry, None)
                 self._urgent[entry] = None
@@ -269,23 +278,25 @@ class Table:
                 entry.joined.add(claim)
         return claim.flight
 
-    def distrust(self, claim: Claim, file: StagedFile) -> tuple[Flight | StagedFile | None, Leftover | None]:
+    def distrust(
+        self, claim: StagingClaim, file: StagedFile
+    ) -> tuple[StagingFlight | StagedFile | None, Leftover | None]:
         """``join`` for a claim whose file is gone or damaged: it is read again, once for all who find that out."""
         entry, leftover = claim.entry, None
-        if entry.phase is Phase.STAGED and entry.file is file:
+        if entry.phase is StagingPhase.STAGED and entry.file is file:
             leftover = self._leftover(entry)
-            entry.phase = Phase.BYPASSED
+            entry.phase = StagingPhase.BYPASSED
         return self.join(claim), leftover
 
-    def release(self, claim: Claim) -> Leftover | None:
+    def release(self, claim: StagingClaim) -> Leftover | None:
         """The claim's end, served or not. With the last one the entry ends, or as soon as its read or write does."""
         if not claim.held:
             return None
         entry = claim.entry
         self._serve(claim)
-        if entry.references or entry.phase in {Phase.WRITING, Phase.ENDED}:
+        if entry.references or entry.phase in {StagingPhase.WRITING, StagingPhase.ENDED}:
             return None
-        if entry.phase is Phase.READING and entry not in self._urgent:
+        if entry.phase is StagingPhase.READING and entry not in self._urgent:
             return None
         return self._end(entry)
 
@@ -307,7 +318,7 @@ class Table:
             return self.quota.fits(self._needed_bytes(next(iter(self._waiting))))
         return bool(self._queue) and self.quota.fits(0)
 
-    def take(self) -> Entry | None:
+    def take(self) -> StagedEntry | None:
         """Return what to read next: what somebody waits for, then what waits for room and fits, then the oldest."""
         if not self.has_work:
             return None
@@ -321,7 +332,7 @@ class Table:
         self._begin(entry)
         return entry
 
-    def sized(self, entry: Entry, size_bytes: int | None) -> bool:
+    def sized(self, entry: StagedEntry, size_bytes: int | None) -> bool:
         """Room is asked for before the read. Returns whether to read now; if not, the entry has gone elsewhere.
 
         Where the size isn't known, the usual one is set aside, and as long as none was seen, all that is free.
@@ -341,7 +352,7 @@ class Table:
             self.direct_reads += entry.reservation is None
         return True
 
-    def landed(self, entry: Entry, stored: Stored) -> bool:
+    def landed(self, entry: StagedEntry, stored: StoredFile) -> bool:
         """The bytes are in hand, and those who joined have them. Returns whether to write them for the others."""
         size_bytes = len(stored.data)
         if entry.size_bytes is None:
@@ -354,12 +365,12 @@ class Table:
             self._end(entry)
             return False
         if not self.paused and self._reserve(entry, size_bytes):
-            entry.phase = Phase.WRITING
+            entry.phase = StagingPhase.WRITING
             return True
         self._put_back(entry)
         return False
 
-    def failed(self, entry: Entry) -> None:
+    def failed(self, entry: StagedEntry) -> None:
         """The read raised: all who refer to the entry get its error. A request from now on reads anew."""
         for claim in tuple(entry.joined):
             self._serve(claim)
@@ -367,10 +378,10 @@ class Table:
         if not entry.references or self.closed:
             self._end(entry)
         else:
-            entry.phase = Phase.FAILED
+            entry.phase = StagingPhase.FAILED
             del self._entries[entry.binding.key]
 
-    def written(self, entry: Entry, file: StagedFile | None) -> Leftover | None:
+    def written(self, entry: StagedEntry, file: StagedFile | None) -> Leftover | None:
         """The file is whole; or it couldn't be written, and who still wants the bytes has them read again."""
         entry.file = file
         if not entry.references or self.closed:
@@ -379,32 +390,34 @@ class Table:
             self._put_back(entry)
         else:
             entry.flight = None
-            entry.phase = Phase.STAGED
+            entry.phase = StagingPhase.STAGED
         return None
 
     def close(self) -> list[Leftover]:
         """Forget what is queued and what is staged; reads under way serve those who joined them."""
         self.closed = True
-        at_rest = [each for each in self._entries.values() if each.phase not in {Phase.READING, Phase.WRITING}]
+        at_rest = [
+            each for each in self._entries.values() if each.phase not in {StagingPhase.READING, StagingPhase.WRITING}
+        ]
         return [leftover for leftover in map(self._end, at_rest) if leftover is not None]
 
     # The steps.
 
-    def _begin(self, entry: Entry) -> Flight:
+    def _begin(self, entry: StagedEntry) -> StagingFlight:
         """A read; one that has ended already where the bytes are in somebody's hands."""
-        entry.phase = Phase.READING
-        entry.flight = Flight()
+        entry.phase = StagingPhase.READING
+        entry.flight = StagingFlight()
         if (stored := entry.in_hand()) is not None:
             entry.flight.set_result(stored)
         return entry.flight
 
-    def _serve(self, claim: Claim) -> None:
+    def _serve(self, claim: StagingClaim) -> None:
         if claim.held:
             claim.held = False
             claim.entry.references -= 1
             claim.entry.joined.discard(claim)
 
-    def _reserve(self, entry: Entry, size_bytes: int) -> bool:
+    def _reserve(self, entry: StagedEntry, size_bytes: int) -> bool:
         """Room for exactly so much; where there is none, what was set aside comes back."""
         if entry.reservation is None:
             entry.reservation = self.quota.reserve(size_bytes)
@@ -414,53 +427,53 @@ class Table:
         self._give_back(entry)
         return False
 
-    def _give_back(self, entry: Entry) -> None:
+    def _give_back(self, entry: StagedEntry) -> None:
         if entry.reservation is not None:
             entry.reservation.release()
             entry.reservation = None
 
-    def _put_back(self, entry: Entry) -> None:
+    def _put_back(self, entry: StagedEntry) -> None:
         """Move it to the tail of the queue, or aside where it is too large for any."""
         self._give_back(entry)
         entry.flight = None
         if self._is_too_large(entry):
-            entry.phase = Phase.BYPASSED
+            entry.phase = StagingPhase.BYPASSED
         else:
-            entry.phase = Phase.QUEUED
+            entry.phase = StagingPhase.QUEUED
             self._queue[entry] = None
 
-    def _set_aside(self, entry: Entry) -> None:
+    def _set_aside(self, entry: StagedEntry) -> None:
         """Set it aside until there is room for it, which may be never."""
         entry.flight = None
         if self._is_too_large(entry):
-            entry.phase = Phase.BYPASSED
+            entry.phase = StagingPhase.BYPASSED
         else:
-            entry.phase = Phase.WAITING
+            entry.phase = StagingPhase.WAITING
             self._waiting[entry] = None
 
-    def _end(self, entry: Entry) -> Leftover | None:
+    def _end(self, entry: StagedEntry) -> Leftover | None:
         """Forget the entry; what it leaves on disk is returned, with its room."""
         for order in (self._queue, self._waiting, self._urgent):
             order.pop(entry, None)
         if self._entries.get(entry.binding.key) is entry:
             del self._entries[entry.binding.key]
-        entry.phase = Phase.ENDED
+        entry.phase = StagingPhase.ENDED
         entry.flight = None
         leftover = self._leftover(entry)
         self._give_back(entry)
         return leftover
 
-    def _leftover(self, entry: Entry) -> Leftover | None:
+    def _leftover(self, entry: StagedEntry) -> Leftover | None:
         if entry.file is None or entry.reservation is None:
             return None
         leftover = Leftover(entry.file, entry.reservation)
         entry.file = entry.reservation = None
         return leftover
 
-    def _is_too_large(self, entry: Entry) -> bool:
+    def _is_too_large(self, entry: StagedEntry) -> bool:
         return entry.size_bytes is not None and entry.size_bytes > self.quota.max_bytes
 
-    def _needed_bytes(self, entry: Entry) -> int:
+    def _needed_bytes(self, entry: StagedEntry) -> int:
         if entry.size_bytes is not None:
             return entry.size_bytes
         if self._usual_bytes is None:
@@ -473,7 +486,7 @@ class Table:
         self._usual_bytes = max(size_bytes, usual - (usual - size_bytes) // 8)
 
 
-def _pop_first(order: dict[Entry, None]) -> Entry:
+def _pop_first(order: dict[StagedEntry, None]) -> StagedEntry:
     entry = next(iter(order))
     del order[entry]
     return entry

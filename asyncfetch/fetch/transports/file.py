@@ -20,11 +20,11 @@ import anyio
 from anyio import from_thread, to_thread
 
 from asyncfetch.errors import AccessDenied, ConfigError, FetchError, NotFound, ObjectChanged, redact_url
+from asyncfetch.fetch.buffers import ChainedBuffer
 from asyncfetch.fetch.listing import check_length
 from asyncfetch.fetch.objects import difference
-from asyncfetch.fetch.responses import Delivery
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
-from asyncfetch.fetch.scatter import Places
+from asyncfetch.fetch.responses import AcceptedBody
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.fetch.urls import check_characters
 from asyncfetch.observe.waits import running_meter
 from asyncfetch.ranges import ObjectInfo
@@ -34,11 +34,11 @@ from asyncfetch.runtime.threads import ThreadCall, run_to_its_end
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from asyncfetch.fetch.buffers import Views
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts
     from asyncfetch.fetch.retry import Attempt
-    from asyncfetch.fetch.scatter import Views
-    from asyncfetch.fetch.sources import Source
+    from asyncfetch.fetch.upload_sources import UploadSource
 
 __all__ = ["FileTransport", "local_path", "write_file"]
 
@@ -100,7 +100,7 @@ class FileTransport:
             await call.ended()
             raise
 
-    async def put(self, url: str, source: Source) -> ObjectInfo:
+    async def put(self, url: str, source: UploadSource) -> ObjectInfo:
         """The file that the source is now; see write_file.
 
         It takes no permit: a source may wait for reads that want one.
@@ -202,7 +202,7 @@ class _FileRead(_InThread[None]):
             info = _info(url, os.fstat(descriptor))
             _check_version(self._known, info)
             start, stop = self._download.wanted.span_in(info.size)
-            self._read_exactly(descriptor, start, self._download.accept(Delivery(info, start, stop)))
+            self._read_exactly(descriptor, start, self._download.accept(AcceptedBody(info, start, stop)))
             _check_version(info, _info(url, os.fstat(descriptor)))
         except OSError as error:
             raise _as_failure(error) from error
@@ -215,9 +215,9 @@ class _FileRead(_InThread[None]):
             self._next_step()
             landed = download.landed_bytes
             step = view[landed : landed + READ_STEP_BYTES]
-            count = os.preadv(descriptor, step.views if isinstance(step, Places) else [step], start + landed)
+            count = os.preadv(descriptor, step.views if isinstance(step, ChainedBuffer) else [step], start + landed)
             if count == 0:
-                raise AttemptFailed(ObjectChanged, "the file was truncated while it was being read", Verdict.FATAL)
+                raise AttemptFailed(ObjectChanged, "the file was truncated while it was being read", RetryVerdict.FATAL)
             download.landed_bytes += count
 
 
@@ -264,12 +264,12 @@ def _check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
     changed = difference(known, seen) if known is not None else None
     if changed is not None:
         message = f"the file was changed since it was first read, {changed}: read it again from its start"
-        raise AttemptFailed(ObjectChanged, message, Verdict.FATAL)
+        raise AttemptFailed(ObjectChanged, message, RetryVerdict.FATAL)
 
 
 def _info(url: str, status: os.stat_result) -> ObjectInfo:
     if not stat.S_ISREG(status.st_mode):
-        raise AttemptFailed(NotFound, "there is something, but it is no regular file", Verdict.FATAL)
+        raise AttemptFailed(NotFound, "there is something, but it is no regular file", RetryVerdict.FATAL)
     return ObjectInfo(url, status.st_size, f'"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"')
 
 
@@ -282,18 +282,18 @@ def _delete(path: Path) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         kind = AccessDenied if isinstance(error, PermissionError) else FetchError
-        raise AttemptFailed(kind, f"it can't be removed: {reason}", Verdict.FATAL) from error
+        raise AttemptFailed(kind, f"it can't be removed: {reason}", RetryVerdict.FATAL) from error
 
 
 def _as_failure(error: OSError) -> AttemptFailed:
     reason = error.strerror or str(error)
     match error:
         case FileNotFoundError() | NotADirectoryError():
-            return AttemptFailed(NotFound, f"{reason}: check the path", Verdict.FATAL)
+            return AttemptFailed(NotFound, f"{reason}: check the path", RetryVerdict.FATAL)
         case PermissionError():
-            return AttemptFailed(AccessDenied, f"{reason}: this user may not read it", Verdict.FATAL)
+            return AttemptFailed(AccessDenied, f"{reason}: this user may not read it", RetryVerdict.FATAL)
         case _:
-            return AttemptFailed(FetchError, f"reading failed: {reason}", Verdict.FATAL)
+            return AttemptFailed(FetchError, f"reading failed: {reason}", RetryVerdict.FATAL)
 
 
 WRITE_STEP_BYTES = 4 * 1024 * 1024
@@ -304,7 +304,7 @@ UNDO_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
-async def write_file(path: Path, source: Source, limiter: anyio.CapacityLimiter) -> os.stat_result:
+async def write_file(path: Path, source: UploadSource, limiter: anyio.CapacityLimiter) -> os.stat_result:
     """Writes the source to ``path`` in place of what was there, in one step at its end; what it is then.
 
     It is on the disk, not only in the system's memory, when this returns; its name, too, unless this user may not read
@@ -401,11 +401,13 @@ def _write_failure(error: OSError) -> AttemptFailed:
     reason = error.strerror or str(error)
     match error:
         case IsADirectoryError():
-            return AttemptFailed(FetchError, "there is a directory in its place: choose another name", Verdict.FATAL)
+            return AttemptFailed(
+                FetchError, "there is a directory in its place: choose another name", RetryVerdict.FATAL
+            )
         case FileExistsError() | NotADirectoryError():
             message = f"{reason}: a part of its path is a file, and would have to be a directory"
-            return AttemptFailed(FetchError, message, Verdict.FATAL)
+            return AttemptFailed(FetchError, message, RetryVerdict.FATAL)
         case PermissionError():
-            return AttemptFailed(AccessDenied, f"{reason}: this user may not write there", Verdict.FATAL)
+            return AttemptFailed(AccessDenied, f"{reason}: this user may not write there", RetryVerdict.FATAL)
         case _:
-            return AttemptFailed(FetchError, f"writing failed: {reason}", Verdict.FATAL)
+            return AttemptFailed(FetchError, f"writing failed: {reason}", RetryVerdict.FATAL)

@@ -50,20 +50,20 @@ from asyncfetch.fetch.bandwidth import Bandwidth
 from asyncfetch.fetch.batch import server_of
 from asyncfetch.fetch.listing import by_name, check_length, listed_size
 from asyncfetch.fetch.objects import difference
-from asyncfetch.fetch.responses import Delivery, refusal
-from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of, pause_seconds, retried
-from asyncfetch.fetch.transports.back_end_threads import BackEndThreads
+from asyncfetch.fetch.responses import AcceptedBody, refusal
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, cause_of, pause_seconds, retried
+from asyncfetch.fetch.transports.fsspec_threads import FsspecThreads
 from asyncfetch.ranges import ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from asyncfetch.config import FetchConfig
+    from asyncfetch.fetch.buffers import Views
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Hosts, Permit
     from asyncfetch.fetch.retry import Attempt, Clock
-    from asyncfetch.fetch.scatter import Views
-    from asyncfetch.fetch.transports.back_end_threads import Job
+    from asyncfetch.fetch.transports.fsspec_threads import ThreadJob
 
 __all__ = ["FsspecTransport", "check_version", "file_system", "foreign_errors", "list_directory", "look", "scheme_of"]
 
@@ -118,7 +118,7 @@ def look(files: Any, path: str, url: str) -> ObjectInfo:  # noqa: ANN401 - untyp
 
 def _info(url: str, found: Mapping[str, Any]) -> ObjectInfo:
     if found.get("type") == "directory":
-        raise AttemptFailed(NotFound, "there is something, but it is a directory", Verdict.FATAL)
+        raise AttemptFailed(NotFound, "there is something, but it is a directory", RetryVerdict.FATAL)
     size = _size(found, "the object")
     version = [(key, str(found[key])) for key in VERSION_KEYS if found.get(key) is not None]
     return ObjectInfo(url, size, f'"{hashlib.sha256(repr(version).encode()).hexdigest()[:32]}"' if version else None)
@@ -130,7 +130,7 @@ def _size(found: Mapping[str, Any], what: str) -> int:
         return listed_size(said)
     except ValueError as error:
         message = f"the file system doesn't say how long {what} is, but {redact_text(repr(said))[:100]}"
-        raise AttemptFailed(InvalidResponse, f"{message}: ranges of it can't be checked", Verdict.FATAL) from error
+        raise AttemptFailed(InvalidResponse, f"{message}: ranges of it can't be checked", RetryVerdict.FATAL) from error
 
 
 def check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
@@ -138,11 +138,11 @@ def check_version(known: ObjectInfo | None, seen: ObjectInfo) -> None:
     changed = difference(known, seen) if known is not None else None
     if changed is not None:
         message = f"the object was changed since it was first read, {changed}: read it again from its start"
-        raise AttemptFailed(ObjectChanged, message, Verdict.FATAL)
+        raise AttemptFailed(ObjectChanged, message, RetryVerdict.FATAL)
 
 
 def list_directory(
-    url: str, options: Mapping[str, Mapping[str, object]], max_entries: int, job: Job
+    url: str, options: Mapping[str, Mapping[str, object]], max_entries: int, job: ThreadJob
 ) -> list[ObjectInfo]:
     """Runs in a thread."""
     job.next_call()
@@ -191,12 +191,12 @@ def _as_failure(error: BaseException, scheme: str) -> AttemptFailed:
     who = f"fsspec's back end for {scheme}://"
     match error:
         case FileNotFoundError() | NotADirectoryError() | IsADirectoryError():
-            return AttemptFailed(NotFound, "there is no such object: check the url", Verdict.FATAL)
+            return AttemptFailed(NotFound, "there is no such object: check the url", RetryVerdict.FATAL)
         case PermissionError():
-            return AttemptFailed(AccessDenied, f"{who} may not read it ({said})", Verdict.FATAL)
+            return AttemptFailed(AccessDenied, f"{who} may not read it ({said})", RetryVerdict.FATAL)
         case ssl.SSLCertVerificationError():
             message = f"{who} doesn't trust the certificate of its server ({said})"
-            return AttemptFailed(ConnectionFailed, message, Verdict.FATAL)
+            return AttemptFailed(ConnectionFailed, message, RetryVerdict.FATAL)
     answer = _answer_in(error) or _answer_in(error.__cause__)
     if answer is not None:
         status, headers = answer
@@ -210,18 +210,18 @@ def _as_failure(error: BaseException, scheme: str) -> AttemptFailed:
         case socket.gaierror():
             message = f"the name of the host can't be resolved, says {who} ({said}): check the url and the network"
             return AttemptFailed(
-                ConnectionFailed, message, Verdict.ONCE if error.errno in _UNKNOWN_NAME else Verdict.AGAIN
+                ConnectionFailed, message, RetryVerdict.ONCE if error.errno in _UNKNOWN_NAME else RetryVerdict.AGAIN
             )
         case ConnectionError() | EOFError() | aiohttp.ClientConnectionError() | aiohttp.ClientPayloadError():
             return AttemptFailed(ConnectionFailed, f"{who} has no connection, or lost it ({said})")
         case ValueError() | TypeError() | LookupError() | AttributeError() | NotImplementedError() | AssertionError():
-            return AttemptFailed(FetchError, f"{who} can't do it ({said})", Verdict.FATAL)
+            return AttemptFailed(FetchError, f"{who} can't do it ({said})", RetryVerdict.FATAL)
         case OSError():
             return AttemptFailed(FetchError, f"{who} failed ({said})")
         case _:
             # Nobody knows: a lost connection, in the words of a library that isn't ours to import, or a refusal for
             # good. One repeat brings most of the former, and of the latter the back end has made some by itself.
-            return AttemptFailed(FetchError, f"{who} failed ({said})", Verdict.ONCE)
+            return AttemptFailed(FetchError, f"{who} failed ({said})", RetryVerdict.ONCE)
 
 
 def _answer_in(error: BaseException | None) -> tuple[int, Mapping[str, str]] | None:
@@ -270,7 +270,7 @@ class FsspecTransport:
         self._bandwidth = Bandwidth.of(config.max_bytes_per_second)
         limits = config.timeouts
         limit_seconds = limits.connect_seconds + limits.first_byte_seconds + limits.stall_seconds
-        self._threads = BackEndThreads(THREADS, limit_seconds)
+        self._threads = FsspecThreads(THREADS, limit_seconds)
 
     def close(self) -> None:
         """Ends the threads. Nothing may be under way but what was left behind."""
@@ -324,7 +324,7 @@ class FsspecTransport:
         """Takes what is missing: all in one job where it comes in one piece, else a piece a job."""
         reading = _Reading(download, self._config.fsspec, permit.host.now)
 
-        async def run(function: Callable[[Job], None]) -> None:
+        async def run(function: Callable[[ThreadJob], None]) -> None:
             try:
                 await self._threads.run(function, scheme_of(download.url))
             finally:
@@ -393,7 +393,7 @@ class _Reading:
         """Tell the permit that all is there. On the loop."""
         permit.received(len(self._view), self._now() - self._opened_at)
 
-    def open(self, job: Job) -> None:
+    def open(self, job: ThreadJob) -> None:
         """Learns size and version; from here on the memory for the bytes is there."""
         url = self._download.url
         job.next_call()
@@ -402,11 +402,11 @@ class _Reading:
         check_version(self._known, self._info)
         self._start, stop = self._wanted.span_in(self._info.size)
         with job.landing():
-            self._view = self._download.accept(Delivery(self._info, self._start, stop))
+            self._view = self._download.accept(AcceptedBody(self._info, self._start, stop))
             self._opened_at = self._now()
             self._is_open = True
 
-    def take(self, max_bytes: int, job: Job) -> None:
+    def take(self, max_bytes: int, job: ThreadJob) -> None:
         """Asks for the next so many bytes and lands them; opens it before the first and checks it after the last."""
         if not self._is_open:
             self.open(job)
@@ -416,7 +416,7 @@ class _Reading:
             self._check(job)
             self.is_done = True
 
-    def _take(self, count: int, job: Job) -> None:
+    def _take(self, count: int, job: ThreadJob) -> None:
         start = self._start + self._landed_bytes
         job.next_call()
         with foreign_errors(scheme_of(self._download.url)):
@@ -424,7 +424,7 @@ class _Reading:
         if len(piece) != count:
             self._check(job)
             message = f"the back end returned {len(piece)} bytes for [{start}, {start + count})"
-            raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
+            raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE)
         for place in range(0, count, LAND_STEP_BYTES):
             part = piece[place : place + LAND_STEP_BYTES]
             with job.landing():
@@ -432,12 +432,12 @@ class _Reading:
                 self._landed_bytes += len(part)
                 self._download.landed_bytes += len(part)
 
-    def _check(self, job: Job) -> None:
+    def _check(self, job: ThreadJob) -> None:
         """Back ends don't tell of which version bytes are. If it is the one of before still, they are of it, too."""
         job.next_call()
         check_version(self._info, look(self._files, self._path, self._download.url))
 
 
 def _origin_of(url: str) -> str:
-    """Return what its gate and its statistics go by: the server, whoever logs in."""
+    """Return what its limiter and its statistics go by: the server, whoever logs in."""
     return redact_url(server_of(url))

@@ -25,16 +25,16 @@ from multidict import CIMultiDict
 
 from asyncfetch.config.checks import HEADER_CONTROL
 from asyncfetch.errors import ConfigError, InvalidResponse, ObjectChanged, redact_url
-from asyncfetch.fetch.addresses import WebUrls
 from asyncfetch.fetch.bandwidth import Allowance, Bandwidth, RateLimit
 from asyncfetch.fetch.connection import PooledConnectionDied
 from asyncfetch.fetch.connector import Connector
 from asyncfetch.fetch.hosts import Permit
 from asyncfetch.fetch.refusals import circumstances
-from asyncfetch.fetch.responses import MISDIRECTED, Delivery, check_response, counted, refusal
-from asyncfetch.fetch.retry import AttemptFailed, Verdict, pause_seconds, retried, spent_quota_seconds
+from asyncfetch.fetch.responses import MISDIRECTED, AcceptedBody, check_response, counted, refusal
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, pause_seconds, retried, spent_quota_seconds
 from asyncfetch.fetch.transports.environment import Environment, read_environment
-from asyncfetch.fetch.transports.session import COMMON_HEADERS, Session
+from asyncfetch.fetch.transports.session import COMMON_HEADERS, AiohttpSessions
+from asyncfetch.fetch.url_resolution import WebUrls
 from asyncfetch.fetch.urls import REDIRECTS, Route, host_name, is_permanent, next_url, origin_of, static_headers
 from asyncfetch.observe.trace import running
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from yarl import URL
 
     from asyncfetch.config import FetchConfig
-    from asyncfetch.fetch.addresses import Address, AddressBook
     from asyncfetch.fetch.connection import Connection, Head
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.hosts import Host, Hosts
     from asyncfetch.fetch.retry import Attempt, Clock
     from asyncfetch.fetch.transports.session import Exchange
+    from asyncfetch.fetch.url_resolution import Address, AddressBook
     from asyncfetch.ranges import ObjectInfo
 
 __all__ = ["WEB_URLS", "Body", "HttpTransport", "Response"]
@@ -120,7 +120,7 @@ class HttpRequest:
             headers["If-Match"] = etag
         return headers
 
-    def judge(self, status: int, headers: Mapping[str, str]) -> Delivery | Redirect:
+    def judge(self, status: int, headers: Mapping[str, str]) -> AcceptedBody | Redirect:
         """Return what an answer brings, or the url that it redirects to; AttemptFailed where it isn't to be taken."""
         if status in REDIRECTS:
             self._check_version(headers)
@@ -130,7 +130,7 @@ class HttpRequest:
             headers = self._with_version(headers)
         return check_response(download.next_request(), status, headers, url=download.url, known=download.known)
 
-    def count(self, headers: Mapping[str, str], body: bytes | bytearray) -> Delivery:
+    def count(self, headers: Mapping[str, str], body: bytes | bytearray) -> AcceptedBody:
         """Return what a whole body brings, of which the answer's head doesn't tell enough; else AttemptFailed."""
         download, headers = self.download, self._with_version(headers)
         return counted(download.next_request(), headers, body, url=download.url, known=download.known)
@@ -140,7 +140,7 @@ class HttpRequest:
         name = self.address.version_header
         if name is not None and (version := headers.get(name)) is not None and f'"{version}"' != self.address.etag:
             message = f'its version was {self.address.etag} and is "{version}" now'
-            raise AttemptFailed(ObjectChanged, message, Verdict.FATAL)
+            raise AttemptFailed(ObjectChanged, message, RetryVerdict.FATAL)
 
     def _with_version(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         if self.address.etag is None:
@@ -170,7 +170,7 @@ class HttpTransport:
         hosts: Hosts,
         clock: Clock,
         connector: Connector,
-        session: Session,
+        session: AiohttpSessions,
         environment: Environment,
     ) -> None:
         """Takes over ``connector`` and ``session``; use ``open`` to get one that is set up right."""
@@ -192,7 +192,7 @@ class HttpTransport:
         if config.trust_env:
             environment = await anyio.to_thread.run_sync(read_environment, dict(os.environ))
         connector = await Connector.open(config)
-        return cls(config, hosts, clock, connector, await Session.open(config, connector), environment)
+        return cls(config, hosts, clock, connector, await AiohttpSessions.open(config, connector), environment)
 
     async def aclose(self) -> None:
         """Close every connection, without waiting for any server. No attempt may be under way."""
@@ -252,11 +252,13 @@ class HttpTransport:
                         permanent = url
                 raise self._too_many_redirects(url, status)
             except AttemptFailed as refused:
-                if download.asks_otherwise(refused) and refused.verdict is not Verdict.AGAIN:
+                if download.asks_otherwise(refused) and refused.verdict is not RetryVerdict.AGAIN:
                     continue
                 # Where the url itself leads now is asked at once in place of a refusal, else by the next attempt.
                 self._moved.pop(download.url, None)
-                was_refused = moved_to is not None and refused.verdict is Verdict.FATAL and (refused.status or 0) >= 400
+                was_refused = (
+                    moved_to is not None and refused.verdict is RetryVerdict.FATAL and (refused.status or 0) >= 400
+                )
                 if not addresses_left or not (was_refused or book.reject(download.url, address, refused)):
                     raise
                 addresses_left -= 1
@@ -265,9 +267,11 @@ class HttpTransport:
         """Has the download ask for the last bytes by their places in the object."""
         info = download.known
         if info is None:
-            question = download.size_question()
-            await retried(self._config.retry, self._clock, question.url, self.attempts(question, book), question)
-            info, _ = question.result()
+            size_request = download.size_request()
+            await retried(
+                self._config.retry, self._clock, size_request.url, self.attempts(size_request, book), size_request
+            )
+            info, _ = size_request.result()
         download.ask_within(info.size)
 
     async def _get(self, request: HttpRequest, *, needs_new_connection: bool) -> Redirect | None:
@@ -542,7 +546,7 @@ class HttpTransport:
         max_bytes: int = MAX_RESPONSE_BYTES,
         body: Body | None = None,
     ) -> Response:
-        """Send one question that isn't for an object's bytes: a listing, where an object is. It isn't repeated.
+        """Send one request that isn't for an object's bytes: a listing, where an object is. It isn't repeated.
 
         Redirects are followed within the address's origin; one that leads elsewhere is the answer.
 
@@ -621,7 +625,7 @@ class HttpTransport:
             withheld=is_configured and url.scheme == "http" and "Authorization" not in sent,
         )
 
-    def _judge(self, request: HttpRequest, status: int, headers: Mapping[str, str]) -> Delivery | Redirect:
+    def _judge(self, request: HttpRequest, status: int, headers: Mapping[str, str]) -> AcceptedBody | Redirect:
         try:
             return request.judge(status, headers)
         except AttemptFailed as failure:
@@ -686,7 +690,7 @@ class HttpTransport:
     def _too_many_redirects(self, url: URL, status: int | None) -> AttemptFailed:
         limit, last = self._config.max_redirects, host_name(url)
         message = f"more than max_redirects={limit} redirects, the last one to {last}"
-        return AttemptFailed(InvalidResponse, message, Verdict.FATAL, status, host=last)
+        return AttemptFailed(InvalidResponse, message, RetryVerdict.FATAL, status, host=last)
 
     def _host(self, url: URL) -> Host:
         return self._hosts.get(origin_of(url), lambda: self._route(url))

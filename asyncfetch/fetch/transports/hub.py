@@ -29,10 +29,10 @@ from yarl import URL
 
 from asyncfetch.config.checks import require_token
 from asyncfetch.errors import ConfigError, InvalidResponse, NotFound, ObjectChanged, redact_url
-from asyncfetch.fetch.addresses import Address, Found, FoundOnce
 from asyncfetch.fetch.listing import Listing, listed_size
 from asyncfetch.fetch.refusals import explained
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
+from asyncfetch.fetch.url_resolution import Address, AsyncCache, Found
 from asyncfetch.fetch.urls import next_url, origin_of, parse_url, static_headers, userinfo
 from asyncfetch.ranges import ObjectInfo
 
@@ -157,9 +157,9 @@ class HubTransport:
     def __init__(self, config: FetchConfig, http: HttpTransport, clock: Clock) -> None:
         self._config = config
         self._http = http
-        self._addresses: FoundOnce[str, Address] = FoundOnce(clock.monotonic)
-        self._commits: FoundOnce[tuple[str, str, str], str] = FoundOnce(clock.monotonic)
-        self._hubs: FoundOnce[None, _Hub] = FoundOnce(clock.monotonic, 1)
+        self._addresses: AsyncCache[str, Address] = AsyncCache(clock.monotonic)
+        self._commits: AsyncCache[tuple[str, str, str], str] = AsyncCache(clock.monotonic)
+        self._hubs: AsyncCache[None, _Hub] = AsyncCache(clock.monotonic, 1)
         self._wall = clock.wall
         self._has_token = False
 
@@ -345,7 +345,7 @@ def _served_at(reply: Response, wall_now: float) -> float:
 
 
 def _no_hub(message: str) -> AttemptFailed:
-    return AttemptFailed(InvalidResponse, f"{message}: does HF_ENDPOINT lead to a Hub?", Verdict.ONCE)
+    return AttemptFailed(InvalidResponse, f"{message}: does HF_ENDPOINT lead to a Hub?", RetryVerdict.ONCE)
 
 
 def _parse_json(body: bytes) -> Any:  # noqa: ANN401 - anything can stand there

@@ -29,11 +29,11 @@ from asyncfetch.errors import (
     redact_url,
 )
 from asyncfetch.fetch import refusals
-from asyncfetch.fetch.addresses import Address, Found, FoundOnce
 from asyncfetch.fetch.listing import Listing, listed_size
 from asyncfetch.fetch.responses import NO_REASON, TOKEN_CODES
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.fetch.transports.s3_upload import S3Upload
+from asyncfetch.fetch.url_resolution import Address, AsyncCache, Found
 from asyncfetch.fetch.urls import REDIRECTS, host_name
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.exits import in_thread
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig, S3Config
     from asyncfetch.fetch.download import Download
     from asyncfetch.fetch.retry import Attempt, Clock
-    from asyncfetch.fetch.sources import Source
     from asyncfetch.fetch.transports.http import Body, HttpTransport, Response
+    from asyncfetch.fetch.upload_sources import UploadSource
 
 __all__ = ["S3Signer", "S3Transport", "Signed"]
 
@@ -142,7 +142,7 @@ class _Clients:
 
     def __init__(self, config: S3Config) -> None:
         self._config = config
-        self._clients: FoundOnce[str | None, Any] = FoundOnce(time.monotonic, MAX_REGIONS)
+        self._clients: AsyncCache[str | None, Any] = AsyncCache(time.monotonic, MAX_REGIONS)
         self._open = AsyncExitStack()
         self._session: Any = None
 
@@ -233,12 +233,12 @@ def _errors_of_ours() -> Iterator[None]:
             f"{error}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, log in, or read a public"
             " bucket with FetchConfig(s3=S3Config(anonymous=True))"
         )
-        raise AttemptFailed(AccessDenied, message, Verdict.FATAL) from error
+        raise AttemptFailed(AccessDenied, message, RetryVerdict.FATAL) from error
     except (exceptions.CredentialRetrievalError, exceptions.HTTPClientError) as error:
         raise AttemptFailed(AccessDenied, f"the credentials for S3 can't be had: {error}") from error
     except (exceptions.SSOError, exceptions.ClientError) as error:
         message = f"the credentials for S3 can't be had, log in again: {error}"
-        raise AttemptFailed(AccessDenied, message, Verdict.FATAL) from error
+        raise AttemptFailed(AccessDenied, message, RetryVerdict.FATAL) from error
     except (exceptions.BotoCoreError, ValueError) as error:
         raise ConfigError(f"a request to S3 can't be made from this url or configuration: {error}") from error
 
@@ -274,12 +274,12 @@ class S3Transport:
         self._config = config.s3
         self._max_entries = config.max_listed_entries
         self._http = http
-        self._addresses: FoundOnce[str, Address] = FoundOnce(clock.monotonic)
+        self._addresses: AsyncCache[str, Address] = AsyncCache(clock.monotonic)
         self._regions: dict[str, str] = {}
         self._wall = clock.wall
-        self._signers: FoundOnce[None, S3Signer] = FoundOnce(clock.monotonic, 1)
+        self._signers: AsyncCache[None, S3Signer] = AsyncCache(clock.monotonic, 1)
         self._signer: S3Signer | None = None
-        self._endpoints: FoundOnce[None, str] = FoundOnce(clock.monotonic, 1)
+        self._endpoints: AsyncCache[None, str] = AsyncCache(clock.monotonic, 1)
 
     async def aclose(self) -> None:
         """Ends the thread that signs, if there is one."""
@@ -294,7 +294,7 @@ class S3Transport:
         """The store that is asked; empty for AWS."""
         return await self._endpoints.get(None, partial(self._http.persist, url, self._find_endpoint))
 
-    async def put(self, url: str, source: Source) -> ObjectInfo:
+    async def put(self, url: str, source: UploadSource) -> ObjectInfo:
         """The object that the source is now; see S3Upload."""
         bucket, key = bucket_and_key(url)
         return await S3Upload(url, bucket, key, self._config, self._ask, self._http.persist).put(source)
@@ -358,7 +358,7 @@ class S3Transport:
             listing.add(infos, asked=token, following=following)
             listing.has_marker |= has_marker
             if following is None and prefix and not listing.infos and not listing.has_marker:
-                raise AttemptFailed(NotFound, "nothing is below this prefix: check the url", Verdict.FATAL)
+                raise AttemptFailed(NotFound, "nothing is below this prefix: check the url", RetryVerdict.FATAL)
         return following
 
     async def _ask(
@@ -437,7 +437,7 @@ def _sent_elsewhere(reply: Response) -> AttemptFailed:
     assert reply.target is not None
     message = f"the store sends us on to {host_name(reply.target)}: set S3Config(region=...) or endpoint_url"
     return AttemptFailed(
-        InvalidResponse, message, Verdict.FATAL, reply.status, host=host_name(reply.url), headers=reply.headers
+        InvalidResponse, message, RetryVerdict.FATAL, reply.status, host=host_name(reply.url), headers=reply.headers
     )
 
 
@@ -475,13 +475,13 @@ def _parse_page(body: bytes, bucket: str, prefix: str) -> tuple[list[ObjectInfo]
                 infos.append(ObjectInfo(f"s3://{bucket}/{_below(prefix, key)}", size, etag))
     except (ET.ParseError, LookupError, ValueError) as error:  # LookupError: of an encoding
         message = f"the listing is no answer of S3 ({error}): is the endpoint right?"
-        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE) from error
+        raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE) from error
     if page.findtext("{*}IsTruncated", "") != "true":
         return infos, has_marker, None
     token = page.findtext("{*}NextContinuationToken", "")
     if not token:
         message = "the listing has more pages and no token to ask for them: the store doesn't speak ListObjectsV2"
-        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
+        raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE)
     return infos, has_marker, token
 
 

@@ -18,8 +18,8 @@ import anyio
 from anyio import to_thread
 
 from asyncfetch.errors import AccessDenied, AsyncFetchError, FetchError, FetchTimeout, InvalidResponse, NotFound
-from asyncfetch.fetch.gate import one_caller
-from asyncfetch.fetch.retry import AttemptFailed, Verdict
+from asyncfetch.fetch.limiter import one_caller
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict
 from asyncfetch.ranges import ObjectInfo
 from asyncfetch.runtime.cancellation import outlast
 from asyncfetch.runtime.concurrently import ungrouped
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from asyncfetch.config import S3Config
-    from asyncfetch.fetch.sources import Source
     from asyncfetch.fetch.transports.http import Body, Response
+    from asyncfetch.fetch.upload_sources import UploadSource
 
 __all__ = ["S3Upload"]
 
@@ -46,23 +46,23 @@ _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _OWN_KEYS = re.compile(r"aws:kms(:dsse)?")
 
-_REFUSALS: Mapping[str, tuple[type[FetchError], Verdict, str]] = {
+_REFUSALS: Mapping[str, tuple[type[FetchError], RetryVerdict, str]] = {
     "AccessDenied": (
         AccessDenied,
-        Verdict.FATAL,
+        RetryVerdict.FATAL,
         "these credentials may not write there: they need s3:PutObject and s3:AbortMultipartUpload",
     ),
-    "BadDigest": (InvalidResponse, Verdict.AGAIN, "other bytes arrived than were sent"),
-    "EntityTooLarge": (FetchError, Verdict.FATAL, "too long for the store: set S3Config(upload_part_bytes=...)"),
+    "BadDigest": (InvalidResponse, RetryVerdict.AGAIN, "other bytes arrived than were sent"),
+    "EntityTooLarge": (FetchError, RetryVerdict.FATAL, "too long for the store: set S3Config(upload_part_bytes=...)"),
     "EntityTooSmall": (
         FetchError,
-        Verdict.FATAL,
+        RetryVerdict.FATAL,
         "the store wants longer parts: raise S3Config(upload_part_bytes=...)",
     ),
-    "NoSuchBucket": (NotFound, Verdict.FATAL, "there is no such bucket: make it, or check the url"),
-    "NoSuchUpload": (NotFound, Verdict.FATAL, "the multipart upload is gone: somebody, or a rule, has aborted it"),
-    "OperationAborted": (FetchError, Verdict.AGAIN, "somebody else writes the same object"),
-    "RequestTimeout": (FetchTimeout, Verdict.AGAIN, "the store gave up waiting for our bytes"),
+    "NoSuchBucket": (NotFound, RetryVerdict.FATAL, "there is no such bucket: make it, or check the url"),
+    "NoSuchUpload": (NotFound, RetryVerdict.FATAL, "the multipart upload is gone: somebody, or a rule, has aborted it"),
+    "OperationAborted": (FetchError, RetryVerdict.AGAIN, "somebody else writes the same object"),
+    "RequestTimeout": (FetchTimeout, RetryVerdict.AGAIN, "the store gave up waiting for our bytes"),
 }
 """The meaning that refusals of something written mean, where that is more than their status says."""
 
@@ -71,7 +71,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-class Ask(Protocol):
+class SignedRequest(Protocol):
     """One request for an operation on an object, signed."""
 
     async def __call__(
@@ -107,7 +107,7 @@ class S3Upload:
         persist: Repeats it.
     """
 
-    def __init__(self, url: str, bucket: str, key: str, config: S3Config, ask: Ask, persist: Persist) -> None:
+    def __init__(self, url: str, bucket: str, key: str, config: S3Config, ask: SignedRequest, persist: Persist) -> None:
         self._url = url
         self._place = {"Bucket": bucket, "Key": key}
         self._config = config
@@ -117,7 +117,7 @@ class S3Upload:
         self._tags: dict[int, str] = {}
         self._size = 0
 
-    async def put(self, source: Source) -> ObjectInfo:
+    async def put(self, source: UploadSource) -> ObjectInfo:
         """The object that the source is now. Errors and cancellations leave the one before, and no upload behind.
 
         Raises:
@@ -159,7 +159,7 @@ class S3Upload:
 
         await outlast(attempt, seconds=UNDO_SECONDS)
 
-    async def _send_parts(self, source: Source, parts: list[memoryview], part_bytes: int) -> None:
+    async def _send_parts(self, source: UploadSource, parts: list[memoryview], part_bytes: int) -> None:
         """All of the source, so many parts at a time and one more that is read.
 
         ``parts`` has what was read of it already, and is emptied: nobody else may keep a part in memory.
@@ -292,7 +292,7 @@ def _checked_tag(digest: bytes, reply: Response) -> str:
     tag = headers.get("ETag")
     if tag is None:
         message = "the store doesn't say what it has stored (no ETag): is the endpoint right?"
-        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
+        raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE)
     if "x-amz-server-side-encryption-customer-algorithm" in headers:
         return tag
     if _OWN_KEYS.fullmatch(headers.get("x-amz-server-side-encryption", "")):
@@ -300,7 +300,7 @@ def _checked_tag(digest: bytes, reply: Response) -> str:
     match = _MD5.fullmatch(tag)
     if match is not None and match[1] != digest.hex():
         message = f"the store has stored other bytes than were sent: its ETag is {tag}, their MD5 {digest.hex()}"
-        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
+        raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE)
     return tag
 
 
@@ -332,13 +332,13 @@ def _text_of(name: str, reply: Response) -> str:
         root = ET.fromstring(reply.body[:MAX_ANSWER_BYTES])  # what is cut off can't be parsed
     except (ET.ParseError, LookupError, ValueError) as error:  # LookupError: of an encoding
         message = f"the store's answer is none of S3 ({error}): is the endpoint right?"
-        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE) from error
+        raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE) from error
     if root.tag == "Error":
         code = root.findtext("Code", "")[:80]
-        kind, verdict, message = _REFUSALS.get(code, (FetchError, Verdict.AGAIN, "the store couldn't do it"))
+        kind, verdict, message = _REFUSALS.get(code, (FetchError, RetryVerdict.AGAIN, "the store couldn't do it"))
         raise AttemptFailed(kind, f"{message} ({code})", verdict)
     text = root.findtext(f"{{*}}{name}", "")
     if not text:
         message = f"the store's answer has no {name}: is the endpoint right?"
-        raise AttemptFailed(InvalidResponse, message, Verdict.ONCE)
+        raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE)
     return text

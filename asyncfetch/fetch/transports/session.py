@@ -24,7 +24,7 @@ import anyio
 from asyncfetch.errors import ConnectionFailed, FetchTimeout, InvalidResponse
 from asyncfetch.fetch import connection
 from asyncfetch.fetch.refusals import SESSION_ERRORS, session_failure
-from asyncfetch.fetch.retry import AttemptFailed, Verdict, cause_of
+from asyncfetch.fetch.retry import AttemptFailed, RetryVerdict, cause_of
 from asyncfetch.fetch.urls import host_name
 from asyncfetch.runtime.cancellation import Interrupt
 from asyncfetch.runtime.sockets import abort
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch.bandwidth import Allowance
+    from asyncfetch.fetch.buffers import Views
     from asyncfetch.fetch.connection import Peer
     from asyncfetch.fetch.connector import Connector
     from asyncfetch.fetch.hosts import Host
-    from asyncfetch.fetch.responses import Delivery
-    from asyncfetch.fetch.scatter import Views
+    from asyncfetch.fetch.responses import AcceptedBody
     from asyncfetch.runtime.deadlines import Deadlines
 
-__all__ = ["COMMON_HEADERS", "Exchange", "Session"]
+__all__ = ["COMMON_HEADERS", "AiohttpSessions", "Exchange"]
 
 COMMON_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity", "User-Agent": "asyncfetch"}
 """Headers that every request carries."""
 
 
-class Session:
+class AiohttpSessions:
     """aiohttp's sessions on the running loop: one that pools connections, and one that makes a new one each time.
 
     ``connector`` is told of their sockets and gives their addresses; it isn't closed with them.
@@ -171,7 +171,7 @@ def _trace() -> aiohttp.TraceConfig:
 
 
 class _QuietConnector(aiohttp.TCPConnector):
-    """One that says nothing where it is collected open: see ``Session.let_go``."""
+    """One that says nothing where it is collected open: see ``AiohttpSessions.let_go``."""
 
     def __del__(self, _: object = None, /) -> None:
         """Do nothing, in place of aiohttp's, which logs an error."""
@@ -285,7 +285,7 @@ class Exchange:
             and all(map(str.isascii, response.headers.values()))
         )
 
-    async def receive(self, delivery: Delivery, view: Views, landed: Callable[[int], None]) -> None:
+    async def receive(self, delivery: AcceptedBody, view: Views, landed: Callable[[int], None]) -> None:
         """Bring the body's wanted bytes into ``view``, in order; return when the body has ended as declared.
 
         Args:
@@ -360,7 +360,7 @@ class Exchange:
             body += chunk
             if len(body) > max_bytes:
                 message = f"{self._host.name} answers with more than {max_bytes} bytes {where}"
-                raise AttemptFailed(InvalidResponse, message, Verdict.ONCE, self.status)
+                raise AttemptFailed(InvalidResponse, message, RetryVerdict.ONCE, self.status)
         return bytes(body)
 
     def is_due(self, now: float) -> None:
@@ -408,7 +408,7 @@ class Exchange:
             if self._stepped_bytes:
                 message += f", or lower min_bytes_per_second: {self._stepped_bytes} of {self._step_bytes:.0f} came"
             # A host that drops what we send keeps dropping it, and each try costs the whole limit.
-            verdict = Verdict.ONCE if self._phase == "connecting" else Verdict.AGAIN
+            verdict = RetryVerdict.ONCE if self._phase == "connecting" else RetryVerdict.AGAIN
             raise AttemptFailed(FetchTimeout, message, verdict, self.status or None, address=address)
         if isinstance(error, AttemptFailed) and error.status is None:
             error.address = error.address or address
@@ -421,11 +421,11 @@ async def _pieces(body: Iterable[bytes | memoryview]) -> AsyncIterator[bytes | m
 
 
 def _surplus(view: Views) -> AttemptFailed:
-    return AttemptFailed(InvalidResponse, f"the body goes on after its {len(view)} bytes", Verdict.ONCE)
+    return AttemptFailed(InvalidResponse, f"the body goes on after its {len(view)} bytes", RetryVerdict.ONCE)
 
 
 # See ``connector``: a child takes the connectors away from their sessions and never lets go of them.
-_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_open_sessions: weakref.WeakSet[AiohttpSessions] = weakref.WeakSet()
 _inherited: list[object] = []
 
 

@@ -14,7 +14,7 @@ from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.stream.figures import FiguresPage
 from asyncfetch.stream.placement import Placement
-from asyncfetch.stream.serving.messages import AskStatistics, Begin, Ended, Failed, Filled, Statistics, Stop
+from asyncfetch.stream.serving.messages import AskStatistics, Begin, Ended, FailedBatch, Filled, Statistics, Stop
 from asyncfetch.stream.serving.packing import unpack
 from asyncfetch.stream.serving.process import WorkerProcess
 from asyncfetch.stream.serving.worker import Plan
@@ -170,7 +170,7 @@ class ServedBatches:
             if not self._guard.in_child:
                 worker.send(Stop(number))
             raise
-        if isinstance(message, Failed):
+        if isinstance(message, FailedBatch):
             message.raise_it()
         assert isinstance(message, Ended)
         self._stream.quarantine.extend(message.quarantined)
@@ -227,7 +227,7 @@ class ServedBatches:
         number = next(self._numbers)
         worker.send(AskStatistics(number))
         answer = worker.receive(number, keep=self._pass)
-        if isinstance(answer, Failed):
+        if isinstance(answer, FailedBatch):
             answer.raise_it()
         assert isinstance(answer, Statistics)
         return answer.value

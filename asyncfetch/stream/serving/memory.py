@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ALIGNMENT_BYTES", "TOKEN_AT", "Returned", "Slot", "SlotMemory", "Slots", "lease"]
+__all__ = ["ALIGNMENT_BYTES", "TOKEN_AT", "MemorySlot", "MemorySlots", "Returned", "SlotMemory", "lease"]
 
 ALIGNMENT_BYTES = 64
 """The alignment of each tensor: a cache line, and what vector instructions of any processor ask for."""
@@ -35,7 +35,7 @@ TOKEN_AT = slice(16, 16 + TOKEN_BYTES)
 """The token's place in a slot that is given back by a flag; batches begin after it, aligned."""
 
 
-class Slot:
+class MemorySlot:
     """Memory that is mapped into this process; unmapped when the last view of it is gone.
 
     Args:
@@ -68,26 +68,26 @@ class Slot:
             self.descriptor = -1
 
 
-class Slots:
+class MemorySlots:
     """The side that fills them: which ones are free. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self.token = os.urandom(TOKEN_BYTES)
         """Tells these slots from those of another process that had or will have this one's id."""
         self._lock = threading.Lock()
-        self._slots: dict[int, Slot] = {}
-        self._free: list[Slot] = []
+        self._slots: dict[int, MemorySlot] = {}
+        self._free: list[MemorySlot] = []
         self._made = 0
         self._lent: set[int] = set()
-        """Slots of which this process has views."""
+        """MemorySlots of which this process has views."""
         self._ended: deque[Returned] = deque()
         """The last of these is gone."""
         self._away: set[int] = set()
         """Handed over."""
         self._flagged: set[int] = set()
-        """Slots among these that are given back by their first byte."""
+        """MemorySlots among these that are given back by their first byte."""
 
-    def take(self, nbytes: int) -> tuple[Slot, list[int]]:
+    def take(self, nbytes: int) -> tuple[MemorySlot, list[int]]:
         """A slot of at least so many bytes, and the numbers of those that are gone because they were smaller.
 
         A new one has its descriptor. Bigger batches than before replace free slots instead of adding to them.
@@ -107,13 +107,13 @@ class Slots:
             slot = self._slots[self._made] = _make(self._made, block_bytes(max(nbytes, mmap.PAGESIZE)))
         return slot, dropped
 
-    def lend(self, slot: Slot) -> NDArray[np.uint8]:
+    def lend(self, slot: MemorySlot) -> NDArray[np.uint8]:
         """A taken slot's memory for this process: it isn't free while any view of it is left."""
         with self._lock:
             self._lent.add(slot.number)
         return lease(slot, self._ended)
 
-    def hand_over(self, slot: Slot, *, is_flagged: bool = False) -> bool:
+    def hand_over(self, slot: MemorySlot, *, is_flagged: bool = False) -> bool:
         """A taken slot becomes the consumer's, until that gives it back; False where it is that already.
 
         Args:
@@ -156,7 +156,7 @@ class Slots:
 class SlotMemory:
     """Batches in slots, to be handed to another process as they are. See ``BatchMemory``."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: MemorySlots) -> None:
         self.slots = slots
         self.dropped: list[int] = []
         """Numbers of slots that are gone."""
@@ -173,14 +173,14 @@ class SlotMemory:
         return Room([memory[start : start + each] for start, each in zip(starts, nbytes, strict=True)], slot)
 
 
-def _make(number: int, nbytes: int) -> Slot:
+def _make(number: int, nbytes: int) -> MemorySlot:
     descriptor = _anonymous_file()
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, 0, nbytes)  # what isn't there at its first touch kills the process
         else:
             os.ftruncate(descriptor, nbytes)
-        return Slot(number, descriptor, nbytes)
+        return MemorySlot(number, descriptor, nbytes)
     except OSError as error:
         os.close(descriptor)
         raise WorkerError(
@@ -195,29 +195,29 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-class _Lease:
+class _SlotLease:
     """The object that every view of a batch's memory refers to in the end."""
 
     __slots__ = ("__array_interface__", "__weakref__", "_slot")
 
-    def __init__(self, slot: Slot) -> None:
+    def __init__(self, slot: MemorySlot) -> None:
         self._slot = slot
         self.__array_interface__ = slot.memory.__array_interface__
 
 
-class Returned(weakref.ref[_Lease]):
+class Returned(weakref.ref[_SlotLease]):
     """Says which slot's last view is gone."""
 
     __slots__ = ("number",)
     number: int
 
 
-def lease(slot: Slot, returned: deque[Returned]) -> NDArray[np.uint8]:
+def lease(slot: MemorySlot, returned: deque[Returned]) -> NDArray[np.uint8]:
     """The consumer's side: the slot's memory, of which ``returned`` is told when its last view is gone.
 
     That may be anywhere, in any thread. No line of Python runs then: an interrupt that met a finalizer would be lost.
     """
-    lease = _Lease(slot)
+    lease = _SlotLease(slot)
     slot.returned = Returned(lease, returned.append)
     slot.returned.number = slot.number
     return np.asarray(lease)

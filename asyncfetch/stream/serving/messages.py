@@ -28,7 +28,7 @@ __all__ = [
     "Channel",
     "Close",
     "Ended",
-    "Failed",
+    "FailedBatch",
     "Filled",
     "Ready",
     "Statistics",
@@ -119,7 +119,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedBatch:
     """An error, in its place in the order of a pass."""
 
     number: int
@@ -143,10 +143,10 @@ class Statistics:
     value: DatasetStatistics
 
 
-Answer = Filled | Ended | Failed | Statistics
+Answer = Filled | Ended | FailedBatch | Statistics
 
 
-def failure(number: int, error: BaseException) -> Failed:
+def failure(number: int, error: BaseException) -> FailedBatch:
     """The error as it can be raised in another process: itself, with a note of where it was raised.
 
     One that can't be pickled, there and back, becomes a WorkerError with its type, message and traceback.
@@ -159,7 +159,7 @@ def failure(number: int, error: BaseException) -> Failed:
         pickle.loads(pickled)
     except Exception:  # noqa: BLE001  whatever a stranger's exception does; what it says goes on
         pickled = pickle.dumps(WorkerError(f"{type(error).__name__} in the process of serve_samples:\n{where}"))
-    return Failed(number, pickled)
+    return FailedBatch(number, pickled)
 
 
 _WITH = b"\0"

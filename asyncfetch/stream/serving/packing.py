@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-__all__ = ["Packed", "Place", "Stack", "collate", "place_of", "tensor_at", "unpack"]
+__all__ = ["Packed", "Stack", "TensorPlace", "collate", "place_of", "tensor_at", "unpack"]
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """A tensor's place in shared memory."""
 
     start: int
@@ -47,7 +47,7 @@ class Stack:
         import torch
 
         if self.nbytes:
-            out = tensor_at(memory, Place(start, (len(self.tensors), *self.tensors[0].shape), self.dtype))
+            out = tensor_at(memory, TensorPlace(start, (len(self.tensors), *self.tensors[0].shape), self.dtype))
             torch.stack([tensor.detach() for tensor in self.tensors], out=out)
 
 
@@ -131,7 +131,7 @@ class _Pickler(pickle.Pickler):
         self.pieces: list[tuple[int, Stack]] = []
         self.stop = 0
 
-    def persistent_id(self, value: object) -> Place | None:
+    def persistent_id(self, value: object) -> TensorPlace | None:
         if isinstance(value, self._tensor):
             if not _is_plain(value):
                 raise ConfigError(
@@ -146,7 +146,7 @@ class _Pickler(pickle.Pickler):
         start = -(-self.stop // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         self.pieces.append((start, value))
         self.stop = start + value.nbytes
-        return Place(start, value.shape, value.dtype)
+        return TensorPlace(start, value.shape, value.dtype)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -155,7 +155,7 @@ class _Unpickler(pickle.Unpickler):
         self._memory = memory
 
     def persistent_load(self, place: tuple[Any, ...]) -> torch.Tensor:
-        return tensor_at(self._memory, Place(*place))
+        return tensor_at(self._memory, TensorPlace(*place))
 
 
 def unpack(memory: NDArray[np.uint8], start: int, stop: int, rest: bytes = b"") -> Any:  # noqa: ANN401
@@ -163,7 +163,7 @@ def unpack(memory: NDArray[np.uint8], start: int, stop: int, rest: bytes = b"") 
     return _Unpickler(memory, rest or memory[start:stop].tobytes()).load()
 
 
-def place_of(tensor: torch.Tensor, memory: NDArray[np.uint8]) -> Place | None:
+def place_of(tensor: torch.Tensor, memory: NDArray[np.uint8]) -> TensorPlace | None:
     """Return where in the memory it is; None where it isn't there."""
     if not _is_plain(tensor):
         return None
@@ -171,10 +171,10 @@ def place_of(tensor: torch.Tensor, memory: NDArray[np.uint8]) -> Place | None:
     if not 0 <= start < memory.nbytes:
         return None
     strides = None if tensor.is_contiguous() else tensor.stride()
-    return Place(start, tuple(tensor.shape), tensor.dtype, strides)
+    return TensorPlace(start, tuple(tensor.shape), tensor.dtype, strides)
 
 
-def tensor_at(memory: NDArray[np.uint8], place: Place) -> torch.Tensor:
+def tensor_at(memory: NDArray[np.uint8], place: TensorPlace) -> torch.Tensor:
     """The tensor there, a view that keeps the memory."""
     import torch
 

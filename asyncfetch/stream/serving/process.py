@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncfetch.errors import AsyncFetchError, ClosedError, ConfigError, WorkerError
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
-from asyncfetch.stream.serving.memory import Returned, Slot, lease
+from asyncfetch.stream.serving.memory import MemorySlot, Returned, lease
 from asyncfetch.stream.serving.messages import Channel, Close, Filled, Ready, Taken
 from asyncfetch.stream.serving.worker import Plan, serve
 
@@ -70,7 +70,7 @@ class WorkerProcess:
         self._channel = Channel(ours, self.pid)
         self._is_ready = False
         self._kept: deque[Answer] = deque()
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, MemorySlot] = {}
         self._returned: deque[Returned] = deque()
         self._held = 0
 
@@ -111,7 +111,7 @@ class WorkerProcess:
             return self._receive()
         if isinstance(message, Filled):
             if descriptor is not None:
-                slot = self._slots[message.slot] = Slot(message.slot, descriptor, message.new_bytes)
+                slot = self._slots[message.slot] = MemorySlot(message.slot, descriptor, message.new_bytes)
                 slot.close_descriptor()
             for number in message.dropped:
                 self._slots.pop(number, None)  # it may never have been sent

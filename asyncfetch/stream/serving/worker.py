@@ -19,8 +19,8 @@ import anyio.to_thread
 from asyncfetch.runtime.cancellation import was_cancelled
 from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.threads import call_on
-from asyncfetch.stream.batch import Batch, batch_of, samples_of
-from asyncfetch.stream.serving.memory import Slot, SlotMemory, Slots
+from asyncfetch.stream.batch import RowBatch, batch_of, samples_of
+from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, SlotMemory
 from asyncfetch.stream.serving.messages import (
     AskStatistics,
     Begin,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from asyncfetch.stream.figures import FiguresPage
     from asyncfetch.stream.passes import Samples
     from asyncfetch.stream.placement import Placement
-    from asyncfetch.stream.readable import Readable
+    from asyncfetch.stream.protocols import Readable
     from asyncfetch.stream.samples import SamplePass
     from asyncfetch.stream.source import SampleSource
     from asyncfetch.stream.state import State
@@ -87,10 +87,10 @@ def serve(stream: SampleSource[Any], plan: Plan, connection: Connection) -> None
 
 
 async def _run(stream: SampleSource[Any], plan: Plan, channel: Channel) -> None:
-    await _Worker(stream, plan, channel).run()
+    await _ServingWorker(stream, plan, channel).run()
 
 
-class _Worker:
+class _ServingWorker:
     """Serves one pass at a time, over one open dataset. Made on the loop.
 
     The main task reads the stream. A thread writes batches and announces them, one at a time. Another thread listens,
@@ -104,7 +104,7 @@ class _Worker:
         self._stream = stream
         self._plan = plan
         self._channel = channel
-        self._slots = Slots()
+        self._slots = MemorySlots()
         self._memory = SlotMemory(self._slots)
         self._one_at_a_time = anyio.CapacityLimiter(1)
         self._everything = anyio.CancelScope()
@@ -201,7 +201,7 @@ class _Worker:
     async def _hand_over(self, number: int, taken: list[Any], samples: SamplePass) -> None:
         state = samples.state_dict()
         found = None if self._plan.placement.batch_size is None else batch_of(taken)
-        slot: Slot | None = None if found is None else found[0].slot
+        slot: MemorySlot | None = None if found is None else found[0].slot
         with samples.handing_over():
             packed = await self._in_thread(partial(self._pack, found or taken, slot, state))
         taken.clear()
@@ -221,14 +221,14 @@ class _Worker:
         plan, ahead = self._plan, self._ahead
         return len(ahead) >= plan.max_ahead or (bool(ahead) and sum(ahead) + nbytes > plan.max_ahead_bytes)
 
-    def _pack(self, taken: tuple[Batch, slice] | list[Any], slot: Slot | None, state: State) -> Packed:
+    def _pack(self, taken: tuple[RowBatch, slice] | list[Any], slot: MemorySlot | None, state: State) -> Packed:
         if slot is not None:
             batch, rows = taken
             return Packed((batch.rows(rows), state), slot.memory)
         samples = samples_of(taken)
         return Packed((samples[0] if self._plan.placement.batch_size is None else collate(samples), state))
 
-    def _write(self, number: int, batch: Packed, slot: Slot | None) -> None:
+    def _write(self, number: int, batch: Packed, slot: MemorySlot | None) -> None:
         rest = b""
         if slot is not None:
             start, stop, rest = 0, slot.nbytes, batch.rest

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = [
-    "Answer",
+    "ContentAnswer",
     "Contents",
-    "Directory",
+    "DirectoryContents",
     "InMemory",
+    "ObjectVersion",
     "StoredObject",
-    "Version",
     "answer_object",
     "answer_status",
     "asked_range",
@@ -36,7 +36,7 @@ __all__ = [
 class StoredObject(Protocol):
     """One object in the state it had when it was looked up."""
 
-    version: Version
+    version: ObjectVersion
     """Its size, ETag and date."""
 
     async def read(self, start: int, stop: int) -> bytes | memoryview:
@@ -61,7 +61,7 @@ class Contents(Protocol):
 
 
 class _BytesObject:
-    def __init__(self, content: bytes, version: Version) -> None:
+    def __init__(self, content: bytes, version: ObjectVersion) -> None:
         self._content, self.version = content, version
 
     async def read(self, start: int, stop: int) -> memoryview:
@@ -86,7 +86,7 @@ class InMemory:
         if content is None:
             return None
         etag = await anyio.to_thread.run_sync(self._etag, content)
-        return _BytesObject(content, Version(len(content), etag, self._last_modified))
+        return _BytesObject(content, ObjectVersion(len(content), etag, self._last_modified))
 
 
 def _content_etag(content: bytes) -> str:
@@ -94,14 +94,14 @@ def _content_etag(content: bytes) -> str:
 
 
 class _FileObject:
-    def __init__(self, path: str, version: Version) -> None:
+    def __init__(self, path: str, version: ObjectVersion) -> None:
         self._path, self.version = path, version
 
     async def read(self, start: int, stop: int) -> bytes:
         return await anyio.to_thread.run_sync(_read_file, self._path, self.version, start, stop)
 
 
-class Directory:
+class DirectoryContents:
     """The regular files below ``root``; nothing outside is served, neither by ``..`` nor through a symbolic link."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -128,7 +128,7 @@ class Directory:
             os.close(descriptor)
 
 
-def _read_file(path: str, version: Version, start: int, stop: int) -> bytes:
+def _read_file(path: str, version: ObjectVersion, start: int, stop: int) -> bytes:
     # Opened anew for each piece: a request that is cancelled while a thread works can then leave no file open.
     descriptor = _open(path)
     try:
@@ -144,9 +144,9 @@ def _open(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not wait for a writer
 
 
-def _file_version(status: os.stat_result) -> Version:
+def _file_version(status: os.stat_result) -> ObjectVersion:
     etag = f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
-    return Version(status.st_size, etag, formatdate(status.st_mtime, usegmt=True))
+    return ObjectVersion(status.st_size, etag, formatdate(status.st_mtime, usegmt=True))
 
 
 # One range only: a server may ignore more. 18 digits are an exabyte; int() of thousands of them would be slow.
@@ -154,7 +154,7 @@ _RANGE = re.compile(r"\s*bytes\s*=\s*([0-9]{0,18})\s*-\s*([0-9]{0,18})\s*", re.I
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class ObjectVersion:
     """The version that conditions are checked against."""
 
     size: int
@@ -166,7 +166,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ContentAnswer:
     """A response before it is sent."""
 
     status: int
@@ -199,16 +199,18 @@ def asked_range(header: str | None) -> tuple[int, int | None] | None:
     return None
 
 
-def answer_status(status: int, method: str, headers: Mapping[str, str] | None = None) -> Answer:
+def answer_status(status: int, method: str, headers: Mapping[str, str] | None = None) -> ContentAnswer:
     """An answer without the object: the status, and a line that says it."""
     known = status in HTTPStatus._value2member_map_
     text = f"{status} {HTTPStatus(status).phrase if known else 'Status'}\n".encode()
     bodiless = status < 200 or status in {204, 304}
     length = {} if bodiless else {"Content-Length": str(len(text)), "Content-Type": "text/plain; charset=utf-8"}
-    return Answer(status, {**length, **(headers or {})}, text=b"" if bodiless or method == "HEAD" else text)
+    return ContentAnswer(status, {**length, **(headers or {})}, text=b"" if bodiless or method == "HEAD" else text)
 
 
-def answer_object(method: str, headers: Mapping[str, str], version: Version, fault: Fault | None = None) -> Answer:
+def answer_object(
+    method: str, headers: Mapping[str, str], version: ObjectVersion, fault: Fault | None = None
+) -> ContentAnswer:
     """The answer to GET or HEAD for an object that exists.
 
     200, 206, 412 (If-Match) or 416; ``fault`` bends it. ``headers`` are the request's, looked up as written here.
@@ -223,22 +225,22 @@ def answer_object(method: str, headers: Mapping[str, str], version: Version, fau
     asked = asked_range(headers.get("Range")) if method == "GET" and not fault.drop_range else None
     if asked is None or not _range_holds(headers.get("If-Range"), version):
         stop = 0 if method == "HEAD" else version.size
-        return Answer(200, {**described, "Content-Length": str(version.size)}, stop=stop)
+        return ContentAnswer(200, {**described, "Content-Length": str(version.size)}, stop=stop)
     start, stop = _clip(asked, version.size)
     if start >= stop:
         return answer_status(416, method, {"Content-Range": f"bytes */{version.size}"})
     stop = max(start + 1, stop - fault.missing_bytes)
     shift = fault.shift_bytes
     described["Content-Range"] = f"bytes {start + shift}-{stop - 1 + shift}/{version.size}"
-    return Answer(206, {**described, "Content-Length": str(stop - start)}, start, stop)
+    return ContentAnswer(206, {**described, "Content-Length": str(stop - start)}, start, stop)
 
 
-def _matches(if_match: str | None, version: Version) -> bool:
+def _matches(if_match: str | None, version: ObjectVersion) -> bool:
     # The strong comparison: a weak tag (W/"...") never equals a strong one.
     return if_match is None or if_match.strip() == "*" or version.etag in [tag.strip() for tag in if_match.split(",")]
 
 
-def _range_holds(if_range: str | None, version: Version) -> bool:
+def _range_holds(if_range: str | None, version: ObjectVersion) -> bool:
     return if_range is None or if_range.strip() in {version.etag, version.last_modified}
 
 

@@ -29,9 +29,9 @@ from asyncfetch.ranges import is_whole_number, whole_number
 from asyncfetch.runtime.fork import running_loop, stand_still_at_forks
 from asyncfetch.runtime.sockets import Sockets, abort
 from asyncfetch.testing.server.contents import (
-    Answer,
+    ContentAnswer,
     Contents,
-    Directory,
+    DirectoryContents,
     InMemory,
     StoredObject,
     answer_object,
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 __all__ = [
+    "AnswerWriter",
     "Certificate",
-    "Delivery",
     "Pace",
     "RangeServer",
     "Receive",
@@ -139,7 +139,7 @@ async def sleep_until(monotonic_seconds: float) -> None:
     await anyio.sleep(max(0.0, monotonic_seconds - time.monotonic()))
 
 
-class Delivery:
+class AnswerWriter:
     """Sends one answer. ``read(start, stop)`` gives the object's bytes."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Delivery:
         self._request, self._record, self._log, self._read = request, record, log, read
         self._bytes_per_second = bytes_per_second
 
-    async def send(self, answer: Answer, fault: Fault) -> web.StreamResponse:
+    async def send(self, answer: ContentAnswer, fault: Fault) -> web.StreamResponse:
         """Send ``answer`` as far as ``fault`` lets it; cancelled when the client goes."""
         response = web.StreamResponse(status=answer.status, headers=answer.headers)
         length = len(answer.text) or answer.stop - answer.start
@@ -172,7 +172,9 @@ class Delivery:
         self._break(reset=fault.ending == "reset")
         return response
 
-    async def _send_body(self, response: web.StreamResponse, answer: Answer, length: int, *, whole: bool) -> None:
+    async def _send_body(
+        self, response: web.StreamResponse, answer: ContentAnswer, length: int, *, whole: bool
+    ) -> None:
         if whole and length == 0:
             self._log.end(self._record)
         await response.prepare(self._request)
@@ -193,7 +195,7 @@ class Delivery:
                     self._log.end(self._record)
                 await response.write(piece)
 
-    async def _block(self, answer: Answer, start: int, stop: int) -> bytes | memoryview:
+    async def _block(self, answer: ContentAnswer, start: int, stop: int) -> bytes | memoryview:
         if answer.text:
             return answer.text[start:stop]
         return await self._read(answer.start + start, answer.start + stop)
@@ -445,12 +447,12 @@ class RangeServer:
         delay = self._first_byte_seconds if fault.first_byte_seconds is None else fault.first_byte_seconds
         await sleep_until(record.started + delay)
         rate = fault.bytes_per_second or self._bytes_per_second
-        delivery = Delivery(request, record, self._log, read=read, bytes_per_second=rate)
+        delivery = AnswerWriter(request, record, self._log, read=read, bytes_per_second=rate)
         return await delivery.send(_override(answer, fault.answer_headers), fault)
 
     async def _answer(
         self, record: ServedRequest, fault: Fault, receive: Receive
-    ) -> tuple[Answer, StoredObject | None]:
+    ) -> tuple[ContentAnswer, StoredObject | None]:
         """The answer, and the object that its bytes come from. Servers with an API of their own start here.
 
         ``receive()`` gives the body of the request.
@@ -489,7 +491,7 @@ def _contents(content: str | os.PathLike[str] | Mapping[str, bytes]) -> Contents
         return InMemory(content)
     if not os.path.isdir(content):
         raise ConfigError(f"RangeServer serves a directory or a mapping; {os.fspath(content)!r} isn't a directory")
-    return Directory(content)
+    return DirectoryContents(content)
 
 
 async def _read(stored: StoredObject, fault: Fault, start: int, stop: int) -> bytes | memoryview:
@@ -505,13 +507,13 @@ async def _read_nothing(start: int, stop: int) -> bytes:
     raise AssertionError(f"this answer has no bytes [{start}, {stop})")
 
 
-async def _compressed(answer: Answer, body: bytes | memoryview) -> Answer:
+async def _compressed(answer: ContentAnswer, body: bytes | memoryview) -> ContentAnswer:
     text = await anyio.to_thread.run_sync(gzip.compress, body)
     headers = {**answer.headers, "Content-Encoding": "gzip", "Content-Length": str(len(text))}
     return replace(answer, headers=headers, start=0, stop=0, text=text)
 
 
-def _override(answer: Answer, headers: Mapping[str, str | None]) -> Answer:
+def _override(answer: ContentAnswer, headers: Mapping[str, str | None]) -> ContentAnswer:
     changed = {name.lower() for name in headers}
     kept = {name: value for name, value in answer.headers.items() if name.lower() not in changed}
     return replace(answer, headers=kept | {name: value for name, value in headers.items() if value is not None})

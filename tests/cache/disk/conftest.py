@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from asyncfetch.cache.disk import DiskStore, DiskTier
-from asyncfetch.cache.disk.layout import Piece, Version, split
+from asyncfetch.cache.disk.layout import BlockSpan, VersionFile, split
 from asyncfetch.ranges import ObjectInfo
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 CONTENT = np.random.default_rng(0).bytes(6 * MIB)
-VERSION = Version.of(ObjectInfo("https://data.example.org/a", len(CONTENT), '"one"'))
+VERSION = VersionFile.of(ObjectInfo("https://data.example.org/a", len(CONTENT), '"one"'))
 
 
 @dataclass
@@ -73,7 +73,7 @@ def memory_tier() -> Iterator[Tier]:
             store.close()
 
 
-def put(store: DiskStore, start: int, stop: int, version: Version = VERSION) -> None:
+def put(store: DiskStore, start: int, stop: int, version: VersionFile = VERSION) -> None:
     """Write block by block, and make room where there is none."""
     for piece in split(start, stop):
         content = memoryview(CONTENT)[piece.start : piece.stop]
@@ -82,7 +82,7 @@ def put(store: DiskStore, start: int, stop: int, version: Version = VERSION) -> 
             store.write(version, piece.start, content)
 
 
-def get(store: DiskStore, start: int, stop: int, version: Version = VERSION) -> list[Piece]:
+def get(store: DiskStore, start: int, stop: int, version: VersionFile = VERSION) -> list[BlockSpan]:
     """The pieces that are missing; the others are right."""
     place = bytearray(stop - start)
     missing = store.read(version, start, memoryview(place))

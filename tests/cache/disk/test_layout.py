@@ -11,8 +11,8 @@ from asyncfetch.cache.disk.layout import (
     BLOCK_BYTES,
     PAGE_BYTES,
     SHELVES,
-    Piece,
-    Version,
+    BlockSpan,
+    VersionFile,
     cost_bytes,
     file_path,
     find_larger,
@@ -20,12 +20,12 @@ from asyncfetch.cache.disk.layout import (
     join,
     object_id,
     parse_file_name,
-    shelves,
     split,
+    subdirectories,
 )
 from asyncfetch.ranges import ObjectInfo
 
-VERSION = Version.of(ObjectInfo("https://data.example.org/a", 100, '"tag"'))
+VERSION = VersionFile.of(ObjectInfo("https://data.example.org/a", 100, '"tag"'))
 OFFSETS = st.integers(0, 5 * BLOCK_BYTES)
 
 
@@ -48,10 +48,10 @@ def test_what_is_missing_is_asked_for_in_as_few_ranges_as_possible(missing: list
 
 @given(OFFSETS, st.integers(1, BLOCK_BYTES))
 def test_a_name_tells_its_piece(start: int, size: int) -> None:
-    shelf, _, name = file_path(VERSION, Piece(start, start + size)).partition("/")
+    subdirectory, _, name = file_path(VERSION, BlockSpan(start, start + size)).partition("/")
     assert is_file_name(name)
-    assert parse_file_name(name) == (VERSION, Piece(start, start + size))
-    assert shelf in shelves(VERSION.object, start, start + 1)
+    assert parse_file_name(name) == (VERSION, BlockSpan(start, start + size))
+    assert subdirectory in subdirectories(VERSION.object, start, start + 1)
 
 
 @pytest.mark.parametrize("end", ["", "-", "0-", "-1", "00-1", "0-1-2", "0x0-1", "g-h", "0-1~", "A-B", "0-1\n"])
@@ -62,8 +62,8 @@ def test_other_names_are_no_pieces(end: str) -> None:
 
 
 @given(OFFSETS, st.integers(1, 2**60))
-def test_the_files_of_a_range_are_on_its_shelves_of_which_there_are_so_many(start: int, size: int) -> None:
-    found = shelves(VERSION.object, start, start + size)
+def test_the_files_of_a_range_are_on_its_subdirectories_of_which_there_are_so_many(start: int, size: int) -> None:
+    found = subdirectories(VERSION.object, start, start + size)
     assert len(found) <= min(SHELVES, size // BLOCK_BYTES + 2)
     for piece in split(start, start + min(size, 5 * BLOCK_BYTES)):
         assert file_path(VERSION, piece).partition("/")[0] in found
@@ -72,17 +72,17 @@ def test_the_files_of_a_range_are_on_its_shelves_of_which_there_are_so_many(star
 def test_a_million_small_objects_are_spread_evenly() -> None:
     counts = Counter[str]()
     for number in range(20 * SHELVES):  # the more, the more even
-        version = Version.of(ObjectInfo(f"https://data.example.org/{number}", 1, '"tag"'))
-        counts[file_path(version, Piece(0, 1)).partition("/")[0]] += 1
+        version = VersionFile.of(ObjectInfo(f"https://data.example.org/{number}", 1, '"tag"'))
+        counts[file_path(version, BlockSpan(0, 1)).partition("/")[0]] += 1
     assert len(counts) == SHELVES
     assert max(counts.values()) < 3 * 20
 
 
 def test_a_larger_piece_is_one_of_the_same_version_with_more_than_all_of_it() -> None:
-    other = Version.of(ObjectInfo("https://data.example.org/b", 100, '"tag"'))
+    other = VersionFile.of(ObjectInfo("https://data.example.org/b", 100, '"tag"'))
     names = [f"{VERSION.name}-{end}" for end in ("0-a", "a-14", "b-64", "1-1", "notes.txt")] + [f"{other.name}-0-64"]
-    assert find_larger(names, VERSION, Piece(10, 20)) is None
-    assert find_larger([*names, f"{VERSION.name}-9-14"], VERSION, Piece(10, 20)) == Piece(9, 20)
+    assert find_larger(names, VERSION, BlockSpan(10, 20)) is None
+    assert find_larger([*names, f"{VERSION.name}-9-14"], VERSION, BlockSpan(10, 20)) == BlockSpan(9, 20)
 
 
 @given(st.integers(1, 2**40))
@@ -93,13 +93,13 @@ def test_files_take_whole_pages(file_bytes: int) -> None:
 
 def test_versions_differ_by_object_tag_and_size_and_not_by_signature() -> None:
     info = ObjectInfo("https://host/a", 10, '"tag"')
-    assert Version.of(info) == Version.of(ObjectInfo("https://host/a?Signature=1&Expires=2", 10, '"tag"'))
+    assert VersionFile.of(info) == VersionFile.of(ObjectInfo("https://host/a?Signature=1&Expires=2", 10, '"tag"'))
     others = [
         ObjectInfo("https://host/b", 10, '"tag"'),
         ObjectInfo("https://host/a", 11, '"tag"'),
         ObjectInfo("https://host/a", 10, '"other"'),
     ]
-    assert len({Version.of(one).digest for one in [info, *others]}) == 4
+    assert len({VersionFile.of(one).digest for one in [info, *others]}) == 4
 
 
 def test_objects_differ_by_endpoint_and_are_called_as_ever_where_there_is_none() -> None:
@@ -108,4 +108,4 @@ def test_objects_differ_by_endpoint_and_are_called_as_ever_where_there_is_none()
     endpoints = ["", "https://one.example.org", "https://two.example.org"]
     assert len({object_id("s3://bucket/key", endpoint) for endpoint in endpoints}) == 3
     info = ObjectInfo("s3://bucket/key", 10, '"tag"')
-    assert len({Version.of(info, endpoint).digest for endpoint in endpoints}) == 3
+    assert len({VersionFile.of(info, endpoint).digest for endpoint in endpoints}) == 3

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from asyncfetch.cache.disk import verify
-from asyncfetch.cache.disk.layout import Piece, Version, parse_file_name, split
+from asyncfetch.cache.disk.layout import BlockSpan, VersionFile, parse_file_name, split
 from asyncfetch.ranges import ObjectInfo
 from tests.cache.disk.conftest import CONTENT, DAMAGES, MEMORY, MIB, VERSION, Tier, get, put
 
-OTHER = Version.of(ObjectInfo("https://data.example.org/b", len(CONTENT), '"one"'))
+OTHER = VersionFile.of(ObjectInfo("https://data.example.org/b", len(CONTENT), '"one"'))
 RANGES = st.tuples(
     st.sampled_from([0, 5, MIB - 3, MIB, 2 * MIB]), st.sampled_from([1, 10, MIB // 2, MIB, 2 * MIB + 1])
 ).map(lambda one: (one[0], one[0] + one[1]))
@@ -36,22 +36,22 @@ class DiskTierMachine(RuleBasedStateMachine):
         self.tier = Tier(Path(self.temporary.name), [])
         self.max_bytes = max_bytes
         self.stores = [self.tier.open(max_bytes) for _ in range(2)]
-        self.held: set[tuple[Version, Piece]] = set()
+        self.held: set[tuple[VersionFile, BlockSpan]] = set()
 
     @rule(which=WHICH, version=VERSIONS, one=RANGES)
-    def write(self, which: int, version: Version, one: tuple[int, int]) -> None:
+    def write(self, which: int, version: VersionFile, one: tuple[int, int]) -> None:
         self.tier.now += 100
         put(self.stores[which], *one, version)
         self.held |= {(version, piece) for piece in split(*one)}
 
     @rule(which=WHICH, version=VERSIONS, one=RANGES, code=st.sampled_from([errno.ENOSPC, errno.EIO]))
-    def fail_to_write(self, which: int, version: Version, one: tuple[int, int], code: int) -> None:
+    def fail_to_write(self, which: int, version: VersionFile, one: tuple[int, int], code: int) -> None:
         self.tier.now += 100
         with mock.patch("os.rename", side_effect=OSError(code, "broken")):
             put(self.stores[which], *one, version)
 
     @rule(which=WHICH, version=VERSIONS, one=RANGES)
-    def read(self, which: int, version: Version, one: tuple[int, int]) -> None:
+    def read(self, which: int, version: VersionFile, one: tuple[int, int]) -> None:
         missing = get(self.stores[which], *one, version)
         held = [piece for of, piece in self.held if of == version]
         never_there = {

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from asyncfetch.cache import ByteCache
 from asyncfetch.cache.disk import DiskReader, DiskTier
-from asyncfetch.cache.disk.shelves import Shelves
+from asyncfetch.cache.disk.subdirectories import Subdirectories
 from asyncfetch.config import FetchConfig, RetryConfig
 from asyncfetch.errors import (
     ClosedError,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from asyncfetch.cache.disk.shelves import Holdings, Progress, Removed
+    from asyncfetch.cache.disk.subdirectories import Holdings, Progress, Removed
     from asyncfetch.testing.conformance import Check, Store
     from tests.cache.disk.conftest import Tier
 
@@ -297,23 +297,23 @@ async def test_a_full_disk_costs_nobody_any_bytes(tier: Tier, site: Site, monkey
 
 async def test_nobody_waits_for_room_to_be_made(tier: Tier, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, goes_on, deleted = threading.Event(), threading.Event(), threading.Event()
-    look, delete = Shelves.look, Shelves.delete_oldest
+    look, delete = Subdirectories.look, Subdirectories.delete_oldest
 
-    def look_slowly(shelves: Shelves, progress: Progress) -> Holdings:
+    def look_slowly(subdirectories: Subdirectories, progress: Progress) -> Holdings:
         looks.set()
         assert goes_on.wait(10)
-        return look(shelves, progress)
+        return look(subdirectories, progress)
 
-    def tell_deleted(shelves: Shelves, found: Holdings, excess_bytes: int, progress: Progress) -> Removed:
+    def tell_deleted(subdirectories: Subdirectories, found: Holdings, excess_bytes: int, progress: Progress) -> Removed:
         try:
-            return delete(shelves, found, excess_bytes, progress)
+            return delete(subdirectories, found, excess_bytes, progress)
         finally:
             deleted.set()
 
     async with job(tier, 3 * (MIB + 4096)) as reader:
         await reader.fetch(site.url, 0, 3 * MIB)
-        monkeypatch.setattr(Shelves, "look", look_slowly)
-        monkeypatch.setattr(Shelves, "delete_oldest", tell_deleted)
+        monkeypatch.setattr(Subdirectories, "look", look_slowly)
+        monkeypatch.setattr(Subdirectories, "delete_oldest", tell_deleted)
         with anyio.fail_after(5):
             assert await reader.fetch(site.url, 3 * MIB, 4 * MIB) == CONTENT[3 * MIB : 4 * MIB]
             assert await anyio.to_thread.run_sync(looks.wait, 5)
@@ -326,19 +326,19 @@ async def test_nobody_waits_for_room_to_be_made(tier: Tier, site: Site, monkeypa
 
 async def test_leaving_it_ends_the_making_of_room(tier: Tier, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, goes_on = threading.Event(), threading.Event()
-    look, stop = Shelves.look, Shelves.stop
+    look, stop = Subdirectories.look, Subdirectories.stop
 
-    def look_slowly(shelves: Shelves, progress: Progress) -> Holdings:
+    def look_slowly(subdirectories: Subdirectories, progress: Progress) -> Holdings:
         looks.set()
         assert goes_on.wait(10)
-        return look(shelves, progress)
+        return look(subdirectories, progress)
 
-    def stop_and_go_on(shelves: Shelves) -> None:
-        stop(shelves)
+    def stop_and_go_on(subdirectories: Subdirectories) -> None:
+        stop(subdirectories)
         goes_on.set()
 
-    monkeypatch.setattr(Shelves, "look", look_slowly)
-    monkeypatch.setattr(Shelves, "stop", stop_and_go_on)
+    monkeypatch.setattr(Subdirectories, "look", look_slowly)
+    monkeypatch.setattr(Subdirectories, "stop", stop_and_go_on)
     goes_on.set()
     async with job(tier, 3 * (MIB + 4096)) as reader:
         goes_on.clear()

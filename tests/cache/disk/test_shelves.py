@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asyncfetch.cache.disk import DiskStore, DiskTier
-from asyncfetch.cache.disk.layout import Version, parse_file_name
+from asyncfetch.cache.disk.layout import VersionFile, parse_file_name
 from asyncfetch.ranges import ObjectInfo
 from tests.cache.disk.conftest import CONTENT, MIB, VERSION, Tier, get, put
 
@@ -20,7 +20,7 @@ BLOCKS = 6
 FILE_BYTES = MIB + 4096
 SECOND, YEAR = 10**9, 365 * 86400 * 10**9
 TODAY = 1_750_000_000 * SECOND
-OTHER = Version.of(ObjectInfo("https://data.example.org/b", len(CONTENT), '"one"'))
+OTHER = VersionFile.of(ObjectInfo("https://data.example.org/b", len(CONTENT), '"one"'))
 
 
 @dataclass
@@ -46,7 +46,7 @@ def open_at(tier: Tier) -> Callable[[Wall], DiskStore]:
     return open_store
 
 
-def versions(tier: Tier) -> list[Version]:
+def versions(tier: Tier) -> list[VersionFile]:
     return [parse_file_name(path.name)[0] for path in tier.files()]
 
 

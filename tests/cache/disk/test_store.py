@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncfetch.cache.disk import DiskStore, DiskTier, Folder, verify
-from asyncfetch.cache.disk.layout import HEADER_BYTES, Piece, Version, parse_file_name
+from asyncfetch.cache.disk.layout import HEADER_BYTES, BlockSpan, VersionFile, parse_file_name
 from asyncfetch.errors import CacheError, ConfigError
 from asyncfetch.ranges import ObjectInfo
 from tests.cache.disk.conftest import CONTENT, DAMAGES, MIB, VERSION, Tier, flip_a_bit, get, put
@@ -31,7 +31,7 @@ def test_what_was_written_is_read_and_the_rest_is_missing(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 100, 3 * MIB + 7)
     assert get(disk, 100, 3 * MIB + 7) == []
-    assert get(disk, 0, 4 * MIB) == [Piece(0, MIB), Piece(3 * MIB, 4 * MIB)]
+    assert get(disk, 0, 4 * MIB) == [BlockSpan(0, MIB), BlockSpan(3 * MIB, 4 * MIB)]
     statistics = disk.statistics()
     assert (statistics.written, statistics.written_bytes) == (4, 3 * MIB + 7 - 100)
     assert (statistics.hits, statistics.misses) == (4 + 2, 2)
@@ -41,14 +41,14 @@ def test_a_part_of_what_is_there_is_found(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 10, 2 * MIB)
     assert get(disk, 500, MIB + 3) == []
-    assert get(disk, 9, 20) == [Piece(9, 20)]
+    assert get(disk, 9, 20) == [BlockSpan(9, 20)]
 
 
 def test_other_versions_and_objects_are_not(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 0, 100)
     for info in (ObjectInfo("https://data.example.org/a", WHOLE, '"two"'), ObjectInfo("https://x/a", WHOLE, '"one"')):
-        assert get(disk, 0, 100, Version.of(info)) == [Piece(0, 100)]
+        assert get(disk, 0, 100, VersionFile.of(info)) == [BlockSpan(0, 100)]
 
 
 def test_it_is_found_again_after_a_restart_and_by_others(tier: Tier) -> None:
@@ -117,7 +117,7 @@ def test_the_least_recently_used_goes_first(tier: Tier) -> None:
     assert get(tier.open(6 * FILE_BYTES), 0, 2 * MIB) == []  # read by another
     put(disk, 10, 20)
     left = [parse_file_name(path.name)[1] for path in tier.files()]
-    assert set(left) == {Piece(low, low + MIB) for low in (0, MIB, 3 * MIB, 4 * MIB, 5 * MIB)} | {Piece(10, 20)}
+    assert set(left) == {BlockSpan(low, low + MIB) for low in (0, MIB, 3 * MIB, 4 * MIB, 5 * MIB)} | {BlockSpan(10, 20)}
 
 
 def test_room_is_left_to_others_on_the_disk(tier: Tier) -> None:
@@ -149,7 +149,7 @@ def test_damage_is_never_read_is_deleted_and_counted(tier: Tier, damage: str, at
     disk = tier.open()
     put(disk, 0, 100)
     DAMAGES[damage](tier.files()[0], at)
-    assert get(disk, 0, 100) == [Piece(0, 100)]
+    assert get(disk, 0, 100) == [BlockSpan(0, 100)]
     assert (disk.statistics().damaged, tier.files()) == (1, [])
     put(disk, 0, 100)
     assert get(disk, 0, 100) == []
@@ -159,10 +159,10 @@ def test_damage_in_a_larger_piece_hides_no_smaller_one(tier: Tier) -> None:
     disk = tier.open()
     put(disk, 0, 200)
     put(disk, 50, 60)
-    larger = next(path for path in tier.files() if path.name.endswith(Piece(0, 200).name))
+    larger = next(path for path in tier.files() if path.name.endswith(BlockSpan(0, 200).name))
     flip_a_bit(larger, HEADER_BYTES + 150)
     assert get(disk, 50, 60) == []
-    assert get(disk, 50, 61) == [Piece(50, 61)]
+    assert get(disk, 50, 61) == [BlockSpan(50, 61)]
     assert disk.statistics().damaged == 1
 
 
@@ -280,7 +280,7 @@ def test_a_failed_read_is_a_miss(tier: Tier, monkeypatch: pytest.MonkeyPatch) ->
     put(disk, 0, 100)
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", fail)
-        assert get(disk, 0, 100) == [Piece(0, 100)]
+        assert get(disk, 0, 100) == [BlockSpan(0, 100)]
     assert disk.statistics().failures == 1
     assert get(disk, 0, 100) == []
 
@@ -392,4 +392,4 @@ def test_a_tier_is_a_value_whose_path_is_absolute(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert DiskTier("~/a", 1).path == DiskTier("a", 1).path == tmp_path / "a"
-    assert VERSION.digest == Version.of(ObjectInfo("https://data.example.org/a", WHOLE, '"one"')).digest
+    assert VERSION.digest == VersionFile.of(ObjectInfo("https://data.example.org/a", WHOLE, '"one"')).digest

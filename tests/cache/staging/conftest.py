@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncfetch.cache.staging import CachePool, SourceInfo, SplitStore
-from asyncfetch.cache.staging.table import Phase
+from asyncfetch.cache.staging.table import StagingPhase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from asyncfetch.cache.staging.directory import StagedFile
-    from asyncfetch.cache.staging.stores import Stored
+    from asyncfetch.cache.staging.stores import StoredFile
 
 
 class GatedStore(SplitStore[bytes]):
@@ -36,7 +36,7 @@ class GatedStore(SplitStore[bytes]):
         self.errors: dict[str, BaseException] = {}
         self._path = path
         self._begun: dict[str, threading.Event] = {}
-        self._gates: dict[str, threading.Event] = {}
+        self._limiters: dict[str, threading.Event] = {}
 
     @property
     def path(self) -> str:
@@ -45,21 +45,21 @@ class GatedStore(SplitStore[bytes]):
     def hold(self, *names: str) -> None:
         """Reads of these wait for ``let``."""
         for name in names:
-            self._gates[name] = threading.Event()
+            self._limiters[name] = threading.Event()
             self._begun[name] = threading.Event()
 
     def let(self, *names: str) -> None:
         for name in names:
-            self._gates[name].set()
+            self._limiters[name].set()
 
     def wait_begun(self, name: str) -> None:
         assert self._begun[name].wait(10), f"{name} isn't read"
 
     def read_raw(self, name: str) -> tuple[bytes, SourceInfo]:
         self.reads.append(name)
-        if name in self._gates:
+        if name in self._limiters:
             self._begun[name].set()
-            assert self._gates[name].wait(15)
+            assert self._limiters[name].wait(15)
         if name in self.errors:
             raise self.errors[name]
         return self.files[name], SourceInfo(self.path, name, None, (name,))
@@ -79,13 +79,13 @@ class GatedWrites:
 
         write = StagingDirectory.write
         self.begun = threading.Event()
-        self.gate = threading.Event()
-        self.gate.set()
+        self.limiter = threading.Event()
+        self.limiter.set()
         self.error: BaseException | None = None
 
-        def gated(directory: StagingDirectory, stored: Stored) -> StagedFile:
+        def gated(directory: StagingDirectory, stored: StoredFile) -> StagedFile:
             self.begun.set()
-            assert self.gate.wait(15)
+            assert self.limiter.wait(15)
             if self.error is not None:
                 raise self.error
             return write(directory, stored)
@@ -157,7 +157,7 @@ def is_staged(pool: CachePool, count: int) -> bool:
     """So many files are on disk, whole."""
     pool.statistics()
     with pool._engine().table() as table:
-        return count == sum(entry.phase is Phase.STAGED for entry in table._entries.values())
+        return count == sum(entry.phase is StagingPhase.STAGED for entry in table._entries.values())
 
 
 def joined(pool: CachePool) -> int:

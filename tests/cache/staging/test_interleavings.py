@@ -1,7 +1,7 @@
 """Every interleaving of what handles and threads do, one step at a time, in one thread.
 
-All that threads share changes between the steps of a ``Reading`` and within the calls of a handle, so a machine that
-takes these in any order goes through what threads can do, and always through the same for the same example.
+All that threads share changes between the steps of a ``StagingRead`` and within the calls of a handle, so a machine
+that takes these in any order goes through what threads can do, and always through the same for the same example.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from asyncfetch.cache.staging import DecodingStore, Lazy
 from asyncfetch.cache.staging.directory import StagedFile, StagingDirectory
-from asyncfetch.cache.staging.engine import Engine, Reading
+from asyncfetch.cache.staging.engine import StagingEngine, StagingRead
 from asyncfetch.cache.staging.lazy import StagedLazy
-from asyncfetch.cache.staging.stores import StoreBinding, Stored, ValueBinding, dumps
-from asyncfetch.cache.staging.table import Phase, Quota
+from asyncfetch.cache.staging.stores import StoreBinding, StoredFile, ValueBinding, dumps
+from asyncfetch.cache.staging.table import Quota, StagingPhase
 from asyncfetch.errors import CacheError
 from tests.cache.staging.conftest import GatedStore
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.cache.staging import FileStore
     from asyncfetch.cache.staging.stores import Binding
-    from asyncfetch.cache.staging.table import Claim, Entry
+    from asyncfetch.cache.staging.table import StagedEntry, StagingClaim
 
 FILES = {"empty": b"", "small": b"s", "medium": b"m" * 4, "large": b"l" * 9, "full": b"f" * 16, "huge": b"h" * 17}
 NAMES = st.sampled_from(sorted(FILES))
@@ -47,13 +47,13 @@ class Disk(StagingDirectory):
 
     fails = False
 
-    def write(self, stored: Stored) -> StagedFile:
+    def write(self, stored: StoredFile) -> StagedFile:
         if self.fails:
             raise OSError(errno.ENOSPC, "No space left on device")
         return super().write(stored)
 
 
-class SteppedEngine(Engine):
+class SteppedEngine(StagingEngine):
     """An engine without threads."""
 
     def __init__(self, parent: str) -> None:
@@ -75,8 +75,8 @@ class Interleavings(RuleBasedStateMachine):
         super().__init__()
         self.parent = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
         self.handles: list[Lazy[Any]] = []
-        self.waits: list[tuple[Lazy[Any], Future[Stored]]] = []
-        self.steps: list[tuple[Entry, Callable[[], Any]]] = []
+        self.waits: list[tuple[Lazy[Any], Future[StoredFile]]] = []
+        self.steps: list[tuple[StagedEntry, Callable[[], Any]]] = []
         self.broken: set[str] = set()
 
     @initialize(sized=st.booleans(), closes=st.booleans())
@@ -96,11 +96,11 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, 8))
     def put(self, size: int) -> None:
-        stored = Stored(dumps("v" * size, "value"), None, pickled=True)
+        stored = StoredFile(dumps("v" * size, "value"), None, pickled=True)
         binding = ValueBinding(stored.data, "v" * size)
         self.add(None, "v" * size, binding, self.engine.adopt(binding, stored))
 
-    def add(self, store: FileStore[Any] | None, name: str, binding: Binding, claim: Claim | None = None) -> None:
+    def add(self, store: FileStore[Any] | None, name: str, binding: Binding, claim: StagingClaim | None = None) -> None:
         claim = claim or self.engine.request(binding)
         self.handles.append(
             StagedLazy(
@@ -171,7 +171,7 @@ class Interleavings(RuleBasedStateMachine):
         if entry is not None:
             assert entry.file is None
             assert all(other.binding.key != entry.binding.key for other, _ in self.steps), "one read at a time"
-            self.steps.append((entry, Reading(self.engine, entry).size))
+            self.steps.append((entry, StagingRead(self.engine, entry).size))
 
     def step(self, index: int) -> None:
         entry, step = self.steps.pop(index)
@@ -183,7 +183,7 @@ class Interleavings(RuleBasedStateMachine):
             assert not in_hands, "nothing is read whose bytes somebody has"
             self.check_given_up(entry, following)
 
-    def is_in_hands(self, entry: Entry) -> bool:
+    def is_in_hands(self, entry: StagedEntry) -> bool:
         """Whether its bytes were read for somebody who hasn't picked up the value yet."""
         return any(
             flight.done() and flight.exception() is None and claim is not None and claim.entry is entry
@@ -191,10 +191,10 @@ class Interleavings(RuleBasedStateMachine):
             if (claim := getattr(lazy, "_claim", None)) is not None
         )
 
-    def check_given_up(self, entry: Entry, following: Callable[[], Any] | None) -> None:
+    def check_given_up(self, entry: StagedEntry, following: Callable[[], Any] | None) -> None:
         """What was just read goes to the disk, unless nobody is left, it failed, or there is no room for it."""
         table = self.engine._table
-        if following is None and entry.references and entry.phase is not Phase.FAILED and not table.closed:
+        if following is None and entry.references and entry.phase is not StagingPhase.FAILED and not table.closed:
             assert table.paused or not table.quota.fits(len(FILES[str(entry.binding.name)]))  # type: ignore[attr-defined]
 
     # The world.
@@ -235,7 +235,7 @@ class Interleavings(RuleBasedStateMachine):
         for entry in self.entries():  # put it back, so that disk and figures agree again
             self.advance_all_of(entry)
 
-    def advance_all_of(self, entry: Entry) -> None:
+    def advance_all_of(self, entry: StagedEntry) -> None:
         if entry.file is not None and entry.file.read() is None:
             for lazy in tuple(self.handles):
                 claim = getattr(lazy, "_claim", None)
@@ -245,7 +245,7 @@ class Interleavings(RuleBasedStateMachine):
 
     # What always holds.
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[StagedEntry]:
         """Those that somebody refers to, and those that a thread is still at."""
         known = dict.fromkeys([*self.engine._table._entries.values(), *(entry for entry, _ in self.steps)])
         return list(known)
@@ -269,7 +269,7 @@ class Interleavings(RuleBasedStateMachine):
     @invariant()
     def at_rest_room_is_files(self) -> None:
         if self.at_rest():
-            staged = [entry for entry in self.entries() if entry.phase is Phase.STAGED]
+            staged = [entry for entry in self.entries() if entry.phase is StagingPhase.STAGED]
             files = self.on_disk()
             assert len(staged) == len(files) == self.engine._table.quota.count
             assert sum(file.stat().st_size for file in files) == self.engine._table.quota.bytes
@@ -295,7 +295,7 @@ class Interleavings(RuleBasedStateMachine):
             rounds += 1
             assert rounds < 100, f"{self.waits} wait for nothing"
             while (entry := self.engine._take(urgent_only=True)) is not None:
-                self.steps.append((entry, Reading(self.engine, entry).size))
+                self.steps.append((entry, StagingRead(self.engine, entry).size))
             while self.steps:
                 self.step(0)
             self.wake()

@@ -108,12 +108,12 @@ def test_w03_a_handle_dropped_in_the_queue_is_never_read(make_pool: MakePool) ->
 def test_w04_a_handle_dropped_during_the_write_leaves_nothing(make_pool: MakePool, writes: GatedWrites) -> None:
     # There: its file and its room stay.
     store = GatedStore(TEN)
-    writes.gate.clear()
+    writes.limiter.clear()
     pool = make_pool()
     lazy = pool.get_lazy(store, "a")
     assert writes.begun.wait(10)
     del lazy
-    writes.gate.set()
+    writes.limiter.set()
     until(lambda: is_empty(pool))
 
 
@@ -379,7 +379,7 @@ def test_w16_none_is_a_value(make_pool: MakePool, pooled: bool) -> None:
 def test_w17_generations_of_a_name_never_share_a_file(make_pool: MakePool, writes: GatedWrites) -> None:
     # There: an orphaned writer and a new one open the same path.
     store = GatedStore(TEN)
-    writes.gate.clear()
+    writes.limiter.clear()
     pool = make_pool()
     orphan = pool.get_lazy(store, "a")
     assert writes.begun.wait(10)
@@ -387,7 +387,7 @@ def test_w17_generations_of_a_name_never_share_a_file(make_pool: MakePool, write
     pool.statistics()
     store.files["a"] = b"new content"
     new = pool.get_lazy(store, "a")  # joins the orphan's write: its read was a moment ago
-    writes.gate.set()
+    writes.limiter.set()
     until(lambda: is_staged(pool, 1))
     [first] = files_of(pool)
     assert new.get() == TEN["a"]

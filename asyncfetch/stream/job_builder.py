@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import Asked, HeldEpisode, Sample, SampleBuilder
     from asyncfetch.stream.order import Step
 
-__all__ = ["PADDING", "Builder", "Failed", "JobBuilder", "Transform", "are_one", "mark_padding", "transformed"]
+__all__ = ["PADDING", "Builder", "FailedSample", "JobBuilder", "Transform", "are_one", "mark_padding", "transformed"]
 
 PADDING = "is_padding"
 """Key of what tells of a sample whether it is padding."""
@@ -31,7 +31,7 @@ Transform = Callable[["Sample"], "Sample"]
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedSample:
     """The error that a step came to in place of a sample, which may be anything that a transform returns.
 
     No frame hangs on an error of ours. Those in the traceback of a transform's, and those that called them, hold it
@@ -113,7 +113,7 @@ class JobBuilder:
         is_given_up: Callable[[], bool],
         rows: Sequence[BatchRow] | None = None,
     ) -> list[Any]:
-        """Return what each step comes to: a sample, its row in a batch, or ``Failed``. Slow: call it in a thread.
+        """Return what each step comes to: a sample, its row in a batch, or ``FailedSample``. Slow: call it in a thread.
 
         Args:
             steps: What to read.
@@ -130,14 +130,16 @@ class JobBuilder:
                 asked.append((episode, step.frame, step.reader))
                 into += [] if rows is None else [rows[place]]
         begun_at = time.perf_counter()
-        read = deque(self._read(asked, into))  # each is let go of as it is taken: see ``Failed``
+        read = deque(self._read(asked, into))  # each is let go of as it is taken: see ``FailedSample``
         read_at = time.perf_counter()
-        results: list[Sample | Failed] = []
+        results: list[Sample | FailedSample] = []
         for step in steps:
             if is_given_up():
                 return [{} for _ in steps]
             episode = episodes[step.episode]
-            results.append(self._finish(step, Failed(episode) if isinstance(episode, Exception) else read.popleft()))
+            results.append(
+                self._finish(step, FailedSample(episode) if isinstance(episode, Exception) else read.popleft())
+            )
         transforming_seconds = 0.0 if self._transform is None else time.perf_counter() - read_at
         self._weights = divided(self._weights, read_at - begun_at, transforming_seconds)
         return results
@@ -152,11 +154,11 @@ class JobBuilder:
             return self._read(asked, [])
         except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
             if len(asked) == 1:
-                return [Failed(kept(error))]
+                return [FailedSample(kept(error))]
         return [self._read([one], rows[place : place + 1])[0] for place, one in enumerate(asked)]
 
     def _finish(self, step: Step, sample: Any) -> Any:  # noqa: ANN401
-        if isinstance(sample, Failed):
+        if isinstance(sample, FailedSample):
             return sample
         if isinstance(sample, BatchRow):
             if self._marks_padding:
@@ -166,7 +168,7 @@ class JobBuilder:
             try:
                 mark_padding(sample, step)
             except ConfigError as error:
-                return Failed(kept(error))
+                return FailedSample(kept(error))
         return sample if self._transform is None else transformed(self._transform, sample)
 
 
@@ -195,17 +197,17 @@ def are_one(transform: Transform | None, other: Transform | None) -> bool:
     return transform is other or (isinstance(transform, MethodType) and transform == other)
 
 
-def transformed(transform: Transform, sample: Sample) -> Sample | Failed:
+def transformed(transform: Transform, sample: Sample) -> Sample | FailedSample:
     """Return what the user's function makes of a sample, or the error that it raised."""
     try:
         made: Sample | None = transform(sample)
     except (StopIteration, StopAsyncIteration) as stop:  # raised by the iterator it would be a silent end: PEP 479
         failure = RuntimeError(f"the transform raised {type(stop).__name__}")
         failure.__cause__ = stop
-        return Failed(failure, by_transform=True)
+        return FailedSample(failure, by_transform=True)
     except BaseException as failure:  # noqa: BLE001  the user's own; raised by the iterator as it is
-        return Failed(failure, by_transform=True)
+        return FailedSample(failure, by_transform=True)
     if made is None:
         error = UsageError(f"the transform {transform!r:.80} gave None: end it by `return sample`")
-        return Failed(error, by_transform=True)
+        return FailedSample(error, by_transform=True)
     return made

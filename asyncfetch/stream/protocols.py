@@ -47,7 +47,7 @@ class Readable(Protocol):
         """See LeRobotDataset, as for the others."""
         ...
 
-    def hurry(self, episode: int) -> None:
+    def raise_priority(self, episode: int) -> None:
         """Somebody waits now for an episode that was read ahead."""
         ...
 

@@ -1,9 +1,9 @@
-"""Gates say whose turn it is: so many at a time, callers in turn, what somebody waits for before what is read ahead.
+"""Limiters bound how many do something at a time, fair to callers: what somebody waits for goes before read-ahead.
 
 One queue for all would make a single read wait behind the hundred thousand ranges of a batch. So each caller has a
-line of its own, first come, first served; the lines take turns; and there are two rounds of lines: urgent ones go
-before those of read-ahead. Read-ahead can't starve: where both wait, one turn of EVERY is its. And it can't fill a gate
-that reserves places, for what is urgent would then wait for the end of something long.
+queue of its own, first come, first served; the queues take turns; and there are two rounds of them: urgent ones go
+before those of read-ahead. Read-ahead can't starve: where both wait, one turn of EVERY is its. And it can't fill a
+limiter that reserves permits, for what is urgent would then wait for the end of something long.
 
 A caller is known by a context variable, which tasks inherit: everything that a verb starts is its own caller's.
 """
@@ -21,41 +21,41 @@ from weakref import WeakSet
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Caller", "Gate", "Place", "calling", "current_caller", "one_caller", "running_caller"]
+__all__ = ["Caller", "Limiter", "LimiterPermit", "calling", "current_caller", "one_caller", "running_caller"]
 
 EVERY = 8
-"""Read-ahead gets one turn of so many, and leaves one place of so many free where places are reserved."""
+"""Read-ahead gets one turn of so many, and leaves one permit of so many free where some are reserved."""
 
 
 class Caller:
-    """Somebody on whose behalf something waits at gates.
+    """Somebody on whose behalf something waits at limiters.
 
-    Not thread-safe: used on the loop of the gates that it waits at.
+    Not thread-safe: used on the loop of the limiters that it waits at.
 
     Args:
         urgent: Whether somebody waits for it. False for read-ahead.
-        behind: Another caller whose line it stands in until it is promoted. None gives it a line of its own.
+        behind: Another caller whose queue it stands in until its priority is raised. None gives it a queue of its own.
     """
 
-    __slots__ = ("__weakref__", "_carriers", "_line", "_waiting", "urgent")
+    __slots__ = ("__weakref__", "_carriers", "_queue", "_waiting", "urgent")
 
     def __init__(self, *, urgent: bool = True, behind: Caller | None = None) -> None:
         self.urgent = urgent
-        self._line: object = object() if behind is None else behind._line
+        self._queue: object = object() if behind is None else behind._queue
         self._waiting: dict[_Waiter, None] = {}
         self._carriers: WeakSet[Caller] | None = None
 
-    def promote(self) -> None:
-        """Somebody waits for it now. What of it waits already moves to an urgent line of its own, in its order."""
+    def raise_priority(self) -> None:
+        """Somebody waits for it now. What of it waits already moves to an urgent queue of its own, in its order."""
         if not self.urgent:
-            self.urgent, self._line = True, object()
+            self.urgent, self._queue = True, object()
             for waiter in list(self._waiting):
-                waiter.gate._promote(waiter)
+                waiter.limiter._raise_priority(waiter)
             for carrier in list(self._carriers or ()):
-                carrier.promote()
+                carrier.raise_priority()
 
     def carried_by(self, carrier: Caller) -> None:
-        """Take what ``carrier`` asks for as on this one's behalf, too: it is promoted with this one."""
+        """Take what ``carrier`` asks for as on this one's behalf, too: its priority is raised with this one's."""
         if not self.urgent:
             self._carriers = self._carriers or WeakSet()
             self._carriers.add(carrier)
@@ -93,71 +93,71 @@ def one_caller() -> Iterator[None]:
 class _Waiter:
     """One that waits for its turn."""
 
-    __slots__ = ("caller", "gate", "granted", "line", "urgent")
+    __slots__ = ("caller", "granted", "limiter", "queue", "urgent")
 
-    def __init__(self, gate: Gate, caller: Caller) -> None:
-        self.gate = gate
+    def __init__(self, limiter: Limiter, caller: Caller) -> None:
+        self.limiter = limiter
         self.caller = caller
-        self.line = caller._line
+        self.queue = caller._queue
         self.urgent = caller.urgent
         self.granted = asyncio.Event()  # set by what has landed, too, where no task runs
 
 
-class _Lines:
-    """The waiters, in lines that take turns. Each call takes constant time, however many they are."""
+class _Queues:
+    """The waiters, in queues that take turns. Each call takes constant time, however many they are."""
 
-    __slots__ = ("_lines", "count")
+    __slots__ = ("_queues", "count")
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[object, OrderedDict[_Waiter, None]] = OrderedDict()
+        self._queues: OrderedDict[object, OrderedDict[_Waiter, None]] = OrderedDict()
         self.count = 0
 
     def add(self, waiter: _Waiter) -> None:
-        """Put it after the others of its line; a line that is new has the last turn."""
-        self._lines.setdefault(waiter.line, OrderedDict())[waiter] = None
+        """Put it after the others of its queue; a queue that is new has the last turn."""
+        self._queues.setdefault(waiter.queue, OrderedDict())[waiter] = None
         self.count += 1
 
     def remove(self, waiter: _Waiter) -> None:
         """It no longer waits."""
-        line = self._lines[waiter.line]
-        del line[waiter]
-        if not line:
-            del self._lines[waiter.line]
+        queue = self._queues[waiter.queue]
+        del queue[waiter]
+        if not queue:
+            del self._queues[waiter.queue]
         self.count -= 1
 
     def take(self) -> _Waiter:
-        """The first of the line whose turn it is."""
-        key, line = self._lines.popitem(last=False)
-        waiter, _ = line.popitem(last=False)
-        if line:
-            self._lines[key] = line
+        """The first of the queue whose turn it is."""
+        key, queue = self._queues.popitem(last=False)
+        waiter, _ = queue.popitem(last=False)
+        if queue:
+            self._queues[key] = queue
         self.count -= 1
         return waiter
 
 
-class Place:
-    """One place in a gate, from its turn on; see ``Gate.place``."""
+class LimiterPermit:
+    """One permit of a limiter, from its turn on; see ``Limiter.permit``."""
 
-    __slots__ = ("_gate", "_urgent")
+    __slots__ = ("_limiter", "_urgent")
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
 
     async def __aenter__(self) -> None:
-        self._urgent = await self._gate.enter()
+        self._urgent = await self._limiter.enter()
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._gate.leave(urgent=self._urgent)
+        self._limiter.leave(urgent=self._urgent)
 
 
-class Gate:
+class Limiter:
     """Lets ``limit`` in at a time. Belongs to one loop.
 
     ``waiting`` and ``in_use`` may be read in any thread.
 
     Args:
         limit: How many may be in.
-        reserves: Whether one place of EVERY is for what is urgent alone.
+        reserves: Whether one permit of EVERY is for what is urgent alone.
     """
 
     __slots__ = ("_ahead", "_ahead_in_use", "_limit", "_reserves", "_urgent", "_urgent_turns", "in_use")
@@ -165,14 +165,14 @@ class Gate:
     def __init__(self, limit: int, *, reserves: bool = False) -> None:
         self._limit = limit
         self._reserves = reserves
-        self._urgent = _Lines()
-        self._ahead = _Lines()
+        self._urgent = _Queues()
+        self._ahead = _Queues()
         self._urgent_turns = 0  # in a row, while read-ahead waited for one
         self.in_use = 0
         self._ahead_in_use = 0
 
     def __repr__(self) -> str:
-        return f"<Gate {self.in_use} of {self._limit} in, {self._urgent.count} urgent and {self._ahead.count} wait>"
+        return f"<Limiter {self.in_use} of {self._limit} in, {self._urgent.count} urgent and {self._ahead.count} wait>"
 
     @property
     def limit(self) -> int:
@@ -191,7 +191,7 @@ class Gate:
 
     @property
     def free(self) -> int:
-        """Number of places the current caller could have now."""
+        """Number of permits the current caller could have now."""
         caller = _current.get(None)
         return max(0, self._room(urgent=caller is None or caller.urgent))
 
@@ -233,18 +233,18 @@ class Gate:
         return urgent
 
     def leave(self, *, urgent: bool) -> None:
-        """Gives the place to the next one."""
+        """Gives the permit to the next one."""
         self.in_use -= 1
         self._ahead_in_use -= not urgent
         if self._urgent.count or self._ahead.count:
             self._grant()
 
-    def place(self) -> Place:
-        """A turn for a block: ``async with gate.place():``."""
-        return Place(self)
+    def permit(self) -> LimiterPermit:
+        """A turn for a block: ``async with limiter.permit():``."""
+        return LimiterPermit(self)
 
     def _room(self, *, urgent: bool) -> int:
-        """Places for one as urgent; none, or less than none where the limit was lowered."""
+        """Permits for one as urgent; none, or less than none where the limit was lowered."""
         room = self._limit - self.in_use
         if urgent:
             return room
@@ -252,15 +252,15 @@ class Gate:
         return min(room, self._limit - reserved - self._ahead_in_use)
 
     def _grant(self) -> None:
-        while (lines := self._next_lines()) is not None:
-            waiter = lines.take()
+        while (queues := self._next_queues()) is not None:
+            waiter = queues.take()
             del waiter.caller._waiting[waiter]
             self.in_use += 1
             self._ahead_in_use += not waiter.urgent
             waiter.granted.set()
 
-    def _next_lines(self) -> _Lines | None:
-        """The lines that the next turn belongs to; None where nobody may enter."""
+    def _next_queues(self) -> _Queues | None:
+        """The queues that the next turn belongs to; None where nobody may enter."""
         ahead_may = self._ahead.count > 0 and self._room(urgent=False) > 0
         if self._urgent.count and self._room(urgent=True) > 0 and not (ahead_may and self._urgent_turns >= EVERY - 1):
             self._urgent_turns = self._urgent_turns + 1 if ahead_may else 0
@@ -270,8 +270,8 @@ class Gate:
             return self._ahead
         return None
 
-    def _promote(self, waiter: _Waiter) -> None:
+    def _raise_priority(self, waiter: _Waiter) -> None:
         self._ahead.remove(waiter)
-        waiter.urgent, waiter.line = True, waiter.caller._line
+        waiter.urgent, waiter.queue = True, waiter.caller._queue
         self._urgent.add(waiter)
         self._grant()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asyncfetch.ranges import ByteRange, Request
     from asyncfetch.runtime.memory_pool import MemoryPool
 
-__all__ = ["LONG_BYTES", "Places", "Scatter", "Target", "Views", "apart"]
+__all__ = ["LONG_BYTES", "ChainedBuffer", "SplitBuffer", "Target", "Views", "apart"]
 
 LONG_BYTES = 256 * 1024
 """Shorter ranges are copied. Not to copy took 9-15 % of the CPU off joined ranges of 256 KiB over TLS, and 12-18 % off
@@ -29,7 +29,7 @@ more at 256 KiB, 7 % off to 1 % more at 512 KiB, and 16-29 % off at 1 MiB; but 0
 _EMPTY = memoryview(b"")
 
 
-class Places:
+class ChainedBuffer:
     """Writable memory in several views, one behind the other. For who writes to it, what a memoryview is."""
 
     __slots__ = ("_stops", "views")
@@ -42,7 +42,7 @@ class Places:
     def __len__(self) -> int:
         return self._stops[-1] if self._stops else 0
 
-    def __getitem__(self, part: slice) -> Places:
+    def __getitem__(self, part: slice) -> ChainedBuffer:
         start, stop, _ = part.indices(len(self))
         views = []
         number = bisect_right(self._stops, start)
@@ -51,7 +51,7 @@ class Places:
             first = end - len(view)
             views.append(view[start - first : stop - first])
             start, number = end, number + 1
-        return Places(views)
+        return ChainedBuffer(views)
 
     def __setitem__(self, part: slice, content: bytes | memoryview) -> None:
         place, rest = self[part], memoryview(content)
@@ -65,7 +65,7 @@ class Places:
         return _EMPTY
 
 
-class Scatter:
+class SplitBuffer:
     """The memory of a request that serves several ranges: to be written to first, then that of each range.
 
     It is taken when the first byte is about to land. FetchError where there is none.
@@ -95,14 +95,14 @@ class Scatter:
         self[part][:] = content
 
     def toreadonly(self) -> memoryview:
-        """See Places."""
+        """See ChainedBuffer."""
         return _EMPTY
 
     def cut(self, one: ByteRange) -> memoryview:
         """The bytes of one of the ranges, which keep others' as well. Only after all have landed."""
         assert self._target is not None
         part = self._target[self._request.part(one)]
-        return part.views[0] if isinstance(part, Places) else part
+        return part.views[0] if isinstance(part, ChainedBuffer) else part
 
     def piece(self, one: ByteRange) -> memoryview:
         """The bytes of one of the ranges, read-only, in memory that keeps nothing else. Only after all have landed."""
@@ -128,12 +128,12 @@ class Scatter:
         rest = span.start + _length(span) - at
         if rest:
             views.append(self._memory.take(rest).data)
-        return Places(views) if len(views) > 1 else views[0]
+        return ChainedBuffer(views) if len(views) > 1 else views[0]
 
 
-Views: TypeAlias = "memoryview | Places"
+Views: TypeAlias = "memoryview | ChainedBuffer"
 """Writable memory, in one view or several."""
-Target: TypeAlias = "Views | Scatter"
+Target: TypeAlias = "Views | SplitBuffer"
 """The memory that bytes land in."""
 
 

@@ -6,11 +6,11 @@ of consumers that were slower than others. Who goes on, however many they are, s
 epoch.
 
 They share it *step* by step: in each, all ranks take as many samples, a batch where that is known. Which samples are in
-a step is the same for any ranks; who takes which of them is free. Each sample is on a *slot* of the order, a number
-from 0 to 1 that its episode keeps (see ``order``). The samples of a step are laid out by slot and cut into as many
-pieces of one size as there are ranks. Each slot has about as many samples in each step, so a rank gets the same slots
-again and again, and with them their episodes; where the ranks don't divide the slots, it shares the first and the last
-of its own with its neighbours. Where no slots are known, ranks take samples in turns.
+a step is the same for any ranks; who takes which of them is free. Each sample is on an *affinity* of the order, a
+number from 0 to 1 that its episode keeps (see ``order``). The samples of a step are laid out by affinity and cut into
+as many pieces of one size as there are ranks. Each affinity has about as many samples in each step, so a rank gets the
+same affinities again and again, and with them their episodes; where the ranks don't divide the affinities, it shares
+the first and the last of its own with its neighbours. Where no affinities are known, ranks take samples in turns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.stream.placement import Placement
 
-__all__ = ["Deal", "Ends", "Rest", "SharedOrder", "Slots", "cut", "rest_in"]
+__all__ = ["AffinityWalk", "Deal", "Ends", "Remaining", "SharedOrder", "cut", "rest_in"]
 
 Ends = Literal["uneven", "drop", "pad"]
 """The choice of what becomes of the last samples of an epoch, fewer than there are ranks."""
@@ -43,8 +43,8 @@ MAX_MISSING = 1 << 24
 """That a state may tell of: so far behind no consumer is, and they take 0.7 GB."""
 
 
-class Slots(Protocol):
-    """A way through the slots of an order, forwards."""
+class AffinityWalk(Protocol):
+    """A way through the affinities of an order, forwards."""
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return those of these positions, which ascend and aren't below those of an earlier call."""
@@ -55,36 +55,36 @@ class SharedOrder(Protocol):
     """An order, as far as it matters to those who share it."""
 
     @property
-    def seats(self) -> int:
-        """After so many samples each slot mostly has its turn again."""
+    def slots(self) -> int:
+        """After so many samples each affinity mostly has its turn again."""
         ...
 
     @property
-    def slotted(self) -> int:
-        """Positions below it have a slot."""
+    def affinity_stop(self) -> int:
+        """Positions below it have an affinity."""
         ...
 
-    def seating(self, position: int) -> Any:  # noqa: ANN401
-        """Return where ``slots`` may begin."""
+    def assignment(self, position: int) -> Any:  # noqa: ANN401
+        """Return where ``affinities`` may begin."""
         ...
 
-    def slots(self, seating: Any, ranks: int) -> Slots:  # noqa: ANN401
-        """The slots of all positions from there on, for so many ranks."""
+    def affinities(self, assignment: Any, ranks: int) -> AffinityWalk:  # noqa: ANN401
+        """The affinities of all positions from there on, for so many ranks."""
         ...
 
 
-def cut(slots: NDArray[np.float64], ranks: int) -> NDArray[np.int64]:
+def cut(affinities: NDArray[np.float64], ranks: int) -> NDArray[np.int64]:
     """Return each sample's rank, in a step. Each rank gets as many, but the first ones one more if that isn't even."""
-    each, more = divmod(len(slots), ranks)
-    counts = np.full(min(ranks, len(slots)), each)
+    each, more = divmod(len(affinities), ranks)
+    counts = np.full(min(ranks, len(affinities)), each)
     counts[:more] += 1
-    taken = np.empty(len(slots), np.int64)
-    taken[np.argsort(slots, kind="stable")] = np.repeat(np.arange(len(counts)), counts)
+    taken = np.empty(len(affinities), np.int64)
+    taken[np.argsort(affinities, kind="stable")] = np.repeat(np.arange(len(counts)), counts)
     return taken
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class Remaining:
     """The samples that are left of an epoch; of a whole one, all.
 
     It is numbered: its samples are ``index`` 0, 1 ... in the order of their positions.
@@ -114,15 +114,15 @@ class Rest:
         ends: Ends,
         order: SharedOrder | None = None,
         *,
-        seating: Any = None,  # noqa: ANN401
+        assignment: Any = None,  # noqa: ANN401
         skip: int = 0,
     ) -> Iterator[int]:
         """The positions of one consumer, ascending, without those of its padding and its first ``skip``.
 
-        ``seating`` of the order is that of the first of their step, or of one before it, to save finding it.
+        ``assignment`` of the order is that of the first of their step, or of one before it, to save finding it.
         """
         taken, padded = self.shared(total, placement, ends)
-        deal = Deal(self, total, placement, order, seating)
+        deal = Deal(self, total, placement, order, assignment)
         for number in range(skip, taken - padded):
             yield self.position_of(deal.index(number))
 
@@ -141,7 +141,7 @@ class Rest:
         """Index of the first sample that isn't before the position."""
         return bisect_left(self.missing, position) + max(0, position - self.position)
 
-    def after(self, delivered: Mapping[Placement, int], total: int, order: SharedOrder | None = None) -> Rest:
+    def after(self, delivered: Mapping[Placement, int], total: int, order: SharedOrder | None = None) -> Remaining:
         """Return what is left when its consumers, all of them, were given so many samples each."""
         left, one = self.left(total), next(iter(delivered))
         deal = Deal(self, total, one, order)
@@ -169,14 +169,14 @@ class Rest:
         end = low + (int(np.flatnonzero(is_given)[-1]) + 1 if is_given.any() else 0)
         lacking = (np.flatnonzero(~is_given[: end - low]) + low).tolist()
         missing = tuple(map(self.position_of, itertools.chain(lacking, range(end, len(self.missing)))))
-        return Rest(self.position + max(0, end - len(self.missing)), missing, deal.stride)
+        return Remaining(self.position + max(0, end - len(self.missing)), missing, deal.stride)
 
     def as_json(self) -> dict[str, Any]:
         """Return it for a state. ``missing`` as [start, stop, step], of which a slow consumer takes one or a few."""
         return {"position": self.position, "missing": _runs(self.missing, self.stride)}
 
     @classmethod
-    def of_json(cls, state: Mapping[str, Any], total: int) -> Rest:
+    def of_json(cls, state: Mapping[str, Any], total: int) -> Remaining:
         """Return what ``as_json`` gave, of an epoch of ``total`` samples."""
         position, runs = rest_in(state, total)
         missing = tuple(sorted(itertools.chain.from_iterable(runs)))
@@ -193,23 +193,25 @@ class Deal:
         total: Samples of the epoch.
         placement: Who asks; all who share have its layout.
         order: None where ranks take samples in turns.
-        seating: Of the order, at the first sample that will be asked for or before it.
+        assignment: Of the order, at the first sample that will be asked for or before it.
     """
 
     def __init__(
         self,
-        rest: Rest,
+        rest: Remaining,
         total: int,
         placement: Placement,
         order: SharedOrder | None = None,
-        seating: Any = None,  # noqa: ANN401
+        assignment: Any = None,  # noqa: ANN401
     ) -> None:
         self._rest, self._left, self._placement = rest, rest.left(total), placement
         self._order = order if placement.step_samples and placement.world_size > 1 else None
         self.step_samples: int = placement.step_samples if self._order is not None else _TURNS
         """That each rank takes of a step."""
-        self._slots = (
-            None if self._order is None or seating is None else self._order.slots(seating, placement.world_size)
+        self._affinities = (
+            None
+            if self._order is None or assignment is None
+            else self._order.affinities(assignment, placement.world_size)
         )
         self._own: tuple[int, NDArray[np.int64]] = -1, np.zeros(0, np.int64)
 
@@ -218,7 +220,7 @@ class Deal:
         """The distance between the positions of one rank, mostly."""
         if self._order is None:
             return self._placement.period
-        return math.lcm(self.step_samples * self._placement.world_size, self._order.seats)
+        return math.lcm(self.step_samples * self._placement.world_size, self._order.slots)
 
     def begin(self, number: int) -> int:
         """An index at the consumer's ``number``-th sample or before it, after which ``index`` goes on."""
@@ -247,11 +249,11 @@ class Deal:
         if self._order is None:
             return in_turns, turns + step * size
         positions = self._rest.positions_of(start, stop)
-        if positions[-1] >= self._order.slotted:
+        if positions[-1] >= self._order.affinity_stop:
             return in_turns, turns + step * size
-        if self._slots is None or step < self._own[0]:
-            self._slots = self._order.slots(self._order.seating(int(positions[0])), world_size)
-        ranks = cut(self._slots.at(positions), world_size)
+        if self._affinities is None or step < self._own[0]:
+            self._affinities = self._order.affinities(self._order.assignment(int(positions[0])), world_size)
+        ranks = cut(self._affinities.at(positions), world_size)
         numbers = np.empty(len(ranks), np.int64)
         by_rank = np.argsort(ranks, kind="stable")
         ascending = ranks[by_rank]

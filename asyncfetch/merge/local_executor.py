@@ -14,15 +14,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.fetch import Fetcher
-from asyncfetch.merge.children import Child, processes_pay
-from asyncfetch.merge.kernel import Workplace
+from asyncfetch.merge.scheduler import WorkerSetup
 from asyncfetch.merge.summaries import add
+from asyncfetch.merge.worker_process import Child, processes_pay
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from asyncfetch.config import FetchConfig
-    from asyncfetch.merge.kernel import Piece
+    from asyncfetch.merge.scheduler import TaskPiece
 
 __all__ = ["InProcess", "OnThisMachine"]
 
@@ -36,11 +36,11 @@ class InProcess:
     ) -> AsyncIterator[_Loop]:
         """One fetcher for all pieces."""
         async with Fetcher(fetch) as fetcher:
-            yield _Loop(Workplace(fetcher, wrote), workers or os.cpu_count() or 1)
+            yield _Loop(WorkerSetup(fetcher, wrote), workers or os.cpu_count() or 1)
 
 
 class _Loop:
-    def __init__(self, place: Workplace, workers: int) -> None:
+    def __init__(self, place: WorkerSetup, workers: int) -> None:
         self.workers = workers
         self.fetcher = place.fetcher
         self._place = place
@@ -48,7 +48,7 @@ class _Loop:
     def expect(self, seconds: float) -> None:
         """It is all done here."""
 
-    async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
+    async def run(self, piece: TaskPiece, *arguments: Any) -> Any:  # noqa: ANN401
         return await piece(self._place, *arguments)
 
     async def get(self, value: Any) -> Any:  # noqa: ANN401
@@ -74,14 +74,14 @@ class OnThisMachine:
     ) -> AsyncIterator[_Processes]:
         """The processes are gone when the block is left, whatever they were doing."""
         async with Fetcher(fetch) as fetcher, AsyncExitStack() as children:
-            place = Workplace(fetcher, wrote)
+            place = WorkerSetup(fetcher, wrote)
             yield _Processes(place, workers or os.cpu_count() or 1, fetch, children, self._pays)
 
 
 class _Processes(_Loop):
     def __init__(
         self,
-        place: Workplace,
+        place: WorkerSetup,
         workers: int,
         fetch: FetchConfig,
         children: AsyncExitStack,
@@ -99,7 +99,7 @@ class _Processes(_Loop):
     def expect(self, seconds: float) -> None:
         self._is_worth_it = seconds > 0 and self._pay(seconds, self.workers)
 
-    async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
+    async def run(self, piece: TaskPiece, *arguments: Any) -> Any:  # noqa: ANN401
         if not self._is_worth_it or piece is add:
             return await super().run(piece, *arguments)
         if self._idle:

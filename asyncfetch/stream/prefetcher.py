@@ -18,9 +18,9 @@ import anyio
 import anyio.lowlevel
 
 from asyncfetch.errors import CacheError, redact_url
-from asyncfetch.fetch.gate import Caller, calling
+from asyncfetch.fetch.limiter import Caller, calling
 from asyncfetch.observe.trace import running
-from asyncfetch.observe.waits import Cause, Meter, Step, metered
+from asyncfetch.observe.waits import Cause, Meter, WaitStep, metered
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.failures import copied, kept
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncfetch.lerobot import HeldEpisode
-    from asyncfetch.stream.readable import Origin, Readable
+    from asyncfetch.stream.protocols import Origin, Readable
 
-__all__ = ["EpisodeWindow"]
+__all__ = ["EpisodePrefetcher"]
 
 HEAD_START_SECONDS = 0.1
 """That the first episode has alone, at most: where a pool's episodes fill the link together, the first sample would
@@ -73,7 +73,7 @@ class _Slot:
         self.users = 0
         self.finished = False
 
-    def step(self, now: float) -> Step:
+    def step(self, now: float) -> WaitStep:
         """Return what its life was, or is so far."""
         end = now if self.done_at is None else self.done_at
         room_seconds = 0.0
@@ -82,10 +82,10 @@ class _Slot:
         rest = max(0.0, end - self.begun_at - room_seconds)
         weights = self.meter.share(rest, now if self.done_at is None else None, otherwise=Cause.OPENING)
         weights[Cause.ROOM] = weights.get(Cause.ROOM, 0.0) + room_seconds
-        return Step(end, weights, self.episode)
+        return WaitStep(end, weights, self.episode)
 
 
-class EpisodeWindow:
+class EpisodePrefetcher:
     """Fetches the episodes of one pass ahead of their use. Loop-bound; its tasks belong to the group it is given.
 
     Args:
@@ -168,17 +168,17 @@ class EpisodeWindow:
         """Return whether ``get`` of the episode, which ``use`` announced, needs no wait."""
         return self._slots[episode].done.is_set()
 
-    def steps(self, episode: int, now: float) -> list[Step]:
+    def steps(self, episode: int, now: float) -> list[WaitStep]:
         """Return what who waits for an episode waited for, or waits for. It may be called in any thread."""
         slot = self._slots.get(episode)
         return [] if slot is None else [slot.step(now)]
 
-    def hurry(self, episode: int) -> None:
+    def raise_priority(self, episode: int) -> None:
         """Somebody waits for the episode, which ``use`` announced: it is fetched before those that are read ahead."""
         slot = self._slots.get(episode)
         if slot is not None and not slot.done.is_set():
-            slot.caller.promote()
-            self._dataset.hurry(episode)
+            slot.caller.raise_priority()
+            self._dataset.raise_priority(episode)
 
     def done(self, episode: int) -> None:
         """The use announced by ``use`` is over."""

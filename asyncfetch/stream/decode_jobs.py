@@ -1,10 +1,11 @@
-"""Jobs and parcels: samples that are decoded by one call, and such as are delivered together. Pure.
+"""Jobs and micro-batches: samples that are decoded by one call, and such as are delivered together. Pure.
 
 Frames of one group of pictures are decoded together, by one pass over it, and delivered as the order says: one of each
 episode in turn. So a *job*, which a thread does in one call, is made of *runs*: what the next steps take of one group.
-Jobs are made in the order of their first use; a *parcel*, the next few samples in order, takes from several of them.
+Jobs are made in the order of their first use; a *micro-batch*, the next few samples in order, takes from several of
+them.
 
-Who decodes whole groups needs no decoder that goes on where it stopped, so all seats of an episode share one. But two
+Who decodes whole groups needs no decoder that goes on where it stopped, so all slots of an episode share one. But two
 jobs in a row are decoded at a time, and where both read an episode, as nearly all do in an order that isn't shuffled,
 they would wait for each other: so such jobs take its readers in turns, each of which has a decoder of its own.
 """
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.stream.order import Step
 
-__all__ = ["Job", "Parcel", "Sizes", "parcels"]
+__all__ = ["DecodeJob", "MicroBatch", "Sizes", "micro_batches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Sizes:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Job:
+class DecodeJob:
     """Samples that are decoded by one call."""
 
     steps: list[Step] = field(default_factory=list)
@@ -86,14 +87,14 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class Parcel:
+class MicroBatch:
     """Consecutive samples of the order."""
 
     steps: list[Step] = field(default_factory=list)
-    takes: list[tuple[Job, int]] = field(default_factory=list)
+    takes: list[tuple[DecodeJob, int]] = field(default_factory=list)
     """The job of each step that decodes it, and its place there."""
-    starts: list[Job] = field(default_factory=list)
-    """Jobs that it takes from, and no parcel before it does."""
+    starts: list[DecodeJob] = field(default_factory=list)
+    """Jobs that it takes from, and no micro-batch before it does."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,37 +105,37 @@ class _Run:
     """Number of its first step."""
     steps: list[Step] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    """See Job."""
-    job: Job | None = None
+    """See DecodeJob."""
+    job: DecodeJob | None = None
     offset: int = 0
     """The place of its first step in the job."""
 
 
-def parcels(steps: Iterable[Step], sizes: Sizes) -> Iterator[Parcel]:
-    """Cut an order into parcels and jobs.
+def micro_batches(steps: Iterable[Step], sizes: Sizes) -> Iterator[MicroBatch]:
+    """Cut an order into micro-batches and jobs.
 
     Neither goes past a step after which an episode isn't used any more: what comes then may need that one's memory.
-    The first parcel is one sample, and the job that it takes from one run; those that follow are twice as large each,
+    The first one is one sample, and the job that it takes from one run; those that follow are twice as large each,
     up to their size. So the first sample waits for its own episode alone.
     """
-    ahead = _Ahead(steps, sizes)
-    parcel = Parcel()
+    ahead = _JobsAhead(steps, sizes)
+    micro_batch = MicroBatch()
     most = 1
     for step, run, place in ahead:
         if run.job is None:
-            parcel.starts.append(ahead.start_job(min(most, sizes.job_samples)))
+            micro_batch.starts.append(ahead.start_job(min(most, sizes.job_samples)))
         assert run.job is not None
-        parcel.steps.append(step)
-        parcel.takes.append((run.job, run.offset + place))
-        if step.finished or len(parcel.steps) >= min(most, sizes.job_samples):
-            yield parcel
-            parcel = Parcel()
+        micro_batch.steps.append(step)
+        micro_batch.takes.append((run.job, run.offset + place))
+        if step.finished or len(micro_batch.steps) >= min(most, sizes.job_samples):
+            yield micro_batch
+            micro_batch = MicroBatch()
             most *= 2
-    if parcel.steps:
-        yield parcel
+    if micro_batch.steps:
+        yield micro_batch
 
 
-class _Ahead:
+class _JobsAhead:
     """The steps one by one, each with its run, which is looked for among the steps that follow."""
 
     def __init__(self, steps: Iterable[Step], sizes: Sizes) -> None:
@@ -159,9 +160,9 @@ class _Ahead:
             if self._ends and self._ends[0] < self._read - len(self._entries):
                 self._ends.popleft()
 
-    def start_job(self, samples: int) -> Job:
+    def start_job(self, samples: int) -> DecodeJob:
         """A job of the next runs that have none, of about so many samples."""
-        job = Job()
+        job = DecodeJob()
         end = self._read - self._sizes.waiting_samples  # runs that begin from here on may have more steps to come
         if self._ends:
             end = min(end, self._ends[0] + 1)
@@ -177,7 +178,7 @@ class _Ahead:
             self._take_reader(job)
         return job
 
-    def _take_reader(self, job: Job) -> None:
+    def _take_reader(self, job: DecodeJob) -> None:
         episodes, (latest_episodes, latest) = {step.episode for step in job.steps}, self._latest
         reader = 0 if episodes.isdisjoint(latest_episodes) else (latest + 1) % self._sizes.readers
         if reader:

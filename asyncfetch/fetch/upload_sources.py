@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from asyncfetch.runtime.memory_pool import MemoryPool
 
-__all__ = ["BytesLike", "Content", "Source", "open_source"]
+__all__ = ["BytesLike", "Content", "UploadSource", "open_source"]
 
 BytesLike: TypeAlias = "bytes | bytearray | memoryview"
 Content: TypeAlias = "BytesLike | str | os.PathLike[str] | AsyncIterable[BytesLike]"
@@ -28,7 +28,7 @@ Content: TypeAlias = "BytesLike | str | os.PathLike[str] | AsyncIterable[BytesLi
 bytes, such as a NumPy array, goes, too."""
 
 
-class Source(Protocol):
+class UploadSource(Protocol):
     """Gives its bytes in order, once. Entered before and left after that."""
 
     size: int | None
@@ -52,7 +52,7 @@ class Source(Protocol):
         ...
 
 
-def open_source(content: Content, memory: MemoryPool, limiter: anyio.CapacityLimiter) -> Source:
+def open_source(content: Content, memory: MemoryPool, limiter: anyio.CapacityLimiter) -> UploadSource:
     """The source that ``content`` is, to be entered; ConfigError for what is none.
 
     Args:
@@ -104,7 +104,7 @@ class _BytesSource:
         self._rest = self._rest[:0]
 
     async def read(self, max_bytes: int) -> memoryview:
-        """See Source."""
+        """See UploadSource."""
         some, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
         self.at_end = not self._rest
         return some
@@ -134,7 +134,7 @@ class _FileSource:
         self._close()
 
     async def read(self, max_bytes: int) -> memoryview:
-        """See Source."""
+        """See UploadSource."""
         return await run_to_its_end(partial(self._read, max_bytes), self._limiter)
 
     def _open(self) -> None:
@@ -219,7 +219,7 @@ class _IteratedSource:
         self._item = self._item[:0]
 
     async def read(self, max_bytes: int) -> memoryview:
-        """See Source."""
+        """See UploadSource."""
         if self.at_end:
             return self._item
         view, filled = _memory_for(max_bytes, self._memory), 0

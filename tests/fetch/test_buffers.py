@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from asyncfetch.config import RetryConfig
 from asyncfetch.errors import FetchError
-from asyncfetch.fetch import connector, scatter
+from asyncfetch.fetch import buffers, connector
 from asyncfetch.fetch.batch import plan_batch
+from asyncfetch.fetch.buffers import ChainedBuffer, apart
 from asyncfetch.fetch.range_reader import PartSizes
-from asyncfetch.fetch.scatter import Places, apart
 from asyncfetch.ranges import ByteRange, Request
 from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.memory_pool import MemoryPool
@@ -49,7 +49,7 @@ TAKEN = [3000, 500, 5500, 1, 1999, 500, *(10, 1, 100)]
 @pytest.fixture(autouse=True)
 def _long_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bodies of some KiB have long ranges in them, and don't come with their heads."""
-    monkeypatch.setattr(scatter, "LONG_BYTES", LONG)
+    monkeypatch.setattr(buffers, "LONG_BYTES", LONG)
     monkeypatch.setattr(connector, "SCRATCH_BYTES", 1024)
 
 
@@ -114,7 +114,7 @@ def test_long_ranges_that_overlap_no_other_have_memory_of_their_own(spans: list[
 def test_places_are_written_to_as_one_view_is(lengths: list[int], data: st.DataObject) -> None:
     memory = memoryview(bytearray(sum(lengths)))
     cuts = [sum(lengths[:count]) for count in range(len(lengths) + 1)]
-    places: Places = Places([memory[start:stop] for start, stop in pairwise(cuts)])
+    places: ChainedBuffer = ChainedBuffer([memory[start:stop] for start, stop in pairwise(cuts)])
     view = memoryview(bytearray(len(memory)))
     assert len(places) == len(view)
     for byte in range(1, 4):

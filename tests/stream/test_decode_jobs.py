@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncfetch.stream.jobs import Job, Sizes, parcels
+from asyncfetch.stream.decode_jobs import DecodeJob, Sizes, micro_batches
 from asyncfetch.stream.order import Order, Step
 
 
@@ -28,44 +28,44 @@ def cases(draw: st.DrawFn) -> tuple[list[Step], Sizes]:
 
 
 @given(case=cases())
-def test_parcels_are_the_order_and_jobs_hold_each_step_once(case: tuple[list[Step], Sizes]) -> None:
+def test_micro_batches_are_the_order_and_jobs_hold_each_step_once(case: tuple[list[Step], Sizes]) -> None:
     steps, sizes = case
-    cut = list(parcels(steps, sizes))
-    if sizes.run_frames >= sizes.group_frames:  # whole groups: one decoder of an episode does for all its seats
+    cut = list(micro_batches(steps, sizes))
+    if sizes.run_frames >= sizes.group_frames:  # whole groups: one decoder of an episode does for all its slots
         steps = [step._replace(reader=0) for step in steps]
-    assert [step for parcel in cut for step in parcel.steps] == steps
-    assert [job.steps[place] for parcel in cut for job, place in parcel.takes] == steps
-    jobs = [job for parcel in cut for job in parcel.starts]
+    assert [step for micro_batch in cut for step in micro_batch.steps] == steps
+    assert [job.steps[place] for micro_batch in cut for job, place in micro_batch.takes] == steps
+    jobs = [job for micro_batch in cut for job in micro_batch.starts]
     assert sum(len(job.steps) for job in jobs) == len(steps)
 
 
 def test_the_first_sample_waits_for_its_own_run_alone() -> None:
-    """And those that follow for few, until parcels and jobs are as large as they get."""
+    """And those that follow for few, until micro-batches and jobs are as large as they get."""
     order = Order(np.full(100, 50), shuffle=True, seed=0, epoch=0, lanes=64, pool_episodes=64, group_frames=2)
-    cut = list(itertools.islice(parcels(order.steps(range(len(order))), Sizes(2, 2, 16, 64)), 8))
-    assert [len(parcel.steps) for parcel in cut] == [1, 2, 4, 8, 16, 16, 16, 16]
+    cut = list(itertools.islice(micro_batches(order.steps(range(len(order))), Sizes(2, 2, 16, 64)), 8))
+    assert [len(micro_batch.steps) for micro_batch in cut] == [1, 2, 4, 8, 16, 16, 16, 16]
     assert {step.episode for job in cut[0].starts for step in job.steps} == {cut[0].steps[0].episode}
-    assert all(len(job.steps) <= 2 * len(parcel.steps) for parcel in cut for job in parcel.starts)
+    assert all(len(job.steps) <= 2 * len(micro_batch.steps) for micro_batch in cut for job in micro_batch.starts)
 
 
 @given(case=cases())
-def test_a_job_is_started_by_the_first_parcel_that_takes_from_it(case: tuple[list[Step], Sizes]) -> None:
+def test_a_job_is_started_by_the_first_micro_batch_that_takes_from_it(case: tuple[list[Step], Sizes]) -> None:
     steps, sizes = case
-    started: set[Job] = set()
-    for parcel in parcels(steps, sizes):
-        assert {job for job, _ in parcel.takes} - started == set(parcel.starts)
-        started.update(parcel.starts)
+    started: set[DecodeJob] = set()
+    for micro_batch in micro_batches(steps, sizes):
+        assert {job for job, _ in micro_batch.takes} - started == set(micro_batch.starts)
+        started.update(micro_batch.starts)
 
 
 @given(case=cases())
 def test_what_waits_for_its_turn_is_bounded(case: tuple[list[Step], Sizes]) -> None:
     steps, sizes = case
     undelivered = 0
-    for parcel in parcels(steps, sizes):
-        undelivered += sum(len(job.steps) for job in parcel.starts)
+    for micro_batch in micro_batches(steps, sizes):
+        undelivered += sum(len(job.steps) for job in micro_batch.starts)
         # The last job was begun for one sample, and its last run may make it longer.
-        assert undelivered <= sizes.waiting_samples + len(parcel.steps) + sizes.job_samples + sizes.run_frames
-        undelivered -= len(parcel.steps)
+        assert undelivered <= sizes.waiting_samples + len(micro_batch.steps) + sizes.job_samples + sizes.run_frames
+        undelivered -= len(micro_batch.steps)
     assert undelivered == 0
 
 
@@ -76,9 +76,9 @@ def test_nothing_is_decoded_with_what_may_need_the_memory_of_its_episode(case: t
     number = {(step.episode, step.frame): place for place, step in enumerate(steps)}
     first_use = {step.episode: number[step.episode, step.frame] for step in reversed(steps)}
     ends = [place for place, step in enumerate(steps) if step.finished]
-    for parcel in parcels(steps, sizes):
-        assert not any(step.finished for step in parcel.steps[:-1])
-        for job in parcel.starts:
+    for micro_batch in micro_batches(steps, sizes):
+        assert not any(step.finished for step in micro_batch.steps[:-1])
+        for job in micro_batch.starts:
             first = min(number[step.episode, step.frame] for step in job.steps)
             end = next((place for place in ends if place >= first), len(steps))
             assert all(first_use[step.episode] <= end for step in job.steps)
@@ -88,8 +88,8 @@ def test_no_run_is_cut_short_by_where_the_look_ahead_ends() -> None:
     lengths = np.full(8, 240)
     order = Order(lengths, shuffle=True, seed=0, epoch=0, lanes=8, pool_episodes=8, group_frames=6)
     steps = list(order.steps(range(len(order))))
-    for parcel in parcels(steps, Sizes(6, 3, 7, 8)):
-        for job in parcel.starts:
+    for micro_batch in micro_batches(steps, Sizes(6, 3, 7, 8)):
+        for job in micro_batch.starts:
             runs = Counter((step.episode, step.frame // 6) for step in job.steps)
             assert set(runs.values()) <= {3, 6}
 
@@ -100,13 +100,13 @@ def test_frames_of_a_group_are_decoded_by_one_job() -> None:
     steps = list(order.steps(range(400)))[:200]
     job_of = {
         (job.steps[place].episode, job.steps[place].frame): job
-        for parcel in parcels(steps, Sizes(5, 5, 10, 8))
-        for job, place in parcel.takes
+        for micro_batch in micro_batches(steps, Sizes(5, 5, 10, 8))
+        for job, place in micro_batch.takes
     }
-    groups: dict[tuple[int, int], set[Job]] = {}
+    groups: dict[tuple[int, int], set[DecodeJob]] = {}
     for (episode, frame), job in job_of.items():
         groups.setdefault((episode, frame // 5), set()).add(job)
-    # But for those in which an episode is cut that several seats share.
+    # But for those in which an episode is cut that several slots share.
     assert sum(len(jobs) > 1 for jobs in groups.values()) <= 8 // 2
 
 
@@ -114,8 +114,8 @@ def test_frames_of_a_group_are_decoded_by_one_job() -> None:
 def test_jobs_in_a_row_that_share_an_episode_take_its_readers_in_turns(shuffle: bool) -> None:
     lengths = np.full(4, 90)
     order = Order(lengths, shuffle=shuffle, seed=0, epoch=0, lanes=2, pool_episodes=2, group_frames=5)
-    cut = parcels(order.steps(range(len(order))), Sizes(5, 5, 10, 2 if shuffle else 1, readers=2))
-    jobs = [job.steps for parcel in cut for job in parcel.starts]
+    cut = micro_batches(order.steps(range(len(order))), Sizes(5, 5, 10, 2 if shuffle else 1, readers=2))
+    jobs = [job.steps for micro_batch in cut for job in micro_batch.starts]
     assert all(len({step.reader for step in steps}) == 1 for steps in jobs)
     assert {step.reader for steps in jobs for step in steps} == {0, 1}
     for former, latter in itertools.pairwise(jobs):
@@ -125,8 +125,8 @@ def test_jobs_in_a_row_that_share_an_episode_take_its_readers_in_turns(shuffle: 
 
 def test_parts_of_a_group_stay_with_the_decoder_that_goes_on_with_it() -> None:
     order = Order(np.full(4, 90), shuffle=False, seed=0, epoch=0, lanes=1, pool_episodes=1, group_frames=30)
-    cut = parcels(order.steps(range(len(order))), Sizes(30, 10, 10, 1, readers=2))
-    assert {step.reader for parcel in cut for job in parcel.starts for step in job.steps} == {0}
+    cut = micro_batches(order.steps(range(len(order))), Sizes(30, 10, 10, 1, readers=2))
+    assert {step.reader for micro_batch in cut for job in micro_batch.starts for step in job.steps} == {0}
 
 
 @pytest.mark.parametrize(

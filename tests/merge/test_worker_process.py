@@ -15,9 +15,9 @@ from anyio import to_thread
 
 from asyncfetch.config import FetchConfig
 from asyncfetch.errors import FormatError, WorkerError
-from asyncfetch.merge import MergeProgress, Selection, here, merge_datasets
-from asyncfetch.merge.children import Child, processes_pay
+from asyncfetch.merge import MergeProgress, Selection, local_executor, merge_datasets
 from asyncfetch.merge.job import load_sources
+from asyncfetch.merge.worker_process import Child, processes_pay
 from asyncfetch.testing import Fault, RangeServer
 from tests.merge.test_merge import all_files
 from tests.merge.test_safety import names
@@ -46,7 +46,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return pids
 
 
-ALWAYS = here.OnThisMachine(pays=lambda _seconds, _workers: True)
+ALWAYS = local_executor.OnThisMachine(pays=lambda _seconds, _workers: True)
 """However little there is to do."""
 
 

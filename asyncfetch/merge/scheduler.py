@@ -7,8 +7,8 @@ Pieces form a graph: files that only need placing depend on nothing, what has to
 graph is known beforehand and its shape is the plan's, so the result is the same whoever works on it and however fast;
 there are no rounds, so what is slow delays its own ancestors and nothing else. n leaves are log2(n) combinations deep.
 
-A piece is a coroutine function at the top of a module, called with a ``Workplace`` and arguments that pickle. Where it
-runs is the executor's to say: in this process, in others, on a cluster.
+A piece is a coroutine function at the top of a module, called with a ``WorkerSetup`` and arguments that pickle. Where
+it runs is the executor's to say: in this process, in others, on a cluster.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.fetch import Fetcher
 
-__all__ = ["Executor", "Pending", "Piece", "Pool", "Schedule", "Workplace"]
+__all__ = ["Executor", "PendingTask", "Schedule", "TaskPiece", "TaskPool", "WorkerSetup"]
 
-Piece = Any
+TaskPiece = Any
 """``async def piece(place: Workplace, *arguments)``, at the top of a module."""
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
+class WorkerSetup:
     """All that a piece finds where it runs."""
 
     fetcher: Fetcher
@@ -45,7 +45,7 @@ class Workplace:
     """Told where a file lies when it is finished, and its bytes so far."""
 
 
-class Pool(Protocol):
+class TaskPool(Protocol):
     """Workers that are there. Values that ``run`` returns may be references; ``get`` has them brought here."""
 
     workers: int
@@ -57,7 +57,7 @@ class Pool(Protocol):
         """Expect so much work now: what one processor takes for it, about; 0 where it must stay in this process."""
         ...
 
-    async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
+    async def run(self, piece: TaskPiece, *arguments: Any) -> Any:  # noqa: ANN401
         """The piece's value, or its error. Arguments may be values of earlier calls."""
         ...
 
@@ -71,7 +71,7 @@ class Executor(Protocol):
 
     def open(
         self, fetch: FetchConfig, workers: int | None, wrote: Callable[[str, int], object]
-    ) -> AbstractAsyncContextManager[Pool]:
+    ) -> AbstractAsyncContextManager[TaskPool]:
         """Workers for one merge, gone when the block is left.
 
         Args:
@@ -82,7 +82,7 @@ class Executor(Protocol):
         ...
 
 
-class Pending:
+class PendingTask:
     """A piece that was handed in.
 
     Args:
@@ -95,7 +95,7 @@ class Pending:
         self._value: Any = None
 
     async def value(self) -> Any:  # noqa: ANN401
-        """Return the value as ``Pool.run`` did, once it has."""
+        """Return the value as ``TaskPool.run`` did, once it has."""
         await self._done.wait()
         return self._value
 
@@ -111,32 +111,32 @@ class Schedule:
     The first error comes out of the task group and cancels everything else.
     """
 
-    def __init__(self, tasks: TaskGroup, pool: Pool) -> None:
+    def __init__(self, tasks: TaskGroup, pool: TaskPool) -> None:
         self._tasks = tasks
         self._pool = pool
         self._idle_workers = pool.workers
         self._waiting: list[tuple[int, int, anyio.Event]] = []
         self._submitted = 0
 
-    def submit(self, piece: Piece, *arguments: object) -> Pending:
+    def submit(self, piece: TaskPiece, *arguments: object) -> PendingTask:
         """Have it run. Of arguments that are pending the piece gets the values."""
-        pending = Pending(max((one.depth + 1 for one in arguments if isinstance(one, Pending)), default=0))
+        pending = PendingTask(max((one.depth + 1 for one in arguments if isinstance(one, PendingTask)), default=0))
         self._submitted += 1
         self._tasks.start_soon(self._run, pending, (-pending.depth, self._submitted), piece, arguments)
         return pending
 
-    def reduce(self, piece: Piece, leaves: Sequence[Pending]) -> Pending:
+    def reduce(self, piece: TaskPiece, leaves: Sequence[PendingTask]) -> PendingTask:
         """Combine at least one leaf to one value, neighbour with neighbour, in their order."""
         while len(leaves) > 1:
             pairs = [leaves[at : at + 2] for at in range(0, len(leaves), 2)]
             leaves = [self.submit(piece, *pair) if len(pair) == 2 else pair[0] for pair in pairs]
         return leaves[0]
 
-    async def get(self, pending: Pending) -> Any:  # noqa: ANN401
+    async def get(self, pending: PendingTask) -> Any:  # noqa: ANN401
         """The value, in this process."""
         return await self._pool.get(await pending.value())
 
-    def then(self, pending: Pending, call: Callable[[Any], Awaitable[object]]) -> None:
+    def then(self, pending: PendingTask, call: Callable[[Any], Awaitable[object]]) -> None:
         """Await the call with the value, once it is there."""
 
         async def follow() -> None:
@@ -144,8 +144,10 @@ class Schedule:
 
         self._tasks.start_soon(follow)
 
-    async def _run(self, pending: Pending, rank: tuple[int, int], piece: Piece, arguments: Sequence[object]) -> None:
-        values = [await one.value() if isinstance(one, Pending) else one for one in arguments]
+    async def _run(
+        self, pending: PendingTask, rank: tuple[int, int], piece: TaskPiece, arguments: Sequence[object]
+    ) -> None:
+        values = [await one.value() if isinstance(one, PendingTask) else one for one in arguments]
         async with self._worker(rank):
             value = await self._pool.run(piece, *values)
         pending.settle(value)

@@ -29,7 +29,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from asyncfetch.config.secrets import among_own_processes
 from asyncfetch.errors import AsyncFetchError, WorkerError
 from asyncfetch.fetch import Fetcher
-from asyncfetch.merge.kernel import Workplace
+from asyncfetch.merge.scheduler import WorkerSetup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from anyio.abc import Process
 
     from asyncfetch.config import FetchConfig
-    from asyncfetch.merge.kernel import Piece
+    from asyncfetch.merge.scheduler import TaskPiece
 
 __all__ = ["DONE", "FAILED", "LENGTH_BYTES", "WROTE", "Child", "main", "pack", "processes_pay"]
 
 LENGTH_BYTES = 8
 WROTE, DONE, FAILED = "wrote", "done", "failed"
-"""Kinds of answers: arguments of ``Workplace.wrote``, the piece's value, or its error."""
+"""Kinds of answers: arguments of ``WorkerSetup.wrote``, the piece's value, or its error."""
 
 
 def pack(message: object) -> bytes:
@@ -64,14 +64,14 @@ async def _serve(fetch: FetchConfig, requests: IO[bytes], answers: IO[bytes]) ->
     outbox: SimpleQueue[tuple[str, Any]] = SimpleQueue()
     threading.Thread(target=_send_all, args=(outbox, answers), name="asyncfetch answers", daemon=True).start()
     async with Fetcher(fetch) as fetcher, anyio.create_task_group() as tasks:
-        place = Workplace(fetcher, lambda url, nbytes: outbox.put((WROTE, (url, nbytes))))
+        place = WorkerSetup(fetcher, lambda url, nbytes: outbox.put((WROTE, (url, nbytes))))
         while True:  # also while a piece is done, so as to see the end
             piece, arguments = await anyio.to_thread.run_sync(_receive, requests)
             tasks.start_soon(_perform, place, piece, arguments, outbox)
 
 
 async def _perform(
-    place: Workplace, piece: Piece, arguments: Sequence[Any], outbox: SimpleQueue[tuple[str, Any]]
+    place: WorkerSetup, piece: TaskPiece, arguments: Sequence[Any], outbox: SimpleQueue[tuple[str, Any]]
 ) -> None:
     try:
         outbox.put((DONE, await piece(place, *arguments)))
@@ -134,7 +134,7 @@ class Child:
         path = os.pathsep.join(filter(None, sys.path))
         try:
             process = await anyio.open_process(
-                [sys.executable, "-c", "from asyncfetch.merge.children import main; main()"],
+                [sys.executable, "-c", "from asyncfetch.merge.worker_process import main; main()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=None,
@@ -152,7 +152,7 @@ class Child:
             raise
         return child
 
-    async def do(self, piece: Piece, arguments: Sequence[Any], wrote: Callable[[str, int], object]) -> Any:  # noqa: ANN401
+    async def do(self, piece: TaskPiece, arguments: Sequence[Any], wrote: Callable[[str, int], object]) -> Any:  # noqa: ANN401
         """The piece's value, or its error. When it fails or is cancelled the child is of no use any more.
 
         Raises:

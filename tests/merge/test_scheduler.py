@@ -11,12 +11,12 @@ import anyio.lowlevel
 import pytest
 
 from asyncfetch.errors import MergeError
-from asyncfetch.merge.kernel import Schedule
+from asyncfetch.merge.scheduler import Schedule
 from asyncfetch.runtime.concurrently import ungrouped
 from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
-    from asyncfetch.merge.kernel import Piece
+    from asyncfetch.merge.scheduler import TaskPiece
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Hands:
     def expect(self, seconds: float) -> None:
         pass
 
-    async def run(self, piece: Piece, *arguments: Any) -> Any:  # noqa: ANN401
+    async def run(self, piece: TaskPiece, *arguments: Any) -> Any:  # noqa: ANN401
         self.running += 1
         self.most = max(self.most, self.running)
         try:

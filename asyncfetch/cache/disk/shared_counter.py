@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-__all__ = ["Account"]
+__all__ = ["SharedCounter"]
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ _CHECKSUM: Final = struct.Struct("<I")
 _UNKNOWN: Final = 2**62
 
 
-class Account:
+class SharedCounter:
     """The bytes in use, shared by all that opened the same file. Thread-safe; every method blocks for a moment.
 
     The system gives the lock of a killed process back. A forked child must not use it.
@@ -91,7 +91,7 @@ class Account:
                 raise
 
     def give_back(self, delete: Callable[[], int]) -> int:
-        """Account for what ``delete`` deletes, and return how many bytes it says that was.
+        """SharedCounter for what ``delete`` deletes, and return how many bytes it says that was.
 
         It runs while nobody else can take or put in a count: a count that missed the files would be reduced by them.
         """

@@ -32,12 +32,12 @@ from asyncfetch.runtime.threads import call_on
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["BackEndThreads", "Job"]
+__all__ = ["FsspecThreads", "ThreadJob"]
 
 T = TypeVar("T")
 
 
-class BackEndThreads:
+class FsspecThreads:
     """Runs jobs, each in a thread, which keeps its place among so many until the job ends, however late that is.
 
     A job is overdue when a call of it runs longer than the limit, whether anybody waits for it still. Where all are, no
@@ -54,8 +54,8 @@ class BackEndThreads:
         self._places = asyncio.Semaphore(places)
         self._waiting: set[Interrupt] = set()
         self._deadlines = Deadlines(self.loop)
-        self._overdue: set[Job] = set()
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._overdue: set[ThreadJob] = set()
+        self._jobs: SimpleQueue[ThreadJob | None] = SimpleQueue()
         self._idle = 0
         # An owner that was forgotten leaves no thread behind, either. At exit they are daemons.
         weakref.finalize(self, self._jobs.put, None).atexit = False
@@ -65,7 +65,7 @@ class BackEndThreads:
         self._deadlines.close()
         self._jobs.put(None)
 
-    async def run(self, function: Callable[[Job], T], scheme: str) -> T:
+    async def run(self, function: Callable[[ThreadJob], T], scheme: str) -> T:
         """Return what ``function(job)`` returns. A caller who leaves leaves it behind.
 
         Args:
@@ -76,7 +76,7 @@ class BackEndThreads:
             AttemptFailed: A call took too long, there was no place, or no thread.
         """
         outcome: asyncio.Future[T] = self.loop.create_future()
-        job = Job(function, scheme, self, outcome)
+        job = ThreadJob(function, scheme, self, outcome)
         try:
             await self._take_place()
             self._start(job)
@@ -100,7 +100,7 @@ class BackEndThreads:
         )
         raise AttemptFailed(FetchTimeout, message)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: ThreadJob) -> None:
         if self._idle:
             self._idle -= 1
         else:
@@ -119,7 +119,7 @@ class BackEndThreads:
     def _is_stuck(self) -> bool:
         return len(self._overdue) >= self._count
 
-    def is_late(self, job: Job) -> None:
+    def is_late(self, job: ThreadJob) -> None:
         """A call of the job has taken too long; it may end any time, or never."""
         self._deadlines.leave(job)
         self._overdue.add(job)
@@ -127,7 +127,7 @@ class BackEndThreads:
             for block in self._waiting:
                 block.cancel()
 
-    def has_ended(self, job: Job) -> None:
+    def has_ended(self, job: ThreadJob) -> None:
         """Its thread takes the next one."""
         self._idle += 1
         self._deadlines.leave(job)
@@ -135,15 +135,15 @@ class BackEndThreads:
         self._places.release()
 
 
-class Job:
+class ThreadJob:
     """The work of a thread for one caller. It calls ``work``, ``next_call`` and ``landing``, the loop all else."""
 
     __slots__ = ("_began", "_function", "_lock", "_outcome", "_scheme", "_threads", "due")
 
     def __init__(
-        self, function: Callable[[Job], T], scheme: str, threads: BackEndThreads, outcome: asyncio.Future[T]
+        self, function: Callable[[ThreadJob], T], scheme: str, threads: FsspecThreads, outcome: asyncio.Future[T]
     ) -> None:
-        """See BackEndThreads.run; ``outcome`` is told what the function returns or raises, or that it is late."""
+        """See FsspecThreads.run; ``outcome`` is told what the function returns or raises, or that it is late."""
         self._function = function
         self._scheme = scheme
         self._threads = threads
@@ -223,7 +223,7 @@ class Job:
             self._outcome.set_exception(failure)
 
 
-def _work(jobs: SimpleQueue[Job | None]) -> None:
+def _work(jobs: SimpleQueue[ThreadJob | None]) -> None:
     """A thread's life. It knows the queue alone, so that it keeps no owner, and between jobs none of these."""
     while (job := jobs.get()) is not None:
         job.work()

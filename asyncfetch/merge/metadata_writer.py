@@ -13,7 +13,7 @@ from asyncfetch.merge.info import INFO_PATH, merged_info
 from asyncfetch.merge.plan import write_episodes, write_tasks
 from asyncfetch.merge.sources import has_pictures
 from asyncfetch.merge.summaries import STATISTICS, EpisodeColumn, combine
-from asyncfetch.merge.units import file_path
+from asyncfetch.merge.tasks import file_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from asyncfetch.merge.plan import MergePlan
-    from asyncfetch.merge.sources import Source
+    from asyncfetch.merge.sources import MergeSource
     from asyncfetch.merge.summaries import Statistics, Summary
 
 __all__ = ["write_metadata"]
@@ -32,7 +32,7 @@ _NEEDED = {"count", "mean", "std"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Build:
+class _MetadataBuild:
     plan: MergePlan
     root: Path
     summary: Summary
@@ -52,7 +52,7 @@ def write_metadata(plan: MergePlan, summary: Summary, numbers: Mapping[str, Stat
     Returns:
         Their paths in the dataset, info.json last.
     """
-    build = _Build(plan, root, summary, numbers)
+    build = _MetadataBuild(plan, root, summary, numbers)
     meta = root / "meta"
     meta.mkdir(parents=True, exist_ok=True)
     write_tasks(meta / "tasks.parquet", plan.tasks)
@@ -65,7 +65,7 @@ def write_metadata(plan: MergePlan, summary: Summary, numbers: Mapping[str, Stat
     return sorted(paths, key=lambda path: path == INFO_PATH)
 
 
-def _overall_statistics(build: _Build) -> dict[str, Statistics]:
+def _overall_statistics(build: _MetadataBuild) -> dict[str, Statistics]:
     overall: dict[str, Statistics] = {}
     sources = build.plan.sources
     for key, feature in sources[0].metadata.features.items():
@@ -79,7 +79,7 @@ def _overall_statistics(build: _Build) -> dict[str, Statistics]:
     return overall
 
 
-def _picture_statistics(source: Source, key: str) -> Sequence[Mapping[str, Any]]:
+def _picture_statistics(source: MergeSource, key: str) -> Sequence[Mapping[str, Any]]:
     """A source's own, or those of its episodes; empty where neither are there whole, or they are of no picture.
 
     Where both say the same, counts, means and deviations are those of its episodes: then the sums of a merge of merges
@@ -109,7 +109,7 @@ def _is_same(one: Any, other: NDArray[Any]) -> bool:  # noqa: ANN401 - as JSON h
     return np.shape(one) == other.shape and np.allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
-def _write_episode_table(build: _Build) -> None:
+def _write_episode_table(build: _MetadataBuild) -> None:
     columns = _episode_columns(build)
     per_file = _episodes_per_file(build, len(columns))
     count = len(build.plan.episodes)
@@ -118,12 +118,12 @@ def _write_episode_table(build: _Build) -> None:
         write_episodes(path, columns, first, min(count, first + per_file))
 
 
-def _episodes_per_file(build: _Build, num_columns: int) -> int:
+def _episodes_per_file(build: _MetadataBuild, num_columns: int) -> int:
     """Return as many as fit with about five numbers a column, unpacked: more than most have."""
     return max(1, build.plan.limits.data_file_max_bytes // (40 * num_columns))
 
 
-def _episode_columns(build: _Build) -> dict[str, list[Any] | EpisodeColumn]:
+def _episode_columns(build: _MetadataBuild) -> dict[str, list[Any] | EpisodeColumn]:
     plan, per_chunk = build.plan, build.plan.limits.files_per_chunk
     fps = plan.sources[0].metadata.info.fps
     episodes = plan.episodes
@@ -151,7 +151,7 @@ def _episode_columns(build: _Build) -> dict[str, list[Any] | EpisodeColumn]:
     return columns
 
 
-def _tasks(build: _Build) -> list[list[str]]:
+def _tasks(build: _MetadataBuild) -> list[list[str]]:
     found = iter(build.summary.tasks)
     return [
         [build.plan.tasks[task] for task in next(found)] if planned.episode.length else []
@@ -159,7 +159,7 @@ def _tasks(build: _Build) -> list[list[str]]:
     ]
 
 
-def _statistics_columns(build: _Build) -> dict[str, EpisodeColumn]:
+def _statistics_columns(build: _MetadataBuild) -> dict[str, EpisodeColumn]:
     plan = build.plan
     has_frames = np.array([planned.episode.length > 0 for planned in plan.episodes], np.bool_)
     columns: dict[str, EpisodeColumn] = {}

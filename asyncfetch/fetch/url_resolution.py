@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from yarl import URL
 
-__all__ = ["Address", "AddressBook", "Found", "FoundOnce", "WebUrls"]
+__all__ = ["Address", "AddressBook", "AsyncCache", "Found", "WebUrls"]
 
 MAX_ADDRESSES = 8192
 """Addresses that are remembered, about 2 KiB each. Finding a forgotten one again costs one signature or request."""
@@ -119,7 +119,7 @@ class _Kept(Generic[V]):
     use_until: float
 
 
-class _Search(Generic[V]):
+class _Lookup(Generic[V]):
     __slots__ = ("error", "found", "landed")
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class _Search(Generic[V]):
         self.error: AttemptFailed | AsyncFetchError | None = None
 
 
-class FoundOnce(Generic[K, V]):
+class AsyncCache(Generic[K, V]):
     """Values by key, each found once for all who ask, and again when it is about to expire or was rejected.
 
     Who asks first searches, in its own task, so this needs no owner. An error reaches all who wait for that search,
@@ -144,7 +144,7 @@ class FoundOnce(Generic[K, V]):
         self._now = now
         self._maximum = maximum
         self._kept: OrderedDict[K, _Kept[V]] = OrderedDict()
-        self._searches: dict[K, _Search[V]] = {}
+        self._searches: dict[K, _Lookup[V]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -190,7 +190,7 @@ class FoundOnce(Generic[K, V]):
             del self._kept[key]
 
     async def _search(self, key: K, find: Callable[[], Awaitable[Found[V]]]) -> V:
-        search = self._searches[key] = _Search()
+        search = self._searches[key] = _Lookup()
         try:
             found = search.found = await find()
             self._keep(key, found)

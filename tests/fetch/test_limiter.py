@@ -53,7 +53,7 @@ async def test_512_ranges_in_flight_over_4_hosts(
         )
         urls = [server.put("/x", CONTENT) for server in servers]
         for server in servers:
-            server.gate = Barrier(server, 128)
+            server.limiter = Barrier(server, 128)
         ranges = [ByteRange(url, start, start + 100) for start in range(200) for url in urls]
         views = await fetcher.fetch_many(ranges)
         assert all(view == CONTENT[one.start : one.stop] for one, view in zip(ranges, views, strict=True))
@@ -88,7 +88,7 @@ async def test_a_bad_host_does_not_delay_the_others(
             assert bad.peak_in_flight <= 4
 
 
-async def test_the_gate_is_free_while_a_retry_waits(
+async def test_the_limiter_is_free_while_a_retry_waits(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType], time: FakeTime
 ) -> None:
     url = server.put("/x", CONTENT)
@@ -108,7 +108,7 @@ async def test_the_gate_is_free_while_a_retry_waits(
     assert held == [0]
 
 
-async def test_the_wait_at_the_gate_counts_in_no_timeout(
+async def test_the_wait_at_the_limiter_counts_in_no_timeout(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     url = server.put("/x", CONTENT)
@@ -159,16 +159,16 @@ async def test_cancelled_where_it_waits(
                 answered.set()
                 scope.deadline = anyio.current_time() + 0.02
 
-            used.gate = arrived
+            used.limiter = arrived
             await fetcher.fetch(url, 0, 100)
         assert scope.cancelled_caught
         assert answered.is_set()
-        used.gate, used.every = lambda: None, lambda _: None
+        used.limiter, used.every = lambda: None, lambda _: None
         assert fetcher.statistics().in_flight == 0
         assert bytes(await fetcher.fetch(url, 0, 100)) == CONTENT[:100]
 
 
-async def test_cancelled_at_the_gate(
+async def test_cancelled_at_the_limiter(
     fetcher_with: Callable[..., Fetcher], server: LyingServer, step: type[StepType]
 ) -> None:
     url = server.put("/x", CONTENT)
@@ -263,7 +263,7 @@ async def test_statistics_are_taken_in_another_thread_while_hosts_come_and_go() 
     assert max(snapshots.result()) <= MAX_IDLE_HOSTS + 1
 
 
-async def test_the_wait_at_the_gate_is_timed() -> None:
+async def test_the_wait_at_the_limiter_is_timed() -> None:
     now = 0.0
     host = Hosts(FetchConfig(max_requests_per_host=1), now=lambda: now).get("host")
     async with anyio.create_task_group() as group, host.permit():

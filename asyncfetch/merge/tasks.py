@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from asyncfetch.fetch import Fetcher
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.merge.destination import Build, WrittenFile
-    from asyncfetch.merge.kernel import Workplace
     from asyncfetch.merge.plan import MergePlan, PlannedEpisode
-    from asyncfetch.merge.summaries import PartUnit
-    from asyncfetch.merge.videos import Segment, VideoFile
+    from asyncfetch.merge.scheduler import WorkerSetup
+    from asyncfetch.merge.summaries import SummaryTask
+    from asyncfetch.merge.videos import Segment, SourceVideo
     from asyncfetch.ranges import ObjectInfo
 
 __all__ = [
     "FileUnit",
-    "RowsUnit",
-    "VideoUnit",
+    "RowsTask",
+    "VideoTask",
     "file_path",
     "file_units",
     "write",
@@ -55,7 +55,7 @@ check."""
 
 
 @dataclass(frozen=True, slots=True)
-class VideoUnit:
+class VideoTask:
     """A video to be written."""
 
     path: str
@@ -82,7 +82,7 @@ class VideoUnit:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsUnit:
+class RowsTask:
     """A file of rows to be written, a row group an episode."""
 
     path: str
@@ -108,12 +108,12 @@ class RowsUnit:
         """Episodes that have rows in it."""
         return len(self.episodes)
 
-    def parts(self) -> list[PartUnit]:
+    def parts(self) -> list[SummaryTask]:
         """Return what is to be known of it, some episodes at a time."""
         return cut_parts([planned.episode.length for planned in self.episodes], self.features)
 
 
-FileUnit = VideoUnit | RowsUnit
+FileUnit = VideoTask | RowsTask
 
 
 def file_units(plan: MergePlan) -> list[FileUnit]:
@@ -128,12 +128,12 @@ def file_units(plan: MergePlan) -> list[FileUnit]:
         maps = {planned.source: plan.task_maps[planned.source] for planned in filled}
         nbytes = round(sum(planned.row_bytes for planned in filled))
         own = {planned.episode.data_url: objects[planned.episode.data_url] for planned in filled}
-        rows.append(RowsUnit(file_path(plan, DATA_PATH, number), filled, own, maps, schema, numeric, nbytes))
+        rows.append(RowsTask(file_path(plan, DATA_PATH, number), filled, own, maps, schema, numeric, nbytes))
     videos: list[FileUnit] = []
     for video in plan.videos:
         own = {segment.index.url: objects[segment.index.url] for segment in video.segments}
         path = file_path(plan, VIDEO_PATH, video.file, video.camera)
-        videos.append(VideoUnit(path, video.segments, own, first.info.fps))
+        videos.append(VideoTask(path, video.segments, own, first.info.fps))
     return rows + videos
 
 
@@ -143,7 +143,7 @@ def file_path(plan: MergePlan, template: str, number: int, camera: str = "") -> 
     return PathTemplate(template).format(chunk_index=chunk, file_index=file, video_key=camera)
 
 
-async def write(place: Workplace, build: Build, unit: FileUnit) -> WrittenFile:
+async def write(place: WorkerSetup, build: Build, unit: FileUnit) -> WrittenFile:
     """Write the file, or find that it was.
 
     Raises:
@@ -155,7 +155,7 @@ async def write(place: Workplace, build: Build, unit: FileUnit) -> WrittenFile:
         async with build.room() as room:
             path = room / unit.path
             await anyio.to_thread.run_sync(partial(path.parent.mkdir, parents=True, exist_ok=True))
-            if isinstance(unit, VideoUnit):
+            if isinstance(unit, VideoTask):
                 await _write_video(unit, path, place.fetcher, partial(place.wrote, build.url(unit.path)))
             else:
                 await _write_rows(place, path, unit)
@@ -164,8 +164,8 @@ async def write(place: Workplace, build: Build, unit: FileUnit) -> WrittenFile:
     return written
 
 
-async def _write_video(unit: VideoUnit, path: Path, fetcher: Fetcher, wrote: Callable[[int], object]) -> None:
-    video: VideoFile = await anyio.to_thread.run_sync(partial(build_video, unit.segments, fps=unit.fps))
+async def _write_video(unit: VideoTask, path: Path, fetcher: Fetcher, wrote: Callable[[int], object]) -> None:
+    video: SourceVideo = await anyio.to_thread.run_sync(partial(build_video, unit.segments, fps=unit.fps))
     nbytes = 0
     async with await anyio.open_file(path, "wb") as file:
         await anyio.to_thread.run_sync(_write_all, file.wrapped, video.header)
@@ -177,7 +177,7 @@ async def _write_video(unit: VideoUnit, path: Path, fetcher: Fetcher, wrote: Cal
             wrote(nbytes)
 
 
-def _pieces(video: VideoFile) -> Iterator[tuple[str, int, int]]:
+def _pieces(video: SourceVideo) -> Iterator[tuple[str, int, int]]:
     for url, start, stop in video.ranges:
         for first in range(start, stop, _PIECE_BYTES):
             yield url, first, min(stop, first + _PIECE_BYTES)
@@ -187,7 +187,7 @@ def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
     file.write(data)
 
 
-async def _write_rows(place: Workplace, path: Path, unit: RowsUnit) -> None:
+async def _write_rows(place: WorkerSetup, path: Path, unit: RowsTask) -> None:
     writer = await anyio.to_thread.run_sync(lambda: open_writer(path, unpack_schema(unit.packed_schema)))
     try:
         for url, from_one_file in groupby(unit.episodes, key=lambda planned: planned.episode.data_url):
@@ -213,7 +213,7 @@ async def _read_rows(
     return await read_columns(fetcher, indexed.table, sorted(groups), columns, run=run)
 
 
-def _write_episodes(writer: Any, unit: RowsUnit, episodes: Sequence[PlannedEpisode], table: pa.Table) -> None:  # noqa: ANN401
+def _write_episodes(writer: Any, unit: RowsTask, episodes: Sequence[PlannedEpisode], table: pa.Table) -> None:  # noqa: ANN401
     source = RowsByIndex(table, episodes[0].episode.data_url)
     for planned in episodes:
         rows = source.find(planned, unit.task_maps[planned.source], writer.schema)

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from asyncfetch.cache.disk.layout import (
-    Piece,
-    Version,
+    BlockSpan,
+    VersionFile,
     cost_bytes,
     file_path,
     find_larger,
     is_file_name,
     parse_file_name,
-    shelves,
+    subdirectories,
 )
 from asyncfetch.errors import ClosedError
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     Progress: TypeAlias = Callable[[str, float], object]
     """Called with what is being done and what share of it is, some thousand times in all."""
 
-__all__ = ["BlockFile", "Holdings", "Removed", "Shelves", "entries", "unwatched"]
+__all__ = ["BlockFile", "Holdings", "Removed", "Subdirectories", "entries", "unwatched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class BlockFile:
     """A file as it is found."""
 
     path: str
-    version: Version
-    piece: Piece
+    version: VersionFile
+    piece: BlockSpan
     cost_bytes: int
     """Bytes of the disk that it takes."""
 
@@ -73,8 +73,8 @@ class Holdings:
     cost_bytes: NDArray[np.int64]
 
 
-class Shelves:
-    """The folder with all shelves. Thread-safe, and shared with other processes; every method blocks.
+class Subdirectories:
+    """The folder with all subdirectories. Thread-safe, and shared with other processes; every method blocks.
 
     Args:
         directory: The folder.
@@ -90,16 +90,16 @@ class Shelves:
         """Have those who look at all files end soon. From any thread; nothing else is affected."""
         self._stopped = True
 
-    def path(self, version: Version, piece: Piece) -> str:
+    def path(self, version: VersionFile, piece: BlockSpan) -> str:
         """Return where a file is if it is there."""
         return f"{self._directory}/{file_path(version, piece)}"
 
-    def put(self, path: str, version: Version, piece: Piece) -> None:
+    def put(self, path: str, version: VersionFile, piece: BlockSpan) -> None:
         """Give a whole file the place where others find it. It takes the place of an equal one."""
         target = self.path(version, piece)
         try:
             os.rename(path, target)
-        except FileNotFoundError:  # it is the shelf's first
+        except FileNotFoundError:  # it is the subdirectory's first
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(path, target)
 
@@ -113,7 +113,7 @@ class Shelves:
         """Return whether there may be something of the blocks of an object that bytes [start, stop) are in."""
         return any(name.startswith(f"{object_id}-") for name in self._names(object_id, start, stop))
 
-    def larger(self, version: Version, piece: Piece) -> Piece | None:
+    def larger(self, version: VersionFile, piece: BlockSpan) -> BlockSpan | None:
         """A piece that is there and holds this one among others."""
         return find_larger(self._names(version.object, piece.start, piece.stop), version, piece)
 
@@ -158,18 +158,18 @@ class Shelves:
 
     def _found(self, doing: str, progress: Progress) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
         found = list(entries(self._directory))
-        for number, shelf in enumerate(found):
+        for number, subdirectory in enumerate(found):
             progress(doing, number / len(found))
-            for entry in entries(shelf.path):
+            for entry in entries(subdirectory.path):
                 if is_file_name(entry.name) and entry.is_file(follow_symlinks=False):
                     with suppress(FileNotFoundError):
                         yield entry, entry.stat(follow_symlinks=False)
 
     def _names(self, object_id: str, start: int, stop: int) -> Iterator[str]:
-        """Yield the names of all files on the shelves that these bytes belong to."""
-        for shelf in shelves(object_id, start, stop):
+        """Yield the names of all files on the subdirectories that these bytes belong to."""
+        for subdirectory in subdirectories(object_id, start, stop):
             with suppress(FileNotFoundError, NotADirectoryError):
-                yield from os.listdir(f"{self._directory}/{shelf}")
+                yield from os.listdir(f"{self._directory}/{subdirectory}")
 
 
 def unwatched(_doing: str, _share: float) -> None:

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfetch.errors import ConfigError, StateMismatch
-from asyncfetch.stream.cursor import Deal, Ends, Rest
 from asyncfetch.stream.order import Order
 from asyncfetch.stream.placement import Placement, find_rank
+from asyncfetch.stream.remaining import Deal, Ends, Remaining
 
 ends_strategy = st.sampled_from(["uneven", "drop", "pad"])
 
@@ -44,7 +44,7 @@ def orders(draw: st.DrawFn) -> Order:
     )
 
 
-def left_of(rest: Rest, total: int) -> list[int]:
+def left_of(rest: Remaining, total: int) -> list[int]:
     return [*rest.missing, *range(rest.position, total)]
 
 
@@ -53,7 +53,7 @@ def test_after_any_number_of_samples_in_any_layouts_the_rest_is_just_what_was_le
     order: Order, restarts: list[tuple[list[Placement], Ends]], data: st.DataObject
 ) -> None:
     total = len(order)
-    rest, left = Rest(), set(range(total))
+    rest, left = Remaining(), set(range(total))
     for layout, ends in restarts:
         delivered: dict[Placement, int] = {}
         for placement in layout:
@@ -65,7 +65,7 @@ def test_after_any_number_of_samples_in_any_layouts_the_rest_is_just_what_was_le
             assert list(rest.positions(total, placement, ends, order, skip=count)) == positions[count:]
             assert left.issuperset(positions[:count])
             left.difference_update(positions[:count])
-        rest = Rest.of_json(json.loads(json.dumps(rest.after(delivered, total, order).as_json())), total)
+        rest = Remaining.of_json(json.loads(json.dumps(rest.after(delivered, total, order).as_json())), total)
         assert left_of(rest, total) == sorted(left)
 
 
@@ -77,7 +77,7 @@ def test_a_dataset_read_by_any_ranks_and_workers_stopped_anywhere_is_read_once_a
     whole = [(step.episode, step.frame) for step in order.steps(range(len(order)))]
     lengths = order.lengths.tolist()
     assert sorted(whole) == [(episode, frame) for episode, length in enumerate(lengths) for frame in range(length)]
-    rest, read = Rest(), list[tuple[int, int]]()
+    rest, read = Remaining(), list[tuple[int, int]]()
     for layout in [*restarts, [Placement()]]:
         delivered: dict[Placement, int] = {}
         for placement in layout:
@@ -87,7 +87,7 @@ def test_a_dataset_read_by_any_ranks_and_workers_stopped_anywhere_is_read_once_a
             given = [(step.episode, step.frame) for step in order.steps(positions)]
             assert given == [whole[position] for position in positions]
             read += given
-        rest = Rest.of_json(json.loads(json.dumps(rest.after(delivered, len(order), order).as_json())), len(order))
+        rest = Remaining.of_json(json.loads(json.dumps(rest.after(delivered, len(order), order).as_json())), len(order))
     assert len(read) == len(whole)
     assert sorted(read) == sorted(whole)
     if not restarts:
@@ -99,14 +99,14 @@ def test_consumers_share_everything_but_fewer_samples_than_there_are_ranks(
     order: Order, layout: list[Placement], ends: Ends
 ) -> None:
     total = len(order)
-    taken = Counter(position for one in layout for position in Rest().positions(total, one, ends, order))
+    taken = Counter(position for one in layout for position in Remaining().positions(total, one, ends, order))
     assert max(taken.values(), default=1) == 1
     world_size = layout[0].world_size
     assert total - len(taken) < world_size if ends == "drop" else len(taken) == total
     given_to: Counter[int] = Counter()
     padding = 0
     for placement in layout:
-        count, repeated = Rest().shared(total, placement, ends)
+        count, repeated = Remaining().shared(total, placement, ends)
         given_to[placement.rank] += count
         padding += repeated
     assert padding < world_size
@@ -118,8 +118,8 @@ def test_consumers_share_everything_but_fewer_samples_than_there_are_ranks(
 def test_what_batches_of_workers_hold_is_what_the_rank_takes_alone(order: Order, layout: list[Placement]) -> None:
     rank, world_size, total = layout[0].rank, layout[0].world_size, len(order)
     one = Placement(rank, world_size, step_samples=layout[0].step_samples)
-    alone = list(Rest().positions(total, one, "uneven", order))
-    workers = [list(Rest().positions(total, one, "uneven", order)) for one in layout if one.rank == rank]
+    alone = list(Remaining().positions(total, one, "uneven", order))
+    workers = [list(Remaining().positions(total, one, "uneven", order)) for one in layout if one.rank == rank]
     size = layout[0].block_samples
     batches = [[part[at : at + size] for at in range(0, len(part), size)] for part in workers]
     in_turns = [part[turn] for turn in range(max(map(len, batches))) for part in batches if turn < len(part)]
@@ -134,7 +134,7 @@ def test_the_batches_of_a_step_hold_the_same_samples_whoever_takes_which(
     total = len(order)
     position = data.draw(st.integers(0, total))
     missing = data.draw(st.sets(st.integers(0, position - 1), max_size=9)) if position else set[int]()
-    rest = Rest(position, tuple(sorted(missing)))
+    rest = Remaining(position, tuple(sorted(missing)))
     left = left_of(rest, total)
     taken = [
         list(rest.positions(total, Placement(rank, ranks).in_batches(batch, drop_last=False), "uneven", order))
@@ -151,7 +151,7 @@ def readers(order: Order, ranks: int, batch: int) -> Counter[int]:
     return Counter(
         episode
         for one in placements
-        for episode in {step.episode for step in order.steps(Rest().positions(len(order), one, "uneven", order))}
+        for episode in {step.episode for step in order.steps(Remaining().positions(len(order), one, "uneven", order))}
     )
 
 
@@ -184,8 +184,8 @@ def test_a_rank_stays_with_its_episodes(ranks: int, batch: int, most: float) -> 
 
 @given(order=orders(), placement=st.builds(Placement, st.integers(0, 3), st.just(4), step_samples=st.integers(1, 5)))
 def test_where_a_sample_is_can_be_asked_for_in_any_order(order: Order, placement: Placement) -> None:
-    positions = list(Rest().positions(len(order), placement, "uneven", order))
-    deal = Deal(Rest(), len(order), placement, order)
+    positions = list(Remaining().positions(len(order), placement, "uneven", order))
+    deal = Deal(Remaining(), len(order), placement, order)
     numbers = np.random.default_rng(len(order)).permutation(len(positions)).tolist()
     assert [deal.index(number) for number in numbers] == [positions[number] for number in numbers]
     assert all(deal.begin(number) <= positions[number] for number in numbers)
@@ -198,17 +198,17 @@ def test_a_step_is_of_whole_batches_or_a_batch_of_whole_steps(batch: int | None,
 
 def test_any_number_of_ranks_takes_no_room() -> None:
     order = Order(np.full(10, 5), shuffle=True, seed=0, epoch=0, lanes=4, pool_episodes=4)
-    assert len(list(Rest().positions(50, Placement(7, 10**15, step_samples=10**15), "uneven", order))) == 1
+    assert len(list(Remaining().positions(50, Placement(7, 10**15, step_samples=10**15), "uneven", order))) == 1
 
 
 def test_a_state_of_a_level_epoch_is_one_number() -> None:
     delivered = {Placement(rank, 512): 1_000_000_000 for rank in range(512)}
-    assert Rest().after(delivered, 10**12).as_json() == {"position": 512 * 10**9, "missing": []}
+    assert Remaining().after(delivered, 10**12).as_json() == {"position": 512 * 10**9, "missing": []}
 
 
 def test_a_slow_consumer_takes_one_run_of_the_state() -> None:
     delivered = {Placement(rank, 8): 1000 - 500 * (rank == 3) for rank in range(8)}
-    assert Rest().after(delivered, 10**6).as_json() == {"position": 8000, "missing": [[4003, 7996, 8]]}
+    assert Remaining().after(delivered, 10**6).as_json() == {"position": 8000, "missing": [[4003, 7996, 8]]}
 
 
 @pytest.mark.parametrize(("ranks", "batch", "most"), [(8, 32, 33), (3, 32, 70)])
@@ -216,7 +216,7 @@ def test_a_slow_rank_that_stays_with_its_lanes_takes_few_runs_of_the_state(ranks
     order = Order(np.full(5000, 150), shuffle=True, seed=0, epoch=0, lanes=64, pool_episodes=64, group_frames=2)
     placements = [Placement(rank, ranks).in_batches(batch, drop_last=False) for rank in range(ranks)]
     delivered = {one: 64_000 - 32_000 * (one.rank == 1) for one in placements}
-    rest = Rest().after(delivered, len(order), order)
+    rest = Remaining().after(delivered, len(order), order)
     assert (rest.position, len(rest.missing)) == (ranks * 64_000, 32_000)
     assert len(rest.as_json()["missing"]) <= most
 
@@ -238,7 +238,7 @@ def test_a_slow_rank_that_stays_with_its_lanes_takes_few_runs_of_the_state(ranks
 )
 def test_a_rest_that_cannot_be_is_refused(state: dict[str, object]) -> None:
     with pytest.raises(StateMismatch):
-        Rest.of_json(state, 10)
+        Remaining.of_json(state, 10)
 
 
 @pytest.mark.parametrize(

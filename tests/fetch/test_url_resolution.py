@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from asyncfetch.errors import AccessDenied, ConfigError
-from asyncfetch.fetch.addresses import MARGIN_SECONDS, MEANT_SECONDS, Found, FoundOnce, WebUrls
 from asyncfetch.fetch.retry import AttemptFailed, RetryBudget
+from asyncfetch.fetch.url_resolution import MARGIN_SECONDS, MEANT_SECONDS, AsyncCache, Found, WebUrls
 from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 
 
 class Finder:
-    """Finds "1", "2", ...; waits for ``gate`` where there is one."""
+    """Finds "1", "2", ...; waits for ``limiter`` where there is one."""
 
     def __init__(self, seconds: float = 1000.0) -> None:
         self.seconds = seconds
         self.calls = 0
-        self.gate: anyio.Event | None = None
+        self.limiter: anyio.Event | None = None
         self.error: Exception | None = None
 
     async def __call__(self) -> Found[str]:
         self.calls += 1
         number = self.calls
-        if self.gate is not None:
-            await self.gate.wait()
+        if self.limiter is not None:
+            await self.limiter.wait()
         if self.error is not None:
             raise self.error
         return Found(str(number), self.seconds)
 
 
 @pytest.fixture
-def found(time: FakeTime) -> FoundOnce[str, str]:
-    return FoundOnce(lambda: time.now, 3)
+def found(time: FakeTime) -> AsyncCache[str, str]:
+    return AsyncCache(lambda: time.now, 3)
 
 
-async def test_a_value_is_found_once(found: FoundOnce[str, str]) -> None:
+async def test_a_value_is_found_once(found: AsyncCache[str, str]) -> None:
     find = Finder()
     assert [await found.get("a", find) for _ in range(5)] == ["1"] * 5
 
 
-async def test_it_is_found_again_before_it_expires(found: FoundOnce[str, str], time: FakeTime) -> None:
+async def test_it_is_found_again_before_it_expires(found: AsyncCache[str, str], time: FakeTime) -> None:
     find = Finder(seconds=1000)
     await found.get("a", find)
     time.now += 1000 - MARGIN_SECONDS - 1
@@ -55,7 +55,7 @@ async def test_it_is_found_again_before_it_expires(found: FoundOnce[str, str], t
     assert await found.get("a", find) == "2"
 
 
-async def test_a_short_life_has_a_short_margin(found: FoundOnce[str, str], time: FakeTime) -> None:
+async def test_a_short_life_has_a_short_margin(found: AsyncCache[str, str], time: FakeTime) -> None:
     find = Finder(seconds=10)
     await found.get("a", find)
     time.now += 8.9
@@ -64,9 +64,9 @@ async def test_a_short_life_has_a_short_margin(found: FoundOnce[str, str], time:
     assert await found.get("a", find) == "2"
 
 
-async def test_concurrent_askers_share_one_search(found: FoundOnce[str, str]) -> None:
+async def test_concurrent_askers_share_one_search(found: AsyncCache[str, str]) -> None:
     find, got = Finder(), []
-    find.gate = anyio.Event()
+    find.limiter = anyio.Event()
 
     async def ask() -> None:
         got.append(await found.get("a", find))
@@ -75,14 +75,14 @@ async def test_concurrent_askers_share_one_search(found: FoundOnce[str, str]) ->
         for _ in range(100):
             group.start_soon(ask)
         await all_others_wait()
-        find.gate.set()
+        find.limiter.set()
     assert (got, find.calls) == (["1"] * 100, 1)
 
 
 @pytest.mark.parametrize("error", [AttemptFailed(AccessDenied, "no"), ConfigError("no")])
-async def test_an_error_reaches_all_and_is_forgotten(found: FoundOnce[str, str], error: Exception) -> None:
+async def test_an_error_reaches_all_and_is_forgotten(found: AsyncCache[str, str], error: Exception) -> None:
     find, errors = Finder(), []
-    find.gate, find.error = anyio.Event(), error
+    find.limiter, find.error = anyio.Event(), error
 
     async def ask() -> None:
         with pytest.raises(type(error)) as caught:
@@ -93,16 +93,16 @@ async def test_an_error_reaches_all_and_is_forgotten(found: FoundOnce[str, str],
         for _ in range(10):
             group.start_soon(ask)
         await all_others_wait()
-        find.gate.set()
+        find.limiter.set()
     assert (len(errors), find.calls) == (10, 1)
     find.error = None
     assert await found.get("a", find) == "2"
 
 
 @pytest.mark.parametrize("error", [AttemptFailed(AccessDenied, "no", budget=RetryBudget(1)), ConfigError("no")])
-async def test_who_waited_has_an_error_of_its_own(found: FoundOnce[str, str], error: Exception) -> None:
+async def test_who_waited_has_an_error_of_its_own(found: AsyncCache[str, str], error: Exception) -> None:
     find, errors = Finder(), []
-    find.gate, find.error = anyio.Event(), error
+    find.limiter, find.error = anyio.Event(), error
     error.__cause__ = OSError()
 
     async def ask() -> None:
@@ -115,7 +115,7 @@ async def test_who_waited_has_an_error_of_its_own(found: FoundOnce[str, str], er
         for _ in range(3):
             group.start_soon(ask)
         await all_others_wait()
-        find.gate.set()
+        find.limiter.set()
     searched, *waited = errors
     assert searched is error
     assert len({id(one) for one in errors}) == 3
@@ -125,9 +125,9 @@ async def test_who_waited_has_an_error_of_its_own(found: FoundOnce[str, str], er
     assert frames == ["ask", "get"] * 2
 
 
-async def test_a_cancelled_searcher_hands_over(found: FoundOnce[str, str]) -> None:
+async def test_a_cancelled_searcher_hands_over(found: AsyncCache[str, str]) -> None:
     find, got = Finder(), []
-    find.gate = anyio.Event()
+    find.limiter = anyio.Event()
     first = anyio.CancelScope()
 
     async def lead() -> None:
@@ -145,11 +145,11 @@ async def test_a_cancelled_searcher_hands_over(found: FoundOnce[str, str]) -> No
         await all_others_wait()
         first.cancel()
         await all_others_wait()
-        find.gate.set()
+        find.limiter.set()
     assert (got, find.calls) == (["2"] * 3, 2)
 
 
-async def test_who_notices_first_rejects_for_all(found: FoundOnce[str, str], time: FakeTime) -> None:
+async def test_who_notices_first_rejects_for_all(found: AsyncCache[str, str], time: FakeTime) -> None:
     find = Finder()
     old = await found.get("a", find)
     time.now += MEANT_SECONDS
@@ -159,14 +159,14 @@ async def test_who_notices_first_rejects_for_all(found: FoundOnce[str, str], tim
     assert await found.get("a", find) == new == "2"
 
 
-async def test_a_brand_new_value_is_not_worn_out(found: FoundOnce[str, str]) -> None:
+async def test_a_brand_new_value_is_not_worn_out(found: AsyncCache[str, str]) -> None:
     find = Finder()
     value = await found.get("a", find)
     assert not found.reject("a", value)
     assert await found.get("a", find) == "1"
 
 
-async def test_the_least_recently_used_is_forgotten(found: FoundOnce[str, str]) -> None:
+async def test_the_least_recently_used_is_forgotten(found: AsyncCache[str, str]) -> None:
     find = Finder()
     for key in "abc":
         await found.get(key, find)
@@ -191,9 +191,9 @@ async def test_a_password_needs_no_user() -> None:
     assert address.headers == {"Authorization": "Basic OnB3"}
 
 
-async def test_who_is_told_of_an_error_may_ask_again_at_once(found: FoundOnce[str, str]) -> None:
+async def test_who_is_told_of_an_error_may_ask_again_at_once(found: AsyncCache[str, str]) -> None:
     find, got = Finder(), []
-    find.gate, find.error = anyio.Event(), ConfigError("no")
+    find.limiter, find.error = anyio.Event(), ConfigError("no")
 
     async def ask() -> None:
         with pytest.raises(ConfigError):
@@ -205,5 +205,5 @@ async def test_who_is_told_of_an_error_may_ask_again_at_once(found: FoundOnce[st
         for _ in range(3):
             group.start_soon(ask)
         await all_others_wait()
-        find.gate.set()
+        find.limiter.set()
     assert (got, find.calls) == (["2"] * 3, 2)
