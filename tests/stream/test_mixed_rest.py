@@ -164,6 +164,6 @@ def test_a_damaged_rest_is_refused(damage: dict[str, object]) -> None:
     }
     order = {"version": 2, "members": 2, "stop_on": "all", "epoch": 0, "block_samples": 1, "taken": [0, 0]}
     state = {"format": "asyncfetch stream state", "version": 1, "epoch": 0, "dataset": "", "order": order}
-    check_state(state | {"order": order | {"resharded": whole}})
+    check_state(state | {"order": order | {"dealt_anew": whole}})
     with pytest.raises(StateMismatch):
-        check_state(state | {"order": order | {"resharded": whole | damage}})
+        check_state(state | {"order": order | {"dealt_anew": whole | damage}})

@@ -163,7 +163,7 @@ def test_a_rest_of_other_members_is_refused_with_both(truths: list[DatasetTruth]
     next(iter(af.torch.StreamDataset(mixed, 3)))
     state = saved(mixed.state_dict())
     mixed.close()
-    assert "resharded" in state["order"]
+    assert "dealt_anew" in state["order"]
     fewer = af.Mixture(mixed.streams[:2], [1, 1], stop_on="all")
     fewer.load_state_dict(state)
     with pytest.raises(StateMismatch, match=r"a mixture of 3 members, .* can't be loaded into a mixture of 2 members"):

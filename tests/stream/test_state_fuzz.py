@@ -68,7 +68,7 @@ def sources(truth: DatasetTruth, truths: list[DatasetTruth]) -> Iterator[list[tu
     kinds.append((mixed, state_of(mixed, [9, 3], batch_size=4)))
     mixed.load_state_dict(kinds[-1][1])
     kinds.append((mixed, state_of(mixed, [4, 7, 1], batch_size=3)))
-    assert "resharded" in kinds[-1][1]["order"]
+    assert "dealt_anew" in kinds[-1][1]["order"]
     mixed.set_epoch(2)
     kinds.append((mixed, saved(mixed.state_dict())))
     yield kinds
@@ -154,9 +154,9 @@ def test_consumers_that_are_too_far_apart_are_refused_before_what_one_lacks_take
 ) -> None:
     """A damaged state of huge batches may say so, and its numbers fit one another."""
     mixed, state = sources[5]
-    anew = state["order"]["resharded"] | {"batch_size": far // 4, "world_size": 1}
+    anew = state["order"]["dealt_anew"] | {"batch_size": far // 4, "world_size": 1}
     damaged = state | {
-        "order": state["order"] | {"resharded": anew},
+        "order": state["order"] | {"dealt_anew": anew},
         "total": len(anew["members"]) * (far // 4),
         "rest": {"position": 0, "missing": []},
         "shares": state["shares"] | {"world_size": 2, "delivered": [[0, 0, far // 8], [1, 0, 0]]},
@@ -170,5 +170,5 @@ def test_a_member_does_not_go_back_behind_the_epochs_beginning(sources: list[tup
     mixed, state = sources[5]
     earlier = {"position": 0, "missing": []}
     with pytest.raises(StateMismatch, match="is left of samples of a member that come from"):
-        steps_behind(mixed, put(state, ("order", "resharded", "members", 0), earlier), Placement(batch_size=3))
+        steps_behind(mixed, put(state, ("order", "dealt_anew", "members", 0), earlier), Placement(batch_size=3))
     mixed.load_state_dict(beginning(0))
