@@ -30,10 +30,12 @@ PUBLISH_SECONDS = 0.5
 SILENT_SECONDS = 5.0
 """A process that has written nothing for so long has ended: it doesn't wait any longer."""
 _FIGURES_BYTES = 8 * FIGURES
-_LOADER, _NUM_WORKERS, _PUBLISHED_AT, _VERSION, _LENGTH = range(5)
-_HEAD_BYTES = 8 * 5
-PAGE_BYTES = 32 * 1024
+_LOADER, _NUM_WORKERS, _PUBLISHED_AT, _VERSION, _LENGTHS = range(5)
+_HEAD_BYTES = 8 * 6
+PAGE_BYTES = 64 * 1024
 _PICKLED_AT = _FIGURES_BYTES + _HEAD_BYTES
+_PICKLED_BYTES = (PAGE_BYTES - _PICKLED_AT) // 2
+"""Of each of the latest two snapshots: while one is written the other stays, and if the writer is killed then."""
 BOARD_BYTES = WORKERS * PAGE_BYTES
 """The size of all pages; what isn't written to takes no memory."""
 
@@ -66,21 +68,22 @@ class FiguresPage:
     def begin(self, loader: int, num_workers: int) -> None:
         """Belong to a worker of this loader from now on."""
         head = self._head
-        head[_LENGTH] = 0
+        head[_VERSION] = head[_LENGTHS] = 0
         head[_LOADER], head[_NUM_WORKERS], head[_PUBLISHED_AT] = loader % 2**48, num_workers, time.perf_counter()
 
     def publish(self, statistics: DatasetStatistics) -> None:
         """Write a snapshot. One that is too long goes without what is known of each host."""
         pickled = pickle.dumps(statistics, pickle.HIGHEST_PROTOCOL)
-        if len(pickled) > PAGE_BYTES - _PICKLED_AT:
+        if len(pickled) > _PICKLED_BYTES:
             pickled = pickle.dumps(statistics.without_hosts(), pickle.HIGHEST_PROTOCOL)
         head = self._head
         head[_PUBLISHED_AT] = time.perf_counter()
-        if len(pickled) <= PAGE_BYTES - _PICKLED_AT:
-            head[_VERSION] += 1  # odd while it is being written
-            self._memory[_PICKLED_AT : _PICKLED_AT + len(pickled)] = pickled
-            head[_LENGTH] = len(pickled)
-            head[_VERSION] += 1
+        if len(pickled) <= _PICKLED_BYTES:
+            version = int(head[_VERSION]) + 1
+            start = _PICKLED_AT + version % 2 * _PICKLED_BYTES
+            self._memory[start : start + len(pickled)] = pickled
+            head[_LENGTHS + version % 2] = len(pickled)
+            head[_VERSION] = version
 
     @property
     def loader(self) -> tuple[float, int]:
@@ -99,9 +102,10 @@ class FiguresPage:
     def statistics(self) -> DatasetStatistics | None:
         """Return the latest snapshot; None where there is none, or one is being written again and again."""
         for _ in range(100):
-            version, length = self._head[_VERSION], int(self._head[_LENGTH])
-            pickled = bytes(self._memory[_PICKLED_AT : _PICKLED_AT + length])
-            if version % 2 == 0 and version == self._head[_VERSION]:
+            version = int(self._head[_VERSION])
+            start, length = _PICKLED_AT + version % 2 * _PICKLED_BYTES, int(self._head[_LENGTHS + version % 2])
+            pickled = bytes(self._memory[start : start + length])
+            if version == self._head[_VERSION]:  # else two have been written meanwhile, it may be
                 found: DatasetStatistics | None = pickle.loads(pickled) if pickled else None
                 return found
         return None

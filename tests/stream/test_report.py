@@ -235,3 +235,21 @@ async def test_a_page_keeps_what_it_can_of_a_dataset_with_many_hosts(truth: Data
     assert page.statistics() == statistics
     page.publish(many)
     assert page.statistics() == many.without_hosts()
+    page._memory = Torn(page._memory)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        page.publish(statistics)
+    assert page.statistics() == many.without_hosts()  # of a process that was killed while it wrote, the one before
+
+
+class Torn:
+    """Memory whose writer doesn't get to the end."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+
+    def __getitem__(self, place: slice) -> memoryview:
+        return self._memory[place]
+
+    def __setitem__(self, place: slice, value: bytes) -> None:
+        self._memory[place.start : place.start + 10] = value[:10]
+        raise KeyboardInterrupt

@@ -136,28 +136,18 @@ def test_a_later_iteration_ends_an_earlier_one(
     assert indices([head, *second]) == alone(truth, 0)
 
 
-def test_statistics_are_those_of_the_process_at_any_time(
-    truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches
-) -> None:
+def test_statistics_are_those_of_the_process_which_is_not_asked(truth: DatasetTruth, batches: af.ServedBatches) -> None:
     iterator = iter(batches)
     head = next(iterator)
-    statistics = batches.statistics()
+    os.kill(batches.pid, signal.SIGSTOP)
+    try:
+        statistics = batches.statistics()
+    finally:
+        os.kill(batches.pid, signal.SIGCONT)
+    assert statistics is not None
     assert statistics.fetch.requests > 0
     assert statistics.decode.threads == 1
-    assert indices([head, *iterator]) == alone(truth, 0)  # they came in between, and took nothing
-
-
-def test_what_statistics_met_on_their_way_does_not_hold_up_the_next_pass(
-    truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches
-) -> None:
-    for _ in range(3):
-        iterator = iter(batches)
-        next(iterator)
-        kept = batches._worker._kept  # type: ignore[union-attr]
-        while len(kept) < 2:  # as many as may be ahead: the process makes them meanwhile
-            batches.statistics()
-        iterator.close()  # type: ignore[attr-defined]
-    assert indices(batches) == alone(truth, 0)
+    assert indices([head, *iterator]) == alone(truth, 0)
 
 
 def test_a_state_goes_on_behind_the_batch_that_was_given_last(
@@ -275,7 +265,7 @@ def test_a_forked_child_can_not_use_it_and_leaves_it_alone(
     pid = os.fork()
     if pid == 0:
         try:
-            for use in (lambda: next(iterator), batches.statistics, lambda: next(iter(batches))):
+            for use in (lambda: next(iterator), lambda: next(iter(batches))):
                 try:
                     use()
                 except af.WrongLoop as error:
@@ -285,7 +275,7 @@ def test_a_forked_child_can_not_use_it_and_leaves_it_alone(
         finally:
             os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    for _ in range(3):
+    for _ in range(2):
         assert receiver.poll(5)
         assert "forked" in receiver.recv()
     assert indices([head, *iterator]) == alone(truth, 0)
@@ -332,8 +322,7 @@ def test_a_killed_process_is_an_error_that_says_so_and_the_state_is_kept(truth: 
         with pytest.raises(af.WorkerError, match=r"killed by SIGKILL.*memory.*state_dict"):  # noqa: PT012
             for batch in batches:
                 seen += batch["index"].tolist()
-        with pytest.raises(af.WorkerError, match="SIGKILL"):
-            batches.statistics()
+        assert batches.statistics() is not None  # as it wrote them last
         state = batches.state_dict()
     assert seen == list(range(len(seen)))
     assert len(seen) <= 20
@@ -375,8 +364,7 @@ def test_two_at_once_and_a_dataset_that_is_not_there(truth: DatasetTruth) -> Non
         for _ in range(2):
             with pytest.raises(af.NotFound, match="-not"):
                 next(iter(other))
-        with pytest.raises(af.NotFound, match="-not"):
-            other.statistics()
+        assert other.statistics() is None
         assert indices(one) == alone(truth, 0)
 
 
@@ -434,9 +422,8 @@ def test_it_is_used_inside_of_its_block_and_once(truth: DatasetTruth) -> None:
     with batches:
         iterator = iter(batches)
     batches.close()
-    for use in (lambda: next(iterator), batches.statistics):
-        with pytest.raises(af.ClosedError, match="closed"):
-            use()
+    with pytest.raises(af.ClosedError, match="closed"):
+        next(iterator)
     with pytest.raises(af.ClosedError, match="before"):
         batches.__enter__()
 

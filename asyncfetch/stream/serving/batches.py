@@ -14,7 +14,7 @@ from asyncfetch.ranges import whole_number
 from asyncfetch.runtime.fork import ForkGuard
 from asyncfetch.stream.figures import FiguresPage
 from asyncfetch.stream.placement import Placement
-from asyncfetch.stream.serving.messages import AskStatistics, Begin, Ended, FailedBatch, Filled, Statistics, Stop
+from asyncfetch.stream.serving.messages import Begin, Ended, FailedBatch, Filled, Stop
 from asyncfetch.stream.serving.packing import unpack
 from asyncfetch.stream.serving.process import WorkerProcess
 from asyncfetch.stream.serving.worker import Plan
@@ -221,16 +221,12 @@ class ServedBatches:
         self._stream.load(state, self._in_batches.least_samples)
         self._latest = None
 
-    def statistics(self) -> DatasetStatistics:
-        """Return those of the worker's engine and caches. Waits for the dataset to open; raises what opening it did."""
-        worker = self._entered()
-        number = next(self._numbers)
-        worker.send(AskStatistics(number))
-        answer = worker.receive(number, keep=self._pass)
-        if isinstance(answer, FailedBatch):
-            answer.raise_it()
-        assert isinstance(answer, Statistics)
-        return answer.value
+    def statistics(self) -> DatasetStatistics | None:
+        """Return those of the process's engine and caches, which it writes twice a second; None before a pass begins.
+
+        It isn't asked: they may be taken in any thread, of a process that computes, and of one that has ended.
+        """
+        return None if self._page is None else self._page.statistics()
 
     def report(self) -> Report:
         """Return why the trainer waits, and what to set, by what the process wrote last. It isn't asked."""

@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from multiprocessing.connection import Connection
 
-    from asyncfetch.lerobot import DatasetStatistics
     from asyncfetch.stream.quarantine import Quarantined
     from asyncfetch.stream.state import State
 
 __all__ = [
     "Answer",
-    "AskStatistics",
     "Begin",
     "Channel",
     "Close",
@@ -31,7 +29,6 @@ __all__ = [
     "FailedBatch",
     "Filled",
     "Ready",
-    "Statistics",
     "Stop",
     "Taken",
     "failure",
@@ -65,14 +62,6 @@ class Taken:
 
     freed: list[int]
     """Slots whose last view is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class AskStatistics:
-    """Answered by Statistics, or Failed."""
-
-    number: int
-    """Number for the answer; no pass has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +124,7 @@ class FailedBatch:
             del error  # else error -> traceback -> this frame -> error is a cycle
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """The statistics that were asked for."""
-
-    number: int
-    value: DatasetStatistics
-
-
-Answer = Filled | Ended | FailedBatch | Statistics
+Answer = Filled | Ended | FailedBatch
 
 
 def failure(number: int, error: BaseException) -> FailedBatch:

@@ -69,7 +69,6 @@ class WorkerProcess:
         self.pid = self._process.pid
         self._channel = Channel(ours, self.pid)
         self._is_ready = False
-        self._kept: deque[Answer] = deque()
         self._slots: dict[int, MemorySlot] = {}
         self._returned: deque[Returned] = deque()
         self._held = 0
@@ -78,28 +77,17 @@ class WorkerProcess:
         """Send it to the worker; where it has ended, ``receive`` says so."""
         self._channel.send(message)
 
-    def receive(self, number: int, *, keep: int | None = None) -> Answer:
-        """Return what the worker says next about the pass or the question of this number.
-
-        What is about ``keep`` is kept for a later call, the rest thrown away.
+    def receive(self, number: int) -> Answer:
+        """Return what the worker says next about the pass of this number. What is about others is thrown away.
 
         Raises:
             WorkerError: It has ended.
             ClosedError: This side has ended it.
         """
-        for _ in range(len(self._kept)):
-            if (message := self._kept.popleft()).number == number:
-                return message
-            self._pass_over(message, keep)
         while (message := self._receive()).number != number:
-            self._pass_over(message, keep)
+            if isinstance(message, Filled):
+                self.take(message)  # else it would count as ahead for ever
         return message
-
-    def _pass_over(self, message: Answer, keep: int | None) -> None:
-        if message.number == keep:
-            self._kept.append(message)
-        elif isinstance(message, Filled):
-            self.take(message)  # else it would count as ahead for ever
 
     def _receive(self) -> Answer:
         try:
@@ -133,7 +121,6 @@ class WorkerProcess:
         """Tell it to end; it does within STOP_SECONDS. Idempotent, and doesn't wait."""
         self._channel.send(Close())
         self._channel.close()
-        self._kept.clear()
 
     def wait(self) -> None:
         """Wait after ``end`` until it has ended, which it is made to after STOP_SECONDS."""

@@ -21,19 +21,7 @@ from asyncfetch.runtime.loop_thread import STOP_SECONDS
 from asyncfetch.runtime.threads import call_on
 from asyncfetch.stream.batch import RowBatch, batch_of, samples_of
 from asyncfetch.stream.serving.memory import MemorySlot, MemorySlots, SlotMemory
-from asyncfetch.stream.serving.messages import (
-    AskStatistics,
-    Begin,
-    Channel,
-    Close,
-    Ended,
-    Filled,
-    Ready,
-    Statistics,
-    Stop,
-    Taken,
-    failure,
-)
+from asyncfetch.stream.serving.messages import Begin, Channel, Close, Ended, Filled, Ready, Stop, Taken, failure
 from asyncfetch.stream.serving.packing import Packed, collate
 from asyncfetch.stream.state import identity_of
 
@@ -110,7 +98,6 @@ class _ServingWorker:
         self._everything = anyio.CancelScope()
         self._messages: asyncio.Queue[object] = asyncio.Queue()
         self._changed = anyio.Event()
-        self._tried_to_open = anyio.Event()
         self._dataset: Readable | None = None
         self._failure: BaseException | None = None
         """The error that opening it ended with."""
@@ -149,7 +136,6 @@ class _ServingWorker:
             if was_cancelled():
                 raise
             self._failure = error
-        self._tried_to_open.set()
 
     async def _serve(self, begin: Begin) -> None:
         """One pass. Whatever goes wrong is told at its place, and ends the pass."""
@@ -286,17 +272,7 @@ class _ServingWorker:
                     self._pass.cancel()
             case Taken():
                 self._ahead.popleft()
-            case AskStatistics(number):
-                self._tasks.start_soon(self._tell_statistics, number)
             case Close():
                 self._everything.cancel()
         self._changed.set()
         self._changed = anyio.Event()
-
-    async def _tell_statistics(self, number: int) -> None:
-        await self._tried_to_open.wait()
-        try:
-            answer: object = Statistics(number, self._opened().statistics())
-        except Exception as error:  # noqa: BLE001  raised where it was asked
-            answer = failure(number, error)
-        await self._say(answer)
