@@ -22,7 +22,7 @@ TRAINER_SHARE = 0.9
 IDLE_SHARE = 0.3
 """A share of a loader's workers' time. They make batches ahead: where they're idle for so long, the trainer binds."""
 LOOP_SHARE = 0.7
-"""A share of a core. A loop that takes more is late at everything, on a machine where others take turns with it."""
+"""A share of the time. A loop that has something to do for more of it is late at everything."""
 HUGE_WAIT_SHARE, HUGE_TIMES = 0.4, 4.0
 """One episode binds where so much of the wait was for it, and it is so many times as long as the others."""
 LOCAL = "file://"
@@ -101,7 +101,7 @@ class Report:
             "samples_per_second": self.samples_per_second,
             "waited_share": self.waited_share,
             "busy_share": _share(waits.busy_seconds, waits),
-            "loop_cpu_share": _share(waits.loop_cpu_seconds, waits),
+            "loop_busy_share": _share(waits.loop_busy_seconds, waits),
             "expected_gain": self.verdict.gain,
         }
         told |= {f"wait_share_{cause.key}": _share(waits.by_cause.get(cause, 0.0), waits) for cause in Cause}
@@ -155,7 +155,7 @@ def _share(seconds: float, waits: Waits) -> float:
 
 def _own_seconds(waits: Waits, num_workers: int) -> float:
     """The consumer's own time; of workers, the time in which the trainer didn't ask for more."""
-    return max(0.0, waits.busy_seconds - waits.busy_cpu_seconds) if num_workers else waits.busy_seconds
+    return max(0.0, waits.busy_seconds - waits.working_seconds) if num_workers else waits.busy_seconds
 
 
 class _Judge:
@@ -188,7 +188,7 @@ class _Judge:
             return Diagnosis(binds="trainer", evidence=f"{who} for {own:.0%} {self._when}; nothing to do here")
         seconds = self._seconds
         if self._workers:  # which put batches together between two samples
-            seconds[Cause.HAND_OVER] = seconds.get(Cause.HAND_OVER, 0.0) + waits.busy_cpu_seconds
+            seconds[Cause.HAND_OVER] = seconds.get(Cause.HAND_OVER, 0.0) + waits.working_seconds
         network = sum(seconds.get(cause, 0.0) for cause in _NETWORK)
         others = {cause: value for cause, value in seconds.items() if cause not in _NETWORK}
         cause = max(others, key=others.__getitem__, default=Cause.OPENING)
@@ -212,7 +212,7 @@ class _Judge:
         origin, host = max(fetch.hosts.items(), key=lambda item: item[1].bytes, default=("", None))
         rate = fetch.bytes * max(1, waits.consumers) / max(waits.wall_seconds, 1e-9)
         told += f", {rate / MIB:.1f} MiB/s"
-        loop = self._share(waits.loop_cpu_seconds)
+        loop = _share(waits.loop_busy_seconds, waits)
         huge = self._huge(network)
         if huge is not None:
             return huge
@@ -226,7 +226,8 @@ class _Judge:
         if loop >= LOOP_SHARE:
             return Diagnosis(
                 binds="loop",
-                evidence=f"{told}; the loop's thread took {loop:.0%} of a core, for TLS and requests",
+                evidence=f"{told}; the loop's thread, which sends requests and reads answers, TLS included, ran or "
+                f"waited for a core for {loop:.0%} of all the time",
                 setting={"num_workers": max(2, min(4, self._cores))} if not self._workers else {},
                 gain=self._gain(network, max(1, min(2, self._cores))) if not self._workers else 1.0,
                 advice="each loader worker has a loop, and a core, of its own",
@@ -365,5 +366,6 @@ class _Judge:
         return Diagnosis(
             binds=cause.key,
             evidence=share,
-            advice="let StreamDataset(batch_size=...) make the batches, without a transform: it copies nothing",
+            advice="make your collate_fn faster, where there is one; StreamDataset(batch_size=...) without one, and "
+            "without a transform, copies nothing",
         )

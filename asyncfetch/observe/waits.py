@@ -122,10 +122,10 @@ class Waits(Figures):
     """The time from the beginning to the end, or to now; of all consumers together."""
     busy_seconds: float = 0.0
     """The consumer's own: between a sample and the call for the next few."""
-    busy_cpu_seconds: float = 0.0
-    """CPU that the consumer's thread took in that time; 0 where it is the loop's."""
-    loop_cpu_seconds: float = 0.0
-    """CPU that the loop's thread took, in all of the time."""
+    working_seconds: float = 0.0
+    """That part of it in which the consumer's thread ran or waited for a core; 0 where it is the loop's."""
+    loop_busy_seconds: float = 0.0
+    """Time in which the loop's thread ran or waited for a core, of all of the time."""
     by_cause: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of wait."""
     start_by_cause: Mapping[Cause, float] = field(default_factory=dict)
@@ -156,8 +156,8 @@ class Waits(Figures):
             samples=sum(one.samples for one in each),
             wall_seconds=sum(one.wall_seconds for one in each),
             busy_seconds=sum(one.busy_seconds for one in each),
-            busy_cpu_seconds=sum(one.busy_cpu_seconds for one in each),
-            loop_cpu_seconds=sum(one.loop_cpu_seconds for one in each),
+            working_seconds=sum(one.working_seconds for one in each),
+            loop_busy_seconds=sum(one.loop_busy_seconds for one in each),
             by_cause={cause: sum(one.by_cause.get(cause, 0.0) for one in each) for cause in Cause},
             start_by_cause={cause: sum(one.start_by_cause.get(cause, 0.0) for one in each) for cause in Cause},
             longest_wait_episode=longest.longest_wait_episode,
@@ -171,9 +171,9 @@ class Waits(Figures):
 MAX_EPISODES = 64
 """Episodes whose waits are told apart at a time."""
 _IDLE, _BUSY, _WAITING = 0, 1, 2
-_STATE, _SINCE, _AT, _SAMPLES, _BUSY_SECONDS, _BUSY_CPU, _LOOP_CPU, _EPISODE, _EPISODE_SECONDS, _SIZES = range(10)
-_CPU_SO_FAR = _SIZES + 3
-_CAUSES = _CPU_SO_FAR + 1
+_STATE, _SINCE, _AT, _SAMPLES, _BUSY_SECONDS, _WORKING, _LOOP_BUSY, _EPISODE, _EPISODE_SECONDS, _SIZES = range(10)
+_WORKED_SO_FAR = _SIZES + 3
+_CAUSES = _WORKED_SO_FAR + 1
 _START = _CAUSES + len(Cause)
 FIGURES = _START + len(Cause)
 """Numbers that an account keeps."""
@@ -196,13 +196,13 @@ class WaitAccount:
             self.figures[place] = 0.0
         self._by_episode: dict[int, float] = {}
 
-    def wait(self, now: float, cpu: float = 0.0) -> None:
-        """The consumer asks for something. ``cpu`` is what its thread took since the last answer."""
+    def wait(self, now: float, worked: float = 0.0) -> None:
+        """The consumer asks for something. ``worked`` are the seconds of work of its thread since the last answer."""
         figures = self.figures
         if figures[_STATE] == _BUSY:
             figures[_BUSY_SECONDS] += now - figures[_SINCE]
-            figures[_BUSY_CPU] += cpu
-        figures[_CPU_SO_FAR] = 0.0
+            figures[_WORKING] += worked
+        figures[_WORKED_SO_FAR] = 0.0
         if figures[_STATE] != _WAITING:
             figures[_AT], figures[_SINCE], figures[_STATE] = -1, now, _WAITING
 
@@ -224,18 +224,18 @@ class WaitAccount:
             figures[_BUSY_SECONDS] += now - figures[_SINCE]
         figures[_STATE] = _IDLE
 
-    def note(self, loop_cpu: float, sizes: tuple[int, int, int]) -> None:
-        """Note what the loop's thread took, and how many episodes have how many bytes, the largest how many of them."""
+    def note(self, loop_busy: float, sizes: tuple[int, int, int]) -> None:
+        """Note the loop's seconds of work, and how many episodes have how many bytes, the largest how many of them."""
         figures, (episodes, total_bytes, largest_bytes) = self.figures, sizes
-        figures[_LOOP_CPU] += loop_cpu
+        figures[_LOOP_BUSY] += loop_busy
         figures[_SIZES] = total_bytes / episodes if episodes else 0.0
         figures[_SIZES + 1] = largest_bytes
         figures[_SIZES + 2] = (total_bytes - largest_bytes) / (episodes - 1) if episodes > 1 else 0.0
 
-    def note_cpu(self, cpu: float) -> None:
-        """Note what the consumer's thread took since the last answer, where it hasn't asked again."""
+    def note_worked(self, worked: float) -> None:
+        """Note the consumer's seconds of work since the last answer, where it hasn't asked again."""
         if self.figures[_STATE] == _BUSY:
-            self.figures[_CPU_SO_FAR] = cpu
+            self.figures[_WORKED_SO_FAR] = worked
 
     def note_cause(self, path: Sequence[WaitStep]) -> None:
         """Note what a consumer that waits is waiting for, for readers in other processes."""
@@ -280,8 +280,8 @@ class WaitAccount:
             samples=int(figures[_SAMPLES]),
             wall_seconds=figures[_BUSY_SECONDS] + sum(waited),
             busy_seconds=figures[_BUSY_SECONDS],
-            busy_cpu_seconds=figures[_BUSY_CPU] + figures[_CPU_SO_FAR],
-            loop_cpu_seconds=figures[_LOOP_CPU],
+            working_seconds=figures[_WORKING] + figures[_WORKED_SO_FAR],
+            loop_busy_seconds=figures[_LOOP_BUSY],
             by_cause={cause: waited[cause] for cause in Cause},
             start_by_cause={cause: start[cause] for cause in Cause},
             longest_wait_episode=int(figures[_EPISODE]) if figures[_EPISODE_SECONDS] else None,

@@ -5,7 +5,7 @@ single_flight   calls of several who ask for the same, made once; also into an L
 leased_lru      entries that are bounded in bytes and never evicted while somebody uses them
 memory_pool     blocks of bytes, used again when their last view is gone; freed memory given back to the system
 sockets         every socket of an owner, so that none outlives it
-threads         calls from a loop into a thread, whose end can be awaited, and from a thread into a loop
+threads         calls from a loop into a thread, whose end can be awaited, and back; the time that a thread had work
 loop_thread     an event loop in a thread, for callers that aren't coroutines, and what they keep open on it
 channel         items from a loop to a blocking consumer; an async iterator as a plain one
 fork            belonging to one loop and one process

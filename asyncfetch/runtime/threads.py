@@ -1,9 +1,12 @@
-"""Calls from a loop into a thread, whose end can be awaited whatever is cancelled, and from a thread into one."""
+"""Calls from a loop into a thread, whose end can be awaited whatever is cancelled, and back; a thread's work time."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
+import weakref
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Generic, TypeVar, TypeVarTuple
 
@@ -13,7 +16,7 @@ from anyio import to_thread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ThreadCall", "call_on", "run_in_thread", "run_to_its_end"]
+__all__ = ["ThreadCall", "ThreadClock", "call_on", "run_in_thread", "run_to_its_end"]
 
 ResultT = TypeVar("ResultT")
 
@@ -74,6 +77,34 @@ async def run_to_its_end(function: Callable[[], ResultT], limiter: anyio.Capacit
     except asyncio.CancelledError:  # Task.cancel() goes through anyio's shield
         await call.ended()
         raise
+
+
+class ThreadClock:
+    """Seconds in which the thread that makes this had something to do: it ran, or waited for a core.
+
+    Where the system doesn't tell how long it waited, as only Linux does, those in which it ran. Any thread may ask.
+    """
+
+    def __init__(self) -> None:
+        has_clock = hasattr(time, "pthread_getcpuclockid")
+        self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident()) if has_clock else None
+        try:
+            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1
+        else:
+            weakref.finalize(self, os.close, self._file)
+
+    def seconds(self) -> float:
+        """Return them, since the thread began; 0 where it has ended, or nothing is known."""
+        try:
+            seconds = 0.0 if self._cpu_clock is None else time.clock_gettime(self._cpu_clock)
+            if self._file >= 0:
+                _, waited_nanoseconds, _ = os.pread(self._file, 64, 0).split()
+                seconds += int(waited_nanoseconds) / 1e9
+        except (OSError, ValueError):
+            return 0.0
+        return seconds
 
 
 ArgsT = TypeVarTuple("ArgsT")

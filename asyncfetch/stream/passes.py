@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from contextlib import AsyncExitStack, closing
@@ -14,6 +13,7 @@ from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, WaitStep
 from asyncfetch.runtime import iterate
 from asyncfetch.runtime.fork import AsyncOnly, running_loop
+from asyncfetch.runtime.threads import ThreadClock
 from asyncfetch.stream.batch import Rows
 from asyncfetch.stream.decode_jobs import Sizes
 from asyncfetch.stream.samples import DeliveredSample, PassFigures, SamplePass
@@ -311,33 +311,22 @@ class _Consumer:
     def __init__(self, figures: PassFigures) -> None:
         self._figures = figures
         self.micro_batches: deque[tuple[int, tuple[WaitStep, ...]]] = deque()
-        """Samples of each micro-batch on its way, and what that was waited for."""
-        self._asked_at = self._cpu_seconds = 0.0
-        self._clock = (
-            time.pthread_getcpuclockid(threading.get_ident()) if hasattr(time, "pthread_getcpuclockid") else None
-        )
-        figures.consumer_cpu = self._cpu
-
-    def _cpu(self) -> float:
-        """CPU of its thread since it was given something; 0 where that isn't known, or the thread has ended."""
-        try:
-            return 0.0 if self._clock is None else time.clock_gettime(self._clock) - self._cpu_seconds
-        except OSError:
-            return 0.0
+        """Samples of each micro_batch on its way, and what that was waited for."""
+        self._asked_at = 0.0
+        figures.clock = ThreadClock()
 
     def ask(self) -> None:
         """It has nothing left."""
         self._asked_at = time.perf_counter()
-        self._figures.account.wait(self._asked_at, time.thread_time() - self._cpu_seconds)
+        self._figures.wait(self._asked_at)
 
     def give(self) -> None:
         """It has a micro-batch, or came to the end."""
         samples, path = self.micro_batches.popleft() if self.micro_batches else (0, ())
         now = time.perf_counter()
-        self._figures.account.give(now, path, samples)
+        self._figures.give(now, path, samples)
         if (tracer := running()) is not None:
             tracer.waits(self._asked_at, now, path)
-        self._cpu_seconds = time.thread_time()
 
 
 class _Parcels:

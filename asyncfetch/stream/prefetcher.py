@@ -98,6 +98,7 @@ class EpisodePrefetcher:
             only take the network and the processor from the first ones.
         pool: Of the order: see EpisodeOrder.
         on_full: Called when the next episode has to wait for room.
+        on_arrival: Called when one has come, or failed.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class EpisodePrefetcher:
         prefetch_episodes: int,
         pool: Callable[[], tuple[int, int]],
         on_full: Callable[[], None],
+        on_arrival: Callable[[], None],
     ) -> None:
         self._dataset = dataset
         self._origin = origin
@@ -117,7 +119,9 @@ class EpisodePrefetcher:
         self._group = group
         self._prefetch_episodes = prefetch_episodes
         self._pool = functools.cache(pool)
-        self._on_full = on_full
+        self._on_full, self._on_arrival = on_full, on_arrival
+        self.coming = 0
+        """Episodes admitted that aren't here yet."""
         self._weighed = self._weighed_bytes = self._weighed_frames = self._largest_bytes = 0
         self._paid = dataset.clip_budget.share(self._grant)
         self._slots: dict[int, _Slot] = {}
@@ -262,6 +266,7 @@ class EpisodePrefetcher:
         slot = self._slots[episode] = _Slot(episode, self._caller)
         self._first = self._first or slot
         self._ahead += 1
+        self.coming += 1
         self._unpaid.append(slot)
         self._group.start_soon(self._load, slot, name=f"load episode {episode}")
         return True
@@ -285,7 +290,9 @@ class EpisodePrefetcher:
         slot.done_at = time.perf_counter()
         if (tracer := running()) is not None:
             tracer.episode(slot.episode, slot.begun_at, slot.done_at, slot.step(slot.done_at).weights)
+        self.coming -= 1
         slot.done.set()
+        self._on_arrival()
         self._let_go(slot)
 
     async def _hold(self, slot: _Slot) -> None:

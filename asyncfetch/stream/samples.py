@@ -22,6 +22,7 @@ from asyncfetch.observe.trace import running
 from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
 from asyncfetch.runtime.cancellation import end_tasks
 from asyncfetch.runtime.failures import copied, kept
+from asyncfetch.runtime.threads import ThreadClock
 from asyncfetch.stream.decode_jobs import Sizes, micro_batches
 from asyncfetch.stream.figures import PUBLISH_SECONDS
 from asyncfetch.stream.job_builder import FailedSample
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
     from asyncfetch.stream.plan import PassPlan
     from asyncfetch.stream.protocols import Origin, Readable
     from asyncfetch.stream.state import State
+
+COMING_EPISODES = 64
+"""Episodes on their way at a time, for jobs that are started ahead; the pool's own may be more. A job of short ones
+takes dozens. Where a thousand are asked for at once, the first of them is as late as the last."""
 
 __all__ = ["Decoding", "DeliveredSample", "PassFigures", "PassStatistics", "PendingMicroBatch", "SamplePass"]
 
@@ -145,22 +150,36 @@ class PassFigures:
         self.path: Callable[[], Iterable[WaitStep]] = tuple
         """Gives what a consumer that waits is waiting for."""
         self.statistics: Callable[[], DatasetStatistics | None] = lambda: None
-        self.consumer_cpu: Callable[[], float] = float
-        """Gives the CPU that a consumer's thread took since it was given something."""
+        self.clock: ThreadClock | None = None
+        """The clock of the consumer's thread; None where that is the loop's."""
+        self._worked_before = 0.0
 
     def end(self, statistics: DatasetStatistics) -> None:
         """Keep the last figures in place of the pass, which ends."""
         self.path, self.statistics = tuple, lambda: statistics
         self._publish()
 
+    def wait(self, now: float) -> None:
+        """See WaitAccount; in the consumer's thread."""
+        self.account.wait(now, self._worked())
+
+    def give(self, now: float, path: Iterable[WaitStep] = (), samples: int = 0) -> None:
+        """See WaitAccount; in the consumer's thread."""
+        self.account.give(now, path, samples)
+        self._worked_before = 0.0 if self.clock is None else self.clock.seconds()
+
+    def _worked(self) -> float:
+        """Seconds in which the consumer's thread had something to do since it was given something."""
+        return 0.0 if self.clock is None else max(0.0, self.clock.seconds() - self._worked_before)
+
     @contextmanager
     def handing_over(self) -> Iterator[None]:
         """Count a block in which a batch is made of what the pass gave, or handed over: the consumer waits for it."""
-        self.account.wait(time.perf_counter())
+        self.wait(time.perf_counter())
         try:
             yield
         finally:
-            self.account.give(time.perf_counter())
+            self.give(time.perf_counter())
 
     async def publish(self) -> None:
         """Write to the page, now and then."""
@@ -172,7 +191,7 @@ class PassFigures:
         statistics = None if self._page is None else self.statistics()
         if self._page is not None and statistics is not None:
             self.account.note_cause(tuple(self.path()))
-            self.account.note_cpu(self.consumer_cpu())
+            self.account.note_worked(self._worked())
             self._page.publish(statistics)
 
     def waits(self) -> Waits:
@@ -281,13 +300,13 @@ class SamplePass:
         self._account = WaitAccount() if hands_over else figures.account
         self._asked_at: float | None = None  # while the consumer waits
         self._awaited: tuple[PendingMicroBatch, float] | None = None  # and since when that was known
-        self._cpu_seconds = 0.0
         self.latest_path: tuple[WaitStep, ...] = ()
         """The steps that it waited for when it had its latest samples."""
 
     async def __aenter__(self) -> Self:
         self._started_at = time.perf_counter()
-        self._cpu_seconds = time.thread_time()
+        self._clock = ThreadClock()
+        self._worked_seconds = self._clock.seconds()
         self._account.wait(self._started_at)
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
@@ -302,6 +321,7 @@ class SamplePass:
                 prefetch_episodes=self._prefetch_episodes,
                 pool=self._plan.pool,
                 on_full=self._fail_if_stuck,
+                on_arrival=self._wake_producer,
             )
             self._group.start_soon(self._produce, name="produce samples")
             self._group.start_soon(self._figures.publish, name="publish figures")
@@ -386,8 +406,8 @@ class SamplePass:
             return await self._wait_for_micro_batch(waiting_since)
         finally:
             self.latest_path, self._asked_at, self._awaited = self.path(), None, None
-            cpu_before, self._cpu_seconds = self._cpu_seconds, time.thread_time()
-            self._figures.account.note(self._cpu_seconds - cpu_before, self._prefetcher.sizes)
+            before_that, self._worked_seconds = self._worked_seconds, self._clock.seconds()
+            self._figures.account.note(self._worked_seconds - before_that, self._prefetcher.sizes)
             now = time.perf_counter()
             self._account.give(now, self.latest_path, self._delivered - before)
             if self._account is self._figures.account and (tracer := running()) is not None:
@@ -458,7 +478,7 @@ class SamplePass:
         if replaces:
             self._substitutes.keep()
         self._delivered += len(samples)
-        self._freed.set()
+        self._wake_producer()
         return samples
 
     def _origin_of(self, step: Step) -> Origin:
@@ -513,12 +533,18 @@ class SamplePass:
     async def _wait_for_room(self, job: DecodeJob) -> None:
         await anyio.lowlevel.checkpoint()  # others' turn: there may be room for thousands of samples
         # What the consumer needs next is decoded in any case: then nothing else will give room back.
-        while self._queue and self._held_with(job) > self._max_samples:
+        while self._queue and (
+            self._held_with(job) > self._max_samples
+            or self._prefetcher.coming >= max(COMING_EPISODES, self._max_episodes)
+        ):
             self._is_waiting_for_room = True
             self._fail_if_stuck()
             self._freed = anyio.Event()
             await self._freed.wait()
         self._is_waiting_for_room = False
+
+    def _wake_producer(self) -> None:
+        self._freed.set()
 
     def _held_with(self, job: DecodeJob) -> int:
         """Samples whose memory is taken if the job is started: in batches those between the first and the last one."""

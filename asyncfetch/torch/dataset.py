@@ -38,7 +38,7 @@ from asyncfetch.torch.handing_over import can_hand_over, handed_over
 from asyncfetch.torch.memory import WorkersMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from types import FrameType
 
     from torch.utils.data._utils.worker import WorkerInfo
@@ -91,6 +91,8 @@ class StreamDataset(IterableDataset[Any]):
         pin_memory: Whether batches made in the training process are in page-locked memory, where there is CUDA:
             ``.to("cuda", non_blocking=True)`` then needs no copy before it, nor does a loader's ``pin_memory=True``
             make one. Batches of workers are pinned by the loader.
+        collate_fn: Makes a batch of a list of samples, instead of ``collate``, and may return anything. Reports count
+            its time as hand-over, with and without workers; without, that of a loader's own is the trainer's to them.
 
     A batch is what ``collate`` makes of its samples, but without a copy: each picture is written to its place when it
     has been decoded, channels-last in memory (``contiguous()`` gives another order). Workers hand batches over in
@@ -111,12 +113,16 @@ class StreamDataset(IterableDataset[Any]):
         *,
         drop_last: bool = False,
         pin_memory: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         if not isinstance(stream, SampleSource):
             raise ConfigError(f"StreamDataset takes a Stream or a Mixture, not {stream!r:.80}")
         if stream.is_open:
             raise ConfigError("StreamDataset needs a stream of a URL: an open dataset can't follow it into a worker")
         self.batch_size = _batch_size(batch_size)
+        if collate_fn is not None and batch_size is None:
+            raise ConfigError("collate_fn makes batches of batch_size samples: give batch_size too, or the loader both")
+        self.collate_fn = collate_fn
         self.stream = stream
         self.drop_last = drop_last
         self.pin_memory = pin_memory
@@ -151,7 +157,8 @@ class StreamDataset(IterableDataset[Any]):
             )
         if self.batch_size is None:
             return samples
-        return _batches(samples, self.batch_size, self._batches_memory, drop_last=self.drop_last)
+        together = self.collate_fn or partial(_together, memory=self._batches_memory)
+        return _batches(samples, self.batch_size, together, drop_last=self.drop_last)
 
     def _readers_name(self, worker: WorkerInfo) -> str | None:
         """Return what the workers of this worker's loader find each other by; None where they can't."""
@@ -160,7 +167,7 @@ class StreamDataset(IterableDataset[Any]):
         return f"{self._token}-{os.getppid()}-{worker.seed - worker.id}"
 
     def _memory_of_batches(self) -> BatchMemory | None:
-        if self.batch_size is not None and self._batches_memory is None:
+        if self.batch_size is not None and self.collate_fn is None and self._batches_memory is None:
             if get_worker_info() is not None and can_hand_over():
                 self._batches_memory = SlotMemory(MemorySlots())
             elif self.pin_memory and get_worker_info() is None and torch.cuda.is_available():
@@ -345,18 +352,20 @@ _END = object()
 """A mark in place of a sample where there is none any more; a transform may return anything."""
 
 
-def _batches(samples: StreamIterator[Any], size: int, memory: BatchMemory | None, *, drop_last: bool) -> Iterator[Any]:
+def _batches(
+    samples: StreamIterator[Any], size: int, together: Callable[[list[Any]], Any], *, drop_last: bool
+) -> Iterator[Any]:
     _warn_of_second_batching(size, sys._getframe(1))
     for first in samples:
         begun = samples.latest_number
         try:
             batch = _batch(samples, first, size)
             with samples.figures.handing_over():
-                collated = _together(batch, memory) if len(batch) == size or not drop_last else None
+                collated = together(batch) if len(batch) == size or not drop_last else _END
         except BaseException:  # nobody was given what came before it
             samples.take_back(begun)
             raise
-        if collated is not None:
+        if collated is not _END:
             yield collated
 
 

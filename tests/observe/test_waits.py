@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import time
 from array import array
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncfetch.config import StreamConfig
+from asyncfetch.fetch import Fetcher
 from asyncfetch.observe import Histogram
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import FIGURES, Cause, Meter, WaitAccount, Waits, WaitStep, metered, running_meter
@@ -194,11 +197,27 @@ def test_what_it_took_to_the_first_sample_counts_in_a_short_run_alone() -> None:
     assert Report.of(account.snapshot(7.0), None, StreamConfig()).verdict.binds == "decoding"
 
 
-def test_cpu_of_a_consumer_that_has_not_asked_again_counts_once() -> None:
+async def test_a_loop_that_always_has_something_to_do_binds_where_hosts_are_waited_for() -> None:
+    async with Fetcher() as fetcher:
+        statistics = SimpleNamespace(fetch=fetcher.statistics(), disk=None)
+    waits = Waits(
+        consumers=1,
+        wall_seconds=10.0,
+        loop_busy_seconds=8.5,
+        by_cause={Cause.OPENING: 4.0, Cause.FIRST_BYTE: 6.0},
+        start_by_cause={Cause.OPENING: 4.0},
+    )
+    verdict = Report.of(waits, statistics, StreamConfig()).verdict
+    assert verdict.binds == "loop"
+    assert "for 85% of all the time" in verdict.evidence
+    assert Report.of(replace(waits, loop_busy_seconds=5.0), statistics, StreamConfig()).verdict.binds == "first_byte"
+
+
+def test_work_of_a_consumer_that_has_not_asked_again_counts_once() -> None:
     account = WaitAccount()
     account.give(1.0)
-    account.note_cpu(2.0)
-    assert account.snapshot(4.0).busy_cpu_seconds == 2.0
+    account.note_worked(2.0)
+    assert account.snapshot(4.0).working_seconds == 2.0
     account.wait(5.0, 3.0)
-    account.note_cpu(9.0)  # it isn't busy
-    assert account.snapshot(6.0).busy_cpu_seconds == 3.0
+    account.note_worked(9.0)  # it isn't busy
+    assert account.snapshot(6.0).working_seconds == 3.0

@@ -460,3 +460,24 @@ async def test_small_samples_are_started_bit_by_bit_and_not_without_end(tmp_path
     most = max(after - before for before, after in itertools.pairwise(started))
     assert most <= 2 * 64  # a job or two a turn
     assert max(started) <= 64 * 64  # of 12,000
+
+
+async def test_short_episodes_are_not_asked_for_by_the_thousand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job takes 32 of these, and 64 jobs may be decoded ahead."""
+    truth = await anyio.to_thread.run_sync(lambda: write_dataset(tmp_path / "x", episodes=600, length=2, cameras=()))
+    may_come = anyio.Event()
+    async with af.open_dataset(str(truth.root)) as dataset:
+        locate = dataset.locate_rows
+
+        async def locate_rows(episode: int) -> Any:  # noqa: ANN401 - LeRobotDataset's
+            await may_come.wait()
+            return await locate(episode)
+
+        monkeypatch.setattr(dataset, "locate_rows", locate_rows)
+        async with af.Stream(dataset).samples() as samples, anyio.create_task_group() as group:
+            group.start_soon(anext, samples)
+            await anyio.wait_all_tasks_blocked()
+            assert samples.statistics().open_episodes <= 64 + 64
+            may_come.set()

@@ -17,6 +17,7 @@ from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Cause, WaitAccount, Waits, WaitStep
 from asyncfetch.stream import serve_samples
 from asyncfetch.stream.figures import BOARD_BYTES, FiguresBoard
+from asyncfetch.stream.samples import PassFigures
 from asyncfetch.testing import Fault, FaultOnce, RangeServer
 
 if TYPE_CHECKING:
@@ -253,3 +254,25 @@ class Torn:
     def __setitem__(self, place: slice, value: bytes) -> None:
         self._memory[place.start : place.start + 10] = value[:10]
         raise KeyboardInterrupt
+
+
+def test_work_at_handing_over_is_not_the_trainers_too() -> None:
+    figures = PassFigures(config())
+    figures.clock = clock = Clock()  # type: ignore[assignment]
+    figures.wait(time.perf_counter())
+    figures.give(time.perf_counter(), samples=1)
+    with figures.handing_over():
+        clock.now += 5.0
+    clock.now += 1.0
+    figures.wait(time.perf_counter())
+    assert figures.waits().working_seconds == 1.0
+
+
+class Clock:
+    """A clock that somebody sets."""
+
+    now = 100.0
+
+    def seconds(self) -> float:
+        """As ThreadClock."""
+        return self.now

@@ -242,6 +242,7 @@ async def test_an_episode_that_fails_while_it_waits_for_room_takes_none(
                 prefetch_episodes=2,
                 pool=lambda: (2, 24),
                 on_full=is_full.set,
+                on_arrival=lambda: None,
             )
             for episode in (largest, other):
                 window.use(episode)
@@ -287,6 +288,7 @@ async def test_the_first_episode_is_asked_for_alone(
                 prefetch_episodes=4,
                 pool=lambda: (4, 24),
                 on_full=lambda: None,
+                on_arrival=lambda: None,
             )
             await all_asked.wait()
             await anyio.wait_all_tasks_blocked()

@@ -6,6 +6,7 @@ import copy
 import itertools
 import multiprocessing
 import pickle
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -161,6 +162,35 @@ def test_workers_share_the_ranks_bounds_and_say_so(truth: DatasetTruth) -> None:
     report = dataset.report()
     assert report.waits.consumers == 2
     assert report.waits.samples == sum("limit" not in item for item in loader) == truth.num_frames
+
+
+@pytest.mark.parametrize(("num_workers", "is_the_loaders"), [(0, False), (1, False), (1, True)])
+def test_a_slow_collate_is_named_whoever_calls_it(truth: DatasetTruth, num_workers: int, is_the_loaders: bool) -> None:
+    stream = af.Stream(truth.root, config=af.StreamConfig(fetch=af.FetchConfig(trust_env=False)))
+    if is_the_loaders:
+        dataset = af.torch.StreamDataset(stream)
+        loader = DataLoader(dataset, batch_size=4, num_workers=num_workers, collate_fn=slowly)
+    else:
+        dataset = af.torch.StreamDataset(stream, batch_size=4, collate_fn=slowly)
+        loader = DataLoader(dataset, batch_size=None, num_workers=num_workers)
+    assert sum(loader) == truth.num_frames
+    report = dataset.report()
+    stream.close()
+    assert report.waits.samples == truth.num_frames
+    assert report.verdict.binds == "hand_over"
+
+
+def slowly(samples: list[Any]) -> int:
+    """Compute for a while, and tell how many there are."""
+    until = time.thread_time() + 0.5
+    while time.thread_time() < until:
+        pass
+    return len(samples)
+
+
+def test_a_collate_needs_a_batch_size() -> None:
+    with pytest.raises(af.ConfigError, match="give batch_size too"):
+        af.torch.StreamDataset(af.Stream("/nowhere"), collate_fn=slowly)
 
 
 class _WithStatistics(af.torch.StreamDataset):
