@@ -10,7 +10,7 @@ from asyncfetch.lerobot.video_index import fetch_moov
 from asyncfetch.media import parse_moov
 from asyncfetch.media.clip import ClipTables, build_header, clip_timing
 from asyncfetch.runtime import LoopThread, iterate
-from asyncfetch.stream.passes import HANDED_OVER_PARCELS
+from asyncfetch.stream.passes import HANDED_OVER_MICRO_BATCHES
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -82,7 +82,7 @@ class _Batches:
 def hand_over_microseconds() -> float:
     """Mean time an item takes from a loop to a consumer in another thread that does nothing else, in batches."""
     with LoopThread() as thread:
-        items = iterate(thread, _Batches, max_batches=HANDED_OVER_PARCELS - 1)
+        items = iterate(thread, _Batches, max_batches=HANDED_OVER_MICRO_BATCHES - 1)
         next(items)
         started = time.perf_counter()
         count = sum(1 for _ in items)

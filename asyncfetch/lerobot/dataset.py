@@ -112,6 +112,7 @@ class LeRobotDataset(AsyncOnly):
         self._metadata: Metadata | None = None
         self._prefetches = Prefetches(self._load)
         self._closed = False
+        self._builder: SampleBuilder | None = None  # of samples without windows
         self.pass_report: Callable[[], Report] | None = None
         """Gives the report of the latest pass over it."""
 
@@ -298,7 +299,7 @@ class LeRobotDataset(AsyncOnly):
         """
         wanted = self._episode(episode)
         number = self._frame(wanted, frame)
-        builder = self.sample_builder(windows)
+        builder = self._plain_builder() if windows is None else self.sample_builder(windows)
         self._prefetches.raise_failure(wanted)
         with self._prefetches.told(wanted):
             holding = await self._hold_beside_passes(wanted)
@@ -371,6 +372,11 @@ class LeRobotDataset(AsyncOnly):
             image_dtype=self.image_dtype,
             depth_unit=self.depth_unit,
         )
+
+    def _plain_builder(self) -> SampleBuilder:
+        if self._builder is None:
+            self._builder = self.sample_builder(None)
+        return self._builder
 
     async def hold(self, episode: int) -> HeldEpisode:
         """The episode in memory until it is released, fetched where needed; for a pass, which pays first."""

@@ -97,6 +97,10 @@ class TaskLists:
         return tuple(self.vocabulary[code] for code in self.codes[start : start + self.counts[position]])
 
 
+MAX_MADE = 1024
+"""Episodes whose urls and times are kept, about 1 KiB each; their samples ask for them again and again."""
+
+
 class EpisodeTable:
     """All episodes, by their episode_index; about 40 bytes each and 16 a camera. Immutable.
 
@@ -127,6 +131,7 @@ class EpisodeTable:
         self._tasks = tasks
         self._data = data
         self._videos = videos
+        self._made: dict[int, Episode] = {}  # by position
         for array in (self._lengths, self._starts):
             array.flags.writeable = False
 
@@ -170,8 +175,13 @@ class EpisodeTable:
             DatasetError: The table doesn't say where the episode's files are, or contradicts itself about it.
         """
         position = self._position(index)
+        made = self._made.get(position)
+        if made is not None:
+            return made
+        if len(self._made) >= MAX_MADE:
+            self._made.clear()
         length = int(self._lengths[position])
-        return Episode(
+        made = self._made[position] = Episode(
             index=self._indices[position],
             length=length,
             tasks=self._tasks[position],
@@ -180,6 +190,7 @@ class EpisodeTable:
             to_index=int(self._starts[position]) + length,
             videos={camera: self._span(position, camera) for camera in self._videos},
         )
+        return made
 
     def positions(self, indices: Sequence[int]) -> NDArray[np.int64]:
         """Return where these episodes stand in ``indices``, ``lengths`` and ``starts``.

@@ -7,7 +7,8 @@ plan.py, decode_jobs.py  what one pass reads, and what of it is decoded together
 placement.py    which part of it this process takes
 epochs.py       which epoch comes next
 prefetcher.py   episodes held and fetched ahead, within a bound
-samples.py      one pass: decoded ahead, delivered in order; job_builder.py: what its threads do; batch.py: in batches
+samples.py      one pass: what was decoded, delivered in order; batch.py: in batches
+decode_ahead.py what is decoded ahead of it; job_builder.py: what its threads do
 figures.py      what a pass counts, also for another process; pool.py: a pool that fits the bound
 quarantine.py   bad data
 passes.py       opening a pass, on a loop of the caller's or in a thread

@@ -15,8 +15,9 @@ from asyncfetch.runtime import iterate
 from asyncfetch.runtime.fork import AsyncOnly, running_loop
 from asyncfetch.runtime.threads import ThreadClock
 from asyncfetch.stream.batch import Rows
+from asyncfetch.stream.decode_ahead import DecodeAhead
 from asyncfetch.stream.decode_jobs import Sizes
-from asyncfetch.stream.samples import DeliveredSample, PassFigures, SamplePass
+from asyncfetch.stream.samples import DeliveredSample, PassFigures, SampleDelivery, SamplePass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 WITH_SAMPLES = "`async with stream.samples() as samples:`, and in it `async for sample in samples:`"
 """The way to write a pass on a loop of one's own."""
 
-__all__ = ["HANDED_OVER_PARCELS", "WITH_SAMPLES", "Samples", "StreamIterator"]
+__all__ = ["HANDED_OVER_MICRO_BATCHES", "WITH_SAMPLES", "Samples", "StreamIterator"]
 
 R = TypeVar("R", bound="Readable")
 ReadT = TypeVar("ReadT", bound="Readable", contravariant=True)
@@ -53,7 +54,7 @@ them decodes all frames, so there are no more."""
 AHEAD_JOBS = 64
 """Decoded ahead at most, beside the samples that wait for their turn: small samples would fill the bound on bytes with
 hundreds of thousands, and open a thousand episodes for them. Those of pictures come to that bound first."""
-HANDED_OVER_PARCELS = 5
+HANDED_OVER_MICRO_BATCHES = 5
 """Parcels beside those decoded ahead: the consumer's own, and four between the loop and a synchronous consumer, so that
 several cross for each time that one thread has to wake the other."""
 
@@ -171,26 +172,35 @@ def _pass_maker(
         decoded_samples,
         group_frames=plan.order.largest_group(),
         open_episodes=open_episodes,
-        jobs=2 * opened.decode_pool.threads + HANDED_OVER_PARCELS,  # so that every thread has work
+        jobs=2 * opened.decode_pool.threads + HANDED_OVER_MICRO_BATCHES,  # so that every thread has work
         max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),
         readers=min(READERS_IN_TURNS, opened.decode_pool.threads),
+    )
+    rows = None if memory is None else Rows(plan, builder.layout, memory)
+    origin = partial(stream.origin, opened)
+    max_episodes = open_episodes + config.prefetch_episodes
+    decode_ahead = partial(
+        DecodeAhead,
+        opened,
+        plan,
+        builder=builder,
+        sizes=sizes,
+        rows=rows,
+        max_samples=min(
+            decoded_samples - HANDED_OVER_MICRO_BATCHES * sizes.job_samples,
+            sizes.waiting_samples + AHEAD_JOBS * sizes.job_samples,
+        ),
+        max_episodes=max_episodes,
+        prefetch_episodes=config.prefetch_episodes,
+        origin=origin,
     )
     return partial(
         SamplePass,
         opened,
         plan,
-        builder=builder,
-        sizes=sizes,
-        rows=None if memory is None else Rows(plan, builder.layout, memory),
-        max_samples=min(
-            decoded_samples - HANDED_OVER_PARCELS * sizes.job_samples,
-            sizes.waiting_samples + AHEAD_JOBS * sizes.job_samples,
-        ),
-        max_episodes=open_episodes + config.prefetch_episodes,
-        prefetch_episodes=config.prefetch_episodes,
-        on_error=config.on_error,
-        quarantine=stream.quarantine,
-        origin=partial(stream.origin, opened),
+        decode_ahead=decode_ahead,
+        delivery=SampleDelivery(plan, rows=rows, on_error=config.on_error, quarantine=stream.quarantine, origin=origin),
+        max_episodes=max_episodes,
         beyond=stream.plan(opened, placement, plan.progress.epoch + 1) if is_followed else None,
     )
 
@@ -286,11 +296,11 @@ def _deliver(
         session.thread,
         # The pass itself is ahead of the consumer, so it doesn't count the epoch, nor know what it was given.
         partial(
-            _Parcels,
+            _MicroBatches,
             partial(make, check=lambda: None, on_end=lambda: None, figures=figures, hands_over=True),
             consumer.micro_batches,
         ),
-        max_batches=HANDED_OVER_PARCELS - 1,
+        max_batches=HANDED_OVER_MICRO_BATCHES - 1,
         times=session.hand_over,
         on_ask=consumer.ask,
         on_given=consumer.give,
@@ -329,7 +339,7 @@ class _Consumer:
             tracer.waits(self._asked_at, now, path)
 
 
-class _Parcels:
+class _MicroBatches:
     """A pass as an async iterator of lists, for ``runtime.iterate``."""
 
     def __init__(self, make: Callable[[], SamplePass], micro_batches: deque[tuple[int, tuple[WaitStep, ...]]]) -> None:

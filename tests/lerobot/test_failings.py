@@ -117,7 +117,7 @@ FAILINGS = {
     13: Failing(
         "decoded frames are what is shuffled, by gigabytes a worker",
         (
-            "stream/test_jobs.py::test_what_waits_for_its_turn_is_bounded",
+            "stream/test_decode_jobs.py::test_what_waits_for_its_turn_is_bounded",
             "end_to_end/test_memory.py::test_memory_and_files_stay_flat_within_the_bounds",
         ),
     ),

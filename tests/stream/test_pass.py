@@ -449,12 +449,12 @@ async def test_small_samples_are_started_bit_by_bit_and_not_without_end(tmp_path
 
         async def watch() -> None:
             while True:
-                started.append(samples._undelivered)
+                started.append(samples._ahead._undelivered)
                 await anyio.lowlevel.checkpoint()
 
         group.start_soon(watch)
         await anext(samples)
-        while not samples._is_waiting_for_room:
+        while not samples._ahead._is_waiting_for_room:
             await anyio.lowlevel.checkpoint()
         group.cancel_scope.cancel()
     most = max(after - before for before, after in itertools.pairwise(started))

@@ -23,7 +23,7 @@ from asyncfetch.stream.state import beginning, identity_of
 from asyncfetch.testing import read_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from asyncfetch.testing import DatasetTruth
@@ -265,7 +265,8 @@ def test_a_forked_child_can_not_use_it_and_leaves_it_alone(
     pid = os.fork()
     if pid == 0:
         try:
-            for use in (lambda: next(iterator), lambda: next(iter(batches))):
+            uses: list[Callable[[], object]] = [lambda: next(iterator), lambda: next(iter(batches))]
+            for use in uses:
                 try:
                     use()
                 except af.WrongLoop as error:

@@ -1,0 +1,337 @@
+"""What a pass decodes ahead of its consumer: jobs in the order's order, within a bound, each in a decode thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import anyio
+import anyio.lowlevel
+
+from asyncfetch.observe.trace import running
+from asyncfetch.observe.waits import WaitStep
+from asyncfetch.runtime.failures import kept
+from asyncfetch.stream.decode_jobs import Sizes, micro_batches
+from asyncfetch.stream.job_builder import FailedSample
+from asyncfetch.stream.prefetcher import EpisodePrefetcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from asyncfetch.lerobot import HeldEpisode
+    from asyncfetch.observe.waits import Cause
+    from asyncfetch.stream.batch import BatchRow, Rows
+    from asyncfetch.stream.decode_jobs import DecodeJob, MicroBatch
+    from asyncfetch.stream.job_builder import Builder
+    from asyncfetch.stream.order import Step
+    from asyncfetch.stream.plan import PassPlan
+    from asyncfetch.stream.protocols import Origin, Readable
+
+__all__ = ["DecodeAhead"]
+
+COMING_EPISODES = 64
+"""Episodes on their way at a time, for jobs that are started ahead; the pool's own may be more. A job of short ones
+takes dozens. Where a thousand are asked for at once, the first of them is as late as the last."""
+
+
+class _Decoding:
+    """A job under way in a thread, and then what came of it."""
+
+    __slots__ = ("is_ready", "path", "ready", "ready_at", "results", "rows", "steps", "waits_for")
+
+    def __init__(self, job: DecodeJob, rows: list[BatchRow] | None) -> None:
+        self.steps = job.steps
+        self.rows = rows
+        """Rows that it goes to, with batches in memory of ours."""
+        self.is_ready = False
+        """Asked for each sample of a micro-batch, for which an Event's two calls are too many."""
+        self.ready = anyio.Event()
+        """Set then, and when nobody wants it any more."""
+        self.ready_at = 0.0
+        self.results: list[Any] = []
+        """One result for each step; empty ones once they were delivered."""
+        self.waits_for: int | None = None
+        """The episode whose arrival it waits for."""
+        self.path: list[WaitStep] = []
+        """The steps that it waited for."""
+
+    def end(self, results: list[Any], weights: Mapping[Cause, float] | None = None) -> None:
+        """Called once or, where it was given up before, twice. ``weights`` say what its thread's time was."""
+        if not self.is_ready:
+            self.results, self.rows = results, None
+            self.ready_at = time.perf_counter()
+            if weights is not None:
+                self.path.append(WaitStep(self.ready_at, weights))
+            self.is_ready = True
+            self.ready.set()
+
+
+class _PendingMicroBatch:
+    """A micro-batch that the consumer hasn't been given yet."""
+
+    __slots__ = ("decodings", "micro_batch")
+
+    def __init__(self, micro_batch: MicroBatch, decodings: list[_Decoding]) -> None:
+        self.micro_batch = micro_batch
+        self.decodings = decodings
+        """The decoding of each step."""
+
+    @property
+    def is_ready(self) -> bool:
+        """True if all of it is decoded."""
+        return all(decoding.is_ready for decoding in self.decodings)
+
+
+class DecodeAhead:
+    """Starts the jobs of a plan ahead of the consumer, and gives what they made in order, a micro-batch at a time.
+
+    Bound to the loop of its pass. What it starts runs in ``group``: cancel that before ``close``.
+
+    Args:
+        dataset: What to read from, open.
+        plan: What to read, in which order.
+        group: Owner of its tasks.
+        builder: Makes the samples of a job, in a decode thread.
+        sizes: How much is decoded at a time.
+        rows: Where in which batch each sample goes, for a consumer of batches.
+        max_samples: Decoded, or being decoded, that weren't taken yet.
+        max_episodes: That the order draws from at a time, and that are fetched ahead.
+        prefetch_episodes: Those of them that are fetched ahead.
+        origin: Where an episode comes from.
+    """
+
+    def __init__(
+        self,
+        dataset: Readable,
+        plan: PassPlan,
+        group: TaskGroup,
+        *,
+        builder: Builder,
+        sizes: Sizes,
+        rows: Rows | None,
+        max_samples: int,
+        max_episodes: int,
+        prefetch_episodes: int,
+        origin: Callable[[int], Origin],
+    ) -> None:
+        self._dataset = dataset
+        self._plan = plan
+        self._selection = plan.selection
+        self._group = group
+        self._builder = builder
+        self._sizes = sizes
+        self._rows = rows
+        self._max_samples = max_samples
+        self._max_coming = max(COMING_EPISODES, max_episodes)
+        self._queue: deque[_PendingMicroBatch] = deque()
+        self._queued = anyio.Event()
+        self._undone: dict[_Decoding, None] = {}
+        self._undelivered = 0  # samples of all jobs that were started
+        self._taken = 0  # samples of the order that were delivered or left out, what is empty counted in
+        self._freed = anyio.Event()
+        self._is_waiting_for_room = self._produced_all = False
+        self._left = threading.Event()  # decode threads keep what they are given: they get this, and not the pass
+        self._awaited: tuple[_PendingMicroBatch, float] | None = None  # and since when that was known
+        self.prefetcher = EpisodePrefetcher(
+            dataset,
+            origin,
+            plan.first_uses(),
+            group,
+            prefetch_episodes=prefetch_episodes,
+            pool=plan.pool,
+            on_full=self._fail_if_stuck,
+            on_arrival=self._wake_producer,
+        )
+        """Episodes held and fetched ahead."""
+        group.start_soon(self._produce, name="produce samples")
+
+    def leave(self) -> None:
+        """Let calls in decode threads end early, and whoever waits find out; it may be called twice."""
+        self._left.set()
+
+    def close(self) -> None:
+        """Give back what is held; its tasks have ended."""
+        self.prefetcher.close()
+        self._queued.set()  # for tasks that still wait for a sample
+        for pending in self._queue:
+            for decoding in pending.decodings:
+                decoding.ready.set()
+        self._queue.clear()
+
+    @property
+    def is_left(self) -> bool:
+        """True once ``leave`` was called."""
+        return self._left.is_set()
+
+    async def wait(self) -> bool:
+        """Wait until the next micro-batch is decoded, for ``take``; False at the end. Cancelled, it loses nothing."""
+        while not (self._queue or self._produced_all or self.is_left):
+            await self._queued.wait()
+        if self.is_left or not self._queue:
+            return False
+        pending = self._queue[0]
+        self._awaited = pending, time.perf_counter()
+        self._fail_if_stuck()
+        for step, decoding in zip(pending.micro_batch.steps, pending.decodings, strict=True):
+            if not decoding.is_ready:
+                self.prefetcher.raise_priority(self._selection[step.episode])
+        for decoding in pending.decodings:
+            if not decoding.is_ready:
+                await decoding.ready.wait()
+        return not self.is_left
+
+    def take(self) -> tuple[list[tuple[Step, Any]], float]:
+        """Return the micro-batch that was waited for, a result for each step, and when the last of them was decoded.
+
+        A result is what the builder made, or a ``FailedSample``. What is taken makes room for more.
+        """
+        pending = self._queue.popleft()
+        results = []
+        for step, (_, place), decoding in zip(
+            pending.micro_batch.steps, pending.micro_batch.takes, pending.decodings, strict=True
+        ):
+            result, decoding.results[place] = decoding.results[place], {}
+            self._taken += 1 + step.empty
+            results.append((step, result))
+        self._undelivered -= len(results)
+        self._wake_producer()
+        return results, max(decoding.ready_at for decoding in pending.decodings)
+
+    def path(self, since: float, otherwise: Cause) -> tuple[WaitStep, ...]:
+        """Return what a consumer waited for since then; ``otherwise`` until that is known. Any thread may call it."""
+        awaited, now = self._awaited, time.perf_counter()
+        if awaited is None:
+            return (WaitStep(now, {otherwise: 1.0}),)
+        pending, known_at = awaited
+        steps = [WaitStep(known_at, {otherwise: 1.0})]
+        for decoding in dict.fromkeys(pending.decodings):
+            if not decoding.is_ready:
+                episode = decoding.waits_for
+                late = [] if episode is None else self.prefetcher.steps(episode, now)
+                return (*steps, *decoding.path, *late, WaitStep(now, self._builder.weights))
+            if decoding.ready_at > since:
+                steps += decoding.path
+        return tuple(steps)
+
+    def forget_path(self) -> None:
+        """The consumer waits no more."""
+        self._awaited = None
+
+    async def _produce(self) -> None:
+        decodings: WeakKeyDictionary[DecodeJob, _Decoding] = WeakKeyDictionary()
+        for micro_batch in micro_batches(self._plan.steps(), self._sizes):
+            for job in micro_batch.starts:
+                await self._wait_for_room(job)
+                decodings[job] = self._start(job)
+            self._queue.append(_PendingMicroBatch(micro_batch, [decodings[job] for job, _ in micro_batch.takes]))
+            for step in micro_batch.steps:
+                for episode in step.finished:
+                    self.prefetcher.finish(self._selection[episode])
+            self._queued.set()
+            self._queued = anyio.Event()
+        self.prefetcher.finish_all()
+        self._produced_all = True
+        self._queued.set()
+        self._fail_if_stuck()
+
+    async def _wait_for_room(self, job: DecodeJob) -> None:
+        await anyio.lowlevel.checkpoint()  # others' turn: there may be room for thousands of samples
+        # What the consumer needs next is decoded in any case: then nothing else will give room back.
+        while self._queue and (self._held_with(job) > self._max_samples or self.prefetcher.coming >= self._max_coming):
+            self._is_waiting_for_room = True
+            self._fail_if_stuck()
+            self._freed = anyio.Event()
+            await self._freed.wait()
+        self._is_waiting_for_room = False
+
+    def _wake_producer(self) -> None:
+        self._freed.set()
+
+    def _held_with(self, job: DecodeJob) -> int:
+        """Samples whose memory is taken if the job is started: in batches those between the first and the last one."""
+        if self._rows is None or not self._rows.are_used:
+            return self._undelivered + len(job.steps)
+        return max(job.numbers) + 1 - self._taken
+
+    def _start(self, job: DecodeJob) -> _Decoding:
+        decoding = _Decoding(job, None if self._rows is None else self._rows.of(job))
+        for step in job.steps:
+            self.prefetcher.use(self._selection[step.episode])
+        self._undelivered += len(job.steps)
+        self._undone[decoding] = None
+        self._group.start_soon(self._decode, decoding, name="decode samples")
+        return decoding
+
+    async def _decode(self, decoding: _Decoding) -> None:
+        try:
+            episodes = await self._gather(decoding)
+            build, is_left = self._builder.build, self._left.is_set
+            if running() is not None:
+                build = partial(_traced, build)
+            results = await self._dataset.decode_pool.run(build, decoding.steps, episodes, is_left, decoding.rows)
+            if self._rows is not None and decoding.rows and any(type(result) is dict for result in results):
+                self._rows.stop()
+            decoding.end(results, self._builder.weights)
+        except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
+            decoding.end([FailedSample(kept(error))] * len(decoding.steps))
+        finally:
+            for step in decoding.steps:
+                self.prefetcher.done(self._selection[step.episode])
+            self._undone.pop(decoding, None)
+        self._fail_if_stuck()
+
+    async def _gather(self, decoding: _Decoding) -> dict[int, HeldEpisode | Exception]:
+        """The episodes that the job reads, or why one can't be had."""
+        episodes: dict[int, HeldEpisode | Exception] = {}
+        try:
+            for episode in dict.fromkeys(step.episode for step in decoding.steps):
+                decoding.waits_for = self._selection[episode]
+                self._fail_if_stuck()
+                try:
+                    is_late = not self.prefetcher.has(decoding.waits_for)
+                    episodes[episode] = await self.prefetcher.get(decoding.waits_for)
+                    if is_late:
+                        decoding.path += self.prefetcher.steps(decoding.waits_for, time.perf_counter())
+                except Exception as error:  # noqa: BLE001  raised by the iterator, at its place in the order
+                    episodes[episode] = kept(error)
+        finally:
+            decoding.waits_for = None
+        return episodes
+
+    def _fail_if_stuck(self) -> None:
+        """Fail the pass where it would wait for ever: the consumer for an episode, and that for room nobody returns.
+
+        Room comes back when decoding ends, and decoding goes on while a job can start or the consumer takes a
+        micro-batch.
+        """
+        if self.is_left or not self._queue or not (self._is_waiting_for_room or self._produced_all):
+            return
+        first_error: Exception | None = None
+        for decoding in self._undone:
+            lacking = None if decoding.waits_for is None else self.prefetcher.lacks_room_for(decoding.waits_for)
+            if lacking is None:
+                return
+            first_error = first_error or lacking
+        if self._queue[0].is_ready:
+            return
+        for decoding in self._queue[0].decodings:
+            assert first_error is not None
+            decoding.end([FailedSample(first_error)] * len(decoding.steps))
+
+
+def _traced(build: Callable[..., list[Any]], steps: Sequence[Step], *rest: Any) -> list[Any]:  # noqa: ANN401
+    """Build as ``build`` does, in a decode thread, and trace it."""
+    since = time.perf_counter()
+    try:
+        return build(steps, *rest)
+    finally:
+        if (tracer := running()) is not None:
+            lane, name = threading.get_native_id(), threading.current_thread().name
+            episodes = sorted({step.episode for step in steps})
+            tracer.span("decode", since, time.perf_counter(), lane, name, episodes=episodes, frames=len(steps))
