@@ -316,6 +316,16 @@ def test_docstrings_begin_with_the_thing(room: str) -> None:
     assert len(clauses) <= MOST_CLAUSES * len(docstrings), "\n".join(clauses)
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "asyncfetch").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    places.pop("LeRobotDataset")  # ours, and the one that stands in for LeRobot's own
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 # The tools.
 
 

@@ -113,7 +113,7 @@ class Found(Generic[V]):
 
 
 @dataclass(slots=True)
-class _Kept(Generic[V]):
+class _KeptAddress(Generic[V]):
     value: V
     found_at: float
     use_until: float
@@ -143,7 +143,7 @@ class AsyncCache(Generic[K, V]):
     def __init__(self, now: Callable[[], float], maximum: int = MAX_ADDRESSES) -> None:
         self._now = now
         self._maximum = maximum
-        self._kept: OrderedDict[K, _Kept[V]] = OrderedDict()
+        self._kept: OrderedDict[K, _KeptAddress[V]] = OrderedDict()
         self._searches: dict[K, _Lookup[V]] = {}
 
     def __len__(self) -> int:
@@ -207,7 +207,7 @@ class AsyncCache(Generic[K, V]):
     def _keep(self, key: K, found: Found[V]) -> None:
         now = self._now()
         life = found.seconds - min(MARGIN_SECONDS, found.seconds / 10) if math.isfinite(found.seconds) else math.inf
-        self._kept[key] = _Kept(found.value, now, now + life)
+        self._kept[key] = _KeptAddress(found.value, now, now + life)
         self._kept.move_to_end(key)
         if len(self._kept) > self._maximum:
             self._kept.popitem(last=False)

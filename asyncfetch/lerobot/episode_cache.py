@@ -197,7 +197,7 @@ class _Fetched(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept(Generic[T]):
+class _KeptPart(Generic[T]):
     """The part of an episode that stays between two reads, beside the bytes of its clips."""
 
     value: T
@@ -257,8 +257,8 @@ class EpisodeCache:
         self._rows_are_small = all(feature.kind != "image" for feature in metadata.features.values())
         self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
         self._held: dict[int, EpisodeEntry] = {}
-        self._plans: LRUPart[int, _Kept[Mapping[str, PlannedClip]]] = LRUPart(engine.plans, number)
-        self._tables: LRUPart[int, _Kept[EpisodeRows]] = LRUPart(engine.tables, number)
+        self._plans: LRUPart[int, _KeptPart[Mapping[str, PlannedClip]]] = LRUPart(engine.plans, number)
+        self._tables: LRUPart[int, _KeptPart[EpisodeRows]] = LRUPart(engine.tables, number)
         self._hits = self._misses = 0
         self._generation = 0  # how often something was found replaced
 
@@ -492,7 +492,7 @@ class EpisodeCache:
     async def _plan(self, episode: Episode) -> Mapping[str, PlannedClip]:
         return (await self._plans.get(episode.index, partial(self._make_plan, episode))).value
 
-    async def _make_plan(self, episode: Episode) -> _Kept[Mapping[str, PlannedClip]]:
+    async def _make_plan(self, episode: Episode) -> _KeptPart[Mapping[str, PlannedClip]]:
         planned: dict[str, PlannedClip] = {}
 
         async def plan_clip(camera: str) -> None:
@@ -504,12 +504,12 @@ class EpisodeCache:
             with calling(self._small_reads):
                 await gather(*(partial(plan_clip, camera) for camera in episode.videos))
         in_order = {camera: planned[camera] for camera in episode.videos}
-        return _Kept(in_order, OBJECTS_BYTES + sum(clip.plan_nbytes for clip in planned.values()))
+        return _KeptPart(in_order, OBJECTS_BYTES + sum(clip.plan_nbytes for clip in planned.values()))
 
-    async def _read_rows(self, episode: Episode) -> _Kept[EpisodeRows]:
+    async def _read_rows(self, episode: Episode) -> _KeptPart[EpisodeRows]:
         with calling(self._small_reads if self._rows_are_small else current_caller()):
             rows = await self._watch(self._rows.rows(episode))
-        return _Kept(rows, OBJECTS_BYTES + rows.nbytes)
+        return _KeptPart(rows, OBJECTS_BYTES + rows.nbytes)
 
     async def _watch(self, call: Awaitable[T]) -> T:
         try:

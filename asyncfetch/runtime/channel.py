@@ -31,7 +31,7 @@ __all__ = ["ThreadChannel", "iterate"]
 T = TypeVar("T")
 
 
-class _End:
+class _ChannelEnd:
     """The last thing in a queue: the end, or with an error the failure, which is a different thing."""
 
     def __init__(self, error: BaseException | None = None) -> None:
@@ -75,7 +75,7 @@ class ThreadChannel(Generic[T]):
         if max_batches < 1:
             raise ConfigError(f"max_batches must be at least 1, not {max_batches}")
         self._guard = ForkGuard("this iterator")
-        self._queue: SimpleQueue[_ItemBatch[T] | _End] = SimpleQueue()
+        self._queue: SimpleQueue[_ItemBatch[T] | _ChannelEnd] = SimpleQueue()
         self._max_batches = max_batches
         self._times = times
         self._on_ask, self._on_given = on_ask, on_given
@@ -114,7 +114,7 @@ class ThreadChannel(Generic[T]):
 
     def finish(self) -> None:
         """Tell the consumer that no more items come; iteration ends after those on the way."""
-        self._queue.put(_End())
+        self._queue.put(_ChannelEnd())
 
     def fail(self, error: BaseException) -> None:
         """Raise the error in the consumer, after the items on the way; then iteration is over."""
@@ -122,14 +122,14 @@ class ThreadChannel(Generic[T]):
             substitute = RuntimeError("StopIteration was raised where the items are made")
             substitute.__cause__ = error
             error = substitute
-        self._queue.put(_End(error))
+        self._queue.put(_ChannelEnd(error))
 
     def close(self) -> None:
         """Stop consuming: what is on the way is dropped, iteration ends, ``room`` raises ClosedError. Idempotent."""
         if self._guard.in_child or self._closed:
             return
         self._closed = True
-        self._queue.put(_End())  # for another thread that is waiting in the iteration
+        self._queue.put(_ChannelEnd())  # for another thread that is waiting in the iteration
         self._wake_loop()
 
     def __iter__(self) -> Self:
@@ -148,7 +148,7 @@ class ThreadChannel(Generic[T]):
         finally:
             if self._on_given is not None:
                 self._on_given()
-        if isinstance(received, _End):
+        if isinstance(received, _ChannelEnd):
             self._ended = True
             if received.error is None:
                 raise StopIteration

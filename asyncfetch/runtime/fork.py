@@ -80,7 +80,7 @@ def stand_still_at_forks() -> None:
     _threads[asyncio.get_running_loop()] = threading.get_ident()
 
 
-class _Block:
+class _ForkBlock:
     """A block that forks wait for, or that waits for forks; by thread, since none waits for itself."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class _Block:
         self.forking: set[int] = set()
 
 
-_block = _Block()
+_block = _ForkBlock()
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def _thread_stop() -> Callable[[], None] | None:
         return None
 
 
-def _wait_for_blocks(block: _Block) -> None:
+def _wait_for_blocks(block: _ForkBlock) -> None:
     forker = threading.get_ident()
     with block.changed:
         block.forking.add(forker)

@@ -65,7 +65,7 @@ class _Memory(NamedTuple):
     """Interface that numpy wants of it, which takes as long to find out as all the rest of a block."""
 
 
-class _Block:
+class _Mapping:
     """The object that every view of a block refers to in the end; with it the memory goes back."""
 
     __slots__ = ("_memory", "_nbytes", "_pool")
@@ -117,7 +117,7 @@ class MemoryPool:
         if memory is None:
             array = fresh_memory(size)
             memory = _Memory(array, array.__array_interface__)
-        return np.asarray(_Block(self, memory, nbytes))
+        return np.asarray(_Mapping(self, memory, nbytes))
 
     def clear(self) -> None:
         """Give the idle blocks to the system."""

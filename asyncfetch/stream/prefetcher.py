@@ -39,11 +39,11 @@ HEAD_START_SECONDS = 0.1
 wait for the last of them. Where each stream is slow that is a hundredth of the first ten seconds."""
 
 
-class _End:
+class _NoMoreEpisodes:
     """A mark after the last episode."""
 
 
-_END = _End()
+_END = _NoMoreEpisodes()
 
 
 class _Slot:
@@ -259,7 +259,7 @@ class EpisodePrefetcher:
         episode = next(self._episodes, _END)
         if episode is None:
             return False
-        if isinstance(episode, _End):
+        if isinstance(episode, _NoMoreEpisodes):
             self._exhausted = True
             self._wake()
             return True
