@@ -73,6 +73,8 @@ class Report:
     def of(cls, waits: Waits, statistics: Any, config: StreamConfig, *, num_workers: int = 0) -> Report:  # noqa: ANN401
         """Return the report of these figures. Of workers they are sums, and ``config`` is the rank's."""
         verdict = _Judge(waits, statistics, config, num_workers).verdict()
+        if waits.consumers and not waits.samples:
+            verdict = Diagnosis(binds=verdict.binds, evidence=f"no sample has come; {verdict.evidence}")
         return cls(waits=waits, verdict=verdict, statistics=statistics, num_workers=num_workers)
 
     @property

@@ -70,8 +70,8 @@ class Tracer:
 
     def span(self, name: str, since: float, until: float, lane: int, lane_name: str, **told: Any) -> None:  # noqa: ANN401
         """Add what took from one reading of ``time.perf_counter`` to another."""
-        event = {"name": name, "ph": "X", "ts": since * 1e6, "dur": max(0.0, until - since) * 1e6, "args": told}
-        self.add(event, lane, lane_name)
+        begin, end = _microseconds(since), _microseconds(until)
+        self.add({"name": name, "ph": "X", "ts": begin, "dur": max(0, end - begin), "args": told}, lane, lane_name)
 
     def enter(self, host: str) -> int:
         """Return a lane of the host that no other request is in; for ``leave``."""
@@ -101,7 +101,13 @@ class Tracer:
         """Add an episode's way into memory, beside those of others: a pair of events that the number holds together."""
         told = {f"{cause.key}_ms": 1e3 * seconds for cause, seconds in weights.items()}
         for phase, at in (("b", since), ("e", until)):
-            event = {"name": "episode", "ph": phase, "id": f"{self._pid}.{episode}", "ts": at * 1e6, "args": told}
+            event = {
+                "name": "episode",
+                "ph": phase,
+                "id": f"{self._pid}.{episode}",
+                "ts": _microseconds(at),
+                "args": told,
+            }
             self.add(event | {"args": {"episode": episode, **told}}, LOOP, "loop")
 
     def waits(self, since: float, until: float, path: Iterable[WaitStep]) -> None:
@@ -139,6 +145,11 @@ class Tracer:
         if not self._is_full:  # by one call, between which and another process's nothing comes
             os.write(self._file, "".join(f"{line},\n" for line in self._lines).encode())
         self._lines, self._line_bytes, self._flushed_at = [], 0, time.perf_counter()
+
+
+def _microseconds(at: float) -> int:
+    """Whole ones: of fractions the end of a span would be a little after the beginning of the next, and hold it."""
+    return round(at * 1e6)
 
 
 _tracers: dict[str, Tracer] = {}

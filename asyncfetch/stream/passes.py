@@ -321,7 +321,7 @@ class _Consumer:
     def __init__(self, figures: PassFigures) -> None:
         self._figures = figures
         self.micro_batches: deque[tuple[int, tuple[WaitStep, ...]]] = deque()
-        """Samples of each micro_batch on its way, and what that was waited for."""
+        """Samples of each micro-batch on its way, and what that was waited for."""
         self._asked_at = 0.0
         figures.clock = ThreadClock()
 
@@ -345,6 +345,7 @@ class _MicroBatches:
     def __init__(self, make: Callable[[], SamplePass], micro_batches: deque[tuple[int, tuple[WaitStep, ...]]]) -> None:
         self._samples = make()
         self._micro_batches = micro_batches
+        self._path: tuple[WaitStep, ...] = ()
 
     async def __aenter__(self) -> Self:
         await self._samples.__aenter__()
@@ -359,7 +360,13 @@ class _MicroBatches:
         return self
 
     async def __anext__(self) -> list[DeliveredSample]:
-        micro_batch = await self._samples.next_micro_batch()
-        if micro_batch:
-            self._micro_batches.append((len(micro_batch), self._samples.latest_path))
+        try:
+            micro_batch = await self._samples.next_micro_batch()
+        except BaseException:  # which the consumer waited for as well, or for the end
+            self._micro_batches.append((0, self._path + self._samples.latest_path))
+            raise
+        self._path += self._samples.latest_path
+        if micro_batch:  # else nothing is handed over
+            self._micro_batches.append((len(micro_batch), self._path))
+            self._path = ()
         return micro_batch
