@@ -226,6 +226,19 @@ def test_the_map_names_files_and_rooms_that_are_there() -> None:
     assert [room for room in sorted(rooms) if not re.search(rf"^- .*`{room}`", text, re.MULTILINE)] == ["cli"]
 
 
+def test_each_room_names_its_files_and_no_others() -> None:
+    for init in sorted((ROOT / "asyncfetch").rglob("*/__init__.py")):
+        if init.parent.name == "compat":  # one file
+            continue
+        words = ast.get_docstring(ast.parse(init.read_text())) or ""
+        files = {path.stem for path in init.parent.glob("*.py")} - {"__init__"}
+        rooms = {path.parent.name for path in init.parent.glob("*/__init__.py")}
+        named = re.findall(r"^ {0,4}(\w+(?:\.py|/)?(?:, \w+(?:\.py)?)*) {2,}\S", words, re.MULTILINE)
+        begins = {re.sub(r"\.py|/", "", name) for line in named for name in line.split(", ")}
+        assert begins <= files | rooms, init
+        assert files <= set(re.findall(r"\w+", words)), init
+
+
 def test_every_example_is_mentioned() -> None:
     listed = (GUIDES / "README.md").read_text()
     for example in (ROOT / "examples").glob("*.py"):

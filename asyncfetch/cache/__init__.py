@@ -1,15 +1,11 @@
 """The bytes that are kept, and where.
 
-memory          ByteCache: byte ranges in memory, within a bound
+memory          ByteCache: byte ranges in memory, within a bound; who gets room next; one version for each object
 lease           what callers see of cached bytes
-space           who gets room next
 range_stream    many ranges as they arrive
-shared_calls    equal questions at a time as one
-versions        of which version of each object the entries are
 rank_reader     one reader for all loader workers of a rank
 regions         memory that one process fills and others map
 names           what an object is called, however its url is signed
-directories     what users call a directory
 disk            DiskTier: a directory below the memory, shared by processes and jobs
 staging         files on disk between asking and consuming: CachePool
 """

@@ -1,8 +1,7 @@
 """Bytes to arrays: clips, images, and the threads and the cache that go with them.
 
     clip       what is to be decoded: a self-contained MP4 and the times of the frames in it
-    decoder    FrameDecoder, and open_decoder, which picks the back end
-    torchcodec_decoder, pyav_decoder    the two back ends
+    decoder    FrameDecoder, by torchcodec and by PyAV, and open_decoder, which picks one
     backends   which of them load in this process, and what to do where none does
     image      PNG, JPEG and TIFF out of a table's column
     cache      DecoderCache: open decoders, bounded in number and bytes

@@ -21,8 +21,7 @@ objects       the versions seen first
 listing       a directory's entries, from pages of them. Pure
 upload_sources   what is put somewhere
 arguments     what the verbs take. Pure
-transports    http, by connections of ours or aiohttp's session (session), through proxies (environment); s3
-              (s3_upload) and hub, over http; file; fsspec, in threads of its own (back_end_threads)
+transports    the ways to reach bytes: http, s3, hub, file, fsspec
 reader        RangeReader, the protocol of the verbs
 """
 

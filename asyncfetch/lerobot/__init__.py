@@ -1,16 +1,16 @@
 """LeRobot v3 datasets: metadata, tables by column and range, episodes and samples.
 
 metadata            info.json, tasks, statistics and the episode table, checked against each other
-info, layout        what info.json says; where files are
+info                what info.json says; where files are; depth: its units
 episode_files, episode_table    meta/episodes: its files; the table in memory
 parquet, columns    parquet by byte ranges; columns as arrays
 version2            metadata of v2.0 and v2.1, in the terms of v3
-rows                the rows of an episode; row_groups: where in a file they lie
+rows                the rows of an episode, and where in a file they lie
 video_index         where an episode's frames lie in its video files
-episode_cache       whole episodes in memory, each byte fetched once; held_episode: one of them, while it is read
+episode_cache       whole episodes in memory, each byte fetched once, and one of them while it is read
 prefetches          those that are fetched ahead, and what became of those that failed
 windows, samples    which frames a sample is made of; making it
-dataset             LeRobotDataset, open for reading; engine: what several of them share; statistics: its counters
+dataset             LeRobotDataset, open for reading; engine: what several of them share
 """
 
 from __future__ import annotations

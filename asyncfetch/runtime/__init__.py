@@ -8,6 +8,10 @@ sockets         every socket of an owner, so that none outlives it
 threads         calls from a loop into a thread, whose end can be awaited, and back; the time that a thread had work
 loop_thread     an event loop in a thread, for callers that aren't coroutines, and what they keep open on it
 channel         items from a loop to a blocking consumer; an async iterator as a plain one
+budget          a bound that several share
+deadlines       many limits on time, with one timer
+failures        an error that several get: each a copy
+exits           the interpreter's end, with threads about
 fork            belonging to one loop and one process
 cancellation    ending a block, telling cancellations apart
 """

@@ -3,8 +3,10 @@
 server      RangeServer: latency, rates and faults on demand, over TLS
 s3_server   S3Server: buckets behind signatures that are verified
 hub_server  HubServer: a Hugging Face Hub and its CDN
+recorder    a dataset's files as LeRobot's recorder writes them, with the oddities of public ones
 conformance what every reader of objects must do, as checks for a store of yours
-datasets    write_dataset: small LeRobot datasets whose frames carry their identity
+datasets    write_dataset: small LeRobot datasets whose frames carry their identity; clips: their videos; truth: what
+            is in them
 identity    painting and reading that identity
 """
 

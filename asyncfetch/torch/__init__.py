@@ -1,7 +1,7 @@
 """The bridge to torch's DataLoader.
 
 dataset.py    StreamDataset: iterates a Stream; FrameDataset: dataset[i]
-memory.py     what a rank's workers share
+memory.py     what a rank's workers share; handing_over.py: a worker's batches to the trainer
 collate.py    collate: samples as a batch
 bridge.py     AsyncIterableDataset: any async iterator of your own
 

@@ -5,9 +5,7 @@ store       DiskStore: ranges of objects, read and written
 folder      Folder: the directory; room, eviction, sweeping
 subdirectories   Subdirectories: the files that are whole, and their last uses
 shared_counter   how many bytes all processes together hold
-layout      what lies where, and what a file holds; pure
-mounts      which file systems will do
-tier        DiskTier: where, and how much
+layout      DiskTier: where, and how much; what lies where, and what a file holds; which file systems will do
 """
 
 from __future__ import annotations
