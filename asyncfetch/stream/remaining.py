@@ -157,10 +157,11 @@ class Remaining:
                 f"{MAX_MISSING} can be told of"
             )
         steps = range(first, max(first, latest + 1)) if low < high else range(0)
-        given = np.zeros((one.world_size, len(steps) * size), dtype=bool)
+        each = min(len(steps) * size, high - low)  # of a rank at most: a step may be larger than the epoch
+        given = np.zeros((one.world_size, each), dtype=bool)
         for placement, count in delivered.items():
             of_rank = map(placement.of_rank, range(placement.count_of(first * size), count))
-            given[placement.rank, [number - first * size for number in of_rank if number < steps.stop * size]] = True
+            given[placement.rank, [number - first * size for number in of_rank if number < first * size + each]] = True
         found = [np.zeros(0, dtype=bool)]
         for step in steps:
             ranks, numbers = deal.shares(step)
@@ -172,7 +173,7 @@ class Remaining:
         return Remaining(self.position + max(0, end - len(self.missing)), missing, deal.stride)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for a state. ``missing`` as [start, stop, step], of which a slow consumer takes one or a few."""
+        """Return it for a state. ``missing`` as [start, stop, step], of which a slow consumer takes a few."""
         return {"position": self.position, "missing": _runs(self.missing, self.stride)}
 
     @classmethod
@@ -283,7 +284,7 @@ def rest_in(state: Mapping[str, Any], total: int) -> tuple[int, list[range]]:
 
 
 def _runs(numbers: Sequence[int], stride: int) -> list[list[int]]:
-    """Ascending numbers as ranges [start, stop, stride]."""
+    """Return ascending numbers as ranges [start, stop, stride]; those of one number with their neighbours, by 1."""
     runs: list[list[int]] = []
     latest: dict[int, list[int]] = {}
     for number in numbers:
@@ -293,4 +294,11 @@ def _runs(numbers: Sequence[int], stride: int) -> list[list[int]]:
         else:
             run = latest[number % stride] = [number, number + 1, stride]
             runs.append(run)
-    return runs
+    found: list[list[int]] = []
+    for start, stop, step in runs:
+        is_alone = stop == start + 1
+        if is_alone and found and found[-1][1:] == [start, 1]:
+            found[-1][1] = stop
+        else:
+            found.append([start, stop, 1 if is_alone else step])
+    return found
