@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from rich.console import Console
 
 from asyncfetch.testing import write_dataset
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.timeout(150)  # five processes, each of which imports torch
 def test_what_was_made_is_compared_with_what_is_named(tmp_path: Path) -> None:
     write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])
     rows = why.measure(
@@ -24,6 +26,7 @@ def test_what_was_made_is_compared_with_what_is_named(tmp_path: Path) -> None:
     why.show(Console(quiet=True), rows)
 
 
+@pytest.mark.timeout(100)
 def test_the_defaults_are_set_beside_a_grid(tmp_path: Path) -> None:
     write_dataset(tmp_path / "small", episodes=6, length=20, codec="h264", width=96, height=96, cameras=[why.CAMERA])
     rows = defaults.measure(

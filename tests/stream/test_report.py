@@ -54,7 +54,6 @@ def test_a_synchronous_consumers_time_is_counted_whole(truth: DatasetTruth) -> N
     assert waits.samples == count == truth.num_frames
     assert waits.wall_seconds == pytest.approx(seconds, rel=0.02)
     assert waits.busy_seconds + waits.waited_seconds == pytest.approx(waits.wall_seconds)
-    assert report.verdict.binds in {"first_byte", "opening"}
     assert waits.by_cause[Cause.FIRST_BYTE] > 0.2  # an index and a clip, one after the other
     assert stream.report().as_dict() == report.as_dict()  # of a pass that is over, time goes no further
 
@@ -136,7 +135,7 @@ def test_a_stream_that_was_left_early_and_one_that_failed_say_what_was(truth: Da
     assert failed.waits.samples == 0
     assert failed.waits.waited_seconds > 0
     assert failed.samples_per_second == 0
-    assert failed.verdict.binds in {"transform", "decoding"}  # not the way of the error from the loop to here
+    assert failed.verdict.binds != "hand_over"  # the way of the error from the loop to here
     assert failed.waits.by_cause[Cause.TRANSFORM] >= 0.05
     assert "no sample has come; " in str(failed)
     assert not failed.verdict.advice
@@ -287,6 +286,19 @@ class Torn:
     def __setitem__(self, place: slice, value: bytes) -> None:
         self._memory[place.start : place.start + 10] = value[:10]
         raise KeyboardInterrupt
+
+
+async def test_statistics_are_a_line_as_repr_and_a_table_as_str(truth: DatasetTruth) -> None:
+    async with af.open_dataset(truth.root) as dataset, af.Stream(dataset).samples() as samples:
+        assert len([sample async for sample in samples]) == truth.num_frames
+        whole = dataset.statistics()
+        parts = [whole, whole.fetch, whole.clips, whole.decode, *whole.fetch.hosts.values(), samples.statistics()]
+        for statistics in [*parts, samples.statistics().waits]:
+            assert len(repr(statistics)) < 400
+            assert "\n" not in repr(statistics)
+            assert len(str(statistics).splitlines()) > 5
+            assert max(map(len, str(statistics).splitlines())) < 120
+        assert "\n" not in repr(samples.report())
 
 
 def test_work_at_handing_over_is_not_the_trainers_too() -> None:

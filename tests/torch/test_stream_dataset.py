@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 import asyncfetch as af
+from asyncfetch.prometheus import Collector
 from asyncfetch.testing import write_dataset
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ def test_workers_share_the_ranks_bounds_and_say_so(truth: DatasetTruth) -> None:
     report = dataset.report()
     assert report.waits.consumers == 2
     assert report.waits.samples == sum("limit" not in item for item in loader) == truth.num_frames
+    shown = {sample.name: sample.value for metric in Collector(dataset.report).collect() for sample in metric.samples}
+    assert shown["asyncfetch_consumer_samples_total"] == truth.num_frames
 
 
 @pytest.mark.parametrize(("num_workers", "is_the_loaders"), [(0, False), (1, False), (1, True)])
