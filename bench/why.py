@@ -81,7 +81,7 @@ CASES: dict[str, tuple[str, Setup]] = {
         "room",
         Setup(
             "long",
-            server={"first_byte_seconds": 2.0},
+            server={"first_byte_seconds": 0.7},
             config={"pool_episodes": 2, "lanes": 2, "prefetch_episodes": 4, "max_bytes": 2_200_000},
         ),
     ),
