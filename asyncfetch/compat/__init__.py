@@ -1,6 +1,6 @@
 """Other libraries' interfaces to this one's datasets.
 
-lerobot.py    LeRobot's dataset classes, and its commands run on them
+lerobot       LeRobot's dataset classes, and its commands run on them
 
 Nothing here is imported by the rest, and no library before something of its is used.
 """

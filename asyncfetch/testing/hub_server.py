@@ -42,9 +42,9 @@ class HubServer:
             config = FetchConfig(ca_file=hub.ca_file, hub_endpoint=hub.url)
             ...  # hf://datasets/org/name/data.bin
 
-    The Hub resolves revisions to commits, lists trees by pages, serves small files itself and redirects for the others
-    to the CDN, whose urls are signed and expire. Buckets ("buckets/org/name") have no revisions, and all their files
-    lie at the CDN. It enters and leaves as RangeServer does.
+    The Hub resolves revisions to commits, lists branches, and trees by pages, serves small files itself and redirects
+    for the others to the CDN, whose urls are signed and expire. Buckets ("buckets/org/name") have no revisions, and all
+    their files lie at the CDN. It enters and leaves as RangeServer does.
 
     Args:
         token: What the Hub wants as a bearer token; None serves everybody. The CDN refuses requests that carry one.
@@ -118,6 +118,10 @@ class HubServer:
         commit = self._branches.get((repository, revision), revision)
         files = self._commits.get(f"{repository}@{commit}")
         return None if files is None else (commit, files)
+
+    def branches(self, repository: str) -> dict[str, str]:
+        """The commit of each branch."""
+        return {branch: commit for (of, branch), commit in self._branches.items() if of == repository}
 
     def signature(self, path: str, expires: int) -> str:
         """Return what a url of the CDN must carry."""
@@ -221,7 +225,11 @@ class _HubHandlers(RangeServer):
         return f"{self._owner.cdn.url}{path}?Expires={expires}&Signature={signature}&Key-Pair-Id=K1"
 
     def _api(self, record: ServedRequest, *parts: str) -> ContentAnswer:
-        """``KIND/org/name/revision/REVISION``, ``.../tree/REVISION[/path]``; of a bucket ``.../tree[/path]``."""
+        """``KIND/org/name/revision/REVISION``, ``.../tree/REVISION[/path]``, ``.../refs``; of a bucket ``.../tree``."""
+        if parts[3:] == ("refs",):
+            branches = self._owner.branches("/".join(parts[:3]))
+            named = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": sha} for name, sha in branches.items()]
+            return _json({"branches": named, "converts": [], "tags": []})
         if parts[0] == "buckets":
             parts = (*parts[:4], "main", *parts[4:])
         found = self._owner.files("/".join(parts[:3]), parts[4]) if len(parts) >= 5 else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -18,7 +20,7 @@ from anyio import run_process, to_thread
 from torch.utils.data import DataLoader
 
 from asyncfetch.config import FetchConfig, StreamConfig
-from asyncfetch.errors import ConfigError
+from asyncfetch.errors import ConfigError, EpisodeNotFound
 from asyncfetch.merge import convert_dataset, merge_datasets, select_episodes, split_dataset
 from asyncfetch.testing import HubServer, RangeServer
 from tests.recorded import DATA
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 theirs = pytest.importorskip("lerobot.datasets.lerobot_dataset", exc_type=ImportError)
 compat = pytest.importorskip("asyncfetch.compat.lerobot")
+commands = pytest.importorskip("asyncfetch.compat.lerobot.commands")
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.may_block, pytest.mark.timeout(400)]
 TOP, SNAPSHOT, DEPTH = "observation.images.top", "observation.images.snapshot", "observation.images.depth"
@@ -196,6 +199,78 @@ async def test_a_dataset_in_a_bucket_is_streamed() -> None:
         compat.StreamingLeRobotDataset("org/name", repo_type="model")
 
 
+def files_of(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+READ_FROM_HUB = """
+import json, sys
+from asyncfetch.compat.lerobot import LeRobotDataset, StreamingLeRobotDataset
+for name, options in json.loads(sys.argv[1]).items():
+    dataset, mapped = StreamingLeRobotDataset(name, **options), LeRobotDataset(name, **options)
+    indices = sorted(int(sample["index"]) for sample in dataset)
+    assert int(mapped[-1]["index"]) == indices[-1]
+    print(name, indices == list(range(dataset.num_frames)), dataset.num_frames, dataset.stream.source)
+    mapped.close()
+"""
+"""Reads datasets by their names, in a process whose environment says where the Hub is."""
+
+
+async def test_a_dataset_is_found_by_its_name(tmp_path: Path) -> None:
+    home, whole = tmp_path / "lerobot", DATA / "small_files"
+    old = record_version21(tmp_path / "v21", 7, 4)
+    shutil.copytree(whole, home / "a/some")
+    (home / "a/some/data/chunk-000/file-001.parquet").unlink()  # LeRobot has loaded the other episodes
+    shutil.copytree(whole, home / "a/whole")
+    shutil.copytree(old, home / "a/old-at-home")
+    (tmp_path / "empty").mkdir()
+    # The Hub's own client goes after a redirect to the same host, and misses there what the Hub said.
+    async with HubServer(lfs_bytes=2**30) as hub:
+        for name in ("some", "new", "empty"):
+            hub.push(f"datasets/a/{name}", files_of(whole), "v3.0")
+        hub.push("datasets/a/branch", files_of(whole), "for/training")
+        for version in ("main", "v2.0", "v2.1"):
+            hub.push("datasets/a/old", files_of(old), version)
+        hub.push("datasets/a/oldest", files_of(as_version20(shutil.copytree(old, tmp_path / "v20"))), "v2.0")
+        cases: dict[str, tuple[dict[str, str], int, str]] = {
+            "a/new": ({}, 63, "hf://datasets/a/new@v3.0"),
+            "a/some": ({}, 63, "hf://datasets/a/some@v3.0"),
+            "a/whole": ({}, 63, str(home / "a/whole")),
+            "a/empty": ({"root": str(tmp_path / "empty")}, 63, "hf://datasets/a/empty@v3.0"),
+            "a/branch": ({"revision": "for/training"}, 63, "hf://datasets/a/branch@for%2Ftraining"),
+            "a/old": ({}, 11, "hf://datasets/a/old@v2.1"),
+            "a/oldest": ({}, 11, "hf://datasets/a/oldest@v2.0"),
+            "a/old-at-home": ({}, 11, str(home / "a/old-at-home")),
+        }
+        asked = json.dumps({name: options for name, (options, _, _) in cases.items()})
+        variables = os.environ | {"HF_HOME": str(tmp_path), "HF_LEROBOT_HOME": str(home), "HF_ENDPOINT": hub.url}
+        variables |= {"SSL_CERT_FILE": str(hub.ca_file), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+        ended = await run_process(
+            [sys.executable, "-c", READ_FROM_HUB, asked], env=variables, check=False, stderr=subprocess.STDOUT
+        )
+    said = ended.stdout.decode()
+    assert ended.returncode == 0, said
+    for name, (_, frames, source) in cases.items():
+        assert f"{name} True {frames} {source}\n" in said
+
+
+@pytest.mark.parametrize("root", ["hf://datasets/a/b", "https://example.org/b"])
+def test_a_revision_beside_a_url_is_refused(root: str) -> None:
+    with pytest.raises(ConfigError, match=r"revision=.main. isn.t read where the dataset is at .*leave it out"):
+        compat.StreamingLeRobotDataset("a/b", root, revision="main")
+
+
+async def test_a_url_that_went_through_a_path_is_one(tmp_path: Path) -> None:
+    async with RangeServer(DATA / "small_files", tls=False) as server:
+
+        def check() -> None:
+            mapped = compat.LeRobotDataset("a/b", Path(server.url), episodes=[1])
+            assert int(mapped[0]["episode_index"]) == 1
+            mapped.close()
+
+        await to_thread.run_sync(check)
+
+
 def record_version21(root: Path, *lengths: int) -> Path:
     """A dataset that LeRobot 0.3.3 writes."""
     python = Path(__file__).parents[2] / ".venv-peers-v21/bin/python"
@@ -233,6 +308,86 @@ async def test_version_21_is_read_as_what_lerobot_converts_it_to(tmp_path: Path)
                 mapped.close()
 
         await to_thread.run_sync(check)
+
+
+def as_version20(root: Path) -> Path:
+    """Have statistics of the whole, as v2.0 has, in place of those of each episode."""
+    from lerobot.datasets.compute_stats import aggregate_stats
+    from lerobot.datasets.io_utils import cast_stats_to_numpy, write_stats
+
+    by_episode = root / "meta/episodes_stats.jsonl"
+    lines = map(json.loads, by_episode.read_text().splitlines())
+    write_stats(aggregate_stats([cast_stats_to_numpy(line["stats"]) for line in lines]), root)
+    by_episode.unlink()
+    info = root / "meta/info.json"
+    info.write_text(info.read_text().replace('"v2.1"', '"v2.0"'))
+    return root
+
+
+def without_episode(root: Path, episode: int, total: int) -> Path:
+    """Have one of so many episodes taken out, its statistics left."""
+    for path in root.rglob(f"episode_{episode:06d}.*"):
+        path.unlink()
+    file = root / "meta/episodes.jsonl"
+    lines = [line for line in file.read_text().splitlines() if json.loads(line)["episode_index"] != episode]
+    file.write_text("".join(f"{line}\n" for line in lines))
+    info = json.loads((root / "meta/info.json").read_text())
+    frames = sum(json.loads(line)["length"] for line in lines)
+    (root / "meta/info.json").write_text(json.dumps(info | {"total_episodes": total - 1, "total_frames": frames}))
+    return root
+
+
+@pytest.mark.parametrize("version", ["v2.0", "v2.1"])
+async def test_the_trainer_reads_version_2_of_which_an_episode_is_missing(
+    version: str,
+    tmp_path: Path,
+    factory: Any,  # noqa: ANN401
+) -> None:
+    from lerobot.datasets.sampler import EpisodeAwareSampler
+
+    root = without_episode(record_version21(tmp_path / "old", 7, 4, 12, 9), 1, 4)
+    if version == "v2.0":
+        as_version20(root)
+    await convert_dataset(root, tmp_path / "converted")
+    expected = theirs.LeRobotDataset("a/b", root=tmp_path / "converted", delta_timestamps=WINDOWS_OF_21)
+    new_numbers, numbered = {0: 0, 2: 1, 3: 2}, {"index", "episode_index"}
+    samples = {
+        (int(one["episode_index"]), int(one["frame_index"])): one for one in map(expected.__getitem__, range(28))
+    }
+
+    def check_sample(sample: Mapping[str, Any]) -> tuple[int, int]:
+        place = int(sample["episode_index"]), int(sample["frame_index"])
+        wanted = samples[new_numbers[place[0]], place[1]]
+        check_equal(*({key: one[key] for key in set(one) - numbered} for one in (sample, wanted)))
+        return place
+
+    def check() -> None:
+        mapped = compat.LeRobotDataset("a/b", root=root, delta_timestamps=WINDOWS_OF_21)
+        streamed = compat.StreamingLeRobotDataset("a/b", root=str(root), delta_timestamps=WINDOWS_OF_21)
+        for dataset in (mapped, streamed):
+            assert (len(dataset), dataset.num_frames, dataset.num_episodes) == (28, 28, 3)
+        places = [(episode, frame) for episode, length in ((0, 7), (2, 12), (3, 9)) for frame in range(length)]
+        assert sorted(map(check_sample, streamed)) == places
+        starts, stops = (mapped.meta.episodes[f"dataset_{end}_index"] for end in ("from", "to"))
+        sampler = EpisodeAwareSampler(
+            starts, stops, mapped.episodes, absolute_to_relative_idx=mapped.absolute_to_relative_idx
+        )
+        assert [check_sample(mapped[index]) for index in sampler] == places
+        some = compat.LeRobotDataset("a/b", root=root, episodes=[3], delta_timestamps=WINDOWS_OF_21)
+        assert (len(some), some.num_frames, some.num_episodes) == (9, 9, 1)
+        for key, stats in expected.meta.stats.items() if version == "v2.1" else ():
+            for name in {"mean", "count"} - ({"mean"} if key in numbered else set()):
+                np.testing.assert_allclose(mapped.meta.stats[key][name], stats[name], rtol=1e-6)
+        for each in (mapped, some):
+            each.close()
+        commands.replace_datasets(factory)
+        split = {"root": str(root), "eval_split": 0.4, "streaming": True}
+        train, evaluation = factory.make_train_eval_datasets(config_of("act", **split))
+        assert sorted([*train.episodes, *evaluation.episodes]) == [0, 2, 3]
+        assert {int(sample["episode_index"]) for sample in train} == set(train.episodes)
+        evaluation.close()
+
+    await to_thread.run_sync(check)
 
 
 async def test_lerobot_opens_what_is_converted(tmp_path: Path) -> None:
@@ -290,7 +445,7 @@ async def test_the_trainers_first_100_batches_are_those_of_lerobots_map_style(
 
         def check() -> None:
             expected = factory.make_dataset(config_of(policy, root=str(DATA / "small_files")))
-            compat._replace_datasets(factory)
+            commands.replace_datasets(factory)
             dataset, _ = factory.make_train_eval_datasets(config_of(policy, root=server.url, streaming=True))
             assert isinstance(dataset, compat.StreamingLeRobotDataset)
             collate = torch.utils.data.default_collate
@@ -328,11 +483,14 @@ async def test_episodes_are_held_out_as_lerobot_does(
         def check() -> None:
             local = {"root": str(DATA / "small_files"), "eval_split": 0.3, "episodes": [0, 1, 3, 4, 5]}
             expected = factory.make_train_eval_datasets(config_of("act", **local))
-            compat._replace_datasets(factory)
+            commands.replace_datasets(factory)
             remote = local | {"root": server.url, "streaming": streaming}
             train, evaluation = factory.make_train_eval_datasets(config_of("act", **remote))
             assert isinstance(train, compat.StreamingLeRobotDataset if streaming else compat.LeRobotDataset)
             for ours, theirs in zip((train, evaluation), expected, strict=True):
+                for key, stats in theirs.meta.stats.items():  # those of ImageNet for pictures
+                    for name, values in stats.items():
+                        np.testing.assert_array_equal(ours.meta.stats[key][name], values)
                 assert sorted(ours.episodes) == sorted(theirs.episodes)
                 assert (ours.num_frames, ours.num_episodes) == (theirs.num_frames, theirs.num_episodes)
                 samples = (
@@ -348,10 +506,100 @@ async def test_episodes_are_held_out_as_lerobot_does(
         await to_thread.run_sync(check)
 
 
+@pytest.mark.parametrize("name", ["LeRobotDataset", "StreamingLeRobotDataset"])
+def test_arguments_are_lerobots_in_its_order(name: str) -> None:
+    from lerobot.datasets import streaming_dataset
+
+    module = theirs if name == "LeRobotDataset" else streaming_dataset
+    expected = dict(inspect.signature(getattr(module, name)).parameters)
+    for writing in ("batch_encoding_size", "encoder_threads", "streaming_encoding", "encoder_queue_maxsize"):
+        expected.pop(writing, None)
+    expected = {name: each for name, each in expected.items() if not name.endswith("_encoder")}
+    ours = inspect.signature(getattr(compat, name)).parameters
+    assert [(each.name, each.kind, each.default) for each in list(ours.values())[: len(expected)]] == [
+        (each.name, each.kind, each.default) for each in expected.values()
+    ]
+
+
+def test_episodes_are_chosen_by_what_the_metadata_says_of_them() -> None:
+    def is_long(episode: dict[str, Any]) -> bool:
+        return bool(episode["length"] > 9)
+
+    for episodes in (None, [0, 1, 2, 3]):
+        options = {"root": DATA / "small_files", "episodes": episodes, "episode_filter": is_long}
+        expected, ours = theirs.LeRobotDataset("a/b", **options), compat.LeRobotDataset("a/b", **options)
+        assert list(ours.episodes) == expected.episodes
+        assert (len(ours), ours.num_frames, ours.num_episodes) == (len(expected), len(expected), len(expected.episodes))
+        check_equal(ours[3], expected[3])
+        ours.close()
+    with pytest.raises(ConfigError, match="episode_filter leaves no episode of a/b"):
+        compat.LeRobotDataset("a/b", root=DATA / "small_files", episode_filter=lambda _: False)
+
+
+@pytest.mark.parametrize("kind", ["LeRobotDataset", "StreamingLeRobotDataset"])
+def test_an_episode_that_isnt_there_is_named_at_once(kind: str) -> None:
+    with pytest.raises(EpisodeNotFound, match="a/b has no episode 99: its 8 count from 0"):
+        getattr(compat, kind)("a/b", root=DATA / "small_files", episodes=[0, 99])
+
+
+def brightened(picture: torch.Tensor) -> torch.Tensor:
+    """A transform."""
+    return 255 - picture if picture.dtype == torch.uint8 else 1 - picture
+
+
+@pytest.mark.parametrize("name", ["small_files", "depth_img_mm", "depth_video_m"])
+def test_transforms_are_applied_to_the_pictures_that_lerobot_applies_them_to(name: str) -> None:
+    options: dict[str, Any] = {"root": DATA / name, "image_transforms": brightened, "return_uint8": True}
+    expected, mapped = theirs.LeRobotDataset("a/b", **options), compat.LeRobotDataset("a/b", **options)
+    samples = [expected[index] for index in range(len(expected))]
+    loader = DataLoader(compat.StreamingLeRobotDataset("a/b", **options), batch_size=None, num_workers=1)
+    for sample in loader:
+        check_equal(sample, samples[int(sample["index"])])
+    check_equal(mapped[2], samples[2])
+    for dataset in (expected, mapped):
+        dataset.clear_image_transforms()
+    check_equal(mapped[2], expected[2])
+    with pytest.raises(ConfigError, match="image_transforms must be callable, or None, not 3"):
+        mapped.set_image_transforms(3)
+    mapped.close()
+
+
+def test_accelerate_puts_batches_on_its_device_and_shares_out_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate import Accelerator
+
+    dataset = compat.StreamingLeRobotDataset("a/b", root=DATA / "small_files", return_uint8=True)
+    accelerator = Accelerator(cpu=True)
+    monkeypatch.setattr(Accelerator, "device", torch.device("meta"))
+    monkeypatch.setattr(Accelerator, "num_processes", 2)
+    loader = accelerator.prepare(DataLoader(dataset, batch_size=8))
+    batches = list(loader)
+    assert len(batches) == len(loader) == 8
+    assert sum(len(batch["task"]) for batch in batches) == 63
+    for batch in batches:
+        tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor)}
+        assert {value.device.type for value in tensors.values()} == {"meta"}
+        assert batch[dataset.meta.video_keys[0]].dtype == torch.uint8
+    assert loader.dataset is dataset
+    kept = DataLoader(dataset, batch_size=8)
+    assert accelerator.prepare_data_loader(kept, device_placement=False) is kept
+
+
+def test_a_worker_reads_without_lerobot(tmp_path: Path) -> None:
+    file = tmp_path / "dataset"
+    dataset = compat.StreamingLeRobotDataset("a/b", root=DATA / "small_files", return_uint8=True)
+    file.write_bytes(pickle.dumps(dataset))
+    code = (
+        "import pickle, sys; from pathlib import Path; dataset = pickle.loads(Path(sys.argv[1]).read_bytes()); "
+        "assert len(list(dataset)) == 63; assert 'lerobot' not in sys.modules; "
+        "assert pickle.loads(pickle.dumps(dataset)).fps == dataset.fps; assert dataset.meta.total_episodes == 8"
+    )
+    subprocess.run([sys.executable, "-c", code, str(file)], check=True, timeout=200)
+
+
 def test_a_flag_that_means_nothing_here_is_refused_by_name(factory: Any) -> None:  # noqa: ANN401
     config = config_of("act", root=str(DATA / "small_files"), eval_split=0.3)
     config.max_eval_samples = 5
-    compat._replace_datasets(factory)
+    commands.replace_datasets(factory)
     with pytest.raises(ConfigError, match="max_eval_samples isn't known here"):
         factory.make_train_eval_datasets(config)
 

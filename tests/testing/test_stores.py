@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import ssl
 import time
 from contextlib import closing
@@ -150,6 +151,15 @@ def test_the_hubs_cdn_wants_its_signature_and_no_token() -> None:
         hub.clock_seconds = 0
         hub.revoke()
         assert get(target, hub.ca_file)[0] == 403
+
+
+def test_the_hub_lists_branches() -> None:
+    with HubServer() as hub:
+        commits = {branch: hub.push("datasets/o/n", {"x": branch.encode()}, branch) for branch in ("main", "v2.1")}
+        hub.push("datasets/o/other", {"x": CONTENT})
+        status, _, body = get(f"{hub.url}/api/datasets/o/n/refs", hub.ca_file)
+        listed = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": sha} for name, sha in commits.items()]
+        assert (status, json.loads(body)) == (200, {"branches": listed, "converts": [], "tags": []})
 
 
 def test_the_hubs_quota() -> None:

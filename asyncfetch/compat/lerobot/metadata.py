@@ -1,0 +1,287 @@
+"""Where a dataset is that LeRobot's names name, and LeRobot's metadata of it, whatever its version."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import io
+import json
+import re
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+from anyio import to_thread
+from anyio.from_thread import start_blocking_portal
+
+from asyncfetch.errors import AccessDenied, ConfigError, MissingDependency, NotFound, redact_url
+from asyncfetch.fetch import Fetcher
+from asyncfetch.fetch.urls import join_url
+from asyncfetch.lerobot.info import EPISODES_PATH, is_v2, parse_info, parse_json
+from asyncfetch.lerobot.parquet import require_pyarrow
+from asyncfetch.lerobot.version2 import load_version2
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from asyncfetch.config import FetchConfig
+    from asyncfetch.lerobot.version2 import Version2
+
+__all__ = ["Found", "find", "import_lerobots", "load_metadata"]
+
+INSTALL_LEROBOT = 'pip install "lerobot[training]"'
+"""Needs Python 3.12."""
+
+
+def import_lerobots(module: str) -> Any:  # noqa: ANN401 - LeRobot is optional
+    """A module of LeRobot's, or one that it brings.
+
+    Raises:
+        MissingDependency: It isn't installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingDependency(f"asyncfetch.compat.lerobot needs LeRobot ({error}): {INSTALL_LEROBOT}") from error
+
+
+def load_metadata(
+    repo_id: str,
+    root: str | os.PathLike[str] | None = None,
+    revision: str | None = None,
+    *,
+    repo_type: str = "dataset",
+    config: FetchConfig | None = None,
+    **options: Any,  # noqa: ANN401 - LeRobot's
+) -> Any:  # noqa: ANN401
+    """LeRobot's metadata of a dataset; of one whose root is a URL, or is of v2, from a copy for this process."""
+    return find(repo_id, root, revision, repo_type=repo_type, config=config, **options).meta
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A dataset, as it was found."""
+
+    meta: Any
+    source: str
+    """The root of its frames: the one that was asked for, LeRobot's own folder of the dataset, or the Hub."""
+    episodes: list[int] | None = None
+    """Those that there are; None where none is missing."""
+
+
+def find(
+    repo_id: str,
+    root: str | os.PathLike[str] | None,
+    revision: str | None,
+    *,
+    repo_type: str = "dataset",
+    episodes: Sequence[int] | None = None,
+    config: FetchConfig | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Found:
+    """LeRobot's metadata of a dataset, and where its frames are.
+
+    Raises:
+        ConfigError: The arguments contradict each other.
+        MissingDependency: LeRobot isn't installed.
+    """
+    root = _root(repo_id, root, revision, repo_type)
+    if root is None or not ("://" in root or _is_v2(Path(root))):
+        try:
+            meta = _metadata_of(repo_id, root=root, revision=revision, **options)
+        except (import_lerobots("lerobot.datasets.utils").BackwardCompatibilityError, NotImplementedError) as error:
+            return _find_version2(repo_id, revision, error, episodes=episodes, config=config, **options)
+        has_frames = root is not None and (Path(root) / "data").is_dir()
+        return Found(meta, str(root) if has_frames else _folder_or_hub(meta, Path(meta.root), meta.revision, episodes))
+    return _copied(repo_id, root, root, revision, config=config, **options)
+
+
+def _find_version2(
+    repo_id: str,
+    revision: str | None,
+    error: Exception,
+    *,
+    episodes: Sequence[int] | None,
+    config: FetchConfig | None,
+    **options: Any,  # noqa: ANN401
+) -> Found:
+    """Find a dataset that LeRobot says it is too new for, with that error: at home where it is whole, or on the Hub."""
+    home = import_lerobots("lerobot.utils.constants").HF_LEROBOT_HOME / repo_id
+    if revision is None and (home / "meta/info.json").exists() and _is_v2(home):
+        found = _copied(repo_id, str(home), str(home), None, config=config, **options)
+        if _has_files(found.meta, home, found.episodes if episodes is None else episodes):
+            return found
+    if revision is None:
+        versions = import_lerobots("lerobot.datasets.utils").get_repo_versions(repo_id, token=options.get("token"))
+        of_v2 = [version for version in versions if version.major == 2]
+        if not of_v2:
+            raise error
+        revision = f"v{max(of_v2)}"
+    url = _hub_url(repo_id, revision)
+    return _copied(repo_id, url, url, revision, config=config, **options)
+
+
+def _copied(
+    repo_id: str,
+    root: str,
+    source: str,
+    revision: str | None,
+    *,
+    config: FetchConfig | None,
+    force_cache_sync: bool = False,
+    **options: Any,  # noqa: ANN401
+) -> Found:
+    """Read a copy of the metadata, which is there as long as this process, and new."""
+    directory = tempfile.TemporaryDirectory(prefix="asyncfetch-meta-")
+    atexit.register(directory.cleanup)
+    with start_blocking_portal() as portal:
+        episodes = portal.call(_copy_metadata, root, Path(directory.name), config)
+    return Found(_metadata_of(repo_id, root=directory.name, revision=revision, **options), source, episodes)
+
+
+def _metadata_of(repo_id: str, **options: Any) -> Any:  # noqa: ANN401
+    return import_lerobots("lerobot.datasets.dataset_metadata").LeRobotDatasetMetadata(repo_id, **options)
+
+
+def _is_v2(root: Path) -> bool:
+    file = root / "meta/info.json"
+    return file.exists() and is_v2(parse_json(file.read_bytes(), str(file)))
+
+
+async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) -> list[int] | None:
+    """Copy it, and return the episodes that there are; None where none is missing."""
+    async with Fetcher(config) if config is not None else Fetcher() as fetcher:
+
+        async def copy(path: str) -> memoryview:
+            data = await fetcher.fetch(join_url(url, path))
+            await to_thread.run_sync(_write, directory / path, data)
+            return data
+
+        data, info_url = await copy("meta/info.json"), join_url(url, "meta/info.json")
+        if is_v2(parse_json(data, info_url)):
+            dataset = await load_version2(fetcher, url, run=to_thread.run_sync)
+            await to_thread.run_sync(_write_as_v3, dataset, directory)
+            numbers = list(dataset.metadata.episodes.indices)
+            return None if numbers == list(range(len(numbers))) else numbers
+        info = parse_info(data, info_url)
+        await copy("meta/tasks.parquet")
+        with suppress(AccessDenied, NotFound):  # a dataset may have none
+            await copy("meta/stats.json")
+        rows = number = 0
+        while rows < info.total_episodes:
+            chunk, file = divmod(number, info.chunks_size)
+            data = await copy(EPISODES_PATH.format(chunk_index=chunk, file_index=file))
+            rows += await to_thread.run_sync(_count_rows, data)
+            number += 1
+    return None
+
+
+def _write_as_v3(dataset: Version2, directory: Path) -> None:
+    """Write what LeRobot's trainer reads of a dataset's metadata. The frames stay where they are.
+
+    LeRobot takes an episode's number for its row, so one that is missing has a row, of no frames.
+    """
+    pandas, io = import_lerobots("pandas"), import_lerobots("lerobot.datasets.io_utils")
+    metadata, table = dataset.metadata, dataset.metadata.episodes
+    numbers = np.asarray(table.indices, np.int64)
+    rows = int(numbers[-1]) + 1 if len(numbers) else 0
+    info = {key: value for key, value in dataset.raw_info.items() if key not in {"total_chunks", "total_videos"}}
+    _write(directory / "meta/info.json", json.dumps({**info, "total_episodes": rows}).encode())
+    tasks = dict(sorted(metadata.tasks.items()))
+    pandas.DataFrame({"task_index": list(tasks)}, index=list(tasks.values())).to_parquet(
+        directory / "meta/tasks.parquet"
+    )
+    file = directory / EPISODES_PATH.format(chunk_index=0, file_index=0)
+    file.parent.mkdir(parents=True)
+    lengths = np.zeros(rows, np.int64)
+    lengths[numbers] = table.lengths
+    stops = np.cumsum(lengths)
+    of_episodes = {episode.index: list(episode.tasks) for episode in table}
+    columns = {
+        "episode_index": np.arange(rows),
+        "length": lengths,
+        "tasks": [of_episodes.get(number, []) for number in range(rows)],
+        "dataset_from_index": stops - lengths,
+        "dataset_to_index": stops,
+    }
+    for name in ("data", *(f"videos/{camera}" for camera in metadata.cameras)):
+        columns[f"{name}/chunk_index"] = np.arange(rows) // metadata.info.chunks_size
+        columns[f"{name}/file_index"] = np.arange(rows)
+    pandas.DataFrame(columns).to_parquet(file, index=False)
+    if metadata.stats is not None:
+        _write(directory / "meta/stats.json", json.dumps(metadata.stats).encode())
+    elif dataset.episode_stats:
+        known = [io.cast_stats_to_numpy(dict(own)) for number, own in dataset.episode_stats.items() if number in table]
+        io.write_stats(import_lerobots("lerobot.datasets.compute_stats").aggregate_stats(known), directory)
+
+
+def _write(path: Path, data: bytes | memoryview) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def _count_rows(data: memoryview) -> int:
+    require_pyarrow()
+    import pyarrow.parquet as pq
+
+    return int(pq.ParquetFile(io.BytesIO(data)).metadata.num_rows)
+
+
+_URL_AS_PATH = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)")
+"""A URL that went through a Path, as the root that some of LeRobot's commands take does."""
+
+
+def _root(repo_id: str, root: str | os.PathLike[str] | None, revision: str | None, repo_type: str) -> str | None:
+    """Return where a dataset is that isn't a repository of the Hub; None where it is one."""
+    if repo_type not in {"dataset", "bucket"}:
+        raise ConfigError(f"repo_type must be 'dataset' or 'bucket', not {repo_type!r:.80}")
+    if repo_type == "bucket":
+        if root is not None:
+            raise ConfigError(f"root={str(root)!r} isn't read where repo_type='bucket': leave out one of the two")
+        where = f"hf://buckets/{repo_id}"
+    elif root is None:
+        return None
+    else:
+        where = str(root)
+        if isinstance(root, PurePath):
+            where = _URL_AS_PATH.sub(r"\1://", where, count=1)
+    if revision is not None and "://" in where:
+        raise ConfigError(
+            f"revision={revision!r} isn't read where the dataset is at {redact_url(where)}: leave it out, or write it "
+            "in the URL, as hf://datasets/org/name@revision"
+        )
+    return where
+
+
+def _hub_url(repo_id: str, revision: str) -> str:
+    return f"hf://datasets/{repo_id}@{quote(revision, safe='')}"
+
+
+def _folder_or_hub(meta: Any, folder: Path, revision: str, episodes: Sequence[int] | None) -> str:  # noqa: ANN401
+    """Return LeRobot's own folder of a dataset where it has all these episodes' files, else the Hub.
+
+    What it has loaded before may have been some episodes only.
+    """
+    return str(folder) if _has_files(meta, folder, episodes) else _hub_url(meta.repo_id, revision)
+
+
+def _has_files(meta: Any, folder: Path, episodes: Sequence[int] | None) -> bool:  # noqa: ANN401
+    if meta.episodes is None:  # it has none
+        return True
+    table = meta.episodes
+    if episodes is not None:
+        table = table.select([episode for episode in episodes if 0 <= episode < len(table)])
+    for name, template, fields in [
+        ("data", meta.data_path, {}),
+        *((f"videos/{key}", meta.video_path, {"video_key": key}) for key in meta.video_keys),
+    ]:
+        places = set(zip(table[f"{name}/chunk_index"], table[f"{name}/file_index"], strict=True))
+        paths = (template.format(chunk_index=chunk, file_index=file, **fields) for chunk, file in places)
+        if not all((folder / path).exists() for path in paths):
+            return False
+    return True
