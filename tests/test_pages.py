@@ -228,8 +228,6 @@ def test_the_map_names_files_and_rooms_that_are_there() -> None:
 
 def test_each_room_names_its_files_and_no_others() -> None:
     for init in sorted((ROOT / "asyncfetch").rglob("*/__init__.py")):
-        if init.parent.name == "compat":  # one file
-            continue
         words = ast.get_docstring(ast.parse(init.read_text())) or ""
         files = {path.stem for path in init.parent.glob("*.py")} - {"__init__"}
         rooms = {path.parent.name for path in init.parent.glob("*/__init__.py")}

@@ -1,4 +1,4 @@
-"""Where a dataset is that LeRobot's names name, and LeRobot's metadata of it, whatever its version."""
+"""LeRobot's metadata of a dataset, whatever its version, and the place of its frames."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from asyncfetch.config import FetchConfig
     from asyncfetch.lerobot.version2 import Version2
 
-__all__ = ["Found", "find", "import_lerobots", "load_metadata"]
+__all__ = ["FoundDataset", "find", "import_lerobots", "load_metadata"]
 
 INSTALL_LEROBOT = 'pip install "lerobot[training]"'
 """Needs Python 3.12."""
@@ -64,14 +64,14 @@ def load_metadata(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDataset:
     """A dataset, as it was found."""
 
     meta: Any
     source: str
     """The root of its frames: the one that was asked for, LeRobot's own folder of the dataset, or the Hub."""
     episodes: list[int] | None = None
-    """Those that there are; None where none is missing."""
+    """The numbers of all that there are; None where none is missing."""
 
 
 def find(
@@ -83,7 +83,7 @@ def find(
     episodes: Sequence[int] | None = None,
     config: FetchConfig | None = None,
     **options: Any,  # noqa: ANN401
-) -> Found:
+) -> FoundDataset:
     """LeRobot's metadata of a dataset, and where its frames are.
 
     Raises:
@@ -97,7 +97,9 @@ def find(
         except (import_lerobots("lerobot.datasets.utils").BackwardCompatibilityError, NotImplementedError) as error:
             return _find_version2(repo_id, revision, error, episodes=episodes, config=config, **options)
         has_frames = root is not None and (Path(root) / "data").is_dir()
-        return Found(meta, str(root) if has_frames else _folder_or_hub(meta, Path(meta.root), meta.revision, episodes))
+        return FoundDataset(
+            meta, str(root) if has_frames else _folder_or_hub(meta, Path(meta.root), meta.revision, episodes)
+        )
     return _copied(repo_id, root, root, revision, config=config, **options)
 
 
@@ -109,7 +111,7 @@ def _find_version2(
     episodes: Sequence[int] | None,
     config: FetchConfig | None,
     **options: Any,  # noqa: ANN401
-) -> Found:
+) -> FoundDataset:
     """Find a dataset that LeRobot says it is too new for, with that error: at home where it is whole, or on the Hub."""
     home = import_lerobots("lerobot.utils.constants").HF_LEROBOT_HOME / repo_id
     if revision is None and (home / "meta/info.json").exists() and _is_v2(home):
@@ -135,13 +137,13 @@ def _copied(
     config: FetchConfig | None,
     force_cache_sync: bool = False,
     **options: Any,  # noqa: ANN401
-) -> Found:
+) -> FoundDataset:
     """Read a copy of the metadata, which is there as long as this process, and new."""
     directory = tempfile.TemporaryDirectory(prefix="asyncfetch-meta-")
     atexit.register(directory.cleanup)
     with start_blocking_portal() as portal:
         episodes = portal.call(_copy_metadata, root, Path(directory.name), config)
-    return Found(_metadata_of(repo_id, root=directory.name, revision=revision, **options), source, episodes)
+    return FoundDataset(_metadata_of(repo_id, root=directory.name, revision=revision, **options), source, episodes)
 
 
 def _metadata_of(repo_id: str, **options: Any) -> Any:  # noqa: ANN401
@@ -154,7 +156,7 @@ def _is_v2(root: Path) -> bool:
 
 
 async def _copy_metadata(url: str, directory: Path, config: FetchConfig | None) -> list[int] | None:
-    """Copy it, and return the episodes that there are; None where none is missing."""
+    """Copy it, and return the numbers of all episodes; None where none is missing."""
     async with Fetcher(config) if config is not None else Fetcher() as fetcher:
 
         async def copy(path: str) -> memoryview:
