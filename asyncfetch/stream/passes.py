@@ -57,6 +57,10 @@ hundreds of thousands, and open a thousand episodes for them. Those of pictures 
 HANDED_OVER_MICRO_BATCHES = 5
 """Parcels beside those decoded ahead: the consumer's own, and four between the loop and a synchronous consumer, so that
 several cross for each time that one thread has to wake the other."""
+HANDED_OVER_TO_BATCHES = 2
+"""The same for batches of pictures. Rows of a batch take memory from its first one on, so those decoded ahead need
+room for two turns of the pool: with five micro-batches threads were idle for a tenth of the time, with two for a
+hundredth. One of pictures takes 40 ms to decode, so one wake-up for each is no matter."""
 
 
 class EpochSource(Protocol[ReadT]):
@@ -168,11 +172,12 @@ def _pass_maker(
     builder = stream.builder(opened)
     decoded_samples = config.decoded_max_bytes // builder.sample_bytes
     open_episodes = plan.order.open_episodes(placement)
+    handed_over = _handed_over(builder, memory)
     sizes = Sizes.within(
         decoded_samples,
         group_frames=plan.order.largest_group(),
         open_episodes=open_episodes,
-        jobs=2 * opened.decode_pool.threads + HANDED_OVER_MICRO_BATCHES,  # so that every thread has work
+        jobs=2 * opened.decode_pool.threads + handed_over,  # so that every thread has work
         max_job_samples=max(1, min(JOB_MAX_SAMPLES, JOB_BYTES // builder.sample_bytes)),
         readers=min(READERS_IN_TURNS, opened.decode_pool.threads),
     )
@@ -187,7 +192,7 @@ def _pass_maker(
         sizes=sizes,
         rows=rows,
         max_samples=min(
-            decoded_samples - HANDED_OVER_MICRO_BATCHES * sizes.job_samples,
+            decoded_samples - handed_over * sizes.job_samples,
             sizes.waiting_samples + AHEAD_JOBS * sizes.job_samples,
         ),
         max_episodes=max_episodes,
@@ -203,6 +208,12 @@ def _pass_maker(
         max_episodes=max_episodes,
         beyond=stream.plan(opened, placement, plan.progress.epoch + 1) if is_followed else None,
     )
+
+
+def _handed_over(builder: Builder, memory: BatchMemory | None) -> int:
+    """Return how many micro-batches, at most, are between those decoded ahead and the end of what the consumer does."""
+    are_large = builder.sample_bytes * JOB_MAX_SAMPLES > JOB_BYTES
+    return HANDED_OVER_MICRO_BATCHES if memory is None or not are_large else HANDED_OVER_TO_BATCHES
 
 
 class StreamIterator(Generic[R]):
@@ -300,7 +311,7 @@ def _deliver(
             partial(make, check=lambda: None, on_end=lambda: None, figures=figures, hands_over=True),
             consumer.micro_batches,
         ),
-        max_batches=HANDED_OVER_MICRO_BATCHES - 1,
+        max_batches=_handed_over(stream.builder(opened), memory) - 1,
         times=session.hand_over,
         on_ask=consumer.ask,
         on_given=consumer.give,

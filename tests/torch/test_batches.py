@@ -22,18 +22,23 @@ from torch.utils.data import DataLoader
 
 import asyncfetch as af
 import asyncfetch.torch.dataset as torch_dataset
-from asyncfetch.stream import Placement
+from asyncfetch.runtime.memory_pool import MemoryPool
+from asyncfetch.stream import Placement, passes
+from asyncfetch.stream.batch import PooledMemory, Rows
 from asyncfetch.testing import DatasetTruth, write_dataset
 from asyncfetch.testing.truth import EXTRAS, SNAPSHOT
 from asyncfetch.torch import handing_over
+from tests.conftest import all_others_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from asyncfetch.stream.jobs import Job
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
 SIZE = 4
-STEPS = 500
+STEPS = 2000
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 CONFIG: dict[str, Any] = {"lanes": 4, "pool_episodes": 4}
 
@@ -208,9 +213,10 @@ def test_what_is_held_of_a_batch_is_never_written_to(truth: DatasetTruth) -> Non
         assert torch.equal(last, like[TOP][-1:])
 
 
+@pytest.mark.timeout(120)
 def test_memory_is_used_again_and_flat_where_every_tenth_batch_is_kept_for_a_while(truth: DatasetTruth) -> None:
     stream = af.Stream(str(truth.root), features=[TOP], config=af.StreamConfig(**CONFIG))
-    dataset = af.torch.StreamDataset(stream, 8, drop_last=True)
+    dataset = af.torch.StreamDataset(stream, 6, drop_last=True)
     kept: deque[Any] = deque(maxlen=4)
     seen: set[int] = set()
     resident = []
@@ -225,6 +231,30 @@ def test_memory_is_used_again_and_flat_where_every_tenth_batch_is_kept_for_a_whi
     assert len(seen) < 40
     assert resident[1] - resident[0] < 16 * 2**20
     stream.close()
+
+
+async def test_rows_of_pictures_are_decoded_ahead_in_most_of_the_room_that_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else threads would have nothing to do at the end of each turn of the pool."""
+    write_dataset(tmp_path, episodes=(40, 40, 40, 40), width=64, height=64, cameras=[TOP], distinct_videos=1)
+    sample_bytes = 64 * 64 * 3 + 200
+    monkeypatch.setattr(passes, "JOB_BYTES", 8 * sample_bytes)
+    started: list[int] = []
+    rows_of = Rows.of
+
+    def of(rows: Rows, job: Job) -> Any:  # noqa: ANN401
+        started.extend(job.numbers)
+        return rows_of(rows, job)
+
+    monkeypatch.setattr(Rows, "of", of)
+    config = af.StreamConfig(decode_threads=1, decoded_max_bytes=64 * sample_bytes, **CONFIG)
+    stream = af.Stream(str(tmp_path), features=[TOP], config=config)
+    samples = stream.samples_of(Placement().in_batches(SIZE, drop_last=False), memory=PooledMemory(MemoryPool(1 << 20)))
+    async with samples as taken:
+        await anext(taken)
+        await all_others_wait()
+        assert 64 * 5 // 8 <= max(started) < 64
 
 
 def test_who_keeps_actions_keeps_no_pictures(truth: DatasetTruth) -> None:
