@@ -23,7 +23,7 @@ from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.protocols import Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -239,11 +239,18 @@ class OpenMixture:
     Args:
         config: Bounds, limits and threads of all together.
         members: Makes each dataset of an engine.
+        fit: Makes the pools of the open datasets as large as memory lets them be.
     """
 
-    def __init__(self, config: StreamConfig, members: Sequence[Callable[[DatasetEngine], LeRobotDataset]]) -> None:
+    def __init__(
+        self,
+        config: StreamConfig,
+        members: Sequence[Callable[[DatasetEngine], LeRobotDataset]],
+        fit: Callable[[Sequence[LeRobotDataset]], Awaitable[None]],
+    ) -> None:
         self.config = config
         self._members = members
+        self._fit = fit
         self._stack = AsyncExitStack()
         self.datasets: list[LeRobotDataset] = []
         self.pass_report: Callable[[], Report] | None = None
@@ -261,6 +268,7 @@ class OpenMixture:
             await gather(*(partial(open_one, dataset) for dataset in datasets))
             for dataset in datasets:
                 stack.push_async_exit(dataset)
+            await self._fit(datasets)
             self.datasets = datasets
             self._stack = stack.pop_all()
         return self

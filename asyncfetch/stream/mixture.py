@@ -24,6 +24,7 @@ from asyncfetch.stream.job_builder import JobBuilder, are_one
 from asyncfetch.stream.mixed import AsNamed, MixedBuilder, MixedOrder, OpenMixture
 from asyncfetch.stream.mixing import Batching, MixedEpoch, MixedRemaining, Mixing, StopOn, left_of_members
 from asyncfetch.stream.plan import PassPlan
+from asyncfetch.stream.pool import Drawn, Pool, fit
 from asyncfetch.stream.remaining import Remaining
 from asyncfetch.stream.shapes import Missing, Shape, shapes
 from asyncfetch.stream.source import SampleSource
@@ -159,7 +160,9 @@ class Mixture(SampleSource[OpenMixture]):
         opened = self._opened
         if opened is not None:
             return lambda: nullcontext(opened)
-        return partial(OpenMixture, self.config, [partial(_dataset, stream) for stream in self.streams])
+        members = [partial(_dataset, stream) for stream in self.streams]
+        pools = [(stream.pool, stream.episodes) for stream in self.streams]
+        return partial(OpenMixture, self.config, members, partial(_fit, pools))
 
     def plan(self, opened: OpenMixture, placement: Placement, epoch: int) -> PassPlan:
         """See SampleSource."""
@@ -310,6 +313,10 @@ def _dataset(stream: Stream, engine: DatasetEngine) -> LeRobotDataset:
     )
 
 
+async def _fit(pools: Sequence[tuple[Pool, tuple[int, ...] | None]], datasets: Sequence[LeRobotDataset]) -> None:
+    await fit([Drawn(pool, dataset, chosen) for (pool, chosen), dataset in zip(pools, datasets, strict=True)])
+
+
 def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
@@ -409,5 +416,6 @@ def _members(streams: Sequence[Stream], config: StreamConfig, schedule: Schedule
             pool = max(1, int(config.pool_episodes * weight / sum(most)))
             lanes, group_frames = min(config.lanes, 1 << (pool.bit_length() - 1)), config.group_frames
         twin.config = replace(config, lanes=lanes, pool_episodes=pool, group_frames=group_frames)
+        twin.pool = Pool(twin.config, is_shuffled=twin.shuffle)
         members.append(twin)
     return tuple(members)

@@ -97,7 +97,8 @@ class Stream(SampleSource[LeRobotDataset]):
         self.image_dtype: ImageDtype = image_dtype or "uint8"
         self.depth_unit: DepthUnit = depth_unit or "mm"
         self.config = stream_config(config)
-        self._pool = Pool(self.config)
+        self.pool: Pool = Pool(self.config, is_shuffled=shuffle)
+        """The pool of its order, which is fitted to memory when a dataset is opened."""
         self.has_config = config is not None
         """True if it was given one."""
         super().__init__(seed, transform)
@@ -122,8 +123,8 @@ class Stream(SampleSource[LeRobotDataset]):
             shuffle=self.shuffle,
             seed=self.seed,
             epoch=epoch,
-            lanes=self._pool.lanes,
-            pool_episodes=self._pool.episodes,
+            lanes=self.pool.lanes,
+            pool_episodes=self.pool.episodes,
             group_frames=self.config.group_frames or dataset.group_frames,
         )
         return order, selection
@@ -223,7 +224,7 @@ class Stream(SampleSource[LeRobotDataset]):
                 depth_unit=self.depth_unit,
                 config=self.config,
             )
-        return partial(Fitted, self._pool, opener, self.episodes) if self.shuffle else opener
+        return partial(Fitted, self.pool, opener, self.episodes) if self.shuffle else opener
 
     def __getstate__(self) -> dict[str, Any]:
         if self.is_open:

@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import asyncfetch as af
 import asyncfetch.stream.prefetcher
+from asyncfetch.stream.pool import pools_that_fit
 from asyncfetch.stream.prefetcher import EpisodePrefetcher
 from asyncfetch.stream.protocols import Origin
 from asyncfetch.testing import write_dataset
@@ -178,18 +180,68 @@ async def test_the_figure_is_for_the_episodes_that_there_are(tmp_path: Path, max
             assert len(await read(af.Stream(dataset, seed=epoch))) == truth.num_frames
 
 
-async def test_the_figure_of_a_mixture_is_for_the_pools_of_all_its_members(truths: list[DatasetTruth]) -> None:
-    def mixture(max_bytes: int) -> af.Mixture:
-        streams = [af.Stream(str(truth.root)) for truth in truths]
-        config = af.StreamConfig(max_bytes=max_bytes)
-        return af.Mixture(streams, weights=[1, 1, 1], stop_on=60, missing="drop", config=config)
+def mixture_of(truths: list[DatasetTruth], max_bytes: int, **options: Any) -> af.Mixture:  # noqa: ANN401
+    streams = [af.Stream(str(truth.root)) for truth in truths]
+    config = af.StreamConfig(max_bytes=max_bytes, decode_threads=1, **options)
+    return af.Mixture(streams, weights=[1, 2, 1], stop_on=60, missing="drop", config=config)
 
-    with pytest.raises(af.CacheError) as caught:
-        async with mixture(2000).samples() as samples:
-            await anext(samples)
-    enough = advised(caught.value, pool_episodes=sum(length > 0 for truth in truths for length in truth.lengths))
-    async with mixture(enough).samples() as samples:
+
+async def test_a_mixture_without_room_for_an_episode_of_each_is_an_error_before_the_first_sample(
+    truths: list[DatasetTruth],
+) -> None:
+    with pytest.raises(af.CacheError, match="each of its 3 datasets") as caught:
+        await mixture_of(truths, 2000).samples().__aenter__()
+    said = re.search(r"at least (\d+)", str(caught.value))
+    assert said is not None
+    async with mixture_of(truths, int(said[1])).samples() as samples:
         assert len([sample async for sample in samples]) == 60
+
+
+async def test_the_pools_of_a_mixture_are_parts_of_one_and_shrink_alike_where_that_does_not_fit(
+    truths: list[DatasetTruth], caplog: pytest.LogCaptureFixture
+) -> None:
+    def pools(mixture: af.Mixture) -> list[tuple[int, int]]:
+        return [(stream.pool.episodes, stream.pool.lanes) for stream in mixture.streams]
+
+    mixture = mixture_of(truths, 16_000, lanes=8, pool_episodes=8)
+    assert pools(mixture) == [(2, 2), (4, 4), (2, 2)]
+    async with mixture.samples() as samples:
+        assert len([sample async for sample in samples]) == 60
+    (warning,) = caplog.messages
+    said = re.search(r"clips of (\d) episodes of a mixture's 3 datasets .*pool_episodes=8: .* max_bytes=(\d+)", warning)
+    assert said is not None
+    assert 3 <= int(said[1]) == sum(episodes for episodes, _ in pools(mixture)) < 8
+    caplog.clear()
+    enough = mixture_of(truths, int(said[2]), lanes=8, pool_episodes=8)
+    async with enough.samples() as samples:
+        assert len([sample async for sample in samples]) == 60
+    assert not caplog.messages
+    assert pools(enough) == [(2, 2), (4, 4), (2, 2)]
+
+
+@given(
+    sizes=st.lists(st.lists(st.integers(0, 50), max_size=12), min_size=1, max_size=4),
+    data=st.data(),
+    room=st.integers(0, 2000),
+)
+def test_pools_that_fit_are_the_largest_parts_of_what_was_asked_for(
+    sizes: list[list[int]], data: st.DataObject, room: int
+) -> None:
+    asked = [data.draw(st.integers(1, 20)) for _ in sizes]
+    arrays = [np.array(each, np.float64) for each in sizes]
+    found = pools_that_fit(arrays, asked, room)
+
+    def needed(pools: list[int]) -> int:
+        ordered = [sorted(each, reverse=True) for each in sizes]
+        held = sum(sum(each[:pool]) for each, pool in zip(ordered, pools, strict=True))
+        return held + max(sum(each[pool : pool + 1]) for each, pool in zip(ordered, pools, strict=True))
+
+    assert all(1 <= pool <= most for pool, most in zip(found, asked, strict=True))
+    assert needed(found) <= room or max(found) == 1
+    if needed(asked) <= room:
+        assert found == asked
+    elif len(sizes) == 1 and found[0] + 4 < asked[0]:
+        assert needed([found[0] + 4]) > room
 
 
 @pytest.mark.timeout(60)
