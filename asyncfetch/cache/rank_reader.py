@@ -21,6 +21,7 @@ import os
 import pickle
 import socket
 import struct
+import weakref
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -55,6 +56,18 @@ _PEER = struct.Struct("3i")
 """pid, uid and gid, of SO_PEERCRED."""
 _BACKLOG = 1024
 """The most workers that a rank may have."""
+
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+"""Sockets that a forked child must not keep: with a copy of one, the others wouldn't notice that this process ended."""
+
+
+def _close_in_child() -> None:
+    for each in tuple(_sockets):
+        each.close()
+    _sockets.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class _Lent(NamedTuple):
@@ -123,6 +136,7 @@ class _Server:
 
     async def attend(self, connection: socket.socket) -> None:
         """One worker, until it closes its connection."""
+        _sockets.add(connection)
         try:
             _check_peer(connection)
         except WorkerError:
@@ -412,6 +426,7 @@ class RankReader:
     async def _connect(self) -> _Line | None:
         """A line to the server, which this becomes where there is none; None where one was just about to be."""
         connection = socket.socket(socket.AF_UNIX)
+        _sockets.add(connection)
         try:
             connection.setblocking(False)
             await asyncio.get_running_loop().sock_connect(connection, self._address)
@@ -430,6 +445,7 @@ class RankReader:
 
     def _become_server(self) -> None:
         listener = socket.socket(socket.AF_UNIX)
+        _sockets.add(listener)
         try:
             listener.setblocking(False)
             listener.bind(self._address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,50 @@ async def test_each_byte_is_asked_for_once_and_lies_in_memory_once(server: Range
         empty = await first.lease(url, 7, 7)
         assert empty is not None
         assert bytes(empty.view) == b""
+
+
+async def test_who_ask_at_one_time_share_a_request(server: RangeServer, readers: Readers) -> None:
+    lent: list[Lease | None] = []
+
+    async def ask(reader: RankReader) -> None:
+        lent.append(await reader.lease(f"{server.url}/a", 1000, 9000))
+
+    async with readers.one() as first, readers.one() as second, anyio.create_task_group() as group:
+        for reader in (first, second, first):
+            group.start_soon(ask, reader)
+    assert [bytes(each.view) for each in lent if each is not None] == 3 * [DATA[1000:9000]]
+    assert len(server.requests) == 1
+
+
+FORKS = """if True:
+    import asyncio, os, sys
+    from asyncfetch.cache.rank_reader import RankReader
+    from asyncfetch.fetch import Fetcher
+
+    async def main(name, url):
+        async with RankReader(name, Fetcher, clips_bytes=1 << 20, small_bytes=1 << 20, workers=2) as reader:
+            await reader.stat(url)
+            if not os.fork():
+                sys.stdin.read()
+                os._exit(0)
+            print("forked", flush=True)
+            os._exit(0)
+
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_a_child_that_outlives_the_one_who_reads_is_no_reader(server: RangeServer) -> None:
+    """As a transform may start one by fork."""
+    name, url = secrets.token_hex(8), f"{server.url}/a"
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, name, url]
+    async with await anyio.open_process(command, stderr=None) as process:
+        assert process.stdout is not None
+        assert (await process.stdout.receive()).strip() == b"forked"
+        await process.wait()
+        with anyio.fail_after(10):
+            async with RankReader(name, Fetcher, clips_bytes=1 << 20, small_bytes=1 << 20, workers=2) as reader:
+                assert (await reader.stat(url)).size == len(DATA)
 
 
 async def test_where_the_one_who_reads_ends_another_takes_its_place(server: RangeServer, readers: Readers) -> None:
