@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from asyncfetch.stream.job_builder import JobBuilder, Transform
     from asyncfetch.stream.mixing import MixedEpoch, MixedRemaining, Walk
     from asyncfetch.stream.order import Affinities, Order, SlotAssignment, Visits
-    from asyncfetch.stream.remaining import AffinityWalk
     from asyncfetch.stream.shapes import Shape
 
 __all__ = ["AsNamed", "MixedBuilder", "MixedOrder", "OpenMixture"]
@@ -81,7 +80,9 @@ class MixedOrder:
         self._epoch = epoch
         self._lengths = lengths
         self._orders = orders
-        self._firsts = [of(0)[0] for of, length in zip(orders, lengths, strict=True) if length]
+        firsts = [of(0)[0] for of in orders]
+        self._firsts = [order for order, length in zip(firsts, lengths, strict=True) if length]
+        self._ends = np.cumsum([0, *(len(order.lengths) for order in firsts)]).tolist()
 
     def __len__(self) -> int:
         return self._epoch.total
@@ -123,14 +124,14 @@ class MixedOrder:
                 found[member] = (number, self._orders[member](cycle)[0].assignment(place))
         return found
 
-    def affinities(self, assignment: Mapping[int, tuple[int, SlotAssignment]], ranks: int) -> AffinityWalk:
-        """See SharedOrder."""
+    def affinities(self, assignment: Mapping[int, tuple[int, SlotAssignment]], ranks: int) -> _MixedSlots:
+        """See SharedOrder. They number episodes through all members, and go on in the members' next epochs."""
 
         def enter(member: int, number: int) -> Affinities:
             order, known = self._entered(member, number, assignment)
             return order.affinities(known, ranks)
 
-        return _MixedSlots(self._epoch, self._lengths, enter)
+        return _MixedSlots(self._epoch, self._lengths, enter, self._ends)
 
     def steps(
         self, positions: Iterable[int], assignment: Mapping[int, tuple[int, SlotAssignment]] | None = None
@@ -190,33 +191,48 @@ class _MixedSlots:
         epoch: MixedEpoch | MixedRemaining,
         lengths: Sequence[int],
         enter: Callable[[int, int], Affinities],
+        firsts: Sequence[int],
     ) -> None:
         self._epoch = epoch
         self._lengths = lengths
         self._enter = enter
+        self._firsts = firsts
+        """The number of each member's first episode, and how many there are."""
         self._walk: Walk | None = None
         self._open: dict[int, tuple[int, Affinities]] = {}  # by member, with its epoch
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
         """See AffinityWalk."""
+        found = np.empty(len(positions))
+        for _, places, affinities, numbers in self._parts(positions):
+            found[places] = affinities.at(numbers)
+        return found
+
+    def episodes(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """See traffic.NamedWalk."""
+        found = np.empty(len(positions), np.int64)
+        for first, places, affinities, numbers in self._parts(positions):
+            found[places] = affinities.episodes(numbers) + first
+        return found
+
+    def _parts(self, positions: NDArray[np.int64]) -> Iterator[tuple[int, list[int], Affinities, NDArray[np.int64]]]:
+        """The positions by member and its epoch: its first episode's number, places, affinities, and numbers of samples."""
         if self._walk is None:
             self._walk = self._epoch.walk(int(positions[0]))
-        places: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        parts: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for place, position in enumerate(positions.tolist()):
             given = self._walk.at(position)
             assert given is not None
             cycle, number = divmod(given.number, self._lengths[given.member])
-            those, numbers = places.setdefault((given.member, cycle), ([], []))
-            those.append(place)
+            places, numbers = parts.setdefault((given.member, cycle), ([], []))
+            places.append(place)
             numbers.append(number)
-        found = np.empty(len(positions))
-        for (member, cycle), (those, numbers) in places.items():
+        for (member, cycle), (places, numbers) in parts.items():
             opened = self._open.get(member)
             if opened is None or opened[0] != cycle:
                 number = cycle * self._lengths[member] + numbers[0]
                 opened = self._open[member] = cycle, self._enter(member, number)
-            found[those] = opened[1].at(np.array(numbers, np.int64))
-        return found
+            yield cycle * self._firsts[-1] + self._firsts[member], places, opened[1], np.array(numbers, np.int64)
 
 
 @dataclass(frozen=True, slots=True)

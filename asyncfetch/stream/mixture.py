@@ -225,6 +225,13 @@ class Mixture(SampleSource[OpenMixture]):
         orders = [partial(stream.order, dataset) for stream, dataset in members]
         return MixedOrder(mixed, self._lengths(opened), orders)
 
+    def _whole(
+        self, opened: OpenMixture, layout: Placement
+    ) -> tuple[MixedOrder, list[tuple[LeRobotDataset, Sequence[int]]]]:
+        members = zip(self.streams, opened.datasets, strict=True)
+        selections = [(dataset, stream.order(dataset, 0)[1]) for stream, dataset in members]
+        return self._order(opened, self._epoch(opened, layout, self.epoch)[1]), selections
+
     def builder(self, opened: OpenMixture) -> MixedBuilder:
         """See SampleSource."""
         return MixedBuilder(

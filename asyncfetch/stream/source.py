@@ -35,19 +35,21 @@ from asyncfetch.stream.state import (
     is_beginning,
     is_finished,
 )
+from asyncfetch.stream.traffic import TrafficPlan, traffic, weigh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from typing import Never
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import DatasetStatistics
+    from asyncfetch.lerobot import DatasetStatistics, LeRobotDataset
     from asyncfetch.stream.batch import BatchMemory
     from asyncfetch.stream.figures import FiguresPage
     from asyncfetch.stream.job_builder import Builder, Transform
     from asyncfetch.stream.plan import PassPlan
     from asyncfetch.stream.protocols import Origin
+    from asyncfetch.stream.traffic import NamedOrder
 
 __all__ = ["SampleSource"]
 
@@ -127,6 +129,10 @@ class SampleSource(ABC, Generic[R]):
     @abstractmethod
     def _total(self, opened: R, placement: Placement, epoch: int) -> int:
         """Samples of an epoch."""
+
+    @abstractmethod
+    def _whole(self, opened: R, layout: Placement) -> tuple[NamedOrder, Sequence[tuple[LeRobotDataset, Sequence[int]]]]:
+        """Return the order of the whole next epoch, and the datasets and episodes that it speaks of."""
 
     @property
     def is_open(self) -> bool:
@@ -479,6 +485,27 @@ class SampleSource(ABC, Generic[R]):
         """
         opened = self._open_session().opened()
         return MemoryPlan.of(self.config, self.builder(opened).sample_bytes, batch_size or 0, num_workers)
+
+    def traffic_plan(self, *, world_size: int = 1, num_workers: int = 0, batch_size: int | None = None) -> TrafficPlan:
+        """Return what the next epoch fetches, told from lengths and indexes alone: nothing of it is read.
+
+        Takes about a second for 5 million frames, of a mixture ten, and the indexes of up to 1,024 episodes' videos of
+        each dataset. Of an episode that comes in two epochs of a mixture's member it counts both.
+
+        Args:
+            world_size: Ranks that share it.
+            num_workers: Loader workers of each, which read as one: whatever their number, it costs the same.
+            batch_size: Of the batches that ``StreamDataset`` makes; None where the loader makes them.
+
+        Raises:
+            ConfigError: There can't be so many.
+            FetchError, FormatError, DatasetError: The dataset, or an index, can't be read.
+        """
+        layout = Placement(0, world_size, workers=max(1, num_workers)).in_batches(batch_size, drop_last=False)
+        session = self._open_session()
+        order, datasets = self._whole(session.opened(), layout)
+        weighed = [session.thread.run(weigh, dataset, selection) for dataset, selection in datasets]
+        return TrafficPlan(world_size, num_workers, batch_size, *traffic(order, layout, weighed))
 
     def close(self) -> None:
         """End the loop thread of the synchronous iteration, if there is one. The stream can be iterated again."""

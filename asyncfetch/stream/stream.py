@@ -7,8 +7,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from asyncfetch.config import PrivateUrl, stream_config
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ConfigError, UsageError
@@ -16,26 +14,26 @@ from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, o
 from asyncfetch.ranges import index_of
 from asyncfetch.stream.job_builder import JobBuilder
 from asyncfetch.stream.order import Order
-from asyncfetch.stream.placement import Placement
 from asyncfetch.stream.plan import PassPlan
 from asyncfetch.stream.pool import Fitted, Pool
 from asyncfetch.stream.protocols import Origin
 from asyncfetch.stream.remaining import Remaining
 from asyncfetch.stream.source import SampleSource
 from asyncfetch.stream.state import EpochProgress
-from asyncfetch.stream.traffic import TrafficPlan, traffic, weigh
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from asyncfetch.config import StreamConfig
     from asyncfetch.lerobot import DepthUnit, ImageDtype, Windows
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.stream.job_builder import Transform
+    from asyncfetch.stream.placement import Placement
 
 __all__ = ["Stream", "distinct_episodes"]
 
@@ -162,38 +160,11 @@ class Stream(SampleSource[LeRobotDataset]):
         chosen = None if self.episodes is None else hashlib.sha256(str(self.episodes).encode()).hexdigest()
         return {"episodes": chosen, **order.identity()}
 
-    def traffic_plan(self, *, world_size: int = 1, num_workers: int = 0, batch_size: int | None = None) -> TrafficPlan:
-        """Return what the next epoch fetches, told from lengths and indexes alone: nothing of it is read.
-
-        Takes about a second for 5 million frames, and the indexes of up to 1,024 episodes' videos.
-
-        Args:
-            world_size: Ranks that share it.
-            num_workers: Loader workers of each, which read as one: whatever their number, it costs the same.
-            batch_size: Of the batches that ``StreamDataset`` makes; None where the loader makes them.
-
-        Raises:
-            ConfigError: There can't be so many.
-            FetchError, FormatError, DatasetError: The dataset, or an index, can't be read.
-        """
-        layout = Placement(0, world_size, workers=max(1, num_workers)).in_batches(batch_size, drop_last=False)
-        session = self._open_session()
-        dataset = session.opened()
-        order, selection = self.order(dataset, self.epoch)
-        episodes, lengths = np.array(selection, np.int64), order.lengths.astype(np.int64)
-        sizes = session.thread.run(weigh, dataset, episodes, lengths)
-        places = dataset.episodes.positions(selection)
-        files = [dataset.episodes.video_files(camera)[places] for camera in dataset.cameras]
-        fetched_bytes, largest_bytes, requests = traffic(order, layout, sizes, files)
-        return TrafficPlan(
-            world_size=world_size,
-            num_workers=num_workers,
-            batch_size=batch_size,
-            least_bytes=round(sizes.sum()),
-            fetched_bytes=fetched_bytes,
-            largest_rank_bytes=largest_bytes,
-            requests=requests,
-        )
+    def _whole(
+        self, opened: LeRobotDataset, layout: Placement
+    ) -> tuple[Order, list[tuple[LeRobotDataset, Sequence[int]]]]:
+        order, selection = self.order(opened, self.epoch)
+        return order, [(opened, selection)]
 
     def builder(self, opened: LeRobotDataset) -> JobBuilder:
         """See SampleSource."""

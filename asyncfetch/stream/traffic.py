@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from asyncfetch.runtime.concurrently import gather
-from asyncfetch.stream.remaining import Deal, Remaining
+from asyncfetch.stream.remaining import AffinityWalk, Deal, Remaining, SharedOrder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from asyncfetch.lerobot import LeRobotDataset
-    from asyncfetch.stream.order import Order
     from asyncfetch.stream.placement import Placement
 
-__all__ = ["Readers", "TrafficPlan", "readers", "traffic", "weigh"]
+__all__ = ["NamedOrder", "Readers", "TrafficPlan", "Weighed", "readers", "traffic", "weigh"]
 
 _WEIGHED = 1024
 """Episodes whose bytes are asked for, spread over the dataset; those of the others go by their frames."""
@@ -38,7 +39,7 @@ class TrafficPlan:
     num_workers: int
     batch_size: int | None
     least_bytes: int
-    """Bytes of all clips, each once."""
+    """Bytes of all clips of the epoch, each once."""
     fetched_bytes: int
     """Bytes that all ranks and their workers fetch."""
     largest_rank_bytes: int
@@ -52,10 +53,28 @@ class Readers(NamedTuple):
 
     ranks: NDArray[np.int64]
     episodes: NDArray[np.int64]
-    """Positions in the selection that the order was made for."""
+    """Positions in the selection that the order was made for; of a mixture's see ``MixedOrder.slots``."""
 
 
-def readers(order: Order, layout: Placement) -> Readers:
+class NamedWalk(AffinityWalk, Protocol):
+    """A walk that tells of episodes, too."""
+
+    def episodes(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those at these positions, which ascend."""
+        ...
+
+
+class NamedOrder(SharedOrder, Protocol):
+    """An order that tells of episodes where it tells of affinities."""
+
+    def __len__(self) -> int: ...
+
+    def affinities(self, assignment: Any, ranks: int) -> NamedWalk:  # noqa: ANN401
+        """See SharedOrder."""
+        ...
+
+
+def readers(order: NamedOrder, layout: Placement) -> Readers:
     """Return who reads which episode in a whole epoch. Takes a second for 5 million samples and few ranks.
 
     Args:
@@ -63,7 +82,7 @@ def readers(order: Order, layout: Placement) -> Readers:
         layout: That all ranks have, whichever of them it is.
     """
     deal = Deal(Remaining(), len(order), layout, order)
-    affinities = order.affinities(order.assignment(), layout.world_size)
+    affinities = order.affinities(order.assignment(0), layout.world_size)
     step_samples = deal.step_samples * layout.world_size
     found = [np.zeros(0, np.int64)]
     together: list[NDArray[np.int64]] = []
@@ -80,32 +99,45 @@ def readers(order: Order, layout: Placement) -> Readers:
     return Readers(ranks, episodes)
 
 
-async def weigh(
-    dataset: LeRobotDataset, episodes: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Bytes of each episode's clips; of more than 1,024 episodes, most by their frames. Fetches indexes of videos."""
+class Weighed(NamedTuple):
+    """The episodes of one dataset."""
+
+    sizes: NDArray[np.float64]
+    """Bytes of each one's clips."""
+    files: list[NDArray[np.int64]]
+    """Of each camera, a number for the file that an episode is in."""
+
+
+async def weigh(dataset: LeRobotDataset, selection: Sequence[int]) -> Weighed:
+    """Weigh the selected ones; of more than 1,024, most by their frames. Fetches indexes of videos."""
+    places = dataset.episodes.positions(selection)
+    lengths = dataset.episodes.lengths[places].astype(np.int64)
     there = np.flatnonzero(lengths)
     chosen = there[np.linspace(0, len(there) - 1, min(len(there), _WEIGHED)).astype(np.int64)]
-    found = await gather(*(partial(dataset.range_bytes, int(episode)) for episode in episodes[chosen]))
+    found = await gather(*(partial(dataset.range_bytes, int(selection[place])) for place in chosen.tolist()))
     sizes = np.array(found, np.float64)
     estimated: NDArray[np.float64] = lengths * (sizes.sum() / max(1, lengths[chosen].sum()))
     estimated[chosen] = sizes
-    return estimated
+    return Weighed(estimated, [dataset.episodes.video_files(camera)[places] for camera in dataset.cameras])
 
 
-def traffic(
-    order: Order, layout: Placement, sizes: NDArray[np.float64], files: list[NDArray[np.int64]]
-) -> tuple[int, int, int]:
-    """Bytes of an epoch, those of the rank that fetches most, and requests.
+def traffic(order: NamedOrder, layout: Placement, datasets: Sequence[Weighed]) -> tuple[int, int, int, int]:
+    """Bytes of what an epoch holds, each once; those fetched, those of the rank that fetches most, and requests.
 
     Args:
         order: Of the epoch.
         layout: Of all ranks.
-        sizes: Of each episode's clips.
-        files: Of each camera, a number for the file that an episode is in.
+        datasets: Those that it is of.
     """
     read = readers(order, layout)
-    by_rank = np.bincount(read.ranks, weights=sizes[read.episodes], minlength=1)
-    indexes = sum(len(np.unique(np.stack([read.ranks, each[read.episodes]]), axis=1).T) for each in files)
-    requests = len(read.episodes) * (len(files) + 1) + indexes
-    return round(by_rank.sum()), round(by_rank.max()), requests
+    sizes = np.concatenate([each.sizes for each in datasets])
+    found = read.episodes % max(1, len(sizes))  # a mixture's member may come to more than one of its epochs
+    by_rank = np.bincount(read.ranks, weights=sizes[found], minlength=1)
+    requests = start = 0
+    for each in datasets:
+        theirs = (found >= start) & (found < start + len(each.sizes))
+        ranks, places = read.ranks[theirs], found[theirs] - start
+        indexes = sum(len(np.unique(np.stack([ranks, files[places]]), axis=1).T) for files in each.files)
+        requests += len(places) * (len(each.files) + 1) + indexes
+        start += len(each.sizes)
+    return round(sizes[np.unique(found)].sum()), round(by_rank.sum()), round(by_rank.max()), requests

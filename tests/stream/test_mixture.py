@@ -57,9 +57,9 @@ def keys(samples: Iterable[dict[str, Any]]) -> list[Key]:
     return list(map(key, samples))
 
 
-def saved(state: dict[str, Any]) -> dict[str, Any]:
+def saved(state: dict[str, Any], most: int = 1000) -> dict[str, Any]:
     copied: dict[str, Any] = json.loads(json.dumps(state))
-    assert len(json.dumps(state)) < 1000
+    assert len(json.dumps(state)) < most
     return copied
 
 
@@ -157,7 +157,7 @@ async def test_consumers_share_it_and_others_go_on(truths: list[DatasetTruth], d
                     if sample is not None:
                         given.append(key(sample))
                 states.append(samples.state_dict())
-        state = saved(merge_states(states))
+        state = saved(merge_states(states), 4000)  # what slow ranks lack, which is anywhere, is told one by one
     mixed = make()
     mixed.load_state_dict(state or {})
     async with mixed.samples(epoch=0) as samples:

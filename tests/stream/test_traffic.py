@@ -13,8 +13,9 @@ from asyncfetch.stream import Placement
 from asyncfetch.testing import RangeServer, write_dataset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from asyncfetch.stream.traffic import TrafficPlan
     from asyncfetch.testing import DatasetTruth
 
 CONFIG = af.StreamConfig(
@@ -36,11 +37,25 @@ def server(large: DatasetTruth) -> Iterator[RangeServer]:
         yield server
 
 
+def stream_of(url: str) -> af.Stream:
+    return af.Stream(url, config=CONFIG)
+
+
+def mixture_of(url: str) -> af.Mixture:
+    parts = [range(5), range(5, 10)]
+    return af.Mixture([af.Stream(url, episodes=part) for part in parts], [44, 56], stop_on=100, config=CONFIG)
+
+
+@pytest.mark.parametrize("make", [stream_of, mixture_of])
 @pytest.mark.parametrize(("ranks", "batch"), [(1, None), (2, 4), (3, None), (2, None)])
 def test_what_is_told_is_what_a_server_counts(
-    large: DatasetTruth, server: RangeServer, ranks: int, batch: int | None
+    large: DatasetTruth,
+    server: RangeServer,
+    make: Callable[[str], af.Stream | af.Mixture],
+    ranks: int,
+    batch: int | None,
 ) -> None:
-    told = af.Stream(server.url, config=CONFIG)
+    told = make(server.url)
     plan = told.traffic_plan(world_size=ranks, batch_size=batch)
     for_workers = told.traffic_plan(world_size=ranks, num_workers=8, batch_size=batch)
     assert replace(for_workers, num_workers=0) == plan  # those of a rank read as one
@@ -50,7 +65,7 @@ def test_what_is_told_is_what_a_server_counts(
     for rank in range(ranks):
         server.reset()
         placement = Placement(rank, ranks).in_batches(batch, drop_last=False)
-        stream = af.Stream(server.url, config=CONFIG)
+        stream = make(server.url)
         for _ in stream.iterate(placement, epoch=0):
             pass
         stream.close()
@@ -63,6 +78,23 @@ def test_what_is_told_is_what_a_server_counts(
     assert sum(clips.values()) == plan.least_bytes
     assert (sum(fetched), max(fetched)) == (plan.fetched_bytes, plan.largest_rank_bytes)
     assert len(clips) == 2 * sum(length > 0 for length in large.lengths)
+
+
+def test_a_member_of_a_mixture_that_begins_anew_is_fetched_anew(large: DatasetTruth) -> None:
+    def plan(samples: int) -> TrafficPlan:
+        streams = [af.Stream(str(large.root), episodes=[1]), af.Stream(str(large.root), episodes=[3])]
+        mixture = af.Mixture(streams, [1, 1], stop_on=samples, config=CONFIG)
+        found = mixture.traffic_plan()
+        mixture.close()
+        return found
+
+    once = plan(24)  # 12 of 14 frames, and 12 of 12
+    assert once.fetched_bytes == once.least_bytes
+    assert once.requests == 2 * (2 + 1) + 2 * 2
+    thrice = plan(2 * 30)
+    assert thrice.least_bytes == once.least_bytes
+    assert 2.9 * once.least_bytes < thrice.fetched_bytes <= 3 * once.least_bytes
+    assert thrice.requests == 6 * (2 + 1) + 2 * 2
 
 
 def test_most_of_many_episodes_go_by_their_frames(large: DatasetTruth, monkeypatch: pytest.MonkeyPatch) -> None:
