@@ -18,6 +18,7 @@ workers read as one, whether they or the loader make the batches, so nothing is 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -116,6 +117,48 @@ def order_of(kind: str, episodes: int) -> Order:
     return Order(lengths, shuffle=True, seed=0, epoch=0, lanes=SEATS, pool_episodes=SEATS, group_frames=2)
 
 
+class WalkedOrder:
+    """An order that was gone through once, whatever the number of ranks. See NamedOrder."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._known: dict[bool, _Known] = {}
+        self.slots, self.affinity_stop = order.slots, order.affinity_stop
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def assignment(self, position: int) -> None:
+        """All are known."""
+
+    def affinities(self, assignment: None, ranks: int) -> _Known:
+        """See NamedOrder."""
+        walk, again = (self._order.affinities(self._order.assignment(), ranks) for _ in range(2))
+        if walk.keeps_together not in self._known:
+            positions = np.arange(len(self))
+            self._known[walk.keeps_together] = _Known(walk.at(positions), again.episodes(positions))
+        return self._known[walk.keeps_together]
+
+
+@dataclass(frozen=True)
+class _Known:
+    affinities: NDArray[np.float64]
+    """By position."""
+    named: NDArray[np.int64]
+
+    def at(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
+        return self.affinities[positions]
+
+    def episodes(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.named[positions]
+
+
+@functools.lru_cache(maxsize=1)
+def walked_order_of(kind: str, episodes: int) -> WalkedOrder:
+    """The same order, asked for again and again."""
+    return WalkedOrder(order_of(kind, episodes))
+
+
 def layout_of(ranks: int, batch: int | None = 32) -> Placement:
     """As a StreamDataset has it."""
     return Placement(0, ranks).in_batches(batch, drop_last=False)
@@ -123,8 +166,7 @@ def layout_of(ranks: int, batch: int | None = 32) -> Placement:
 
 def count(kind: str, episodes: int, ranks: int, batch: int | None = 32) -> Counted:
     """From the order alone."""
-    order = order_of(kind, episodes)
-    read = readers(order, layout_of(ranks, batch))
+    read = readers(walked_order_of(kind, episodes), layout_of(ranks, batch))
     by_rank = np.bincount(read.ranks, minlength=ranks)
     least = (SEATS + ranks - math.gcd(SEATS, ranks)) / SEATS
     fetched, largest = len(read.episodes) / episodes, float(by_rank.max() * ranks / by_rank.sum())

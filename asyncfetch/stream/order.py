@@ -492,7 +492,7 @@ class Affinities:
     def __init__(self, order: Order, assignment: SlotAssignment, *, keeps_together: bool) -> None:
         self._order = order
         self._assignment = assignment
-        self._keeps_together = keeps_together
+        self.keeps_together = keeps_together
         self._affinities: dict[int, float] = {}  # by slot
         self._begin = self._end = 0
         self._turns, self._episodes = np.zeros(0), np.zeros(0, np.int64)
@@ -537,7 +537,7 @@ class Affinities:
             self._end = self._begin + len(slots)
 
     def _affinity(self, slot: int) -> float:
-        slot = self._assignment.home(slot) if self._keeps_together else slot
+        slot = self._assignment.home(slot) if self.keeps_together else slot
         if slot not in self._affinities:
             self._affinities[slot] = self._order.affinity(slot)
         return self._affinities[slot]
