@@ -13,6 +13,7 @@ proportional, what several processes share counted once, at its peak: goals 1,17
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import itertools
 import json
@@ -59,6 +60,8 @@ class Case:
     cameras: int = 2
     window: int = 1
     batch: int = 32
+    transform_loops: int = 0
+    """Of Python in a transform of each sample; none where there is no transform."""
 
 
 BASE = Case()
@@ -70,7 +73,15 @@ CASES = {
     "camera": replace(BASE, name="one camera", cameras=1),
     "window": replace(BASE, name="windows of 2", window=2),
     "small": replace(BASE, name="224x224", width=224, height=224),
+    "transform": replace(BASE, name="a transform in Python, some 4 ms a sample", transform_loops=100_000),
 }
+
+
+def be_busy(loops: int, sample: dict[str, Any]) -> dict[str, Any]:
+    """A transform that holds Python's lock."""
+    for number in range(loops):
+        number * number
+    return sample
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,7 @@ def items(job: Job) -> Iterator[Iterator[int]]:
         job.url,
         features=["observation.state", "action", *chosen],
         image_dtype=case.image_dtype,  # type: ignore[arg-type]
+        transform=functools.partial(be_busy, case.transform_loops) if case.transform_loops else None,
         windows={} if case.window == 1 else {key: af.frames(*range(1 - case.window, 1)) for key in chosen},
         config=af.StreamConfig(fetch=af.FetchConfig(ca_file=job.ca_file)),
     )
