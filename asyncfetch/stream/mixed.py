@@ -216,7 +216,7 @@ class _MixedSlots:
         return found
 
     def _parts(self, positions: NDArray[np.int64]) -> Iterator[tuple[int, list[int], Affinities, NDArray[np.int64]]]:
-        """The positions by member and its epoch: its first episode's number, places, affinities, and numbers of samples."""
+        """The positions by member and its epoch: its first episode, places, affinities, and numbers of samples."""
         if self._walk is None:
             self._walk = self._epoch.walk(int(positions[0]))
         parts: dict[tuple[int, int], tuple[list[int], list[int]]] = {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncfetch.lerobot import LeRobotDataset
     from asyncfetch.stream.placement import Placement
 
-__all__ = ["NamedOrder", "Readers", "TrafficPlan", "Weighed", "readers", "traffic", "weigh"]
+__all__ = ["EpisodeWeights", "NamedOrder", "Readers", "TrafficPlan", "readers", "traffic", "weigh"]
 
 _WEIGHED = 1024
 """Episodes whose bytes are asked for, spread over the dataset; those of the others go by their frames."""
@@ -99,7 +99,7 @@ def readers(order: NamedOrder, layout: Placement) -> Readers:
     return Readers(ranks, episodes)
 
 
-class Weighed(NamedTuple):
+class EpisodeWeights(NamedTuple):
     """The episodes of one dataset."""
 
     sizes: NDArray[np.float64]
@@ -108,7 +108,7 @@ class Weighed(NamedTuple):
     """Of each camera, a number for the file that an episode is in."""
 
 
-async def weigh(dataset: LeRobotDataset, selection: Sequence[int]) -> Weighed:
+async def weigh(dataset: LeRobotDataset, selection: Sequence[int]) -> EpisodeWeights:
     """Weigh the selected ones; of more than 1,024, most by their frames. Fetches indexes of videos."""
     places = dataset.episodes.positions(selection)
     lengths = dataset.episodes.lengths[places].astype(np.int64)
@@ -118,10 +118,10 @@ async def weigh(dataset: LeRobotDataset, selection: Sequence[int]) -> Weighed:
     sizes = np.array(found, np.float64)
     estimated: NDArray[np.float64] = lengths * (sizes.sum() / max(1, lengths[chosen].sum()))
     estimated[chosen] = sizes
-    return Weighed(estimated, [dataset.episodes.video_files(camera)[places] for camera in dataset.cameras])
+    return EpisodeWeights(estimated, [dataset.episodes.video_files(camera)[places] for camera in dataset.cameras])
 
 
-def traffic(order: NamedOrder, layout: Placement, datasets: Sequence[Weighed]) -> tuple[int, int, int, int]:
+def traffic(order: NamedOrder, layout: Placement, datasets: Sequence[EpisodeWeights]) -> tuple[int, int, int, int]:
     """Bytes of what an epoch holds, each once; those fetched, those of the rank that fetches most, and requests.
 
     Args:

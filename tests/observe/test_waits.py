@@ -182,7 +182,7 @@ def test_keeping_the_account_costs_little() -> None:
     for now in range(2_000):
         account.wait(now)
         account.give(now + 0.5, path)
-    assert (time.thread_time() - begun) / 2_000 < 100e-6  # a parcel of samples takes some 10 ms to decode
+    assert (time.thread_time() - begun) / 2_000 < 100e-6  # a micro-batch takes some 10 ms to decode
 
 
 def test_what_it_took_to_the_first_sample_counts_in_a_short_run_alone() -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from asyncfetch.stream.jobs import Job
+    from asyncfetch.stream.decode_jobs import DecodeJob
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning", "ignore:This DataLoader will create")
 SIZE = 4
@@ -243,7 +243,7 @@ async def test_rows_of_pictures_are_decoded_ahead_in_most_of_the_room_that_there
     started: list[int] = []
     rows_of = Rows.of
 
-    def of(rows: Rows, job: Job) -> Any:  # noqa: ANN401
+    def of(rows: Rows, job: DecodeJob) -> Any:  # noqa: ANN401
         started.extend(job.numbers)
         return rows_of(rows, job)
 
