@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Counted", "Mixed", "Served", "count", "measure_served", "mix"]
 
-SEATS = 64
+SLOTS = 64
 """The default pool."""
 EPISODES = (48, 200, 256, 1000, 1280, 4000)
 MOST_EPISODES = (20_000, 100_000)
@@ -114,7 +114,7 @@ def lengths_of(kind: str, episodes: int) -> NDArray[np.int64]:
 def order_of(kind: str, episodes: int) -> Order:
     """With the defaults."""
     lengths = lengths_of(kind, episodes)
-    return Order(lengths, shuffle=True, seed=0, epoch=0, lanes=SEATS, pool_episodes=SEATS, group_frames=2)
+    return Order(lengths, shuffle=True, seed=0, epoch=0, lanes=SLOTS, pool_episodes=SLOTS, group_frames=2)
 
 
 class WalkedOrder:
@@ -168,7 +168,7 @@ def count(kind: str, episodes: int, ranks: int, batch: int | None = 32) -> Count
     """From the order alone."""
     read = readers(walked_order_of(kind, episodes), layout_of(ranks, batch))
     by_rank = np.bincount(read.ranks, minlength=ranks)
-    least = (SEATS + ranks - math.gcd(SEATS, ranks)) / SEATS
+    least = (SLOTS + ranks - math.gcd(SLOTS, ranks)) / SLOTS
     fetched, largest = len(read.episodes) / episodes, float(by_rank.max() * ranks / by_rank.sum())
     return Counted(kind, episodes, ranks, batch, fetched, least, largest)
 

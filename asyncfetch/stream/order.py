@@ -258,11 +258,11 @@ _VERSION = 3
 each, the second every two; in both, slots dropped out as soon as they found none."""
 _FEISTEL_ROUNDS = 4
 """Enough for a pseudo-random permutation that a distinguisher can't tell cheaply (Luby and Rackoff, 1988)."""
-_LEAST_SEATS = 4
-"""Seats that a rank needs for an episode on several of them to be kept together. That makes room for each part on its
+_LEAST_SLOTS = 4
+"""Slots that a rank needs for an episode on several of them to be kept together. That makes room for each part on its
 first slot, so every rank between the two gives a slot on to the next; with few of them each, that is more than is won.
 """
-_FAR_SEATS = 1000
+_FAR_SLOTS = 1000
 """It takes milliseconds until so many have an episode."""
 
 
@@ -385,7 +385,7 @@ class Order:
 
     def is_far(self, position: int) -> bool:
         """Return whether the assignment there takes long to find."""
-        return position > 0 or min(self.slots, len(self.lengths)) > _FAR_SEATS
+        return position > 0 or min(self.slots, len(self.lengths)) > _FAR_SLOTS
 
     def assignment(self, position: int = 0) -> SlotAssignment:
         """Return who sits where at this position. Takes a microsecond or two for each episode before it."""
@@ -418,7 +418,7 @@ class Order:
 
     def affinities(self, assignment: SlotAssignment, ranks: int) -> Affinities:
         """The affinities of all positions from that of the assignment on, which stays as it is, for so many ranks."""
-        return Affinities(self, assignment.copy(), keeps_together=self.slots >= _LEAST_SEATS * ranks)
+        return Affinities(self, assignment.copy(), keeps_together=self.slots >= _LEAST_SLOTS * ranks)
 
     def affinity(self, slot: int) -> float:
         """Return a slot's place among all, from 0 to 1: those of a lane together, the lanes by their bits reversed.

@@ -16,7 +16,7 @@ from asyncfetch.errors import ClosedError, ConfigError
 from tests.conftest import all_others_wait
 
 
-class Gate:
+class Limiter:
     """A call that tells when it has begun and ends when it may."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ async def test_no_more_than_its_threads_run_at_a_time_and_all_of_them_do() -> No
 
 
 async def test_a_thread_takes_the_next_calls_whatever_the_loop_does() -> None:
-    pool, limiter, called = DecodePool(1), Gate(), threading.Semaphore(0)
+    pool, limiter, called = DecodePool(1), Limiter(), threading.Semaphore(0)
     async with anyio.create_task_group() as group:
         group.start_soon(pool.run, limiter)
         await limiter.has_begun()
@@ -135,7 +135,7 @@ async def test_what_no_future_takes_comes_back_as_an_error() -> None:
 
 
 async def test_statistics_tell_what_is_going_on() -> None:
-    pool, limiter = DecodePool(1), Gate()
+    pool, limiter = DecodePool(1), Limiter()
     async with anyio.create_task_group() as group:
         group.start_soon(pool.run, limiter)
         await limiter.has_begun()
@@ -150,7 +150,7 @@ async def test_statistics_tell_what_is_going_on() -> None:
 
 
 async def test_a_cancelled_scope_waits_for_its_thread() -> None:
-    pool, limiter = DecodePool(1), Gate()
+    pool, limiter = DecodePool(1), Limiter()
     async with anyio.create_task_group() as group:
         group.start_soon(pool.run, limiter)
         await limiter.has_begun()
@@ -161,7 +161,7 @@ async def test_a_cancelled_scope_waits_for_its_thread() -> None:
 
 
 async def test_a_cancelled_task_waits_for_its_thread() -> None:
-    pool, limiter = DecodePool(1), Gate()
+    pool, limiter = DecodePool(1), Limiter()
     task = asyncio.create_task(pool.run(limiter))
     await limiter.has_begun()
     task.cancel()
@@ -190,7 +190,7 @@ async def test_a_task_cancelled_at_any_step_leaves_the_pool_whole(steps: int) ->
 
 
 async def test_who_is_cancelled_while_waiting_is_never_called() -> None:
-    pool, limiter, called = DecodePool(1), Gate(), threading.Event()
+    pool, limiter, called = DecodePool(1), Limiter(), threading.Event()
     async with anyio.create_task_group() as group:
         group.start_soon(pool.run, limiter)
         await limiter.has_begun()

@@ -11,7 +11,7 @@ ETag and a size. The names are hashes. A file holds bytes [start, stop) of the v
 `BLOCK_BYTES`: a whole one, or just what was asked of it. So nothing is fetched that nobody asked for, and whoever asks
 for the same range again finds the same files.
 
-Shelves have no meaning: they are so many that a million files are about a thousand on each, which is quickly listed.
+Subdirectories have no meaning: they are so many that a million files are about a thousand in each, which is quickly listed.
 With a folder for each object and version, a million small objects were two million folders of 4 KiB, and to look at
 all of them took a quarter of an hour; and one folder with 50,000 pieces of a large object took 170 ms to list, for each
 piece that wasn't there.
@@ -104,7 +104,7 @@ BLOCK_BYTES: Final = 1024 * 1024
 """Longest file. Into warm memory, ranges of 1,300 KiB took 2.3 times a plain read of the page cache from files of up to
 256 KiB, 1.9 from 1 MiB and 1.7 from 4 MiB; and a larger one must be read whole to know that a part of it is right. Part
 of the format."""
-SHELVES: Final = 1024
+SUBDIRECTORIES: Final = 1024
 """Part of the format."""
 PAGE_BYTES: Final = 4096
 """Files take whole pages of a disk, so they count as such."""
@@ -201,7 +201,7 @@ class BlockSpan:
 
 def subdirectories(object_id: str, start: int, stop: int) -> set[str]:
     """Names of the folders with the files of the blocks of an object that bytes [start, stop) are in."""
-    blocks = range(start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES + 1)[:SHELVES]
+    blocks = range(start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES + 1)[:SUBDIRECTORIES]
     return {_subdirectory(object_id, block) for block in blocks}
 
 
@@ -212,7 +212,7 @@ def file_path(version: VersionFile, piece: BlockSpan) -> str:
 
 def _subdirectory(object_id: str, block: int) -> str:
     """Neighbours lie apart."""
-    return f"{(int(object_id[:8], 16) + block) % SHELVES:03x}"
+    return f"{(int(object_id[:8], 16) + block) % SUBDIRECTORIES:03x}"
 
 
 def is_file_name(name: str) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from asyncfetch.cache.disk.layout import (
     BLOCK_BYTES,
     PAGE_BYTES,
-    SHELVES,
+    SUBDIRECTORIES,
     BlockSpan,
     VersionFile,
     cost_bytes,
@@ -64,17 +64,17 @@ def test_other_names_are_no_pieces(end: str) -> None:
 @given(OFFSETS, st.integers(1, 2**60))
 def test_the_files_of_a_range_are_on_its_subdirectories_of_which_there_are_so_many(start: int, size: int) -> None:
     found = subdirectories(VERSION.object, start, start + size)
-    assert len(found) <= min(SHELVES, size // BLOCK_BYTES + 2)
+    assert len(found) <= min(SUBDIRECTORIES, size // BLOCK_BYTES + 2)
     for piece in split(start, start + min(size, 5 * BLOCK_BYTES)):
         assert file_path(VERSION, piece).partition("/")[0] in found
 
 
 def test_a_million_small_objects_are_spread_evenly() -> None:
     counts = Counter[str]()
-    for number in range(20 * SHELVES):  # the more, the more even
+    for number in range(20 * SUBDIRECTORIES):  # the more, the more even
         version = VersionFile.of(ObjectInfo(f"https://data.example.org/{number}", 1, '"tag"'))
         counts[file_path(version, BlockSpan(0, 1)).partition("/")[0]] += 1
-    assert len(counts) == SHELVES
+    assert len(counts) == SUBDIRECTORIES
     assert max(counts.values()) < 3 * 20
 
 
