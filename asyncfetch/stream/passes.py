@@ -55,8 +55,8 @@ AHEAD_JOBS = 64
 """Decoded ahead at most, beside the samples that wait for their turn: small samples would fill the bound on bytes with
 hundreds of thousands, and open a thousand episodes for them. Those of pictures come to that bound first."""
 HANDED_OVER_MICRO_BATCHES = 5
-"""Micro-batches beside those decoded ahead: the consumer's own, and four between the loop and a synchronous consumer, so
-that several cross for each time that one thread has to wake the other."""
+"""Micro-batches beside those decoded ahead: the consumer's own, and four between the loop and a synchronous consumer,
+so that several cross for each time that one thread has to wake the other."""
 HANDED_OVER_TO_BATCHES = 2
 """The same for batches of pictures. Rows of a batch take memory from its first one on, so those decoded ahead need
 room for two turns of the pool: with five micro-batches threads were idle for a tenth of the time, with two for a

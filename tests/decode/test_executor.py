@@ -16,7 +16,7 @@ from asyncfetch.errors import ClosedError, ConfigError
 from tests.conftest import all_others_wait
 
 
-class Limiter:
+class HeldCall:
     """A call that tells when it has begun and ends when it may."""
 
     def __init__(self) -> None:
@@ -100,14 +100,14 @@ async def test_no_more_than_its_threads_run_at_a_time_and_all_of_them_do() -> No
 
 
 async def test_a_thread_takes_the_next_calls_whatever_the_loop_does() -> None:
-    pool, limiter, called = DecodePool(1), Limiter(), threading.Semaphore(0)
+    pool, held, called = DecodePool(1), HeldCall(), threading.Semaphore(0)
     async with anyio.create_task_group() as group:
-        group.start_soon(pool.run, limiter)
-        await limiter.has_begun()
+        group.start_soon(pool.run, held)
+        await held.has_begun()
         for _ in range(5):
             group.start_soon(pool.run, called.release, 1)
         await all_others_wait()
-        limiter.may_end.set()
+        held.may_end.set()
         assert all(called.acquire(timeout=10) for _ in range(5))  # here, where the loop waits for it
 
 
@@ -135,44 +135,44 @@ async def test_what_no_future_takes_comes_back_as_an_error() -> None:
 
 
 async def test_statistics_tell_what_is_going_on() -> None:
-    pool, limiter = DecodePool(1), Limiter()
+    pool, held = DecodePool(1), HeldCall()
     async with anyio.create_task_group() as group:
-        group.start_soon(pool.run, limiter)
-        await limiter.has_begun()
+        group.start_soon(pool.run, held)
+        await held.has_begun()
         group.start_soon(pool.run, len, "abc")
         group.start_soon(pool.run, len, "abc")
         await all_others_wait()
         assert repr(pool) == "<DecodePool 1/1 threads busy, 2 waiting>"
-        limiter.open_soon()
+        held.open_soon()
     now = pool.statistics()
     assert (now.threads, now.busy, now.waiting, now.finished) == (1, 0, 0, 3)
     assert 0.02 < now.busy_seconds < 5
 
 
 async def test_a_cancelled_scope_waits_for_its_thread() -> None:
-    pool, limiter = DecodePool(1), Limiter()
+    pool, held = DecodePool(1), HeldCall()
     async with anyio.create_task_group() as group:
-        group.start_soon(pool.run, limiter)
-        await limiter.has_begun()
+        group.start_soon(pool.run, held)
+        await held.has_begun()
         group.cancel_scope.cancel()
-        limiter.open_soon()
-    assert limiter.ended
+        held.open_soon()
+    assert held.ended
     assert pool.statistics().busy == 0
 
 
 async def test_a_cancelled_task_waits_for_its_thread() -> None:
-    pool, limiter = DecodePool(1), Limiter()
-    task = asyncio.create_task(pool.run(limiter))
-    await limiter.has_begun()
+    pool, held = DecodePool(1), HeldCall()
+    task = asyncio.create_task(pool.run(held))
+    await held.has_begun()
     task.cancel()
     for _ in range(5):
         await checkpoint()
     assert not task.done()
     assert pool.statistics().busy == 1
-    limiter.open_soon()
+    held.open_soon()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert limiter.ended
+    assert held.ended
     assert pool.statistics().busy == 0
 
 
@@ -190,14 +190,14 @@ async def test_a_task_cancelled_at_any_step_leaves_the_pool_whole(steps: int) ->
 
 
 async def test_who_is_cancelled_while_waiting_is_never_called() -> None:
-    pool, limiter, called = DecodePool(1), Limiter(), threading.Event()
+    pool, held, called = DecodePool(1), HeldCall(), threading.Event()
     async with anyio.create_task_group() as group:
-        group.start_soon(pool.run, limiter)
-        await limiter.has_begun()
+        group.start_soon(pool.run, held)
+        await held.has_begun()
         with anyio.move_on_after(0.01):
             await pool.run(called.set)
         assert pool.statistics().waiting == 0
-        limiter.open_soon()
+        held.open_soon()
     assert await pool.run(len, "abc") == 3
     assert not called.is_set()
 

@@ -11,10 +11,10 @@ ETag and a size. The names are hashes. A file holds bytes [start, stop) of the v
 `BLOCK_BYTES`: a whole one, or just what was asked of it. So nothing is fetched that nobody asked for, and whoever asks
 for the same range again finds the same files.
 
-Subdirectories have no meaning: they are so many that a million files are about a thousand in each, which is quickly listed.
-With a folder for each object and version, a million small objects were two million folders of 4 KiB, and to look at
-all of them took a quarter of an hour; and one folder with 50,000 pieces of a large object took 170 ms to list, for each
-piece that wasn't there.
+Subdirectories have no meaning: they are so many that a million files are about a thousand in each, which is quickly
+listed. With a folder for each object and version, a million small objects were two million folders of 4 KiB, and to
+look at all of them took a quarter of an hour; and one folder with 50,000 pieces of a large object took 170 ms to list,
+for each piece that wasn't there.
 """
 
 from __future__ import annotations
