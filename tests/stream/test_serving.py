@@ -136,7 +136,10 @@ def test_a_later_iteration_ends_an_earlier_one(
     assert indices([head, *second]) == alone(truth, 0)
 
 
-def test_statistics_are_those_of_the_process_which_is_not_asked(truth: DatasetTruth, batches: af.ServedBatches) -> None:
+def test_statistics_are_those_of_the_process_which_is_not_asked(
+    truth: DatasetTruth, stream: af.Stream, batches: af.ServedBatches
+) -> None:
+    assert stream.epoch == 0
     iterator = iter(batches)
     head = next(iterator)
     os.kill(batches.pid, signal.SIGSTOP)
