@@ -284,6 +284,7 @@ class DecodeAhead:
             for step in decoding.steps:
                 self.prefetcher.done(self._selection[step.episode])
             self._undone.pop(decoding, None)
+            self.prefetcher.end_head_start()
         self._fail_if_stuck()
 
     async def _gather(self, decoding: _Decoding) -> dict[int, HeldEpisode | Exception]:

@@ -67,14 +67,31 @@ class EpochCounter:
     """
 
     def __init__(self) -> None:
-        self.share(np.zeros(_SETTINGS + _PLACES * (1 + 2 * len(_FIELDS)), dtype=np.int64))
+        self._memory: NDArray[np.int64] | None = None  # made at first use: a member of a mixture counts no epochs
+
+    @property
+    def memory(self) -> NDArray[np.int64]:
+        """All that is counted here, for other processes to share a copy of it: see ``share``."""
+        if self._memory is None:
+            self._memory = np.zeros(_SETTINGS + _PLACES * (1 + 2 * len(_FIELDS)), dtype=np.int64)
+        return self._memory
 
     def share(self, memory: NDArray[np.int64]) -> None:
         """Count in this memory, made as a copy of ``self.memory``; other processes may share it."""
-        self.memory = memory
-        self._set, self._newest, notes = np.split(memory, [_SETTINGS, _SETTINGS + _PLACES])
-        # Two notes a place: the newer one is announced when it is whole, and nobody reads the other any more.
-        self._notes: NDArray[Any] = notes.view(_NOTE).reshape(_PLACES, 2)
+        self._memory = memory
+
+    @property
+    def _set(self) -> NDArray[np.int64]:
+        return self.memory[:_SETTINGS]
+
+    @property
+    def _newest(self) -> NDArray[np.int64]:
+        return self.memory[_SETTINGS : _SETTINGS + _PLACES]
+
+    @property
+    def _notes(self) -> NDArray[Any]:
+        """Two notes a place: the newer one is announced when it is whole, and nobody reads the other any more."""
+        return self.memory[_SETTINGS + _PLACES :].view(_NOTE).reshape(_PLACES, 2)
 
     def current(self) -> int:
         """Epoch of the next pass."""

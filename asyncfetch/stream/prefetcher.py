@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["EpisodePrefetcher"]
 
 HEAD_START_SECONDS = 0.1
-"""That the first episode has alone, at most: where a pool's episodes fill the link together, the first sample would
-wait for the last of them. Where each stream is slow that is a hundredth of the first ten seconds."""
+"""That the first episode, and decoding what is first of it, has alone, at most: where the episodes of a pool fill the
+link or the processor together, the first sample would wait for the last of them. Where each stream is slow that is a
+hundredth of the first ten seconds."""
 
 
 class _NoMoreEpisodes:
@@ -128,6 +129,7 @@ class EpisodePrefetcher:
         self._ahead = 0  # of these
         self._unpaid: deque[_Slot] = deque()
         self._first: _Slot | None = None
+        self._head_start_over = anyio.Event()
         self._exhausted = False
         self._caller = Caller(urgent=False)
         self._freed = anyio.Event()
@@ -141,6 +143,10 @@ class EpisodePrefetcher:
     def open_episodes(self) -> int:
         """Episodes admitted and not yet let go of."""
         return len(self._slots)
+
+    def end_head_start(self) -> None:
+        """What is first of the first episode is decoded: the others may have the link and the processor, too."""
+        self._head_start_over.set()
 
     def use(self, episode: int) -> None:
         """Announce a use of an episode; ``get`` it, then ``done`` with it. Admits it now if it isn't yet."""
@@ -273,9 +279,9 @@ class EpisodePrefetcher:
 
     async def _load(self, slot: _Slot) -> None:
         try:
-            if self._first is not None and slot is not self._first and not self._first.done.is_set():
+            if slot is not self._first and not self._head_start_over.is_set():
                 with anyio.move_on_after(HEAD_START_SECONDS):
-                    await self._first.done.wait()
+                    await self._head_start_over.wait()
             slot.begun_at = time.perf_counter()
             with calling(slot.caller), metered(slot.meter):
                 await gather(
@@ -288,6 +294,8 @@ class EpisodePrefetcher:
                 slot.size_bytes = 0
                 self._grant()
         slot.done_at = time.perf_counter()
+        if slot is self._first and slot.error is not None:
+            self.end_head_start()
         if (tracer := running()) is not None:
             tracer.episode(slot.episode, slot.begun_at, slot.done_at, slot.step(slot.done_at).weights)
         self.coming -= 1
