@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         WrongLoop,
     )
     from asyncfetch.fetch import Fetcher, FetchStatistics, RangeReader
-    from asyncfetch.lerobot import LeRobotDataset, frames, open_dataset
+    from asyncfetch.lerobot import DatasetSummary, LeRobotDataset, dataset_info, frames, open_dataset
     from asyncfetch.merge import (
         MergeProgress,
         MergeReport,
@@ -156,7 +156,7 @@ _HOMES = {
         "WrongLoop",
     ],
     "fetch": ["FetchStatistics", "Fetcher", "RangeReader"],
-    "lerobot": ["LeRobotDataset", "frames", "open_dataset"],
+    "lerobot": ["DatasetSummary", "LeRobotDataset", "dataset_info", "frames", "open_dataset"],
     "merge": [
         "MergeProgress",
         "MergeReport",
@@ -186,6 +186,7 @@ __all__ = [
     "ConfigError",
     "ConnectionFailed",
     "DatasetError",
+    "DatasetSummary",
     "DecodeError",
     "DecoderCache",
     "DecodingStore",
@@ -238,6 +239,7 @@ __all__ = [
     "WorkerError",
     "WrongLoop",
     "convert_dataset",
+    "dataset_info",
     "distributed",
     "frames",
     "merge_datasets",

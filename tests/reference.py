@@ -32,6 +32,7 @@ INTERNAL: Final = frozenset([
     "end_epoch",
     "endpoint",
     "epochs",
+    "file_bytes",
     "finish",
     "go_on",
     "handing_over",

@@ -23,11 +23,12 @@ from asyncfetch.errors import DatasetError, FetchError
 from asyncfetch.runtime.concurrently import gather
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from asyncfetch.lerobot import LeRobotDataset
+    from asyncfetch.lerobot import DatasetSummary, FileSizes, LeRobotDataset
+    from asyncfetch.stream.traffic import TrafficPlan
 
 __all__ = ["check", "frames", "info"]
 
@@ -56,25 +57,25 @@ def info(
             stream.traffic_plan(world_size=ranks, num_workers=num_workers, batch_size=batch_size)
             for ranks in WORLD_SIZES
         ]
-        dataset = stream.opened()
-        episodes, frames, fps, cameras = dataset.num_episodes, dataset.num_frames, dataset.fps, dataset.cameras
-        features: dict[str, dict[str, Any]] = {
-            key: {"dtype": feature.dtype, "shape": list(feature.shape), "codec": feature.info.get("video.codec")}
-            for key, feature in dataset.features.items()
-        }
-        tasks = list(dataset.tasks.values())
+        told = stream.dataset_info()
     finally:
         stream.close()
     if as_json:
-        told = {"episodes": episodes, "frames": frames, "fps": fps, "cameras": list(cameras)}
-        told |= {"features": features, "tasks": tasks, "traffic": [asdict(plan) for plan in plans]}
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(_told(told, plans)))
         return
-    typer.echo(f"{episodes:,} episodes, {frames:,} frames at {fps:g} fps; cameras: {', '.join(cameras) or 'none'}")
-    for key, feature in features.items():
-        shape = "x".join(map(str, feature["shape"]))
-        typer.echo(f"  {key}: {feature['dtype']} {shape}{' ' + feature['codec'] if feature['codec'] else ''}")
-    typer.echo(f"{len(tasks):,} tasks: {'; '.join(tasks[:5])}{'; ...' if len(tasks) > 5 else ''}")
+    typer.echo(
+        f"LeRobot {told.version}: {told.num_episodes:,} episodes, {told.num_frames:,} frames at {told.fps:g} fps"
+    )
+    typer.echo(f"{format_bytes(told.bytes)}: rows {_sizes(told.rows)}")
+    for camera in told.cameras:
+        size = f"{camera.width or '?'}x{camera.height or '?'}"
+        kind = " depth" if camera.is_depth else ""
+        typer.echo(f"  {camera.key}: {size}{kind} {camera.codec or 'video'}, {_sizes(camera.videos)}")
+    videos = {camera.key for camera in told.cameras}
+    for key, feature in told.features.items():
+        if key not in videos:
+            typer.echo(f"  {key}: {feature.dtype} {'x'.join(map(str, feature.shape))}")
+    typer.echo(f"{len(told.tasks):,} tasks: {'; '.join(told.tasks[:5])}{'; ...' if len(told.tasks) > 5 else ''}")
     table = Table("ranks", "fetched an epoch", "of each byte", "largest rank", "requests", title="clips")
     for plan in plans:
         times = plan.fetched_bytes / max(1, plan.least_bytes)
@@ -86,6 +87,32 @@ def info(
             f"{plan.requests:,}",
         )
     Console().print(table)
+
+
+def _told(summary: DatasetSummary, plans: Sequence[TrafficPlan]) -> dict[str, Any]:
+    """Return it as JSON."""
+    features = {
+        key: {"dtype": feature.dtype, "shape": list(feature.shape), "codec": feature.info.get("video.codec")}
+        for key, feature in summary.features.items()
+    }
+    return {
+        "version": summary.version,
+        "robot_type": summary.robot_type,
+        "episodes": summary.num_episodes,
+        "frames": summary.num_frames,
+        "fps": summary.fps,
+        "bytes": summary.bytes,
+        "rows": asdict(summary.rows),
+        "cameras": [asdict(camera) for camera in summary.cameras],
+        "features": features,
+        "tasks": list(summary.tasks),
+        "traffic": [asdict(plan) for plan in plans],
+    }
+
+
+def _sizes(sizes: FileSizes) -> str:
+    missing = f", of which {sizes.missing:,} are missing" if sizes.missing else ""
+    return f"{format_bytes(sizes.bytes)} in {sizes.files:,} file{'' if sizes.files == 1 else 's'}{missing}"
 
 
 @dataclass(frozen=True, slots=True)

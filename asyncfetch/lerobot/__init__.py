@@ -6,10 +6,12 @@ episode_files, episode_table    meta/episodes: its files; the table in memory
 parquet, columns    parquet by byte ranges; columns as arrays
 version2            metadata of v2.0 and v2.1, in the terms of v3
 rows                the rows of an episode, and where in a file they lie
+scan                columns of many episodes, as record batches
 video_index         where an episode's frames lie in its video files
 episode_cache       whole episodes in memory, each byte fetched once, and one of them while it is read
 prefetches          those that are fetched ahead, and what became of those that failed
 windows, samples    which frames a sample is made of; making it
+summary             a dataset in one value, with the sizes of its files
 dataset             LeRobotDataset, open for reading; engine: what several of them share
 """
 
@@ -20,16 +22,20 @@ from asyncfetch.lerobot.depth import DepthUnit
 from asyncfetch.lerobot.engine import DatasetEngine, pool_bytes
 from asyncfetch.lerobot.episode_cache import EpisodeCacheStatistics, HeldEpisode
 from asyncfetch.lerobot.samples import Asked, DoesNotFit, Field, ImageDtype, Row, Sample, SampleBuilder
+from asyncfetch.lerobot.summary import CameraSummary, DatasetSummary, FileSizes, dataset_info, summarise
 from asyncfetch.lerobot.windows import Windows, check_windows, frames
 
 __all__ = [
     "Asked",
+    "CameraSummary",
     "DatasetEngine",
     "DatasetStatistics",
+    "DatasetSummary",
     "DepthUnit",
     "DoesNotFit",
     "EpisodeCacheStatistics",
     "Field",
+    "FileSizes",
     "HeldEpisode",
     "ImageDtype",
     "LeRobotDataset",
@@ -39,7 +45,9 @@ __all__ = [
     "Windows",
     "check_windows",
     "chosen_features",
+    "dataset_info",
     "frames",
     "open_dataset",
     "pool_bytes",
+    "summarise",
 ]

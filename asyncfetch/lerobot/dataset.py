@@ -11,11 +11,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
+import numpy as np
 
 from asyncfetch.config import PrivateUrl, StreamConfig, stream_config
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import (
     LEAVE_OUT_FEATURE,
+    AccessDenied,
     CacheError,
     ClosedError,
     ConfigError,
@@ -30,6 +32,7 @@ from asyncfetch.lerobot.episode_cache import EpisodeCache
 from asyncfetch.lerobot.metadata import load_metadata
 from asyncfetch.lerobot.prefetches import Prefetches
 from asyncfetch.lerobot.samples import ImageDtype, Sample, SampleBuilder
+from asyncfetch.lerobot.scan import scan
 from asyncfetch.lerobot.version2 import load_version2
 from asyncfetch.lerobot.windows import Windows, resolve_windows
 from asyncfetch.observe import Figures, Quantiles
@@ -40,8 +43,10 @@ from asyncfetch.runtime.fork import AsyncOnly, LoopGuard
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
     from types import TracebackType
+
+    import pyarrow as pa
 
     from asyncfetch.cache import CacheStatistics
     from asyncfetch.cache.disk import DiskStatistics
@@ -277,10 +282,13 @@ class LeRobotDataset(AsyncOnly):
         (await self._hold_beside_passes(episode)).release()
 
     def _episode(self, episode: int) -> Episode:
+        self._check_open()
+        return self.metadata.episodes[episode]
+
+    def _check_open(self) -> None:
         if self._guard is None or self._closed:
             raise ClosedError(f"{self!r}: use it inside of `async with open_dataset(url) as dataset`")
         self._guard.check()
-        return self.metadata.episodes[episode]
 
     async def sample(self, episode: int, frame: int, *, windows: Windows | None = None) -> Sample:
         """The exact frame of an episode, or an error; never a neighbour.
@@ -409,6 +417,47 @@ class LeRobotDataset(AsyncOnly):
         wanted = self._episode(episode)
         with self._prefetches.told(wanted, is_whole=False):
             await self._episodes.locate_rows(wanted)
+
+    async def file_bytes(self, url: str) -> int | None:
+        """Return the size of one of its files; None where it isn't there."""
+        self._check_open()
+        try:
+            return (await self._engine.reader.stat(url)).size
+        except (AccessDenied, NotFound):  # S3 denies access to what isn't there to those who may not list
+            return None
+
+    def columns(
+        self, keys: Sequence[str], *, episodes: Iterable[int] | None = None
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Rows of the tables alone, as Arrow record batches: ``async for batch in dataset.columns(["action"])``.
+
+        All rows of all episodes, in the dataset's order: row i of all batches together is frame i of these episodes.
+        They have the types that the files store them in. At most four units of 16 MiB are held, or of one row group
+        where that is longer. ``pyarrow.Table.from_batches`` joins them, ``Stream.columns`` gives them without a loop.
+
+        Args:
+            keys: Features that are columns, in the order in which the batches have them; ``task_index`` numbers
+                ``tasks``. Frames of videos aren't columns.
+            episodes: Which ones, in this order; None means all.
+
+        Raises:
+            ConfigError: A key is none, or names what isn't a column.
+            EpisodeNotFound: The dataset has no such episode.
+            FetchError, FormatError, DatasetError: The rows can't be read, or aren't those that the metadata counts.
+        """
+        self._check_open()
+        table, there = self.episodes, [key for key, feature in self.features.items() if feature.has_column]
+        chosen = chosen_features(keys) or ()
+        unknown = [key for key in chosen if key not in there]
+        if unknown or not chosen or len(set(chosen)) < len(chosen):
+            message = (
+                f"columns of {redact_url(self.url)} must be different ones of {', '.join(there)}, not {keys!r:.200}"
+            )
+            if set(unknown) & set(self.cameras):
+                message += "; frames of cameras are decoded: sample() and Stream give them"
+            raise ConfigError(message)
+        positions = np.arange(len(table)) if episodes is None else table.positions(list(episodes))
+        return scan(self._episodes.rows, self._engine.reader, chosen, positions, run=self._engine.run)
 
     def report(self) -> Report:
         """Return why the consumer of the latest pass over it waits, or waited, and what to set."""

@@ -233,7 +233,8 @@ class EpisodeCache:
     ) -> None:
         self._clips = engine.clips
         self._rank = engine.rank
-        self._rows = RowReader(engine.reader, metadata, kept=engine.rows, number=number, run=engine.run)
+        self.rows = RowReader(engine.reader, metadata, kept=engine.rows, number=number, run=engine.run)
+        """Reads the rows of its episodes."""
         self._indexes = VideoIndexes(
             engine.reader,
             kept=engine.indexes,
@@ -278,7 +279,7 @@ class EpisodeCache:
             return
         async with self._locating.permit():
             with calling(self._small_reads):
-                await self._watch(self._rows.locate(episode))
+                await self._watch(self.rows.locate(episode))
 
     def raise_priority(self, episode: Episode) -> None:
         """Somebody waits for the episode now, if it is on its way: what it still has to ask for goes first."""
@@ -508,7 +509,7 @@ class EpisodeCache:
 
     async def _read_rows(self, episode: Episode) -> _KeptPart[EpisodeRows]:
         with calling(self._small_reads if self._rows_are_small else current_caller()):
-            rows = await self._watch(self._rows.rows(episode))
+            rows = await self._watch(self.rows.rows(episode))
         return _KeptPart(rows, OBJECTS_BYTES + rows.nbytes)
 
     async def _watch(self, call: Awaitable[T]) -> T:
@@ -522,7 +523,7 @@ class EpisodeCache:
         """Plan everything anew. Those who read an episode now go on with the bytes they hold."""
         self._generation += 1
         self._indexes.clear()
-        self._rows.clear()
+        self.rows.clear()
         self._decoders.clear()
         self._plans.clear()
         self._tables.clear()

@@ -252,6 +252,21 @@ class EpisodeTable:
         files = self._videos[camera].files
         return files.chunk.astype(np.int64) << 32 | files.file
 
+    def data_files(self) -> NDArray[np.int64]:
+        """A number for the file that has each episode's rows, as ``lengths``."""
+        return self._data.chunk.astype(np.int64) << 32 | self._data.file
+
+    def files(self, camera: str | None) -> dict[str, int]:
+        """The files that have rows, or this camera's frames, of an episode, each with how many of its frames."""
+        places = self._data if camera is None else self._videos[camera].files
+        numbers = self.data_files() if camera is None else self.video_files(camera)
+        known = np.flatnonzero((places.chunk != ABSENT) & (places.file != ABSENT) & (self._lengths > 0))
+        _, first, which = np.unique(numbers[known], return_index=True, return_inverse=True)
+        frames = np.bincount(which, weights=self._lengths[known], minlength=len(first)).astype(np.int64)
+        column = "data" if camera is None else f"videos/{camera}"
+        urls = [self._url(position, places, column, camera or "") for position in known[first].tolist()]
+        return dict(zip(urls, frames.tolist(), strict=True))
+
     def digest(self) -> bytes:
         """Hash over numbers, lengths and places; equal for equal tables wherever they lie."""
         digest = hashlib.sha256()

@@ -23,8 +23,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from asyncfetch.errors import COPY_ANEW, WRITE_ANEW, FormatError, MissingDependency, install_command, redact_url
 from asyncfetch.ranges import HEADERS_BYTES, ByteRange
+from asyncfetch.runtime.concurrently import gather
 from asyncfetch.runtime.fork import forks_wait
 
 if TYPE_CHECKING:
@@ -41,10 +44,12 @@ __all__ = [
     "MAX_TAIL_BYTES",
     "TAIL_BYTES",
     "FetchedColumns",
+    "FetchedGroups",
     "TableEnd",
     "TableFile",
     "fetch_columns",
     "fetch_end",
+    "fetch_groups",
     "open_end",
     "open_table",
     "read_columns",
@@ -63,6 +68,10 @@ take another round of requests."""
 
 GROUPS_PLANNED_ON_THE_LOOP = 2
 """Row groups: one of ten columns takes 60 us, going to a thread 100 and, beside busy ones, several times that."""
+
+SCAN_GAP_BYTES = 64 * 1024
+"""Bytes read over between the columns of a scan, as ``FetchConfig.max_gap_bytes``: a recorded episode's row group has
+some 20 kB of them."""
 
 _MAGIC = b"PAR1"
 _TRAILER_BYTES = 8
@@ -124,8 +133,10 @@ class TableFile:
             message = f"{redact_url(self.url)} has no column {', '.join(missing)}; present are {present}"
             raise FormatError(message, remedy=WRITE_ANEW)
 
-    def chunks(self, groups: Sequence[int], columns: Collection[str]) -> list[tuple[int, int]]:
-        """The byte ranges [start, stop) of these columns in these row groups, ascending, near ones joined.
+    def chunks(
+        self, groups: Sequence[int], columns: Collection[str], *, gap_bytes: int = HEADERS_BYTES
+    ) -> list[tuple[int, int]]:
+        """The byte ranges [start, stop) of these columns in these row groups, ascending, joined over gaps up to that.
 
         Raises:
             FormatError: A column isn't there, or a range or a row count can't be true.
@@ -139,7 +150,7 @@ class TableFile:
                 raise FormatError(f"{message}; at most {_MAX_GROUP_ROWS} are possible", remedy=COPY_ANEW)
             for column in columns:
                 spans += [self._chunk(group, row_group.column(leaf)) for leaf in self.leaves[column]]
-        return _join_near(spans)
+        return _join_near(spans, gap_bytes)
 
     def _chunk(self, group: int, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
         # The dictionary, where there is one, lies in front of the data. Some writers say 0 for "none".
@@ -270,6 +281,75 @@ class FetchedColumns:
         return table
 
 
+async def fetch_groups(
+    reader: RangeReader, file: TableFile, groups: Sequence[int], columns: Collection[str], *, together: bool
+) -> FetchedGroups:
+    """Return what ``fetch_columns`` does, of many row groups that are read through, to be decoded as record batches.
+
+    Gaps are read over as long as they are short against a request, and all lands where it lies in the file: pyarrow
+    then reads without calling back for each of thousands of chunks.
+
+    Args:
+        reader: Fetches them.
+        file: The open file.
+        groups: The row groups.
+        columns: Columns of them.
+        together: Look at the first and the last group alone, and take the others to lie between them. Where that is
+            wrong, as in a file whose groups were mixed up, decoding is a FormatError.
+
+    Raises:
+        FetchError: A range could not be fetched.
+        FormatError: A column isn't there, or the file is damaged.
+    """
+    ends = file.chunks(sorted({groups[0], groups[-1]}), columns)
+    if together and ends[-1][1] - ends[0][0] <= SCAN_GAP_BYTES * len(groups):
+        places = [(ends[0][0], ends[-1][1])]
+    else:
+        places = file.chunks(groups, columns, gap_bytes=SCAN_GAP_BYTES)
+    content = np.zeros(file.data_stop, np.uint8).data  # pages that nothing lands in take no memory
+    reads = []
+    for start, stop in places:
+        cut = min(stop, max(start, file.tail_start))
+        if cut < stop:
+            content[cut:stop] = file.tail[cut - file.tail_start : stop - file.tail_start]
+        if start < cut:
+            reads.append(partial(reader.fetch_into, file.url, start, cut, content[start:cut]))
+    if reads:
+        await gather(*reads)
+    return FetchedGroups(file, groups, columns, content)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedGroups:
+    """Columns of many row groups, where they lie in the file."""
+
+    file: TableFile
+    groups: Sequence[int]
+    columns: Collection[str]
+    content: memoryview
+
+    def decode(self) -> list[pa.RecordBatch]:
+        """The record batches, in file order. Blocks: call it in a thread.
+
+        Raises:
+            FormatError: The file is damaged, or its groups lie elsewhere.
+        """
+        arrow, columns = require_pyarrow(), list(self.columns)
+        with _border(self.file.url):
+            parquet = arrow.parquet.ParquetFile(
+                arrow.BufferReader(self.content),
+                metadata=self.file.metadata,
+                pre_buffer=False,
+                page_checksum_verification=True,
+            )
+            read = partial(parquet.iter_batches, columns=columns, use_threads=False)
+            try:
+                batches: list[pa.RecordBatch] = list(read(row_groups=list(self.groups)))
+            except arrow.ArrowNotImplementedError:  # of several groups: dictionaries in lists, 2 GiB of pictures
+                batches = [batch for group in self.groups for batch in read(row_groups=[group])]
+        return [batch.select(columns) for batch in batches]
+
+
 def _plan(file: TableFile, groups: Sequence[int], columns: Collection[str]) -> tuple[list[int], list[tuple[int, int]]]:
     """The groups that have rows, and their chunks. One without rows has no pages: its offsets mean nothing."""
     filled = [group for group in groups if file.metadata.row_group(group).num_rows]
@@ -314,10 +394,10 @@ def _count_leaves(arrow_type: pa.DataType) -> int:
     return sum(_count_leaves(storage.field(i).type) for i in range(storage.num_fields)) or 1
 
 
-def _join_near(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _join_near(spans: Sequence[tuple[int, int]], gap_bytes: int) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
-        if joined and start <= joined[-1][1] + HEADERS_BYTES:
+        if joined and start <= joined[-1][1] + gap_bytes:
             joined[-1] = joined[-1][0], max(joined[-1][1], stop)
         else:
             joined.append((start, stop))

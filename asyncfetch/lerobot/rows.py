@@ -283,7 +283,7 @@ class RowReader:
         """
         if episode.length == 0:
             return EpisodeRows({key: empty_column(feature) for key, feature in self._features.items()}, 0)
-        file = await self._file(episode)
+        file = await self.file(episode)
         url = file.table.url
         if self.metadata.has_files_of_episodes:
             episode = file.beginning(episode)
@@ -300,13 +300,14 @@ class RowReader:
     async def locate(self, episode: Episode) -> None:
         """Fetch what tells where the episode's rows lie, so that ``rows`` asks for them alone; errors as there."""
         if episode.length:
-            await self._file(episode)
+            await self.file(episode)
 
     def clear(self) -> None:
         """Forget what is kept and what is on its way: a file was replaced."""
         self._kept.clear()
 
-    async def _file(self, episode: Episode) -> IndexedTable:
+    async def file(self, episode: Episode) -> IndexedTable:
+        """The open file that has the episode's rows, whatever the metadata says."""
         url = self._moved.get(episode.index, episode.data_url)
         if self.metadata.has_files_of_episodes:
             return await self._table(url, episode)

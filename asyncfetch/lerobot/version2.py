@@ -6,7 +6,7 @@ In the terms of v3 such a dataset is one whose files hold an episode each.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -73,8 +73,10 @@ async def load_version2(
         return await run(partial(_parse_lines, data, at))
 
     info_url = join_url(url, _INFO)
-    raw = as_v3(await run(partial(parse_json, await reader.fetch(info_url), info_url)))
+    stored = await run(partial(parse_json, await reader.fetch(info_url), info_url))
+    raw = as_v3(stored)
     info = await run(partial(parse_info, json.dumps(raw).encode(), info_url))
+    info = replace(info, version=stored["codebase_version"])
 
     async def statistics_of_episodes() -> list[dict[str, Any]]:
         return await lines(_EPISODE_STATS, needed=False) if episode_stats else []

@@ -314,6 +314,11 @@ class OpenMixture:
         dataset, number, _ = self.origin(episode)
         dataset.prefetch(number)
 
+    async def ready(self, episode: int) -> None:
+        """See Readable."""
+        dataset, number, _ = self.origin(episode)
+        await dataset.ready(number)
+
     def raise_priority(self, episode: int) -> None:
         """See Readable."""
         dataset, number, _ = self.origin(episode)

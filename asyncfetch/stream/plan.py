@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asyncfetch.stream.placement import Placement
@@ -183,6 +183,12 @@ class PassPlan:
                 used.add(step.episode)
                 yield self.selection[step.episode]
             used.difference_update(step.finished)
+
+    def first_episodes(self) -> Iterator[int]:
+        """The episodes that the first stretch of steps is of, in the order of their first use."""
+        uses = self.first_uses()
+        next(uses, None)  # the mark before the first stretch
+        yield from takewhile(lambda episode: episode is not None, uses)
 
     def _position(self, number: int) -> int:
         return self.progress.rest.position_of(self._deal.index(number))

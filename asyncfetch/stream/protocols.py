@@ -47,6 +47,10 @@ class Readable(Protocol):
         """See LeRobotDataset, as for the others."""
         ...
 
+    async def ready(self, episode: int) -> None:
+        """Wait until an episode is in memory, as long as there is room for it."""
+        ...
+
     def raise_priority(self, episode: int) -> None:
         """Somebody waits now for an episode that was read ahead."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from asyncfetch.config import WorkerConfig
 from asyncfetch.config.secrets import goes_to_own_child
-from asyncfetch.errors import ConfigError, NotFound, UsageError
+from asyncfetch.decode.backends import choose_backend
+from asyncfetch.errors import AsyncFetchError, ConfigError, NotFound, UsageError
 from asyncfetch.observe.report import Report
 from asyncfetch.observe.waits import Cause, Waits, WaitStep
 from asyncfetch.ranges import is_whole_number
+from asyncfetch.runtime.concurrently import gather
 from asyncfetch.stream.batch import MemoryPlan
 from asyncfetch.stream.epochs import EpochCounter, Turn, check_epoch, child_number
 from asyncfetch.stream.passes import WITH_SAMPLES, Samples, StreamIterator
@@ -455,6 +458,24 @@ class SampleSource(ABC, Generic[R]):
             self._session = DatasetSession(self._opener())
         return self._session
 
+    def warm_up(self, *, clips: bool = False) -> None:
+        """Bring what comes before the first sample of the next pass in this process, and return when it is there.
+
+        That is the library that decodes, the metadata, and for each episode that the first 500 samples are of the
+        indexes of its videos and the footer of its table. Call it before what is timed, or while nothing else happens.
+        Loader workers have engines of their own, which it doesn't reach.
+
+        Args:
+            clips: Bring these episodes themselves, too, as many as there is room for.
+
+        What an episode can't be read for is raised at its sample. Opening raises as iterating does.
+        """
+        session = self._open_session()
+        opened = session.opened()
+        choose_backend(self.config.decoder)
+        episodes = list(self.plan(opened, self.placement(), self.epoch).first_episodes())
+        session.thread.run(_warm_up, opened, episodes, clips)
+
     def statistics(self) -> DatasetStatistics | None:
         """Return what the synchronous iteration's engine and caches have done in this process; None before the first.
 
@@ -534,6 +555,16 @@ class SampleSource(ABC, Generic[R]):
         twin = self.__class__.__new__(self.__class__)
         twin.__dict__.update(self.__dict__)
         return twin
+
+
+async def _warm_up(opened: Readable, episodes: Sequence[int], clips: bool) -> None:
+    async def bring(episode: int) -> None:
+        with suppress(AsyncFetchError):  # the pass meets it again, at the episode's place
+            await gather(partial(opened.clip_bytes, episode), partial(opened.locate_rows, episode))
+            if clips:
+                await opened.ready(episode)
+
+    await gather(*(partial(bring, episode) for episode in episodes))
 
 
 def _check_goes_along(transform: Transform) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import nullcontext
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncfetch.config import PrivateUrl, stream_config
 from asyncfetch.config.checks import explains_keywords
 from asyncfetch.errors import ConfigError, UsageError
-from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, open_dataset
+from asyncfetch.lerobot import LeRobotDataset, check_windows, chosen_features, open_dataset, summarise
 from asyncfetch.ranges import index_of
+from asyncfetch.runtime import iterate
 from asyncfetch.stream.job_builder import JobBuilder
 from asyncfetch.stream.order import Order
 from asyncfetch.stream.plan import PassPlan
@@ -23,14 +24,15 @@ from asyncfetch.stream.state import EpochProgress
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     import numpy as np
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from asyncfetch.config import StreamConfig
-    from asyncfetch.lerobot import DepthUnit, ImageDtype, Windows
+    from asyncfetch.lerobot import DatasetSummary, DepthUnit, ImageDtype, Windows
     from asyncfetch.lerobot.info import Feature
     from asyncfetch.stream.job_builder import Transform
     from asyncfetch.stream.placement import Placement
@@ -147,6 +149,24 @@ class Stream(SampleSource[LeRobotDataset]):
         """meta/stats.json, for normalising; None where the dataset has none, FormatError where it is damaged."""
         return self._described().stats
 
+    def columns(self, keys: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Rows of the tables alone, as Arrow record batches: ``for batch in stream.columns(["action"])``.
+
+        Of the episodes that are read, in their order; row i of all batches together is frame i of these. The types are
+        those that the files store. ``pyarrow.Table.from_batches`` joins them.
+
+        Args:
+            keys: See ``LeRobotDataset.columns``, as for errors.
+        """
+        session = self._open_session()
+        batches = partial(_some_columns, session.opened(), keys, self.episodes)
+        return iterate(session.thread, batches, max_batches=1)
+
+    def dataset_info(self) -> DatasetSummary:
+        """What is in the dataset, as ``asyncfetch.dataset_info`` says it; of the features that are read."""
+        session = self._open_session()
+        return session.thread.run(summarise, session.opened())
+
     def _described(self) -> LeRobotDataset:
         return self._opened or self.opened()
 
@@ -204,6 +224,14 @@ class Stream(SampleSource[LeRobotDataset]):
 
     def __repr__(self) -> str:
         return f"Stream({self.source!r}, shuffle={self.shuffle}, seed={self.seed}, epoch={self.epoch})"
+
+
+@asynccontextmanager
+async def _some_columns(
+    dataset: LeRobotDataset, keys: Sequence[str], episodes: Sequence[int] | None
+) -> AsyncIterator[AsyncIterator[list[pa.RecordBatch]]]:
+    async with aclosing(dataset.columns(keys, episodes=episodes)) as batches:
+        yield ([batch] async for batch in batches)
 
 
 def distinct_episodes(episodes: Sequence[int]) -> tuple[int, ...]:

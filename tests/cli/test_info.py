@@ -18,8 +18,14 @@ def test_what_a_dataset_is_and_what_ranks_fetch_of_it(tmp_path: Path) -> None:
     truth = write_dataset(tmp_path / "one", episodes=(4, 5, 6), codec="h264", width=96, height=64)
     done = CliRunner().invoke(app, ["info", str(truth.root)])
     assert done.exit_code == 0, done.output
-    assert "3 episodes, 15 frames at 30 fps" in done.stdout
+    assert "LeRobot v3.0: 3 episodes, 15 frames at 30 fps" in done.stdout
+    assert "observation.images.top: 96x64 h264, " in done.stdout
+    assert " KiB in 2 files\n" in done.stdout
     assert "1.00 x" in done.stdout
     told = json.loads(CliRunner().invoke(app, ["info", str(truth.root), "--json", "--batch-size", "2"]).stdout)
     assert [(plan["world_size"], plan["batch_size"]) for plan in told["traffic"]] == [(1, 2), (8, 2), (64, 2)]
     assert told["traffic"][0]["fetched_bytes"] == told["traffic"][0]["least_bytes"] > 0
+    cameras = {camera["key"]: camera["videos"] for camera in told["cameras"]}
+    videos = sum(video.stat().st_size for video in (truth.root / "videos").rglob("*.mp4"))
+    assert sum(camera["bytes"] for camera in cameras.values()) == videos
+    assert told["bytes"] == videos + told["rows"]["bytes"]

@@ -446,6 +446,11 @@ async def test_episodes_whose_data_file_the_metadata_names_wrong_are_found_with_
         for episode, frame in ((one.index, frame) for one in right.episodes for frame in range(one.length)):
             sample, expected = await dataset.sample(episode, frame), await right.sample(episode, frame)
             assert all(np.array_equal(sample[key], value) for key, value in expected.items())
+        rows, right_rows = [
+            pa.Table.from_batches([batch async for batch in one.columns(["index", "action"])]).to_pydict()
+            for one in (dataset, right)
+        ]
+        assert rows == right_rows
 
     async with serve(with_data_files(content, name)) as served, serve(content) as right:
         with pytest.warns(RuntimeWarning, match=r"parquet for the rows of episode \d, which are in .*") as warned:
