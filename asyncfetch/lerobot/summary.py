@@ -55,7 +55,7 @@ class CameraSummary:
 
 @dataclass(frozen=True, slots=True)
 class DatasetSummary:
-    """What is in a dataset. Plain values: it pickles, and stays when the dataset is closed."""
+    """The content of a dataset. Plain values: it pickles, and stays when the dataset is closed."""
 
     version: str
     """The format's, such as "v3.0"."""
@@ -68,7 +68,7 @@ class DatasetSummary:
     features: Mapping[str, Feature]
     """All features, by key, in the dataset's order; audio isn't read."""
     tasks: tuple[str, ...]
-    """In the order of their task_index."""
+    """Task strings, in the order of their task_index."""
     has_stats: bool
     """True if there is a meta/stats.json."""
     rows: FileSizes
@@ -86,7 +86,7 @@ class DatasetSummary:
 
 
 def dataset_info(url: str | os.PathLike[str], *, config: StreamConfig = StreamConfig()) -> DatasetSummary:  # noqa: B008
-    """What is in a LeRobot dataset: ``print(af.dataset_info("hf://datasets/lerobot/pusht").num_frames)``.
+    """Return what is in a LeRobot dataset: ``print(af.dataset_info("hf://datasets/lerobot/pusht").num_frames)``.
 
     Reads the metadata, and asks for the size of each file, of at most 1,024 of each kind. Blocks, on a loop of its own:
     in a coroutine call it in a thread.

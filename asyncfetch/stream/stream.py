@@ -163,7 +163,7 @@ class Stream(SampleSource[LeRobotDataset]):
         return iterate(session.thread, batches, max_batches=1)
 
     def dataset_info(self) -> DatasetSummary:
-        """What is in the dataset, as ``asyncfetch.dataset_info`` says it; of the features that are read."""
+        """Return what is in the dataset, as ``asyncfetch.dataset_info`` says it; of the features that are read."""
         session = self._open_session()
         return session.thread.run(summarise, session.opened())
 
